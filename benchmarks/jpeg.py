@@ -1,0 +1,72 @@
+"""The work of most vision training: decode a JPEG, crop and resize at random, normalise.
+
+The photographs are those that scikit-image ships, enlarged or shrunk to about 500x375 (the usual size of an
+ImageNet file) and encoded once per process with quality 90; their bytes stay in memory.
+"""
+
+import random
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+WIDTH, HEIGHT = 500, 375
+CROP = 224
+MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+PHOTOGRAPHS = ("astronaut", "cat", "coffee", "rocket")
+
+
+def encoded_photographs(variants: int = 8) -> list[bytes]:
+    """`variants` different crops of each photograph, as JPEG bytes."""
+    from skimage import data
+
+    rng = np.random.default_rng(0)
+    files = []
+    for name in PHOTOGRAPHS:
+        picture = cv2.cvtColor(getattr(data, name)(), cv2.COLOR_RGB2BGR)
+        for _ in range(variants):
+            top, left = (int(rng.integers(0, side // 5 + 1)) for side in picture.shape[:2])
+            resized = cv2.resize(picture[top:, left:], (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
+            files.append(cv2.imencode(".jpg", resized, [cv2.IMWRITE_JPEG_QUALITY, 90])[1].tobytes())
+    return files
+
+
+def random_resized_crop(image: np.ndarray) -> np.ndarray:
+    """A random window of 8 to 100 % of the area and 3:4 to 4:3 in shape, resized to CROP x CROP.
+
+    The ranges are those of torchvision's RandomResizedCrop.
+    """
+    height, width = image.shape[:2]
+    area = height * width * random.uniform(0.08, 1.0)
+    ratio = random.uniform(3 / 4, 4 / 3)
+    crop_w = min(width, max(1, round((area * ratio) ** 0.5)))
+    crop_h = min(height, max(1, round((area / ratio) ** 0.5)))
+    left, top = random.randint(0, width - crop_w), random.randint(0, height - crop_h)
+    window = image[top : top + crop_h, left : left + crop_w]
+    return cv2.resize(window, (CROP, CROP), interpolation=cv2.INTER_LINEAR)
+
+
+def normalised(image: np.ndarray) -> torch.Tensor:
+    """uint8 (height, width, 3) to float32 (3, height, width), in the steps of ToTensor and Normalize."""
+    planes = torch.from_numpy(image).permute(2, 0, 1).contiguous()
+    return planes.to(torch.float32).div(255).sub_(MEAN).div_(STD)
+
+
+class JpegPhotographs(Dataset[tuple[torch.Tensor, int]]):
+    """Sample: normalised float32 of shape (3, 224, 224), number of the file."""
+
+    def __init__(self, length: int = 1_000_000) -> None:
+        self.files = encoded_photographs()
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        cv2.setNumThreads(0)  # OpenCV's own threads would blur what a worker is
+        number = index % len(self.files)
+        image = cv2.imdecode(np.frombuffer(self.files[number], np.uint8), cv2.IMREAD_COLOR)
+        crop = cv2.cvtColor(random_resized_crop(image), cv2.COLOR_BGR2RGB)
+        return normalised(crop), number

@@ -1,0 +1,121 @@
+"""The datasets of the benchmark rows, by name: each is the cost of one sample and little else.
+
+Invariants: a dataset is made the same way in every measurement (fixed seeds), its `__getitem__` depends on
+the index alone (and on the random state where it augments), and it pickles.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, DistributedSampler, Sampler
+
+from benchmarks.jpeg import JpegPhotographs
+
+ENDLESS = 1_000_000
+"""Length, in samples, of datasets whose pass should outlast any measuring window."""
+
+
+class FiveFloats(Dataset[torch.Tensor]):
+    """Random rows of 5 floats: the work of the DDP example. Sample: float32 of shape (5,)."""
+
+    def __init__(self, rows: int = 90_000) -> None:
+        self.rows = torch.randn(rows, 5, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.rows[index]
+
+
+class SmallImages(Dataset[tuple[torch.Tensor, int]]):
+    """28x28 uint8 images made float as ToTensor does. Sample: float32 (1, 28, 28) in [0, 1], class."""
+
+    def __init__(self, length: int = ENDLESS, table: int = 10_000) -> None:
+        rng = np.random.default_rng(0)
+        self.images = rng.integers(0, 256, (table, 28, 28), dtype=np.uint8)
+        self.labels = rng.integers(0, 10, table).tolist()
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        row = index % len(self.labels)
+        return torch.from_numpy(self.images[row])[None].to(torch.float32).div_(255), self.labels[row]
+
+
+class ConstantImages(Dataset[tuple[torch.Tensor, int]]):
+    """One 3x224x224 float32 image (602,112 bytes) again and again: the sample is free, moving it is not."""
+
+    def __init__(self, length: int = ENDLESS) -> None:
+        self.image = torch.rand(3, 224, 224, generator=torch.Generator().manual_seed(0))
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.image, index % 10
+
+
+class Waits(Dataset[torch.Tensor]):
+    """Samples that wait as a remote file does and need no processor. Sample: float32 of shape (16,).
+
+    `waits_s` is one wait in seconds per row of a table; sample i waits `waits_s[i % len(waits_s)]`.
+    """
+
+    def __init__(self, waits_s: np.ndarray, length: int = ENDLESS) -> None:
+        self.waits_s = waits_s
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(float(self.waits_s[index % len(self.waits_s)]))
+        return torch.full((16,), float(index))
+
+
+def steady_waits(wait_s: float = 0.005) -> Waits:
+    """Every sample waits `wait_s` seconds."""
+    return Waits(np.array([wait_s]))
+
+
+def skewed_waits(mean_s: float = 0.003, sigma: float = 1.7) -> Waits:
+    """Waits drawn from a log-normal law with the given mean in seconds and shape `sigma`.
+
+    The mean of a log-normal law is exp(mu + sigma^2 / 2), hence mu. With sigma 1.7 the slowest hundredth of
+    the samples takes a quarter of all the time, as cold files do.
+    """
+    mu = np.log(mean_s) - sigma**2 / 2
+    return Waits(np.random.default_rng(0).lognormal(mu, sigma, size=100_003))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A dataset and how it is batched. `sampler`, when given, makes the sampler from the dataset."""
+
+    dataset: Callable[[], Dataset[Any]]
+    batch_size: int
+    sampler: Callable[[Dataset[Any]], Sampler[int]] | None = None
+
+
+def one_rank(dataset: Dataset[Any]) -> Sampler[int]:
+    """The DDP example's sampler, as rank 0 of 1 has it."""
+    return DistributedSampler(dataset, num_replicas=1, rank=0)
+
+
+WORKS: dict[str, Work] = {
+    "floats": Work(dataset=FiveFloats, batch_size=1, sampler=one_rank),
+    "small-images": Work(dataset=SmallImages, batch_size=100),
+    "large-batches": Work(dataset=ConstantImages, batch_size=64),
+    "jpeg": Work(dataset=JpegPhotographs, batch_size=64),
+    "wait": Work(dataset=steady_waits, batch_size=16),
+    "skewed-wait": Work(dataset=skewed_waits, batch_size=16),
+    "few-floats": Work(dataset=lambda: FiveFloats(rows=512), batch_size=16),
+}

@@ -1,0 +1,86 @@
+"""How many CPUs this process may really use: affinity, cgroup quota, and the other ranks on this host.
+
+The parsers take text, so that they can be tested on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """CPUs granted by a cgroup-v2 ``cpu.max`` file (``"200000 100000"`` is 2.0), None for ``"max ..."``."""
+    quota, _, period = text.strip().partition(" ")
+    if quota == "max" or not quota:
+        return None
+    return int(quota) / int(period or 100_000)
+
+
+def parse_cfs(quota_text: str, period_text: str) -> float | None:
+    """CPUs granted by cgroup v1 (``cpu.cfs_quota_us``, ``cpu.cfs_period_us``), None when the quota is -1."""
+    quota = int(quota_text)
+    return None if quota <= 0 else quota / int(period_text)
+
+
+def cgroup_path(proc_self_cgroup: str) -> str:
+    """Path of this process in the cgroup-v2 tree, from the text of ``/proc/self/cgroup``."""
+    for line in proc_self_cgroup.splitlines():
+        if line.startswith("0::"):
+            return line[3:].lstrip("/")
+    return ""
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def cgroup_cpus(root: Path = _CGROUP_ROOT, proc_self_cgroup: str | None = None) -> float | None:
+    """The tightest CPU quota on the way from this process's cgroup up to the root, or None when there is none."""
+    if proc_self_cgroup is None:
+        proc_self_cgroup = _read(Path("/proc/self/cgroup")) or ""
+    folder = root / cgroup_path(proc_self_cgroup)
+    quotas: list[float] = []
+    for place in (folder, *folder.parents):
+        text = _read(place / "cpu.max")
+        if text and (granted := parse_cpu_max(text)) is not None:
+            quotas.append(granted)
+        if place == root:
+            break
+    quota_v1, period_v1 = _read(root / "cpu/cpu.cfs_quota_us"), _read(root / "cpu/cpu.cfs_period_us")
+    if quota_v1 and period_v1 and (granted := parse_cfs(quota_v1, period_v1)) is not None:
+        quotas.append(granted)
+    return min(quotas, default=None)
+
+
+def local_ranks(environ: Mapping[str, str]) -> int:
+    """Training processes on this host, as launchers tell it (``LOCAL_WORLD_SIZE`` and its cousins); 1 when unsaid."""
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"):
+        value = environ.get(name, "")
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return 1
+
+
+def usable_cpus() -> float:
+    """CPUs this process may use: affinity, cut by the cgroup quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cpus = float(len(os.sched_getaffinity(0)))
+    else:  # pragma: no cover - other systems than Linux
+        cpus = float(os.cpu_count() or 1)
+    quota = cgroup_cpus()
+    return cpus if quota is None else min(cpus, quota)
+
+
+def static_worker_count(cpus: float | None = None, ranks: int | None = None) -> int:
+    """Workers for ``num_workers="auto"`` before anything was measured: this rank's CPUs less one for the trainer, at least 1."""
+    cpus = usable_cpus() if cpus is None else cpus
+    ranks = local_ranks(os.environ) if ranks is None else ranks
+    return max(1, math.floor(cpus / ranks) - 1)

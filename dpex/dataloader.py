@@ -1,0 +1,267 @@
+"""`DpexDataLoader`: torch's DataLoader whose workers may be anywhere and change while training runs."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from dpex.cpus import static_worker_count
+from dpex.engine import Sizes
+from dpex.epoch import ArenaCache, EngineIter, InlineIter
+from dpex.errors import FixedWorkersError, OptionError
+from dpex.lanes.base import Lane
+from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
+from dpex.stats import LoaderStats
+from dpex.worker import WorkerSetup
+
+logger = logging.getLogger("dpex")
+_TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
+"""torch 2.6 and later; before, dpex brings it along."""
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DpexDataLoader(DataLoader[T_co]):
+    """A drop-in `torch.utils.data.DataLoader` with local and remote workers that can be resized live.
+
+    All of torch's arguments, in torch's order and with torch's meaning, and these keyword-only ones, each kept as an
+    attribute of its own name:
+
+    Args:
+        num_workers: as in torch, or ``"auto"``.
+        distribute_mode: False: workers on this machine. True: on the Ray cluster. ``"auto"``: on the cluster if this
+            process is connected to one.
+        head_address: of the Ray cluster: ``"auto"``, ``"local"`` (a private one in this machine) or ``"host:port"``.
+            A Ray that is already initialised is used as it is.
+        seeding: ``"worker"``: random states as torch has them, one per logical worker. ``"batch"``: a function of
+            (base seed, epoch, batch index) alone, so that the number and place of workers do not matter. None: "worker"
+            for a fixed ``num_workers``, "batch" for ``"auto"``.
+        memory_budget: bytes of batches in flight at most (made or being made, and not yet delivered); None: no limit
+            but the prefetch depth.
+        worker_resources: options of each Ray actor, such as ``{"num_cpus": 2, "resources": {"cpu_node": 1}}``.
+        runtime_env: Ray's ``runtime_env`` for the actors.
+        local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work (always so where dpex's local
+            lane cannot serve, as on other systems than Linux).
+
+    Raises:
+        ValueError, TypeError: as torch does, and `OptionError` (a ValueError) for dpex's own options.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        distribute_mode: bool | Literal["auto"] = False,
+        head_address: str = "auto",
+        seeding: Seeding | None = None,
+        memory_budget: int | None = None,
+        worker_resources: Mapping[str, Any] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        local_engine: Literal["dpex", "torch"] = "dpex",
+    ) -> None:
+        workers = _worker_count(num_workers)
+        auto = isinstance(workers, AutoWorkers)
+        options = Options(
+            distribute_mode=distribute_mode,
+            head_address=head_address,
+            seeding=resolve_seeding(seeding, auto),
+            memory_budget=memory_budget,
+            worker_resources=worker_resources,
+            runtime_env=runtime_env,
+            local_engine=local_engine,
+        )
+        self.distribute_mode = options.distribute_mode
+        self.head_address = options.head_address
+        self.seeding: Seeding = options.seeding
+        self.memory_budget = options.memory_budget
+        self.worker_resources = options.worker_resources
+        self.runtime_env = options.runtime_env
+        self.local_engine = options.local_engine
+        self._prefetch_is_given = prefetch_factor is not None
+        self._sizes: Sizes | None = None
+        self._new_runtime()
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
+        )
+        self.in_order = in_order
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def _new_runtime(self) -> None:
+        self._iterators: weakref.WeakSet[EngineIter] = weakref.WeakSet()
+        self._arenas = ArenaCache()
+        self._latest_stats = LoaderStats()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("_iterators", "_arenas", "_latest_stats"):
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._new_runtime()
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        piped = isinstance(self.dataset, (IterDataPipe, MapDataPipe))
+        sizes = self._current_sizes()
+        if piped or (sizes.remote == 0 and self._torch_engine()):
+            return super()._get_iterator()
+        if self.num_workers == 0 and (self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable):
+            return InlineIter(self, self._arenas)
+        self.check_worker_number_rationality()
+        iterator = EngineIter(self, self._make_lane, self._arenas, sizes)
+        self._iterators.add(iterator)
+        return iterator
+
+    def _torch_engine(self) -> bool:
+        if self.local_engine == "torch":
+            logger.info("local_engine='torch': PyTorch's own iterators make the batches")
+            return True
+        if sys.platform != "linux":
+            logger.info("dpex's local lane needs Linux: PyTorch's own iterators make the batches on %s", sys.platform)
+            return True
+        return False
+
+    def _make_lane(self, name: str, count: int, setup: WorkerSetup, shared_queue: bool) -> Lane:
+        if name == "local":
+            from dpex.lanes.local import LocalLane
+
+            context = self.multiprocessing_context
+            return LocalLane(setup, context, shared_queue=shared_queue, first_hosts=count)
+        from dpex.lanes.remote import RemoteLane
+
+        return RemoteLane(
+            setup,
+            head_address=self.head_address,
+            worker_resources=self.worker_resources,
+            runtime_env=self.runtime_env,
+            shared_queue=shared_queue,
+            first_hosts=count,
+        )
+
+    def close(self) -> None:
+        """End all workers of all iterators of this loader; the loader itself can be iterated anew. Idempotent."""
+        for iterator in list(self._iterators):
+            self._latest_stats = iterator._engine.stats()
+            iterator._shutdown_workers()
+        self._iterator = None
+
+    def __enter__(self) -> DpexDataLoader[T_co]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- size ----------------------------------------------------------------------------------------------------
+
+    def _current_sizes(self) -> Sizes:
+        if self._sizes is not None:
+            return self._sizes
+        remote = self._is_distributed()
+        workers = int(self.num_workers)
+        prefetch = workers * (self.prefetch_factor or 0) if self._prefetch_is_given else None
+        return Sizes(local=0 if remote else workers, remote=workers if remote else 0, prefetch=prefetch or None)
+
+    def _is_distributed(self) -> bool:
+        if self.distribute_mode == "auto":
+            ray = sys.modules.get("ray")
+            return ray is not None and bool(ray.is_initialized())
+        return bool(self.distribute_mode)
+
+    def resize(self, local: int | None = None, remote: int | None = None, prefetch: int | None = None) -> None:
+        """Change the workers on this machine, on the cluster, and the batches in flight at most; None leaves as it is.
+
+        Takes effect at once, also in the middle of an epoch and from any thread: new workers take tickets as soon as
+        they are up, leaving ones finish what they hold. For an iterable dataset the hosts change at the next
+        ``iter()``, as a running stream cannot move.
+
+        Raises:
+            OptionError: a count that is no whole number, or ``prefetch < 1``.
+            FixedWorkersError: another number of workers under ``seeding="worker"``.
+        """
+        check_count("local", local)
+        check_count("remote", remote)
+        check_count("prefetch", prefetch, least=1)
+        now = self._current_sizes()
+        if self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable:
+            local, remote = self._split_of_fixed(now, local, remote)
+        sizes = Sizes(
+            local=now.local if local is None else local,
+            remote=now.remote if remote is None else remote,
+            prefetch=now.prefetch if prefetch is None else prefetch,
+        )
+        self._sizes = sizes
+        for iterator in list(self._iterators):
+            iterator._engine.resize(sizes)
+
+    def _split_of_fixed(self, now: Sizes, local: int | None, remote: int | None) -> tuple[int, int]:
+        total = int(self.num_workers)
+        if local is None and remote is None:
+            return now.local, now.remote
+        if local is None:
+            local = total - (remote or 0)
+        if remote is None:
+            remote = total - local
+        if local + remote != total or min(local, remote) < 0:
+            raise FixedWorkersError(
+                f"resize(local={local}, remote={remote}) asks for {local + remote} workers, but seeding="
+                f"{self.seeding!r} ties the random state to num_workers={total} logical workers: they can move between "
+                'this machine and the cluster, but not change in number. With seeding="batch" any number gives the '
+                "same batches"
+            )
+        return local, remote
+
+    def stats(self) -> LoaderStats:
+        """A snapshot of the latest iterator: workers by lane, queue depths, bytes and times (see `LoaderStats`)."""
+        iterators = [iterator for iterator in self._iterators if not iterator._engine.closed]
+        if iterators:
+            self._latest_stats = max((i._engine.stats() for i in iterators), key=lambda s: s.batches)
+        return self._latest_stats
+
+
+def _worker_count(num_workers: int | str) -> int:
+    if isinstance(num_workers, str):
+        if num_workers != "auto":
+            raise OptionError(f"num_workers={num_workers!r}: give a whole number or 'auto'")
+        return AutoWorkers(static_worker_count())
+    return num_workers

@@ -1,0 +1,169 @@
+"""Iterators: what ``iter(loader)`` returns.
+
+Both are PyTorch's ``_BaseDataLoaderIter`` with other hands: length warnings, the base seed, the sampler and pinning
+rules are PyTorch's own code.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data import _utils as torch_utils
+from torch.utils.data._utils.collate import default_collate
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
+
+from dpex.engine import Engine, Plan, Sizes
+from dpex.lanes.base import Lane
+from dpex.seeding import epoch_key, ticket_seed
+from dpex.transport.arena import Arena
+from dpex.worker import ArenaCollate, Fetcher, WorkerSetup, seed_ticket
+
+INLINE_ARENA_BYTES = 1 << 20
+"""Batches from this size on are stacked into reused memory when they are made in the training process."""
+
+LaneMaker = Callable[[Literal["local", "remote"], int, WorkerSetup, bool], Lane]
+_profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+
+
+def draws_ahead_safely(sampler: Any) -> bool:
+    """Whether nobody can tell how far ahead this index sampler is drawn: torch's own that draw their order at once."""
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement
+    return type(sampler) in (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+class ArenaCache:
+    """Private arenas of one loader: an iterator borrows one, so that no two share it."""
+
+    def __init__(self) -> None:
+        self._idle: list[Arena] = []
+
+    def borrow(self, owner: Any) -> Arena:
+        """An arena for ``owner``; it comes back when the owner dies."""
+        arena = self._idle.pop() if self._idle else Arena(shared=False)
+        weakref.finalize(owner, self._idle.append, arena).atexit = False
+        return arena
+
+
+class InlineIter(_SingleProcessDataLoaderIter):
+    """Batches made in this process, one at a time, as torch does; large ones are stacked into reused memory."""
+
+    def __init__(self, loader: Any, arenas: ArenaCache) -> None:
+        super().__init__(loader)
+        if self._collate_fn is default_collate:
+            self._dataset_fetcher.collate_fn = ArenaCollate(arenas.borrow(self), INLINE_ARENA_BYTES)
+
+
+class InlineMaker:
+    """Makes tickets in the training process under ``seeding="batch"``, leaving its random state as it was."""
+
+    def __init__(self, setup: WorkerSetup, arena: Arena) -> None:
+        collate = ArenaCollate(arena, INLINE_ARENA_BYTES) if setup.collate_fn is default_collate else setup.collate_fn
+        self._fetcher = Fetcher(setup, setup.dataset, collate)
+        self._base_seed = setup.base_seed
+        self._generator = np.random.MT19937()
+
+    def __call__(self, number: int, index: Any, epoch: int) -> Any:
+        """The batch; errors come as they are."""
+        python, torch_state = random.getstate(), torch.default_generator.get_state()
+        numpy_generator = np.random.get_bit_generator()
+        np.random.set_bit_generator(self._generator)
+        try:
+            seed_ticket(ticket_seed(epoch_key(self._base_seed, epoch), number))
+            return self._fetcher.fetch(index)[0]
+        finally:
+            random.setstate(python)
+            torch.default_generator.set_state(torch_state)
+            np.random.set_bit_generator(numpy_generator)
+
+
+class EngineIter(_BaseDataLoaderIter):
+    """Batches made by workers; drives an `Engine`."""
+
+    def __init__(self, loader: Any, make_lane: LaneMaker, arenas: ArenaCache, sizes: Sizes) -> None:
+        super().__init__(loader)
+        if self._num_workers > 0 and loader.prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
+        if self._num_workers == 0 and self._timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        per_batch = loader.seeding == "batch" and not iterable
+        setup = WorkerSetup(
+            dataset=self._dataset,
+            collate_fn=self._collate_fn,
+            worker_init_fn=loader.worker_init_fn,
+            iterable=iterable,
+            auto_collation=self._auto_collation,
+            drop_last=self._drop_last,
+            num_workers=self._num_workers,
+            base_seed=self._base_seed,
+            per_batch_seed=per_batch,
+        )
+        inline: list[InlineMaker] = []
+
+        def make_inline(number: int, index: Any, epoch: int) -> Any:
+            if not inline:
+                inline.append(InlineMaker(setup, Arena(shared=False)))
+            return inline[0](number, index, epoch)
+
+        plan = Plan(
+            logicals=0 if per_batch else self._num_workers,
+            iterable=iterable,
+            in_order=getattr(loader, "in_order", True),
+            timeout_s=self._timeout,
+            base_window=max(1, self._num_workers) * (loader.prefetch_factor or 2),
+            stretch=not loader._prefetch_is_given and not iterable and draws_ahead_safely(self._index_sampler),
+            memory_budget=loader.memory_budget,
+            make_lane=lambda name, count: make_lane(name, count, setup, per_batch),
+            make_inline=make_inline,
+        )
+        self._engine = Engine(plan, sizes)
+        self._finalizer = weakref.finalize(self, Engine.close, self._engine)
+        self._reset(loader, first_iter=True)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if self._num_workers > 0:
+            super()._reset(loader, first_iter)
+        self._engine.begin_epoch(self._sampler_iter)
+
+    def __next__(self) -> Any:
+        if _profiler_enabled() or self._IterableDataset_len_called is not None or self._sampler_iter is None:
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
+    def _next_data(self) -> Any:
+        try:
+            data = self._engine.next()
+        except StopIteration:
+            if not self._persistent_workers:
+                self._shutdown_workers()
+            raise
+        if self._pin_memory:
+            data = torch_utils.pin_memory.pin_memory(data, self._pin_memory_device)
+        return data
+
+    @property
+    def _workers(self) -> list[Any]:
+        """Local workers, by logical number, as torch's iterator lists them."""
+        lane = self._engine.lane("local")
+        return list(getattr(lane, "handles", ()))
+
+    def _shutdown_workers(self) -> None:
+        self._finalizer()

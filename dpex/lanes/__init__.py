@@ -1,0 +1,1 @@
+"""Places where tickets are turned into batches."""

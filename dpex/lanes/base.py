@@ -1,0 +1,151 @@
+"""What every lane offers, and what it tells the epoch that drives it.
+
+A lane hosts *hosts* (worker processes, actors). Under ``seeding="batch"`` the epoch hands tickets to the lane, which
+gives them to whichever host is free. With logical workers (``seeding="worker"``, streams) the epoch assigns each
+logical worker to a host and addresses tickets to it.
+
+All calls come from the thread that drives the epoch. A lane never blocks but in `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dpex.schedule import Ticket
+from dpex.worker import RngState
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A ticket's result arrived. ``value()`` decodes it: the batch, a `Failure` or a `StreamEnd`.
+
+    ``service_s`` is how long the worker was busy with it, ``nbytes`` the size of its buffers.
+    """
+
+    epoch: int
+    number: int
+    host: int
+    value: Callable[[], Any]
+    stream_end: bool = False
+    service_s: float = 0.0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A host takes tickets from now on."""
+
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A host is no more. ``lost`` are ticket numbers it held, ``guilty`` the one it was working on.
+
+    ``expected`` is true when it left because it was asked to. ``why`` is a sentence for people.
+    """
+
+    host: int
+    lost: tuple[int, ...]
+    guilty: int | None
+    expected: bool
+    why: str
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Logical worker ``logical`` left its host with this random state."""
+
+    logical: int
+    host: int
+    state: RngState | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Random state of ``logical`` after ticket ``number``; replaying from here restores what a death took away."""
+
+    logical: int
+    epoch: int
+    number: int
+    state: RngState
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a person should know; ``warning`` tells a warning from a log line."""
+
+    text: str
+    warning: bool = True
+
+
+Event = Made | Up | Gone | Released | Snapshot | Note
+
+
+@dataclass(kw_only=True)
+class LaneCounts:
+    """Hosts by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now."""
+
+    wanted: int = 0
+    requested: int = 0
+    running: int = 0
+
+
+@dataclass(kw_only=True)
+class LaneTimes:
+    """Sums over the tickets a lane made: wall seconds by stage, CPU seconds, and the tickets counted."""
+
+    tickets: int = 0
+    fetch_s: float = 0.0
+    collate_s: float = 0.0
+    encode_s: float = 0.0
+    cpu_s: float = 0.0
+    by_host: dict[int, float] = field(default_factory=dict)
+
+
+class Lane(Protocol):
+    """A place where tickets are turned into batches."""
+
+    name: str
+    counts: LaneCounts
+    times: LaneTimes
+
+    def resize(self, wanted: int) -> None:
+        """Ask for that many hosts; `Up` and `Gone` events follow. A leaving host finishes what it holds.
+
+        With logical workers a lane only grows by itself: the engine empties hosts and then calls `dismiss`.
+        """
+
+    def dismiss(self, host: int) -> None:
+        """Let a host that hosts no logical worker any more leave."""
+
+    @property
+    def crashes(self) -> int:
+        """Unexpected ends of hosts since the last result of any."""
+
+    def hosts(self) -> list[int]:
+        """Hosts that are up and not leaving, by id."""
+
+    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None) -> bool:
+        """Hand over tickets as one message; False if it cannot take them now (nothing was taken then)."""
+
+    def adopt(self, host: int, logical: int, state: RngState | None) -> None:
+        """Let ``host`` host ``logical``; messages to a host keep their order."""
+
+    def release(self, host: int, logical: int) -> None:
+        """Let ``host`` give up ``logical`` after what it was sent so far; `Released` follows."""
+
+    def new_epoch(self, epoch: int) -> None:
+        """Results of earlier epochs are discarded from now on."""
+
+    def descriptors(self) -> list[int]:
+        """File descriptors that turn readable when `poll` has something."""
+
+    def poll(self) -> list[Event]:
+        """What happened since the last call, without waiting."""
+
+    def close(self, grace_s: float) -> None:
+        """End every host within about ``grace_s`` seconds; idempotent."""

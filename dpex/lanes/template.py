@@ -1,0 +1,257 @@
+"""The prepared process: forked (or started) once from the trainer, it forks every worker from then on.
+
+Why it exists: forking the trainer itself again and again is slow (page tables) and, once it has threads, unsafe. The
+template is made when the epoch begins, so it holds the dataset as it is then; it has a single thread; a further worker
+costs one fork of it.
+
+It is the parent of all local workers, sees how each of them ends, and tells the trainer. It ends when the trainer says
+so or dies (watched through a pidfd, as other forked processes may hold the trainer's end of the socket open). Workers
+are killed by the kernel when the template dies (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from dpex.lanes.localworker import WorkerPlan, run_worker
+
+MESSAGE_BYTES = 1 << 18
+_PR_SET_PDEATHSIG = 1
+
+
+class Parcel:
+    """What the workers need, carried into the template by whatever way its start method carries arguments.
+
+    Forked, it is simply inherited. Otherwise it is pickled to bytes once, within the start method's own rules (so that
+    locks, queues and shared tensors travel), and each worker unpickles them for itself, as a spawned worker does.
+    """
+
+    def __init__(self, plan: WorkerPlan, pickler: Callable[[Any], bytes] | None = None) -> None:
+        self._plan: WorkerPlan | None = plan
+        self._pickler = pickler
+        self._data: bytes | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        data = self._data
+        if data is None:
+            data = bytes((self._pickler or ForkingPickler.dumps)(self._plan))
+        return {"_plan": None, "_pickler": None, "_data": data}
+
+    def open(self) -> WorkerPlan:
+        """The plan, in a worker."""
+        return self._plan if self._plan is not None else pickle.loads(self._data or b"")
+
+
+def template_main(control: socket.socket, trainer_pid: int, parcel: Parcel, inherited: list[socket.socket]) -> None:
+    """Body of the template process: fork workers on request until told to end."""
+    for foreign in inherited:
+        foreign.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    gc.collect()
+    gc.freeze()
+    _Template(control, trainer_pid, parcel).run()
+
+
+class _Template:
+    def __init__(self, control: socket.socket, trainer_pid: int, parcel: Parcel) -> None:
+        self._control = control
+        self._parcel = parcel
+        self._children: dict[int, tuple[int, Any]] = {}
+        self._trainer_pid = trainer_pid
+        self._trainer_fd = _pidfd(trainer_pid)
+        self._context = multiprocessing.get_context("fork")
+
+    def run(self) -> None:
+        grace_s = 0.0
+        while True:
+            watched: list[Any] = [self._control, *(child.sentinel for _, child in self._children.values())]
+            if self._trainer_fd >= 0:
+                watched.append(self._trainer_fd)
+            ready = multiprocessing.connection.wait(watched, timeout=5.0)
+            if self._trainer_fd in ready or os.getppid() != self._trainer_pid:
+                break
+            self._reap()
+            if self._control in ready:
+                grace = self._obey()
+                if grace is not None:
+                    grace_s = grace
+                    break
+        self._end(grace_s)
+
+    def _obey(self) -> float | None:
+        """One request of the trainer; a number of seconds means: end, within that time."""
+        data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4)
+        if not data:
+            return 0.0
+        message = pickle.loads(data)
+        if message[0] == "end":
+            return float(message[1])
+        _, host, arguments = message
+        self._fork(host, fds, arguments)
+        return None
+
+    def _fork(self, host: int, fds: list[int], arguments: tuple[Any, ...]) -> None:
+        child = self._context.Process(
+            target=_enter_worker,
+            args=(self._parcel, self._control, self._trainer_fd, os.getpid(), host, fds, arguments),
+            name=f"dpex-worker-{host}",
+            daemon=True,
+        )
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        child.start()
+        for fd in fds:
+            os.close(fd)
+        self._children[child.pid or 0] = (host, child)
+        self._tell("up", host, child.pid)
+
+    def _reap(self) -> None:
+        for pid, (host, child) in list(self._children.items()):
+            if child.exitcode is not None:
+                del self._children[pid]
+                self._tell("exit", host, pid, child.exitcode)
+                child.close()
+
+    def _tell(self, *message: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._control.send(pickle.dumps(message))
+
+    def _end(self, grace_s: float) -> None:
+        """Let workers leave by themselves for a while, then make them."""
+        deadline = time.monotonic() + grace_s
+        for action in (None, signal.SIGTERM, signal.SIGKILL):
+            if action is not None:
+                for pid in self._children:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, action)
+                deadline = time.monotonic() + 1.0
+            while self._children and time.monotonic() < deadline:
+                sentinels = [child.sentinel for _, child in self._children.values()]
+                multiprocessing.connection.wait(sentinels, timeout=max(0.0, deadline - time.monotonic()))
+                self._reap()
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+def _enter_worker(
+    parcel: Parcel, control: socket.socket, trainer_fd: int, template_pid: int, host: int, fds: list[int], arguments: Any
+) -> None:
+    """First steps of a forked worker: drop what is the template's, die with it, ignore Ctrl-C."""
+    control.close()
+    if trainer_fd >= 0:
+        os.close(trainer_fd)
+    die_with_parent(template_pid)
+    signal.signal(signal.SIGINT, _ignore)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(KeyboardInterrupt):
+        run_worker(parcel.open, host, fds, *arguments)
+
+
+def _ignore(_signal: int, _frame: Any) -> None:
+    """Ctrl-C reaches the whole terminal; the trainer decides. A handler, unlike SIG_IGN, is not inherited by programs
+    that the dataset may start."""
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """SIGKILL for this process when its parent ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+class TemplateHandle:
+    """The trainer's side of a template."""
+
+    def __init__(self, context: Any, parcel: Parcel, inherited: list[socket.socket]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        forking = context.get_start_method() == "fork"
+        self._process = context.Process(
+            target=template_main,
+            args=(theirs, os.getpid(), parcel, [*inherited, self._control] if forking else []),
+            name="dpex-template",
+            daemon=True,
+        )
+        try:
+            self._process.start()
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+        self._owner = os.getpid()
+        self._closed = False
+        self._control.setblocking(False)
+
+    @property
+    def socket(self) -> socket.socket:
+        """Readable when the template has something to tell."""
+        return self._control
+
+    def fork(self, host: int, fds: list[int], arguments: tuple[Any, ...]) -> None:
+        """Ask for a worker with these descriptors."""
+        self._control.setblocking(True)
+        try:
+            socket.send_fds(self._control, [pickle.dumps(("fork", host, arguments))], fds)
+        finally:
+            self._control.setblocking(False)
+
+    def news(self) -> list[tuple[Any, ...]]:
+        """``("up", host, pid)`` and ``("exit", host, pid, exit code)`` since the last call; ``("dead",)`` at its end."""
+        found: list[tuple[Any, ...]] = []
+        while not self._closed:
+            try:
+                data = self._control.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                found.append(("dead",))
+                break
+            found.append(pickle.loads(data))
+        return found
+
+    def end(self, grace_s: float) -> None:
+        """Tell the template to end its workers within ``grace_s`` seconds."""
+        with contextlib.suppress(OSError):
+            self._control.send(pickle.dumps(("end", grace_s)))
+
+    def join(self, timeout_s: float) -> list[tuple[Any, ...]]:
+        """Wait for the template's end, kill it if it overstays; returns the last news."""
+        news: list[tuple[Any, ...]] = []
+        if self._owner != os.getpid() or self._closed:
+            return news
+        deadline = time.monotonic() + timeout_s
+        while ("dead",) not in news and (left := deadline - time.monotonic()) > 0:
+            if select.select([self._control], [], [], left)[0]:
+                news += self.news()
+        self._closed = True
+        self._process.join(max(0.1, deadline - time.monotonic()))
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(5)
+        with contextlib.suppress(ValueError):
+            self._process.close()
+        self._control.close()
+        return news

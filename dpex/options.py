@@ -1,0 +1,81 @@
+"""dpex's own options, beside torch's: one frozen value that validates itself.
+
+Every message names the value it got and what would be accepted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dpex.errors import OptionError
+from dpex.seeding import SEEDINGS
+
+Seeding = Literal["worker", "batch"]
+_ADDRESS = re.compile(r"^(auto|local|(ray://)?[^\s:/]+:\d{1,5})$")
+
+
+class AutoWorkers(int):
+    """The number of workers that ``num_workers="auto"`` started from: an int for everybody who asks.
+
+    Frameworks rebuild a loader from its attributes; because this int remembers that it was "auto", the copy is too.
+    """
+
+    def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
+        return AutoWorkers, (int(self),)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise OptionError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user asked of dpex beyond torch's own arguments (see `dpex.DpexDataLoader` for their meaning)."""
+
+    distribute_mode: bool | Literal["auto"] = False
+    head_address: str = "auto"
+    seeding: Seeding = "worker"
+    memory_budget: int | None = None
+    worker_resources: Mapping[str, Any] | None = None
+    runtime_env: Mapping[str, Any] | None = None
+    local_engine: Literal["dpex", "torch"] = "dpex"
+
+    def __post_init__(self) -> None:
+        _require(
+            self.distribute_mode in (True, False, "auto"),
+            f"distribute_mode={self.distribute_mode!r}: give False (this machine), True (the Ray cluster) or 'auto'",
+        )
+        _require(
+            isinstance(self.head_address, str) and bool(_ADDRESS.match(self.head_address)),
+            f"head_address={self.head_address!r}: give 'auto', 'local' or 'host:port'",
+        )
+        _require(self.seeding in SEEDINGS, f"seeding={self.seeding!r}: give 'worker' or 'batch'")
+        budget = self.memory_budget
+        _require(
+            budget is None or (isinstance(budget, int) and not isinstance(budget, bool) and budget > 0),
+            f"memory_budget={budget!r}: give a positive number of bytes, or None for no limit",
+        )
+        _require(
+            self.local_engine in ("dpex", "torch"), f"local_engine={self.local_engine!r}: give 'dpex' or 'torch'"
+        )
+        for name in ("worker_resources", "runtime_env"):
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, Mapping), f"{name}={value!r}: give a mapping or None")
+
+
+def resolve_seeding(seeding: str | None, auto: bool) -> Seeding:
+    """The default is ``"worker"`` for a fixed number of workers and ``"batch"`` for ``"auto"``."""
+    if seeding is None:
+        return "batch" if auto else "worker"
+    _require(seeding in SEEDINGS, f"seeding={seeding!r}: give 'worker', 'batch' or None")
+    return seeding  # type: ignore[return-value]
+
+
+def check_count(name: str, value: int | None, least: int = 0) -> None:
+    """Raise `OptionError` unless ``value`` is None or an int of at least ``least``."""
+    ok = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+    _require(ok, f"{name}={value!r}: give a whole number of at least {least}, or None to leave it as it is")

@@ -1,0 +1,246 @@
+"""The schedule: which ticket is drawn, issued, made, lost and delivered. PURE: no I/O, no time, no threads.
+
+A *ticket* is one batch to be made. It is drawn once, may be issued more than once (its worker died), and is delivered
+exactly once: the first result counts, later ones are refused.
+
+Rules:
+
+* ``drawn - delivered <= window``: nothing runs further ahead than that.
+* With ``in_order`` tickets leave in the order of their numbers, otherwise in the order of their results.
+* With ``queues == 0`` any worker may make any ticket. With ``queues == n`` a ticket belongs to one of *n* logical
+  workers, chosen when it is drawn, by PyTorch's rota: the next active queue in turn; out of order, the next one in
+  turn with room for it.
+* A queue that has ended (an exhausted stream) drops its other tickets and takes no more.
+* A ticket that was lost goes back to the front. The one that was being worked on when its worker died has one try
+  less; after ``max_tries`` it is given up, and its failure is delivered at its place.
+
+The owner is a single thread; an illegal call raises `ScheduleError` and changes nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+
+class ScheduleError(RuntimeError):
+    """A call that the rules at the top of this module do not allow: an error in dpex, not in what the user wrote."""
+
+
+class Ticket:
+    """One batch to be made: its number in the epoch, what to fetch, whose turn it is and how often it killed."""
+
+    __slots__ = ("deaths", "epoch", "index", "issued", "number", "queue")
+
+    def __init__(self, number: int, index: Any, queue: int) -> None:
+        self.number = number
+        self.index = index
+        self.queue = queue
+        self.issued = False
+        self.deaths = 0
+        self.epoch = 0
+
+    def __lt__(self, other: Ticket) -> bool:
+        return self.number < other.number
+
+    def __repr__(self) -> str:
+        return f"Ticket({self.number}, {self.index!r}, queue={self.queue}, issued={self.issued}, deaths={self.deaths})"
+
+
+class Delivery(NamedTuple):
+    """What `Schedule.pop` hands out: the ticket's number, its queue, and the payload given to `done` or `fail`."""
+
+    number: int
+    queue: int
+    payload: Any
+
+
+SHARED: Final = 0
+"""The queue that every ticket belongs to when there are no logical workers."""
+
+
+class Schedule:
+    """State of one epoch's tickets; see the rules at the top of the module."""
+
+    def __init__(self, *, window: int, queues: int = 0, in_order: bool = True, max_tries: int = 3) -> None:
+        if window < 1 or queues < 0 or max_tries < 1:
+            raise ScheduleError(f"window={window} and max_tries={max_tries} start at 1, queues={queues} at 0")
+        self.window = window
+        self.in_order = in_order
+        self.max_tries = max_tries
+        self.drawn = 0
+        self.delivered = 0
+        self._bound = queues > 0
+        self._active = [True] * max(1, queues)
+        self._load = [0] * max(1, queues)
+        self._turn = 0
+        self._open: dict[int, Ticket] = {}
+        self._pending: list[deque[Ticket]] = [deque() for _ in self._active]
+        self._ready: dict[int, Delivery] = {}
+        self._next = 0
+        self._dropped = 0
+        self._sampler_ended = False
+
+    # -- drawing -------------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many tickets may be drawn now."""
+        if self._sampler_ended or not any(self._active):
+            return 0
+        return max(0, self.window - len(self._open) - len(self._ready))
+
+    def draw(self, index: Any) -> Ticket:
+        """Make the next ticket, for ``index`` as the sampler gave it."""
+        if not self.room:
+            raise ScheduleError("no room for another ticket")
+        ticket = Ticket(self.drawn, index, self._choose_queue() if self._bound else SHARED)
+        self.drawn += 1
+        self._open[ticket.number] = ticket
+        self._load[ticket.queue] += 1
+        self._pending[ticket.queue].append(ticket)
+        return ticket
+
+    def _choose_queue(self) -> int:
+        share = max(1, self.window // sum(self._active))
+        fallback = -1
+        for _ in self._active:
+            queue = self._turn
+            self._turn = (self._turn + 1) % len(self._active)
+            if self._active[queue]:
+                if self.in_order or self._load[queue] < share:
+                    return queue
+                if fallback < 0 or self._load[queue] < self._load[fallback]:
+                    fallback = queue
+        return fallback
+
+    def end_of_sampler(self) -> None:
+        """The sampler has nothing more."""
+        self._sampler_ended = True
+
+    def set_window(self, window: int) -> None:
+        """Change how far the epoch runs ahead; what was already drawn stays drawn."""
+        if window < 1:
+            raise ScheduleError(f"window={window} must be at least 1")
+        self.window = window
+
+    # -- issuing -------------------------------------------------------------------------------------------------
+
+    def pending(self, queue: int = SHARED) -> int:
+        """Tickets of ``queue`` that wait to be issued."""
+        return len(self._pending[queue])
+
+    def take(self, limit: int, queue: int = SHARED) -> list[Ticket]:
+        """Issue up to ``limit`` tickets of ``queue``, lowest number first."""
+        waiting = self._pending[queue]
+        tickets = [waiting.popleft() for _ in range(min(limit, len(waiting)))]
+        for ticket in tickets:
+            ticket.issued = True
+        return tickets
+
+    def give_back(self, tickets: Iterable[Ticket]) -> None:
+        """Take back tickets that were issued but never reached a worker; no try is lost."""
+        for ticket in sorted(tickets, reverse=True):
+            if self._open.get(ticket.number) is ticket and ticket.issued:
+                ticket.issued = False
+                self._requeue(ticket)
+
+    def _requeue(self, ticket: Ticket) -> None:
+        waiting = self._pending[ticket.queue]
+        if waiting and waiting[0] < ticket:
+            ordered = list(waiting)
+            insort(ordered, ticket)
+            self._pending[ticket.queue] = deque(ordered)
+        else:
+            waiting.appendleft(ticket)
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    def done(self, number: int, payload: Any) -> bool:
+        """The batch of ticket ``number`` was made. False, and nothing changes, if it is not wanted (any more)."""
+        ticket = self._open.get(number)
+        if ticket is None:
+            return False
+        self._close(ticket)
+        self._ready[number] = Delivery(number, ticket.queue, payload)
+        return True
+
+    def end_queue(self, queue: int) -> None:
+        """The stream behind ``queue`` is exhausted: its open tickets are dropped, and it gets no more."""
+        self._active[queue] = False
+        for ticket in [t for t in self._open.values() if t.queue == queue]:
+            self._close(ticket)
+            self._dropped += 1
+
+    def lost(self, numbers: Iterable[int], guilty: int | None = None) -> list[Ticket]:
+        """A worker died with these tickets; ``guilty`` is the one it was working on.
+
+        Returns the tickets that are out of tries: the caller hands each a failure with `done`.
+        """
+        given_up: list[Ticket] = []
+        tickets = [t for n in numbers if (t := self._open.get(n)) is not None and t.issued]
+        for ticket in sorted(tickets, reverse=True):
+            ticket.deaths += ticket.number == guilty
+            if ticket.deaths >= self.max_tries:
+                given_up.append(ticket)
+            else:
+                ticket.issued = False
+                self._requeue(ticket)
+        return given_up
+
+    def _close(self, ticket: Ticket) -> None:
+        del self._open[ticket.number]
+        self._load[ticket.queue] -= 1
+        if not ticket.issued:
+            self._pending[ticket.queue].remove(ticket)
+
+    # -- delivering ----------------------------------------------------------------------------------------------
+
+    def pop(self) -> Delivery | None:
+        """The next batch to hand to the consumer, or None while it is not made yet."""
+        ready = self._ready
+        if not self.in_order:
+            if not ready:
+                return None
+            delivery = ready.pop(next(iter(ready)))
+            self.delivered += 1
+            return delivery
+        while self._next < self.drawn:
+            found = ready.pop(self._next, None)
+            if found is not None:
+                self._next += 1
+                self.delivered += 1
+                return found
+            if self._next in self._open:
+                return None
+            self._next += 1  # dropped with its stream
+        return None
+
+    @property
+    def finished(self) -> bool:
+        """Everything was delivered, and nothing more will be drawn."""
+        return not self._open and not self._ready and (self._sampler_ended or not any(self._active))
+
+    @property
+    def ready(self) -> int:
+        """Batches that are made and not yet delivered."""
+        return len(self._ready)
+
+    @property
+    def in_flight(self) -> int:
+        """Tickets that are drawn and not yet made (waiting ones included)."""
+        return len(self._open)
+
+    def issued(self) -> list[Ticket]:
+        """The tickets that are out with workers."""
+        return [ticket for ticket in self._open.values() if ticket.issued]
+
+    def open_tickets(self, queue: int) -> list[Ticket]:
+        """The tickets of ``queue`` that are drawn and not yet made."""
+        return [ticket for ticket in self._open.values() if ticket.queue == queue]
+
+    def ticket(self, number: int) -> Ticket | None:
+        """The open ticket of that number, or None."""
+        return self._open.get(number)

@@ -1,0 +1,31 @@
+"""Which random seed a worker or a ticket gets. PURE: integers in, integers out.
+
+Two schemes exist. Under ``"worker"`` the seeds are PyTorch's: worker *w* gets ``base_seed + w`` and its state runs on
+from batch to batch. Under ``"batch"`` the state before batch *i* is a function of (base seed, epoch, *i*) alone, so it
+does not matter where, or how often, the batch is made.
+
+The mixing function is SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+"""
+
+from __future__ import annotations
+
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+SEEDINGS = ("worker", "batch")
+
+
+def mix64(value: int) -> int:
+    """Finaliser of SplitMix64: a bijection of 64-bit integers in which every input bit reaches every output bit."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def epoch_key(base_seed: int, epoch: int) -> int:
+    """64-bit key of one pass over the data; ``base_seed`` is the signed 64-bit integer drawn at ``iter()``."""
+    return mix64((mix64(base_seed & _MASK64) + (epoch + 1) * _GOLDEN_GAMMA) & _MASK64)
+
+
+def ticket_seed(key: int, number: int) -> int:
+    """63-bit seed of batch ``number`` under ``key`` (see `epoch_key`); non-negative, as every generator wants it."""
+    return mix64((key + (number + 1) * _GOLDEN_GAMMA) & _MASK64) >> 1

@@ -1,0 +1,56 @@
+"""What ``loader.stats()`` returns: a snapshot value, safe to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneStats:
+    """One lane at one moment; times are sums over the ``tickets`` it has made.
+
+    ``wanted`` hosts were asked for by the user or the tuner, ``requested`` of them from the system, ``running`` exist.
+    ``fetch_s``, ``collate_s`` and ``encode_s`` are wall seconds inside workers; ``cpu_s`` is CPU time of the first two.
+    """
+
+    wanted: int = 0
+    requested: int = 0
+    running: int = 0
+    in_flight: int = 0
+    tickets: int = 0
+    fetch_s: float = 0.0
+    collate_s: float = 0.0
+    encode_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderStats:
+    """A loader at one moment.
+
+    ``prefetch`` is the most batches that may be drawn and not yet delivered; ``in_flight`` are being made or wait for a
+    worker, ``ready`` are made and wait for the consumer. ``ready_bytes`` are an estimate from the sizes seen.
+    ``wait_s`` is wall time the consumer spent inside ``next()``, ``work_s`` between two calls of it (host time: it is
+    not the GPU's stall). ``deaths`` counts workers that ended unexpectedly, ``remade`` tickets made again for them.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    prefetch: int = 0
+    in_flight: int = 0
+    ready: int = 0
+    batch_bytes: float = 0.0
+    ready_bytes: float = 0.0
+    wait_s: float = 0.0
+    work_s: float = 0.0
+    first_batch_s: float = 0.0
+    deaths: int = 0
+    remade: int = 0
+    lanes: Mapping[str, LaneStats] = field(default_factory=dict)
+
+    @property
+    def wait_ratio(self) -> float:
+        """Share of the consumer's wall time spent waiting for batches, 0 to 1."""
+        total = self.wait_s + self.work_s
+        return self.wait_s / total if total else 0.0

@@ -1,0 +1,1 @@
+"""How batches travel: encoding, shared memory, and parcels of Python objects."""

@@ -1,0 +1,254 @@
+"""Shared memory that is faulted in once and lent to batches again and again.
+
+A *segment* is one anonymous shared file (``memfd_create``: no name to leak, no limit by ``/dev/shm``), divided into
+equal *slots*. Its first pages hold two bytes a slot: "held by the maker" and "held by the taker". A slot is free when
+both are zero. The maker (a worker) sets both; each side clears its own byte when the last tensor or array that views
+the slot dies there. No lock is needed, because every byte has one writer at a time.
+
+The maker owns the arena. The taker maps a segment once and closes the descriptor, so no descriptor stays open. When
+the maker dies, the memory lives on until the taker's last view is gone.
+
+A process forked from the taker inherits its views; the clearing callback therefore looks at the process id.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+PAGE_BYTES = mmap.PAGESIZE
+_MADV_POPULATE_READ = 22
+_MADV_POPULATE_WRITE = 23
+_MADV_HUGEPAGE = 14
+_SEGMENT_BYTES = 4 << 20
+_TRIM_EVERY = 128
+_MAKER, _TAKER = 0, 1
+
+
+class SlotRef(NamedTuple):
+    """Where bytes lie: segment id and slot number."""
+
+    segment: int
+    slot: int
+
+
+class SegmentSpec(NamedTuple):
+    """What the taker must know to map a segment."""
+
+    segment: int
+    size: int
+    slot_bytes: int
+    slots: int
+
+
+def _advise(memory: mmap.mmap, advice: int) -> None:
+    """Ask the kernel for a favour; older kernels refuse, and nothing depends on it."""
+    try:
+        memory.madvise(advice)
+    except (OSError, ValueError):
+        pass
+
+
+def slot_class(nbytes: int) -> int:
+    """Slot size for a request: the next eighth of a power of two, in whole pages, so that at most 1/8 is wasted."""
+    nbytes = max(nbytes, PAGE_BYTES)
+    step = max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+class _Hold(weakref.ref):  # type: ignore[type-arg]
+    """Weak reference to a view's base array that clears one byte when the array dies."""
+
+    __slots__ = ("at", "flags", "pid")
+
+    def __new__(cls, base: Any, flags: Any, at: int) -> _Hold:
+        return super().__new__(cls, base, _clear)
+
+    def __init__(self, base: Any, flags: Any, at: int) -> None:
+        super().__init__(base, _clear)  # type: ignore[call-arg]
+        self.flags = flags
+        self.at = at
+        self.pid = _PID
+
+
+def _clear(hold: _Hold) -> None:
+    if hold.pid == _PID:
+        hold.flags[hold.at] = 0
+
+
+_PID = os.getpid()
+
+
+def _after_fork() -> None:
+    global _PID
+    _PID = os.getpid()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Segment:
+    """One mapped shared file; ``side`` says whose byte of a slot this process clears."""
+
+    def __init__(self, spec: SegmentSpec, memory: mmap.mmap, side: int) -> None:
+        self.spec = spec
+        self.flags = memoryview(memory)[: 2 * spec.slots]
+        self._memory = memory
+        self._side = side
+        self._data = _flag_bytes(spec.slots)
+        self._holds: dict[int, _Hold] = {}
+
+    def view(self, slot: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The first ``nbytes`` bytes of a slot as a writable uint8 array; this side's byte clears when it dies."""
+        base = np.frombuffer(self._memory, np.uint8, nbytes, self._data + slot * self.spec.slot_bytes)
+        self._holds[slot] = _Hold(base, self.flags, 2 * slot + self._side)
+        return base
+
+    def is_free(self, slot: int) -> bool:
+        """Neither side holds the slot."""
+        return not self.flags[2 * slot] and not self.flags[2 * slot + 1]
+
+    def set(self, slot: int, side: int, value: int) -> None:
+        """Set or clear one side's byte."""
+        self.flags[2 * slot + side] = value
+
+    def all_free(self) -> bool:
+        """No slot is held by anybody."""
+        return not any(self.flags)
+
+
+def _flag_bytes(slots: int) -> int:
+    return -(-2 * slots // PAGE_BYTES) * PAGE_BYTES
+
+
+def open_segment(spec: SegmentSpec, fd: int) -> Segment:
+    """Map a segment that the maker announced; the descriptor is closed."""
+    try:
+        memory = mmap.mmap(fd, spec.size)
+    finally:
+        os.close(fd)
+    _advise(memory, _MADV_POPULATE_READ)
+    return Segment(spec, memory, _TAKER)
+
+
+class Arena:
+    """The maker's slots. `announce` is called once for each new segment with its spec and an open descriptor.
+
+    With ``shared=False`` the memory is private (huge pages where the kernel has them), maker and taker are the same
+    process, and nothing is announced.
+    """
+
+    def __init__(self, announce: Callable[[SegmentSpec, int], None] | None = None, *, shared: bool = True) -> None:
+        self._announce = announce
+        self._shared = shared
+        self._segments: dict[int, Segment] = {}
+        self._slots: dict[int, deque[SlotRef]] = {}
+        self._placed: dict[int, tuple[SlotRef, int]] = {}
+        self._last_id = 0
+        self._taken = 0
+        self._used: set[int] = set()
+        self._retired: list[int] = []
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor in a slot of its own."""
+        count = 1
+        for extent in shape:
+            count *= extent
+        base, _ = self.array(count * dtype.itemsize)
+        return torch.frombuffer(base, dtype=dtype).view(shape)
+
+    def array(self, nbytes: int) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], SlotRef]:
+        """An uninitialised uint8 array of ``nbytes`` (at least 1) bytes in a slot of its own, and where that is."""
+        ref = self._free_slot(slot_class(nbytes))
+        segment = self._segments[ref.segment]
+        segment.set(ref.slot, _MAKER, 1)
+        base = segment.view(ref.slot, nbytes)
+        self._placed[base.__array_interface__["data"][0]] = (ref, nbytes)
+        return base, ref
+
+    def find(self, address: int) -> SlotRef | None:
+        """The slot that starts at ``address`` and is held by the maker, or None."""
+        placed = self._placed.get(address)
+        if placed is None or not self._segments[placed[0].segment].flags[2 * placed[0].slot]:
+            return None
+        return placed[0]
+
+    def lend(self, ref: SlotRef) -> None:
+        """The taker holds the slot from now on, until its own views are gone."""
+        self._segments[ref.segment].set(ref.slot, _TAKER, 1)
+
+    def retired(self) -> list[int]:
+        """Ids of segments given up since the last call; the taker forgets them too."""
+        gone, self._retired = self._retired, []
+        return gone
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all segments."""
+        return sum(segment.spec.size for segment in self._segments.values())
+
+    def _free_slot(self, slot_bytes: int) -> SlotRef:
+        self._taken += 1
+        if self._taken % _TRIM_EVERY == 0:
+            self._trim()
+        ref = self._reuse(slot_bytes) or self._grow(slot_bytes)
+        self._used.add(ref.segment)
+        return ref
+
+    def _reuse(self, slot_bytes: int) -> SlotRef | None:
+        for size in sorted(s for s in self._slots if slot_bytes <= s <= slot_bytes + slot_bytes // 2):
+            slots = self._slots[size]
+            for _ in range(min(len(slots), 64)):
+                ref = slots[0]
+                slots.rotate(-1)
+                if self._segments[ref.segment].is_free(ref.slot):
+                    return ref
+        return None
+
+    def _grow(self, slot_bytes: int) -> SlotRef:
+        self._last_id += 1
+        held = len(self._slots.get(slot_bytes, ()))
+        slots = max(1, min(_SEGMENT_BYTES // slot_bytes, max(2, held)))
+        size = _flag_bytes(slots) + slots * slot_bytes
+        spec = SegmentSpec(self._last_id, size, slot_bytes, slots)
+        memory, fd = _map(size, self._shared)
+        self._segments[spec.segment] = Segment(spec, memory, _MAKER)
+        queue = self._slots.setdefault(slot_bytes, deque())
+        queue.extend(SlotRef(spec.segment, slot) for slot in range(slots))
+        if fd >= 0 and self._announce is not None:
+            self._announce(spec, fd)
+        return SlotRef(spec.segment, 0)
+
+    def _trim(self) -> None:
+        """Give up segments that no batch used since the last trim."""
+        for number in [n for n, s in self._segments.items() if n not in self._used and s.all_free()]:
+            segment = self._segments.pop(number)
+            slots = self._slots[segment.spec.slot_bytes]
+            kept = deque(ref for ref in slots if ref.segment != number)
+            if kept:
+                self._slots[segment.spec.slot_bytes] = kept
+            else:
+                del self._slots[segment.spec.slot_bytes]
+            self._placed = {a: p for a, p in self._placed.items() if p[0].segment != number}
+            self._retired.append(number)
+        self._used.clear()
+
+
+def _map(size: int, shared: bool) -> tuple[mmap.mmap, int]:
+    if not shared:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        _advise(memory, _MADV_HUGEPAGE)
+        _advise(memory, _MADV_POPULATE_WRITE)
+        return memory, -1
+    fd = os.memfd_create("dpex")
+    os.ftruncate(fd, size)
+    memory = mmap.mmap(fd, size)
+    _advise(memory, _MADV_POPULATE_WRITE)
+    return memory, fd

@@ -1,0 +1,280 @@
+"""Batch tree to message and back.
+
+A batch becomes a small tree of plain values that `marshal` writes in about a microsecond, and raw buffers: small ones
+lie inside the message, large ones in slots of the worker's arena, where the taker views them without a copy.
+
+Tensors keep dtype, shape, strides, and which of them share memory. Plain containers (list, tuple, dict, numbers,
+strings) take the short way; whatever else stands in a batch makes that batch travel as a pickle (protocol 5) whose
+tensors and arrays still travel as raw buffers. What only PyTorch knows how to hand between processes (CUDA, sparse and
+quantised tensors, subclasses) goes by PyTorch's own reductions.
+"""
+
+from __future__ import annotations
+
+import io
+import marshal
+import pickle
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.multiprocessing  # noqa: F401  (registers the reductions of tensors)
+
+from dpex.transport.arena import Arena, SlotRef
+
+INLINE_BYTES = 4096
+"""A buffer up to this size lies inside the message."""
+MESSAGE_BYTES = 32768
+"""The small buffers of one batch together; beyond it they share a slot."""
+
+_LEAF, _INLINE, _SLOT, _LIST, _TUPLE, _DICT, _ALIAS, _PICKLE, _SPILL, _EMPTY = range(10)
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
+_KEYS = frozenset({int, str, bool, bytes})
+_DTYPES = sorted(
+    {d for d in vars(torch).values() if isinstance(d, torch.dtype) and not str(d).startswith("torch.q")}, key=str
+)
+_DTYPE_CODE = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_ALIGN = 64
+
+Node = tuple[Any, ...]
+Lease = Callable[[int, int, int], np.ndarray[Any, Any]]
+"""``lease(segment, slot, nbytes)``: a writable uint8 array over a slot, on the taker's side."""
+
+
+class _Exotic(Exception):
+    """The short way does not know this value."""
+
+
+class Placer(Protocol):
+    """Where an encoder puts large buffers: see `dpex.transport.arena.Arena`."""
+
+    def array(self, nbytes: int) -> tuple[np.ndarray[Any, Any], Any]: ...
+    def find(self, address: int) -> Any: ...
+    def lend(self, ref: Any) -> None: ...
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not value.requires_grad
+        and value.dtype in _DTYPE_CODE
+        and not value.is_conj()
+        and not value.is_neg()
+        and not value.is_nested
+        and not value._backward_hooks
+        and not value.__dict__
+    )
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from a tensor's first to its last, both included, wherever its strides lead."""
+    return 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+class Encoder:
+    """Encodes the batches of one worker; large buffers are placed by ``placer`` (an `Arena`)."""
+
+    def __init__(self, placer: Placer | None) -> None:
+        self.nbytes = 0
+        self._placer = placer
+        self._reset()
+
+    def _reset(self) -> None:
+        self._inline_bytes = 0
+        self.nbytes = 0
+        self._storages: dict[int, tuple[int, int]] = {}
+        self._keep: list[Any] = []
+
+    def encode(self, batch: Any) -> Node:
+        """The batch as a marshal-able tree; slots it uses are lent to the taker."""
+        self._reset()
+        try:
+            node = self._node(batch)
+        except _Exotic:
+            self._reset()
+            node = self._pickled(batch)
+        finally:
+            self._keep.clear()
+        return node
+
+    def _node(self, value: Any) -> Node:
+        kind = type(value)
+        if kind is torch.Tensor:
+            return self._tensor(value)
+        if kind in _PLAIN:
+            return (_LEAF, value)
+        if kind is list or kind is tuple:
+            if set(map(type, value)) <= _PLAIN:
+                return (_LEAF, value)
+            return (_LIST if kind is list else _TUPLE, [self._node(item) for item in value])
+        if kind is dict and set(map(type, value)) <= _KEYS:
+            return (_DICT, list(value), [self._node(item) for item in value.values()])
+        raise _Exotic
+
+    def _tensor(self, tensor: torch.Tensor) -> Node:
+        if not _is_plain_tensor(tensor):
+            raise _Exotic
+        code, shape = _DTYPE_CODE[tensor.dtype], tuple(tensor.shape)
+        if tensor.numel() == 0:
+            return (_EMPTY, code, shape, tensor.stride())
+        start = tensor.data_ptr()
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        span_bytes = tensor.numel() * tensor.itemsize if strides is None else _span(tensor) * tensor.itemsize
+        storage = tensor.untyped_storage().data_ptr()
+        known = self._storages.get(storage)
+        if known is not None:
+            return self._alias(tensor, code, start, span_bytes, known)
+        self._storages[storage] = (start, start + span_bytes)
+        buffer = self._buffer(tensor, start, storage, span_bytes)
+        return (*buffer, code, shape, strides, start)
+
+    def _alias(self, tensor: torch.Tensor, code: int, start: int, nbytes: int, known: tuple[int, int]) -> Node:
+        """A second tensor over memory that this batch already holds."""
+        first, end = known
+        if start < first or start + nbytes > end or (start - first) % tensor.itemsize:
+            raise _Exotic  # the pickled way sends whole storages
+        return (_ALIAS, first, start - first, code, tuple(tensor.shape), tensor.stride())
+
+    def _buffer(self, tensor: torch.Tensor, start: int, storage: int, nbytes: int) -> Node:
+        placer = self._placer
+        if placer is not None and nbytes > INLINE_BYTES and start == storage:
+            ref = placer.find(start)
+            if ref is not None:
+                self.nbytes += nbytes
+                self._keep.append(tensor)
+                placer.lend(ref)
+                return (_SLOT, *ref, nbytes)
+        flat = torch.as_strided(tensor, (nbytes // tensor.itemsize,), (1,))
+        return self._copy(flat.view(torch.uint8).numpy() if flat.dtype is not torch.uint8 else flat.numpy())
+
+    def _copy(self, source: np.ndarray[Any, Any]) -> Node:
+        nbytes = source.nbytes
+        self.nbytes += nbytes
+        inline = nbytes <= INLINE_BYTES and self._inline_bytes + nbytes <= MESSAGE_BYTES
+        if inline or self._placer is None:
+            self._inline_bytes += nbytes
+            return (_INLINE, source.tobytes())
+        base, ref = self._placer.array(nbytes)
+        base[:] = source
+        self._placer.lend(ref)
+        self._keep.append(base)
+        return (_SLOT, *ref, nbytes)
+
+    def _pickled(self, batch: Any) -> Node:
+        stream = io.BytesIO()
+        buffers: list[Any] = []
+        _BatchPickler(stream, buffers).dump(batch)
+        nodes = [self._copy(np.frombuffer(b.raw(), np.uint8)) if b.raw().nbytes else (_INLINE, b"") for b in buffers]
+        return (_PICKLE, self._copy(np.frombuffer(stream.getvalue(), np.uint8)), nodes)
+
+    def spill(self, node: Node) -> Node:
+        """A node too long for a message, moved into a slot."""
+        return (_SPILL, self._copy_out(marshal.dumps(node)))
+
+    def _copy_out(self, data: bytes) -> Node:
+        assert self._placer is not None
+        base, ref = self._placer.array(len(data))
+        base[:] = np.frombuffer(data, np.uint8)
+        self._placer.lend(ref)
+        return (_SLOT, *ref, len(data))
+
+
+class _BatchPickler(ForkingPickler):
+    """Protocol 5 with out-of-band buffers for plain tensors too; the rest by PyTorch's and Python's reductions."""
+
+    def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(stream, 5, buffer_callback=buffers.append)
+        self._storages: dict[int, _SharedStorage] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or not _is_plain_tensor(obj):
+            return NotImplemented
+        if obj.numel() == 0:
+            return _empty, (_DTYPE_CODE[obj.dtype], tuple(obj.shape), obj.stride())
+        storage = obj.untyped_storage()
+        shared = self._storages.get(storage.data_ptr())
+        if shared is None:
+            shared = self._storages[storage.data_ptr()] = _SharedStorage(obj, storage.nbytes())
+        return _rebuild, (shared, _DTYPE_CODE[obj.dtype], tuple(obj.shape), obj.stride(), obj.storage_offset())
+
+
+class _SharedStorage:
+    """A tensor's memory, pickled once however many tensors view it."""
+
+    def __init__(self, tensor: torch.Tensor, nbytes: int) -> None:
+        self.raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (nbytes,), (1,)).numpy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_bytes_tensor, (pickle.PickleBuffer(self.raw),)
+
+
+def _as_bytes_tensor(buffer: Any) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def _rebuild(raw: torch.Tensor, code: int, shape: Any, stride: Any, offset: int) -> torch.Tensor:
+    return torch.empty(0, dtype=_DTYPES[code]).set_(raw.untyped_storage(), offset, shape, stride)
+
+
+def _empty(code: int, shape: Any, stride: Any) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=_DTYPES[code])
+
+
+class Decoder:
+    """Turns the nodes of one worker back into batches; slots are viewed through ``lease``."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._storages: dict[int, torch.Tensor] = {}
+
+    def decode(self, node: Node) -> Any:
+        """The batch: tensors and arrays are writable, and own their memory for as long as they live."""
+        try:
+            return self._value(node)
+        finally:
+            self._storages.clear()
+
+    def _value(self, node: Node) -> Any:
+        kind = node[0]
+        if kind == _LEAF:
+            return node[1]
+        if kind == _INLINE:
+            return self._inline_tensor(node)
+        if kind == _SLOT:
+            _, segment, slot, nbytes, code, shape, strides, start = node
+            return self._viewed(self._lease(segment, slot, nbytes), code, shape, strides, start)
+        if kind == _LIST:
+            return [self._value(item) for item in node[1]]
+        if kind == _TUPLE:
+            return tuple([self._value(item) for item in node[1]])
+        if kind == _DICT:
+            return dict(zip(node[1], [self._value(item) for item in node[2]], strict=True))
+        return self._rare(node)
+
+    def _inline_tensor(self, node: Node) -> torch.Tensor:
+        _, data, code, shape, strides, start = node
+        return self._viewed(bytearray(data), code, shape, strides, start)
+
+    def _viewed(self, base: Any, code: int, shape: Any, strides: Any, start: int) -> torch.Tensor:
+        flat = self._storages[start] = torch.frombuffer(base, dtype=_DTYPES[code])
+        return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
+
+    def _rare(self, node: Node) -> Any:
+        kind = node[0]
+        if kind == _EMPTY:
+            return _empty(*node[1:])
+        if kind == _ALIAS:
+            _, first, offset, code, shape, strides = node
+            dtype = _DTYPES[code]
+            storage = self._storages[first].untyped_storage()
+            return torch.empty(0, dtype=dtype).set_(storage, offset // dtype.itemsize, shape, strides)
+        if kind == _SPILL:
+            return self._value(marshal.loads(self._bytes(node[1])))
+        return pickle.loads(self._bytes(node[1]), buffers=[self._bytes(n) for n in node[2]])
+
+    def _bytes(self, node: Node) -> Any:
+        return bytearray(node[1]) if node[0] == _INLINE else self._lease(*node[1:4])

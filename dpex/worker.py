@@ -1,0 +1,356 @@
+"""What runs inside a worker of any lane: seed, fetch, collate, time each stage, catch errors.
+
+A *host* (a process or an actor) hosts one or more *logical workers*. Under ``seeding="batch"`` there is one per host,
+and its random state is set anew before each ticket. Under ``seeding="worker"``, and for streams, logical worker *k* is
+what PyTorch calls worker *k*: it has its own random state, dataset copy and ``get_worker_info()``, and may move.
+
+`WorkerCore` owns the process's global random state and torch's global worker info; it is used by one thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import pickle
+import random
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
+
+from dpex.seeding import epoch_key, ticket_seed
+from dpex.transport.arena import Arena
+
+RngState = bytes
+"""Pickled states of `random`, numpy's and torch's global generators."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSetup:
+    """Everything about the loader that a worker needs; the dataset and what belongs to it travel together."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], None] | None
+    iterable: bool
+    auto_collation: bool
+    drop_last: bool
+    num_workers: int
+    base_seed: int
+    per_batch_seed: bool
+
+
+class Stages(NamedTuple):
+    """Seconds one ticket took: ``fetch_s`` and ``collate_s`` of wall time, and ``cpu_s`` of CPU time over both."""
+
+    fetch_s: float
+    collate_s: float
+    cpu_s: float
+
+
+class StreamEnd:
+    """Made in place of a batch: the stream behind the ticket is exhausted."""
+
+
+class Failure:
+    """Made in place of a batch: the error, as torch wraps it, to be raised where the batch would have been."""
+
+    __slots__ = ("wrapper",)
+
+    def __init__(self, wrapper: ExceptionWrapper) -> None:
+        self.wrapper = wrapper
+
+
+def get_rng_state() -> RngState:
+    """States of the three global generators."""
+    states = (random.getstate(), np.random.get_state(legacy=True), torch.default_generator.get_state().numpy().tobytes())
+    return pickle.dumps(states, 5)
+
+
+def set_rng_state(state: RngState) -> None:
+    """Restore what `get_rng_state` returned."""
+    python, numpy, torch_state = pickle.loads(state)
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.default_generator.set_state(torch.frombuffer(bytearray(torch_state), dtype=torch.uint8))
+
+
+def seed_like_torch(base_seed: int, worker_id: int) -> int:
+    """Seed the global generators as PyTorch seeds worker ``worker_id``; returns ``WorkerInfo.seed``."""
+    seed = base_seed + worker_id
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(torch_worker._generate_state(base_seed, worker_id))
+    return seed
+
+
+def seed_ticket(seed: int) -> None:
+    """Set the three global generators for one ticket; ``torch.manual_seed`` would cost a hundred times more."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+
+
+class Fetcher:
+    """Gets the samples of a ticket and collates them, as torch's fetchers do, timing the two apart."""
+
+    def __init__(self, setup: WorkerSetup, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._auto_collation = setup.auto_collation
+        self._drop_last = setup.drop_last
+        self._iterator = iter(dataset) if setup.iterable else None
+        self._ended = False
+
+    def fetch(self, index: Any) -> tuple[Any, Stages]:
+        """The batch and its stage times; raises StopIteration at the end of a stream."""
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        data = self._from_stream(index) if self._iterator is not None else self._from_map(index)
+        fetched = time.perf_counter()
+        batch = self._collate_fn(data)
+        return batch, Stages(fetched - began, time.perf_counter() - fetched, time.thread_time() - cpu_began)
+
+    def _from_map(self, index: Any) -> Any:
+        dataset = self._dataset
+        if not self._auto_collation:
+            return dataset[index]
+        if hasattr(dataset, "__getitems__") and dataset.__getitems__:
+            return dataset.__getitems__(index)
+        return [dataset[i] for i in index]
+
+    def _from_stream(self, index: Any) -> Any:
+        assert self._iterator is not None
+        if self._ended:
+            raise StopIteration
+        if not self._auto_collation:
+            return next(self._iterator)
+        data = []
+        for _ in index:
+            try:
+                data.append(next(self._iterator))
+            except StopIteration:
+                self._ended = True
+                break
+        if not data or (self._drop_last and len(data) < len(index)):
+            raise StopIteration
+        return data
+
+
+class ArenaCollate:
+    """torch's ``default_collate`` with its tensors stacked straight into an arena.
+
+    A user's own entry for ``torch.Tensor`` in ``default_collate_fn_map`` is respected.
+    """
+
+    def __init__(self, arena: Arena, least_bytes: int) -> None:
+        self._arena = arena
+        self._least_bytes = least_bytes
+
+    def stack(self, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
+        """Stack equal, plain CPU tensors into a slot; leave everything else to torch."""
+        first = batch[0]
+        if type(first) is torch.Tensor and first.numel() * first.itemsize * len(batch) > self._least_bytes:
+            shape, dtype = first.shape, first.dtype
+            if all(_stackable(item, shape, dtype) for item in batch):
+                out = self._arena.tensor((len(batch), *shape), dtype)
+                return torch.stack(batch, 0, out=out)
+        return torch.stack(batch, 0) if _plain(first) else _torch_stack(batch, collate_fn_map=collate_fn_map)
+
+    def install(self) -> None:
+        """Make ``default_collate`` itself use the arena, for collate functions that call it (worker processes only)."""
+        table = torch_collate.default_collate_fn_map
+        if table.get(torch.Tensor) is _torch_stack:
+            table[torch.Tensor] = self.stack
+
+    def __call__(self, batch: Any) -> Any:
+        """``default_collate(batch)`` without touching torch's table (for use in the training process)."""
+        table = torch_collate.default_collate_fn_map
+        if table.get(torch.Tensor) is _torch_stack:
+            table = {**table, torch.Tensor: self.stack}
+        return torch_collate.collate(batch, collate_fn_map=table)
+
+
+_torch_stack = torch_collate.collate_tensor_fn
+
+
+def _plain(tensor: Any) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.requires_grad
+    )
+
+
+def _stackable(item: Any, shape: torch.Size, dtype: torch.dtype) -> bool:
+    return (
+        type(item) is torch.Tensor
+        and item.shape == shape
+        and item.dtype == dtype
+        and item.layout is torch.strided
+        and item.device.type == "cpu"
+        and not item.requires_grad
+        and not item.is_nested
+        and item.is_contiguous()
+        and not item.is_conj()
+        and not item.is_neg()
+    )
+
+
+class Logical:
+    """One logical worker on this host."""
+
+    def __init__(self, setup: WorkerSetup, number: int, state: RngState | None) -> None:
+        self.number = number
+        self.state = state
+        self.setup = setup
+        self.info: Any = None
+        self.fetcher: Fetcher | None = None
+        self.init_error: ExceptionWrapper | None = None
+        self.epoch = -1
+
+    def start(self) -> None:
+        """Seed, publish the worker info, run ``worker_init_fn``; an error waits for the first ticket."""
+        setup = self.setup
+        seed = seed_like_torch(setup.base_seed, self.number)
+        self.info = torch_worker.WorkerInfo(
+            id=self.number, num_workers=setup.num_workers, seed=seed, dataset=setup.dataset
+        )
+        torch_worker._worker_info = self.info
+        try:
+            if setup.worker_init_fn is not None:
+                setup.worker_init_fn(self.number)
+            self.new_pass(0)
+        except Exception:
+            self.init_error = ExceptionWrapper(where=where(self.number))
+        if self.state is not None:
+            set_rng_state(self.state)
+            self.state = None
+
+    def new_pass(self, epoch: int) -> None:
+        """Begin an epoch: an iterable dataset is iterated anew."""
+        self.epoch = epoch
+        self.fetcher = Fetcher(self.setup, self.setup.dataset, self.setup.collate_fn)
+
+
+def where(number: int) -> str:
+    """The place torch names in an error that a worker caught."""
+    return f"in DataLoader worker process {number}"
+
+
+class WorkerCore:
+    """Makes the tickets of the logical workers hosted here."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._logicals: dict[int, Logical] = {}
+        self._current: Logical | None = None
+        self._key: tuple[int, int] = (-1, 0)
+
+    def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
+        """Host logical worker ``number``, from a random ``state`` that another host gave up, or from its seed."""
+        setup = setup or (self._setup if not self._logicals else _copied(self._setup))
+        logical = self._logicals[number] = Logical(setup, number, state)
+        self._park()
+        self._current = logical
+        logical.start()
+
+    def release(self, number: int) -> RngState:
+        """Stop hosting ``number``; returns its random state for the next host."""
+        self._switch(number)
+        del self._logicals[number]
+        self._current = None
+        return get_rng_state()
+
+    def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, Stages]:
+        """The batch of a ticket, or a `Failure`, or a `StreamEnd` in its place; and how long its stages took."""
+        if self._current is None or self._current.number != logical_number:
+            self._switch(logical_number)
+        logical = self._current
+        assert logical is not None
+        if logical.init_error is not None:
+            error, logical.init_error = logical.init_error, None
+            return Failure(error), _NO_TIME
+        try:
+            if logical.epoch != epoch:
+                logical.new_pass(epoch)
+            if self._setup.per_batch_seed:
+                self._seed(epoch, number)
+            return logical.fetcher.fetch(index)  # type: ignore[union-attr]
+        except Exception as error:
+            if isinstance(error, StopIteration) and self._setup.iterable:
+                return StreamEnd(), _NO_TIME
+            return Failure(ExceptionWrapper(where=where(logical_number))), _NO_TIME
+
+    def _seed(self, epoch: int, number: int) -> None:
+        if self._key[0] != epoch:
+            self._key = (epoch, epoch_key(self._setup.base_seed, epoch))
+        seed_ticket(ticket_seed(self._key[1], number))
+
+    def _park(self) -> None:
+        if self._current is not None:
+            self._current.state = get_rng_state()
+
+    def _switch(self, number: int) -> None:
+        if self._current is not None and self._current.number == number:
+            return
+        self._park()
+        logical = self._current = self._logicals[number]
+        torch_worker._worker_info = logical.info
+        if logical.state is not None:
+            set_rng_state(logical.state)
+            logical.state = None
+
+
+_NO_TIME = Stages(0.0, 0.0, 0.0)
+
+
+def _copied(setup: WorkerSetup) -> WorkerSetup:
+    """A setup with a dataset copy of its own, shallow so that large arrays stay shared; bound methods follow it."""
+    try:
+        dataset = copy.copy(setup.dataset)
+    except Exception as error:
+        warnings.warn(f"two logical workers share one dataset object, as it cannot be copied: {error!r}", stacklevel=2)
+        return setup
+    return replace(
+        setup,
+        dataset=dataset,
+        worker_init_fn=_rebound(setup.worker_init_fn, setup.dataset, dataset),
+        collate_fn=_rebound(setup.collate_fn, setup.dataset, dataset),
+    )
+
+
+def _rebound(function: Any, old: Any, new: Any) -> Any:
+    if isinstance(function, types.MethodType) and function.__self__ is old:
+        return types.MethodType(function.__func__, new)
+    return function
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+
+
+def prepare_process() -> None:
+    """One thread for torch and OpenCV, and a heap that keeps its pages instead of faulting them in anew per sample.
+
+    glibc gives blocks over 128 KiB back to the kernel when they are freed, so each decoded image would pay its page
+    faults again; raising the thresholds (mallopt(3)) keeps them.
+    """
+    torch.set_num_threads(1)
+    opencv = sys.modules.get("cv2")
+    if opencv is not None and hasattr(opencv, "setNumThreads"):
+        opencv.setNumThreads(1)
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+            mallopt(_M_TRIM_THRESHOLD, 512 << 20)
+            mallopt(_M_TOP_PAD, 16 << 20)

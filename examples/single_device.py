@@ -1,0 +1,56 @@
+"""Train on one device: FashionMNIST, batches of 100 made by 10 workers on the Ray cluster.
+
+python examples/single_device.py            # a cluster that is there, or a private Ray on this machine
+python examples/single_device.py --local    # worker processes of this machine
+"""
+
+from itertools import islice
+
+import torch
+from torch import nn
+
+from dpex import DpexDataLoader
+from options import parser
+from pictures import pictures
+
+
+def small_network() -> nn.Module:
+    """Two convolution blocks and three linear layers; float32 (N, 1, 28, 28) to ten scores."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(64 * 6 * 6, 600), nn.Dropout(0.25), nn.Linear(600, 120), nn.Linear(120, 10)),
+    )
+
+
+def main() -> None:
+    options = parser(__doc__, num_workers=10, distribute_mode=True, epochs=3).parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = small_network().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+    loss_of = nn.CrossEntropyLoss()
+
+    loader = DpexDataLoader(
+        pictures(train=True),
+        batch_size=100,
+        shuffle=True,
+        num_workers=options.num_workers,
+        distribute_mode=options.distribute_mode,
+        head_address=options.head_address,
+    )
+    for epoch in range(options.epochs):
+        right = seen = 0
+        for images, labels in islice(loader, options.limit):
+            images, labels = images.to(device), labels.to(device)
+            scores = model(images)
+            loss = loss_of(scores, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            right += int((scores.argmax(1) == labels).sum())
+            seen += len(labels)
+        print(f"epoch {epoch + 1}: {seen} images, loss {loss.item():.3f}, accuracy {right / seen:.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,466 @@
+"""Errors: which type, with which words, at which position, and what comes after."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from .datasets import Bulk, Counting, Failing, Gated, Of, Stream, as_is, epochs, worker_id
+from .harness import Caught, Loader, caught, drain, parity
+
+# torch's half-built iterators complain in __del__
+HALF_BUILT = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+class PlainError(Exception):
+    pass
+
+
+class WithMessageError(Exception):
+    """Takes its text by keyword, as some libraries' errors do."""
+
+    def __init__(self, *, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class PositionalMessageError(Exception):
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class UnconstructibleError(Exception):
+    """Cannot be made from one text."""
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+
+
+class NoArgumentsError(Exception):
+    def __init__(self) -> None:
+        super().__init__("fixed words")
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class UnpicklableError(Exception):
+    def __init__(self, message: str = "holds a lock") -> None:
+        import threading
+
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class OwnKeyError(KeyError):
+    pass
+
+
+def raising(make: Callable[[], BaseException]) -> Callable[[], None]:
+    def fail() -> None:
+        raise make()
+
+    return fail
+
+
+def chained() -> None:
+    try:
+        raise KeyError("first")
+    except KeyError as error:
+        raise ValueError("second") from error
+
+
+def during_another() -> None:
+    try:
+        raise KeyError("first")
+    except KeyError:
+        raise ValueError("second")  # noqa: B904
+
+
+def deep(level: int = 3) -> None:
+    if level:
+        deep(level - 1)
+    raise LookupError("at the bottom")
+
+
+def noted() -> None:
+    error = ValueError("with a note")
+    if hasattr(error, "add_note"):
+        error.add_note("and here it is")
+    raise error
+
+
+# A class that cannot be pickled has no place here: with torch the worker's sending thread dies of it and
+# next() waits for ever.
+FAILURES: dict[str, Callable[[], None]] = {
+    "ValueError": raising(lambda: ValueError("bad sample")),
+    "no text": raising(ValueError),
+    "two arguments": raising(lambda: ValueError("a", 2)),
+    "KeyError": raising(lambda: KeyError("missing")),
+    "KeyError of several lines": raising(lambda: KeyError("one\ntwo")),
+    "own KeyError": raising(lambda: OwnKeyError("missing")),
+    "IndexError": raising(lambda: IndexError("out of range")),
+    "StopAsyncIteration": raising(lambda: StopAsyncIteration("odd")),
+    "GeneratorExit in a function": raising(lambda: RuntimeError("instead")),
+    "OSError": raising(lambda: FileNotFoundError(2, "No such file", "x.jpg")),
+    "UnicodeDecodeError": raising(lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad byte")),
+    "ZeroDivisionError": lambda: print(1 / 0),
+    "AssertionError": raising(AssertionError),
+    "NotImplementedError": raising(NotImplementedError),
+    "MemoryError": raising(lambda: MemoryError("too much")),
+    "RecursionError": raising(lambda: RecursionError("too deep")),
+    "TimeoutError": raising(lambda: TimeoutError("network")),
+    "plain class": raising(lambda: PlainError("hm")),
+    "message by keyword": raising(lambda: WithMessageError(message="said by keyword")),
+    "message by position": raising(lambda: PositionalMessageError("said")),
+    "unconstructible": raising(lambda: UnconstructibleError(4, "x")),
+    "no arguments": raising(NoArgumentsError),
+    "unprintable": raising(UnprintableError),
+    "unpicklable": raising(UnpicklableError),
+    "warning as an error": raising(lambda: DeprecationWarning("old")),
+    "chained": chained,
+    "during another": during_another,
+    "deep": deep,
+    "noted": noted,
+    "torch": lambda: torch.ones(2) @ torch.ones(3),  # type: ignore[dict-item]
+}
+
+
+def fail_as_told(index: Any) -> Any:
+    if index in FAILURES:
+        FAILURES[index]()
+    return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [None, 1])
+@parity
+def test_every_kind_of_error(cls: Loader, workers: int, batch_size: int | None) -> Any:
+    """Each at its position, and a good batch after each."""
+    indices = [index for kind in FAILURES for index in (kind, f"after {kind}")]
+    loader = cls(Of(fail_as_told, 0), batch_size, sampler=indices, num_workers=workers, collate_fn=as_is)
+    iterator = iter(loader)
+    return {index: caught(next, iterator) for index in indices}
+
+
+def bad_value() -> None:
+    raise ValueError("bad sample")
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("at", [[0], [4], [9], [3, 4, 5], list(range(10))])
+@parity
+def test_iteration_goes_on_after_an_error(cls: Loader, workers: int, at: list[int]) -> Any:
+    loader = cls(Failing(bad_value, 10, at), batch_size=2, num_workers=workers)
+    return [drain(iter(loader)), drain(iter(loader))]
+
+
+@parity
+def test_iteration_goes_on_after_an_error_of_persistent_workers(cls: Loader) -> Any:
+    loader = cls(Failing(bad_value, 10, [3]), num_workers=2, persistent_workers=True)
+    return [drain(iter(loader)) for _ in range(2)]
+
+
+@WORKERS
+@parity
+def test_an_error_ends_a_for_loop_and_the_loader_lives_on(cls: Loader, workers: int) -> Any:
+    data = Failing(bad_value, 6, [2])
+    loader = cls(data, num_workers=workers)
+    seen: list[Any] = []
+    for _ in range(2):
+        try:
+            for batch in loader:
+                seen.append(batch)  # noqa: PERF402  # what came before the error counts too
+        except ValueError as error:
+            seen.append(Caught(error.with_traceback(None)))
+    data.at = frozenset()
+    return [seen, list(loader)]
+
+
+def failing_element(worker: int, k: int) -> Any:
+    if worker == 1 and k == 2:
+        raise ValueError(f"element {k}")
+    return worker, k
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+@parity
+def test_a_stream_ends_with_its_error_and_the_others_go_on(
+    cls: Loader, workers: int, batch_size: int | None
+) -> Any:
+    return drain(iter(cls(Stream(failing_element, 5), batch_size, num_workers=workers)))
+
+
+class Resuming(Stream):
+    """Not a generator: its iterator can go on after an error."""
+
+    def __iter__(self) -> Any:
+        return ResumingIterator()
+
+
+class ResumingIterator:
+    def __init__(self) -> None:
+        self.k = 0
+
+    def __iter__(self) -> ResumingIterator:
+        return self
+
+    def __next__(self) -> tuple[int, int]:
+        self.k += 1
+        if self.k == 3:
+            raise KeyError("third")
+        if self.k > 6:
+            raise StopIteration
+        return worker_id(), self.k
+
+
+@WORKERS
+@pytest.mark.parametrize("batch_size", [None, 2])
+@parity
+def test_a_stream_that_goes_on_after_its_error(cls: Loader, workers: int, batch_size: int | None) -> Any:
+    return drain(iter(cls(Resuming(failing_element, 1), batch_size, num_workers=workers)))
+
+
+class NoStart(Stream):
+    def __iter__(self) -> Any:
+        raise RuntimeError("cannot open the source")
+
+
+@WORKERS
+@parity
+def test_a_stream_that_cannot_start(cls: Loader, workers: int) -> Any:
+    loader = cls(NoStart(failing_element, 1), num_workers=workers)
+    iterator = caught(iter, loader)
+    if isinstance(iterator, Caught):
+        return iterator
+    return [caught(next, iterator) for _ in range(max(1, workers))]
+
+
+def fail_init(worker: int) -> None:
+    raise KeyError(f"worker {worker} cannot begin")
+
+
+def fail_init_of_one(worker: int) -> None:
+    if worker == 1:
+        raise KeyError(f"worker {worker} cannot begin")
+
+
+@pytest.mark.parametrize("init", [fail_init, fail_init_of_one])
+@parity
+def test_worker_init_fn_fails(cls: Loader, init: Any) -> Any:
+    """It comes with that worker's first batch; of the rest is asked only that none comes from that worker."""
+    seen = drain(iter(cls(Counting(6), num_workers=2, worker_init_fn=init)))
+    return seen[:2], ["an error" if isinstance(item, Caught) else item for item in seen[2:]]
+
+
+@parity
+def test_worker_init_fn_fails_for_a_stream(cls: Loader) -> Any:
+    iterator = iter(cls(Stream(failing_element, 2), num_workers=1, worker_init_fn=fail_init))
+    return [caught(next, iterator) for _ in range(2)]
+
+
+def bad_collate(batch: list[int]) -> Any:
+    if 2 in batch:
+        raise TypeError("cannot put these together")
+    return batch
+
+
+@WORKERS
+@parity
+def test_the_collate_function_fails(cls: Loader, workers: int) -> Any:
+    return drain(iter(cls(Counting(8), batch_size=2, num_workers=workers, collate_fn=bad_collate)))
+
+
+@WORKERS
+@parity
+def test_default_collate_fails(cls: Loader, workers: int) -> Any:
+    return [
+        drain(iter(cls(Of(make, 3), batch_size=2, num_workers=workers)))
+        for make in (lambda i: torch.ones(i + 1), lambda i: object, lambda i: [1] * (i + 1), lambda i: None)
+    ]
+
+
+@WORKERS
+@parity
+def test_fetching_in_bulk_fails(cls: Loader, workers: int) -> Any:
+    return drain(
+        iter(cls(Bulk(fail_as_told, 0), batch_sampler=[["a"], ["KeyError"], ["b"]], num_workers=workers))
+    )
+
+
+class LazyError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("at", [0, 3, 5, 8])
+@parity
+def test_the_sampler_fails(cls: Loader, workers: int, at: int) -> Any:
+    """With workers it is met when the index is drawn: at iter() or some batches ahead."""
+
+    def sampler() -> Any:
+        for i in range(10):
+            if i == at:
+                raise LazyError("the sampler")
+            yield i
+
+    iterator = caught(iter, cls(Counting(10), sampler=sampler(), num_workers=workers))
+    return iterator if isinstance(iterator, Caught) else drain(iterator)
+
+
+class NoIterator:
+    def __iter__(self) -> Any:
+        raise LazyError("no iterator")
+
+    def __len__(self) -> int:
+        return 3
+
+
+@HALF_BUILT
+@WORKERS
+@parity
+def test_the_sampler_cannot_start(cls: Loader, workers: int) -> Any:
+    return [
+        caught(lambda size: list(cls(Counting(3), size, sampler=NoIterator(), num_workers=workers)), size)
+        for size in (1, None)
+    ]
+
+
+@WORKERS
+@parity
+def test_the_dataset_s_length_fails(cls: Loader, workers: int) -> Any:
+    class Broken(Counting):
+        def __len__(self) -> int:
+            raise LazyError("no length")
+
+    return [
+        caught(len, cls(Broken(3), num_workers=workers)),
+        caught(lambda: list(cls(Broken(3), num_workers=workers))),
+    ]
+
+
+@WORKERS
+@parity
+def test_an_index_beyond_the_dataset(cls: Loader, workers: int) -> Any:
+    return drain(iter(cls([1, 2, 3], sampler=[0, 7, 2], num_workers=workers)))
+
+
+@pytest.mark.parametrize("timeout", [0.1, 1])
+@parity
+def test_timeout(cls: Loader, timeout: float) -> Any:
+    """The words, and that asking again works."""
+    dataset = Gated(4, at=[0])
+    iterator = iter(cls(dataset, num_workers=1, timeout=timeout))
+    first = caught(next, iterator)
+    dataset.gate.open()
+    return [first, [until_it_comes(iterator) for _ in range(4)], caught(next, iterator)]
+
+
+@parity
+def test_timeout_of_persistent_workers(cls: Loader) -> Any:
+    dataset = Gated(3, at=[0])
+    loader = cls(dataset, num_workers=1, timeout=0.1, persistent_workers=True)
+    iterator = iter(loader)
+    first = caught(next, iterator)
+    dataset.gate.open()
+    return [first, [until_it_comes(iterator) for _ in range(3)], caught(next, iterator)]
+
+
+def until_it_comes(iterator: Any) -> Any:
+    """The next batch, however often the clock of a busy machine runs out before."""
+    for _ in range(200):
+        item = caught(next, iterator)
+        if not (isinstance(item, Caught) and "timed out" in str(item.error)):
+            return item
+    raise AssertionError("nothing came")
+
+
+@parity
+def test_a_timeout_that_is_long_enough(cls: Loader) -> Any:
+    return epochs(cls(Counting(5), num_workers=2, timeout=50), 2)
+
+
+def interrupt_then_wait(dataset: Gated) -> Callable[[int], Any]:
+    trainer = os.getpid()
+
+    def make(index: int) -> Any:
+        if index == 2:
+            os.kill(trainer, signal.SIGINT)
+            dataset.gate.wait()
+        return index
+
+    return make
+
+
+@parity
+def test_an_interrupt_reaches_next(cls: Loader) -> Any:
+    """Ctrl-C while next() waits; afterwards the same iterator gives what was missing."""
+    gated = Gated(0, at=[])
+    loader = cls(Of(interrupt_then_wait(gated), 5), num_workers=1, prefetch_factor=1)
+    iterator = iter(loader)
+    seen: list[Any] = []
+    try:
+        while True:
+            seen.append(next(iterator))
+    except KeyboardInterrupt:
+        gated.gate.open()
+    return [[int(x) for x in seen + drain(iterator)]]
+
+
+def vanish(index: int) -> int:
+    if index == 2:
+        os._exit(3)
+    return index
+
+
+@parity
+def test_a_worker_that_always_dies_is_reported(cls: Loader) -> Any:
+    """A sample ends every process that touches it: "DataLoader worker (pid ...) exited unexpectedly"."""
+    iterator = iter(cls(Of(vanish, 6), num_workers=1, prefetch_factor=1))
+    seen = []
+    for _ in range(4):
+        item = caught(next, iterator)
+        if isinstance(item, Caught):
+            text = str(item.error)
+            return [
+                type(item.error),
+                text.startswith("DataLoader worker (pid"),
+                "exited unexpectedly" in text,
+            ]
+        seen.append(item)
+    return seen
+
+
+def fall_over(index: int) -> int:
+    if index == 2:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return index
+
+
+@parity
+def test_a_worker_that_always_crashes_is_reported(cls: Loader) -> Any:
+    """torch's own suite looks for these words, and for a RuntimeError."""
+    iterator = iter(cls(Of(fall_over, 6), num_workers=1, prefetch_factor=1, worker_init_fn=silence))
+    for _ in range(4):
+        item = caught(next, iterator)
+        if isinstance(item, Caught):
+            return [
+                isinstance(item.error, RuntimeError),
+                "is killed by signal: Segmentation fault" in str(item.error),
+            ]
+    return "no error"
+
+
+def silence(worker: int) -> None:
+    """torch's handler writes of the crash to the worker's stderr."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -1,0 +1,161 @@
+"""The harness must be able to fail: each wrong loader below is caught, and torch's own passes."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from .datasets import Counting, Failing, Of, as_is, as_tensor
+from .harness import Loader, assert_same, caught, drain, normal_text
+
+
+class Changed(DataLoader[Any]):
+    """A loader whose batches pass through `change`."""
+
+    change: Callable[[Any], Any] = staticmethod(lambda batch: batch)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return map(type(self).change, super().__iter__())
+
+
+def loader_with(change: Callable[[Any], Any]) -> Loader:
+    return type("DataLoader", (Changed,), {"change": staticmethod(change)})
+
+
+class Reversed(DataLoader[Any]):
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return iter(list(super().__iter__())[::-1])
+
+
+class Short(DataLoader[Any]):
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return iter(list(super().__iter__())[:-1])
+
+
+class Drawing(DataLoader[Any]):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        random.random()
+        super().__init__(*args, **kwargs)
+
+
+class Chatty(DataLoader[Any]):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        warnings.warn("by the way", stacklevel=2)
+        super().__init__(*args, **kwargs)
+
+
+class OtherError(DataLoader[Any]):
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        try:
+            yield from super().__iter__()
+        except ValueError as error:
+            raise RuntimeError(str(error)) from None
+
+
+class OtherText(DataLoader[Any]):
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        try:
+            yield from super().__iter__()
+        except ValueError:
+            raise ValueError("other") from None
+
+
+class Breaking(DataLoader[Any]):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise OSError("not today")
+
+
+def read_tensors(cls: Loader) -> Any:
+    return list(cls(Of(as_tensor, 5), batch_size=2))
+
+
+def read_pairs(cls: Loader) -> Any:
+    return list(cls(Counting(4), batch_size=2, collate_fn=as_is))
+
+
+def fail_value() -> None:
+    raise ValueError("bad sample")
+
+
+def read_failing(cls: Loader) -> Any:
+    return drain(iter(cls(Failing(fail_value, 3, at=[1]))))
+
+
+WRONG: dict[str, tuple[Any, Loader]] = {
+    "value": (read_tensors, loader_with(lambda t: t + 1e-7 * t)),
+    "dtype": (read_tensors, loader_with(lambda t: t.double())),
+    "shape": (read_tensors, loader_with(lambda t: t.unsqueeze(0))),
+    "stride": (read_tensors, loader_with(lambda t: t.transpose(1, 2).contiguous().transpose(1, 2))),
+    "negative zero": (read_tensors, loader_with(lambda t: torch.where(t == 0, -0.0, t))),
+    "type of a container": (read_pairs, loader_with(tuple)),
+    "type of an item": (read_pairs, loader_with(lambda b: [float(x) for x in b])),
+    "order": (read_tensors, Reversed),
+    "a batch missing": (read_tensors, Short),
+    "random state": (read_tensors, Drawing),
+    "a warning": (read_tensors, Chatty),
+    "type of an error": (read_failing, OtherError),
+    "text of an error": (read_failing, OtherText),
+    "an error": (read_tensors, Breaking),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_loader_is_caught(wrong: str) -> None:
+    script, cls = WRONG[wrong]
+    with pytest.raises(AssertionError, match="differ"):
+        assert_same(script, cls)
+
+
+@pytest.mark.parametrize("script", [read_tensors, read_pairs, read_failing])
+def test_an_equal_loader_passes(script: Any) -> None:
+    assert_same(script, loader_with(as_is))
+
+
+def test_a_script_that_fails_on_torch_is_no_pass() -> None:
+    def broken(cls: Loader) -> None:
+        raise ValueError("script")
+
+    with pytest.raises(AssertionError, match="script itself fails"):
+        assert_same(broken, DataLoader)
+
+
+def test_a_loop_without_end_is_reported() -> None:
+    with pytest.raises(AssertionError, match="did not end"):
+        drain(iter(int, 1), most=10)
+
+
+def test_only_the_library_s_frames_leave_a_traceback() -> None:
+    text = (
+        "Caught ValueError in DataLoader worker process 1.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "/lib/torch/utils/data/_utils/worker.py", line 363, in _worker_loop\n'
+        "    data = fetcher.fetch(index)\n"
+        "           ^^^^^^^^^^^^^^^^^^^^\n"
+        f'  File "{__file__}", line 3, in fail_value\n'
+        '    raise ValueError("bad")\n'
+        "ValueError: bad\n"
+    )
+    assert normal_text(text) == (
+        "Caught ValueError in DataLoader worker process 1.\n"
+        "Original Traceback (most recent call last):\n"
+        "  in fail_value\n"
+        "ValueError: bad\n"
+    )
+
+
+def test_text_loses_pids_addresses_and_class_names() -> None:
+    text = (
+        "worker (pid(s) 12, 345) pid 7 <DpexDataLoader at 0x7f1b> _DpexIterator _SingleProcessDataLoaderIter"
+    )
+    assert normal_text(text) == "worker (pid(s) N) pid N <DataLoader at 0x> ITERATOR ITERATOR"
+
+
+def test_caught_gives_values_and_errors() -> None:
+    assert caught(int, "3") == 3
+    assert isinstance(caught(int, "x").error, ValueError)

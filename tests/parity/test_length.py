@@ -1,0 +1,105 @@
+"""`len(loader)`, `len(iter(loader))`, and the warning of a stream that gives more than it announced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from .datasets import Counting, SizedStream, Stream, pair, take
+from .harness import Loader, caught, parity
+
+MAP: dict[str, dict[str, Any]] = {
+    "one": {},
+    "three": {"batch_size": 3},
+    "three, last dropped": {"batch_size": 3, "drop_last": True},
+    "all": {"batch_size": 100},
+    "all, last dropped": {"batch_size": 100, "drop_last": True},
+    "single": {"batch_size": None},
+    "sampler": {"sampler": [1, 2, 3], "batch_size": 2},
+    "single sampler": {"sampler": [1, 2, 3], "batch_size": None},
+    "batch_sampler": {"batch_sampler": BatchSampler(SequentialSampler(range(7)), 2, True)},
+    "batch_sampler without a length": {"batch_sampler": iter([[1], [2]])},
+    "sampler without a length": {"sampler": iter([1, 2]), "batch_size": None},
+    "sampler without a length, batched": {"sampler": iter([1, 2]), "batch_size": 2},
+}
+
+
+@pytest.mark.parametrize("case", MAP)
+@parity
+def test_map(cls: Loader, case: str) -> Any:
+    loader = cls(Counting(10), **MAP[case])
+    return [caught(len, loader), caught(lambda: len(iter(loader)))]
+
+
+@parity
+def test_map_that_grows(cls: Loader) -> Any:
+    data = [1, 2, 3]
+    loaders = [cls(data), cls(data, shuffle=True), cls(data, num_workers=1)]
+    before = [len(loader) for loader in loaders]
+    data.append(4)
+    return [before, [len(loader) for loader in loaders], [sorted(map(int, loader)) for loader in loaders]]
+
+
+class Unsized:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@parity
+def test_map_without_a_length(cls: Loader, workers: int) -> Any:
+    loader = cls(Unsized(), num_workers=workers)
+    given = cls(Unsized(), num_workers=workers, sampler=[3, 4])
+    return [caught(len, loader), caught(lambda: list(loader)), len(given), list(given)]
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 3, 5, 20])
+@pytest.mark.parametrize("drop_last", [False, True])
+@parity
+def test_stream(cls: Loader, batch_size: int | None, drop_last: bool) -> Any:
+    if batch_size is None and drop_last:
+        return None
+    loader = cls(SizedStream(pair, 10, 10), batch_size=batch_size, drop_last=drop_last)
+    before = loader._IterableDataset_len_called
+    return [before, len(loader), loader._IterableDataset_len_called, caught(lambda: len(iter(loader)))]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@parity
+def test_stream_without_a_length(cls: Loader, workers: int) -> Any:
+    loader = cls(Stream(pair, 3), num_workers=workers)
+    iterator = iter(loader)
+    return [caught(len, loader), caught(len, iterator), list(iterator)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+@pytest.mark.parametrize("asked", [False, True])
+@parity
+def test_overrun(cls: Loader, workers: int, batch_size: int | None, asked: bool) -> Any:
+    """Warned is about each batch beyond the *dataset's* length, and only if somebody asked for the length."""
+    loader = cls(SizedStream(pair, 3, 6), batch_size=batch_size, num_workers=workers)
+    if asked:
+        len(loader)
+    return list(loader)
+
+
+@parity
+def test_overrun_when_the_length_is_asked_during_the_epoch(cls: Loader) -> Any:
+    """The iterator took the length at iter(): what is asked later counts for the next one."""
+    loader = cls(SizedStream(pair, 2, 4))
+    iterator = iter(loader)
+    first = take(iterator, 1)
+    len(loader)
+    return [first, list(iterator), "now the next", list(loader)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@parity
+def test_overrun_over_epochs(cls: Loader, persistent: bool) -> Any:
+    loader = cls(SizedStream(pair, 2, 3), num_workers=1, persistent_workers=persistent)
+    first = list(loader)
+    len(loader)
+    return [first, list(loader), list(loader)]

@@ -1,0 +1,331 @@
+"""In which order batches come, how far ahead indices are drawn, and what two iterators have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from .datasets import (
+    Counting,
+    Gated,
+    GatedStream,
+    Of,
+    Recording,
+    Stream,
+    as_is,
+    epochs,
+    pair,
+    take,
+    worker_id,
+)
+from .harness import Loader, caught, drain, parity
+
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+
+
+def lists(batches: list[Any]) -> list[Any]:
+    return [[part.tolist() for part in batch] for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 7])
+@parity
+def test_in_order(cls: Loader, workers: int, prefetch_factor: int) -> Any:
+    """The first batch waits at a gate, yet nothing overtakes it; batch i is made by worker i mod W."""
+    dataset = Gated(17, at=[0])
+    iterator = iter(cls(dataset, batch_size=2, num_workers=workers, prefetch_factor=prefetch_factor))
+    dataset.gate.open()
+    return list(iterator)
+
+
+@parity
+def test_out_of_order(cls: Loader) -> Any:
+    """Worker 0 is stuck at item 0 and holds item 2; all else goes to worker 1, who has room."""
+    dataset = Gated(10, at=[0])
+    iterator = iter(cls(dataset, num_workers=2, in_order=False))
+    first = take(iterator, 8)
+    dataset.gate.open()
+    return lists(first), lists(list(iterator))
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 3])
+@parity
+def test_out_of_order_with_other_prefetch(cls: Loader, prefetch_factor: int) -> Any:
+    dataset = Gated(12, at=[0])
+    iterator = iter(cls(dataset, num_workers=2, in_order=False, prefetch_factor=prefetch_factor))
+    first = take(iterator, 12 - prefetch_factor)
+    dataset.gate.open()
+    return lists(first), lists(list(iterator))
+
+
+@parity
+def test_out_of_order_stream(cls: Loader) -> Any:
+    dataset = GatedStream(10)
+    iterator = iter(cls(dataset, num_workers=2, in_order=False))
+    first = take(iterator, 5)
+    dataset.gate.open()
+    return lists(first), lists(list(iterator))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@parity
+def test_out_of_order_gives_the_same_batches(cls: Loader, workers: int) -> Any:
+    loader = cls(Counting(23), batch_size=2, num_workers=workers, in_order=False)
+    return [sorted(batch.tolist() for batch in epoch) for epoch in epochs(loader, 2)]
+
+
+@parity
+def test_out_of_order_over_persistent_epochs(cls: Loader) -> Any:
+    loader = cls(Counting(11), num_workers=2, in_order=False, persistent_workers=True, shuffle=True)
+    return [sorted(map(int, epoch)) for epoch in epochs(loader, 3)]
+
+
+def fail_for_three(index: int) -> int:
+    if index == 3:
+        raise ValueError("three")
+    return index
+
+
+@parity
+def test_out_of_order_with_an_error(cls: Loader) -> Any:
+    seen = drain(iter(cls(Of(fail_for_three, 8), num_workers=2, in_order=False)))
+    return sorted(
+        repr(item) if isinstance(item, torch.Tensor) else type(item.error).__name__ for item in seen
+    )
+
+
+@WORKERS
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 4])
+@parity
+def test_how_far_ahead_indices_are_drawn(cls: Loader, workers: int, prefetch_factor: int) -> Any:
+    """W * prefetch_factor at iter(), then one for each batch given."""
+    options = {"num_workers": workers, "prefetch_factor": prefetch_factor} if workers else {}
+    sampler = Recording([[i] for i in range(20)])
+    loader = cls(Counting(20), batch_sampler=sampler, **options)
+    seen: list[Any] = [sampler.seen]
+    iterator = iter(loader)
+    seen.append(sampler.seen)
+    for _ in range(22):
+        item = caught(next, iterator)
+        seen.append((item, sampler.seen))
+    return seen
+
+
+SAMPLED: dict[str, dict[str, Any]] = {
+    "batched": {"batch_size": 2},
+    "single": {"batch_size": None},
+    "stream of batches": {"batch_size": 2, "drop_last": True},
+}
+
+
+@WORKERS
+@pytest.mark.parametrize("how", SAMPLED)
+@pytest.mark.parametrize("persistent", [False, True])
+@parity
+def test_how_often_the_sampler_is_started(cls: Loader, how: str, workers: int, persistent: bool) -> Any:
+    """Once per epoch; twice with workers and batch_size=None."""
+    if persistent and not workers:
+        return None
+    sampler = Recording(range(5))
+    loader = cls(
+        Counting(5), sampler=sampler, num_workers=workers, persistent_workers=persistent, **SAMPLED[how]
+    )
+    seen: list[Any] = []
+    for _ in range(2):
+        iterator = iter(loader)
+        seen.append(sampler.seen)
+        seen.append(caught(next, iterator))
+        seen.append(sampler.seen)
+        seen.append(list(iterator))
+        seen.append(sampler.seen)
+    return seen
+
+
+@WORKERS
+@parity
+def test_the_sampler_is_read_in_this_process_and_in_this_thread(cls: Loader, workers: int) -> Any:
+    import os
+    import threading
+
+    places = set()
+
+    def sampler() -> Any:
+        for i in range(5):
+            places.add((os.getpid(), threading.current_thread() is threading.main_thread()))
+            yield i
+
+    batches = list(cls(Counting(5), sampler=sampler(), num_workers=workers))
+    return [batches, places == {(os.getpid(), True)}]
+
+
+@WORKERS
+@parity
+def test_a_sampler_that_learns_during_the_epoch(cls: Loader, workers: int) -> Any:
+    """Feedback from batches reaches the indices that are drawn after it."""
+    hard: list[int] = []
+
+    class Feedback:
+        def __iter__(self) -> Any:
+            for i in range(12):
+                yield hard.pop() if hard else i
+
+        def __len__(self) -> int:
+            return 12
+
+    loader = cls(Of(as_is, 0), batch_size=None, sampler=Feedback(), num_workers=workers)
+    seen = []
+    for item in loader:
+        seen.append(item)
+        if item == 2:
+            hard.append(100)
+    return seen
+
+
+@WORKERS
+@parity
+def test_two_iterators_live_at_once(cls: Loader, workers: int) -> Any:
+    loader = cls(Counting(12), batch_size=2, num_workers=workers, shuffle=True)
+    first = iter(loader)
+    a = take(first, 2)
+    second = iter(loader)
+    b = take(second, 3)
+    a += take(first, 1)
+    third = iter(loader)
+    return [a + list(first), b + list(second), list(third), first is not second]
+
+
+@WORKERS
+@parity
+def test_loops_within_loops(cls: Loader, workers: int) -> Any:
+    loader = cls(Counting(3), num_workers=workers)
+    return [(int(a), int(b)) for a in loader for b in loader]
+
+
+@WORKERS
+@parity
+def test_two_loaders_take_turns(cls: Loader, workers: int) -> Any:
+    pairs = zip(
+        cls(Counting(7), 2, num_workers=workers), cls(Stream(pair, 5), num_workers=workers), strict=False
+    )
+    return list(pairs)
+
+
+@WORKERS
+@parity
+def test_the_dataset_is_seen_as_it_is_at_iter(cls: Loader, workers: int) -> Any:
+    data = [1, 2, 3, 4]
+    loader = cls(data, batch_size=2, num_workers=workers)
+    seen = [list(loader)]
+    data[0] = 100
+    seen.append(list(loader))
+    data.extend([5, 6])
+    seen.append(list(loader))
+    iterator = iter(loader)
+    first = next(iterator)
+    data[-1] = 7
+    seen.append([first, *([] if not workers else list(iterator))])
+    return seen
+
+
+@parity
+def test_persistent_workers_see_the_dataset_as_it_was(cls: Loader) -> Any:
+    data = [1, 2, 3, 4]
+    loader = cls(data, batch_size=2, num_workers=2, persistent_workers=True)
+    data[1] = 50
+    seen = [list(loader)]
+    data[0] = 100
+    seen.append(list(loader))
+    return seen
+
+
+class Notebook:
+    """A dataset whose worker copy counts how often it was read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        self.reads += 1
+        return worker_id(), index, self.reads
+
+
+@WORKERS
+@pytest.mark.parametrize("persistent", [False, True])
+@parity
+def test_what_a_worker_s_copy_remembers(cls: Loader, workers: int, persistent: bool) -> Any:
+    if persistent and not workers:
+        return None
+    dataset = Notebook()
+    loader = cls(dataset, num_workers=workers, persistent_workers=persistent)
+    return [epochs(loader, 3), dataset.reads]
+
+
+@parity
+def test_the_persistent_iterator_is_one_object(cls: Loader) -> Any:
+    loader = cls(Counting(6), batch_size=2, num_workers=2, persistent_workers=True)
+    first = iter(loader)
+    a = list(first)
+    second = iter(loader)
+    b = take(second, 1)
+    third = iter(loader)
+    return [
+        a,
+        b,
+        first is second is third is loader._iterator,
+        list(third),
+        caught(next, first),
+        list(loader),
+    ]
+
+
+@parity
+def test_persistent_workers_are_the_same_processes(cls: Loader) -> Any:
+    import os
+
+    loader = cls(Of(lambda index: os.getpid(), 8), num_workers=2, persistent_workers=True)
+    first, second = epochs(loader, 2)
+    return [
+        first == second,
+        len({int(p) for p in first}),
+        len({int(p) for p in cls(loader.dataset, num_workers=2)}),
+    ]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5])
+@parity
+def test_a_persistent_epoch_that_is_broken_off(cls: Loader, taken: int) -> Any:
+    """The next epoch starts afresh; nothing of the old one shows."""
+    loader = cls(Notebook(), num_workers=2, persistent_workers=True, shuffle=True)
+    seen = [take(iter(loader), taken) for _ in range(3)]
+    return [[batch[:2] for batch in epoch] for epoch in seen] + [[batch[:2] for batch in loader]]
+
+
+@parity
+def test_a_persistent_stream_that_is_broken_off(cls: Loader) -> Any:
+    loader = cls(Stream(pair, 9, 4), num_workers=2, persistent_workers=True)
+    return [take(iter(loader), 3), list(loader), take(iter(loader), 12), list(loader)]
+
+
+@WORKERS
+@pytest.mark.parametrize("taken", [0, 1, 3])
+@parity
+def test_breaking_off(cls: Loader, workers: int, taken: int) -> Any:
+    loader = cls(Counting(40), batch_size=2, num_workers=workers, shuffle=True)
+    seen = []
+    for _ in range(2):
+        for i, batch in enumerate(loader):
+            if i == taken:
+                break
+            seen.append(batch)
+    return [seen, list(loader)]
+
+
+@WORKERS
+@parity
+def test_the_loader_may_go_before_its_iterator(cls: Loader, workers: int) -> Any:
+    return list(iter(cls(Counting(7), batch_size=2, num_workers=workers)))

@@ -1,0 +1,166 @@
+"""Pinning without an accelerator, the profiler's mark, threads, forks, and what is left of processes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.profiler import profile
+
+from .datasets import Counting, Of, as_tensor, epochs, take
+from .harness import Loader, caught, parity
+
+WORKERS = pytest.mark.parametrize("workers", [0, 2])
+NO_ACCELERATOR = pytest.mark.skipif(
+    torch.accelerator.is_available(), reason="says what happens without an accelerator"
+)
+
+
+@NO_ACCELERATOR
+@WORKERS
+@pytest.mark.parametrize("device", ["", "cuda"])
+@parity
+def test_pin_memory_without_an_accelerator(cls: Loader, workers: int, device: str) -> Any:
+    """A warning at each new iterator, and batches that are not pinned."""
+    loader = cls(Of(as_tensor, 3), num_workers=workers, pin_memory=True, pin_memory_device=device)
+    batches = epochs(loader, 2)
+    return [batches, [batch.is_pinned() for epoch in batches for batch in epoch], loader.pin_memory]
+
+
+@NO_ACCELERATOR
+@parity
+def test_pin_memory_of_persistent_workers_without_an_accelerator(cls: Loader) -> Any:
+    return epochs(cls(Counting(3), num_workers=1, pin_memory=True, persistent_workers=True), 2)
+
+
+@parity
+def test_pin_memory_device_alone(cls: Loader) -> Any:
+    return list(cls(Counting(3), pin_memory_device="cuda"))
+
+
+class Pinnable:
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+        self.pinned = 0
+
+    def pin_memory(self) -> Pinnable:
+        self.pinned += 1
+        return self
+
+
+@NO_ACCELERATOR
+@WORKERS
+@parity
+def test_own_pin_memory_is_not_called_without_an_accelerator(cls: Loader, workers: int) -> Any:
+    return list(cls(Counting(3), collate_fn=Pinnable, num_workers=workers, pin_memory=True))
+
+
+@WORKERS
+@parity
+def test_the_profiler_s_mark(cls: Loader, workers: int) -> Any:
+    """`enumerate(DataLoader)#<iterator>.__next__`, once for each next(), the last one included."""
+    with profile() as recorded:
+        list(cls(Counting(3), num_workers=workers))
+    return [(event.key, event.count) for event in recorded.key_averages() if "DataLoader" in event.key]
+
+
+@WORKERS
+@parity
+def test_grad_mode_and_threads_of_this_process(cls: Loader, workers: int) -> Any:
+    with torch.no_grad():
+        first = list(cls(Of(as_tensor, 2), num_workers=workers))
+    with torch.inference_mode():
+        second = list(cls(Of(as_tensor, 2), num_workers=workers))
+    return [first, second, [batch.is_inference() for batch in first + second], torch.get_num_threads()]
+
+
+@WORKERS
+@parity
+def test_from_another_thread(cls: Loader, workers: int) -> Any:
+    """Trainers run loaders in a background thread to hide their latency."""
+    loader = cls(Counting(7), batch_size=2, num_workers=workers)
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.extend(caught(list, loader)))
+    thread.start()
+    thread.join()
+    return seen
+
+
+@WORKERS
+@parity
+def test_an_iterator_made_here_and_used_in_another_thread(cls: Loader, workers: int) -> Any:
+    iterator = iter(cls(Counting(7), batch_size=2, num_workers=workers))
+    seen: list[Any] = take(iterator, 1)
+    thread = threading.Thread(target=lambda: seen.extend(caught(list, iterator)))
+    thread.start()
+    thread.join()
+    return seen
+
+
+@WORKERS
+@parity
+def test_from_a_forked_process(cls: Loader, workers: int) -> Any:
+    """A child of this process builds and uses a loader of its own."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            text = repr([batch.tolist() for batch in cls(Counting(5), batch_size=2, num_workers=workers)])
+        except BaseException as error:
+            text = repr(error)
+        os.write(writer, text.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    return [text, os.waitpid(child, 0)[1]]
+
+
+@WORKERS
+@pytest.mark.parametrize("how", ["ended", "broken off", "failed", "never used"])
+@parity
+def test_workers_are_gone_when_the_iterator_is(cls: Loader, workers: int, how: str) -> Any:
+    def use() -> list[int]:
+        iterator = iter(
+            cls(Counting(20), num_workers=workers, sampler=[*range(10), "x"] if how == "failed" else None)
+        )
+        pids = [worker.pid for worker in getattr(iterator, "_workers", [])]
+        if how == "broken off":
+            take(iterator, 3)
+        elif how != "never used":
+            caught(list, iterator)
+        return pids
+
+    pids = use()
+    gc.collect()
+    return [len(pids), [Path(f"/proc/{pid}").exists() for pid in pids]]
+
+
+@parity
+def test_persistent_workers_are_gone_when_the_loader_is(cls: Loader) -> Any:
+    def use() -> list[int]:
+        loader = cls(Counting(6), num_workers=2, persistent_workers=True)
+        epochs(loader, 2)
+        return [worker.pid for worker in loader._iterator._workers]
+
+    pids = use()
+    gc.collect()
+    return [len(pids), [Path(f"/proc/{pid}").exists() for pid in pids]]
+
+
+@parity
+def test_shutting_workers_down_by_hand(cls: Loader) -> Any:
+    """`_shutdown_workers()` and `_iterator = None` is how libraries free persistent workers today."""
+    loader = cls(Counting(6), num_workers=2, persistent_workers=True)
+    first = list(loader)
+    assert loader._iterator is not None
+    workers = loader._iterator._workers
+    loader._iterator._shutdown_workers()
+    loader._iterator._shutdown_workers()
+    loader._iterator = None
+    return [first, [worker.is_alive() for worker in workers], list(loader)]
