@@ -15,12 +15,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from dpex.cpus import static_worker_count
 from dpex.engine import Sizes
-from dpex.epoch import ArenaCache, EngineIter, InlineIter
+from dpex.epoch import ArenaCache, _DpexDataLoaderIter, _DpexInlineDataLoaderIter, _DpexMapDataLoaderIter
 from dpex.errors import FixedWorkersError, OptionError
-from dpex.lanes.base import Lane
+from dpex.lanes.maker import LaneMaker
 from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
 from dpex.stats import LoaderStats
-from dpex.worker import WorkerSetup
 
 logger = logging.getLogger("dpex")
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
@@ -127,7 +126,7 @@ class DpexDataLoader(DataLoader[T_co]):
     # -- life ----------------------------------------------------------------------------------------------------
 
     def _new_runtime(self) -> None:
-        self._iterators: weakref.WeakSet[EngineIter] = weakref.WeakSet()
+        self._iterators: weakref.WeakSet[_DpexDataLoaderIter] = weakref.WeakSet()
         self._arenas = ArenaCache()
         self._latest_stats = LoaderStats()
 
@@ -147,9 +146,10 @@ class DpexDataLoader(DataLoader[T_co]):
         if piped or (sizes.remote == 0 and self._torch_engine()):
             return super()._get_iterator()
         if self.num_workers == 0 and (self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable):
-            return InlineIter(self, self._arenas)
+            return _DpexInlineDataLoaderIter(self, self._arenas)
         self.check_worker_number_rationality()
-        iterator = EngineIter(self, self._make_lane, self._arenas, sizes)
+        kind = _DpexDataLoaderIter if self._dataset_kind == _DatasetKind.Iterable else _DpexMapDataLoaderIter
+        iterator = kind(self, self._lane_maker(), sizes)
         self._iterators.add(iterator)
         return iterator
 
@@ -162,21 +162,12 @@ class DpexDataLoader(DataLoader[T_co]):
             return True
         return False
 
-    def _make_lane(self, name: str, count: int, setup: WorkerSetup, shared_queue: bool) -> Lane:
-        if name == "local":
-            from dpex.lanes.local import LocalLane
-
-            context = self.multiprocessing_context
-            return LocalLane(setup, context, shared_queue=shared_queue, first_hosts=count)
-        from dpex.lanes.remote import RemoteLane
-
-        return RemoteLane(
-            setup,
+    def _lane_maker(self) -> LaneMaker:
+        return LaneMaker(
+            multiprocessing_context=self.multiprocessing_context,
             head_address=self.head_address,
             worker_resources=self.worker_resources,
             runtime_env=self.runtime_env,
-            shared_queue=shared_queue,
-            first_hosts=count,
         )
 
     def close(self) -> None:

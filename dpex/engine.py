@@ -19,12 +19,12 @@ import logging
 import os
 import select
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpex.alerts import warn
 from dpex.clock import monotonic
 from dpex.errors import WorkerDiedError
 from dpex.homes import Homes, Place
@@ -199,6 +199,8 @@ class Engine:
                     self._first_batch_s = waited
 
     def _await_delivery(self, entered: float) -> Delivery:
+        if self._closed:
+            raise StopIteration if self.schedule.finished else RuntimeError("this iterator was closed")
         if self._wishes:
             self._grant_wishes()
         if entered - self._collected_at > COLLECT_EVERY_S:
@@ -211,8 +213,6 @@ class Engine:
             if self.schedule.finished:
                 raise StopIteration
             self._fill(starving=True)
-            if self._closed:
-                raise RuntimeError("this iterator was closed")
             if self._all_inline():
                 self._make_inline()
             elif not self._collect():
@@ -475,12 +475,12 @@ class Engine:
             raise WorkerDiedError(f"{event.why}; {lane.crashes} workers in a row died before they made a single batch")
 
     def _warn_of_death(self, event: Gone) -> None:
-        held = f"; the {len(event.lost)} batches it held are made again" if event.lost else ""
-        warnings.warn(f"{event.why}{held}. The epoch goes on.", RuntimeWarning, stacklevel=6)
+        held = f"; what it held ({len(event.lost)} tickets) is made again" if event.lost else ""
+        warn(f"{event.why}{held}. The epoch goes on.")
 
     def _say(self, note: Note) -> None:
         if note.warning:
-            warnings.warn(note.text, RuntimeWarning, stacklevel=6)
+            warn(note.text)
         else:
             logger.info(note.text)
 
@@ -649,7 +649,7 @@ def _replay(logical: int, epoch: int, number: int, index: Any) -> Ticket:
 
 def _gave_up(ticket: Ticket, why: str) -> WorkerDiedError:
     return WorkerDiedError(
-        f"{why} Batch {ticket.number} (dataset indices {_shortened(ticket.index)}) killed {ticket.deaths} workers, "
+        f"{why}. Batch {ticket.number} (dataset indices {_shortened(ticket.index)}) killed {ticket.deaths} workers, "
         "one after the other, and is given up"
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
 from dpex.engine import Engine, Plan, Sizes
-from dpex.lanes.base import Lane
+from dpex.lanes.maker import LaneMaker
 from dpex.seeding import epoch_key, ticket_seed
 from dpex.transport.arena import Arena
 from dpex.worker import ArenaCollate, Fetcher, WorkerSetup, seed_ticket
@@ -34,16 +34,18 @@ from dpex.worker import ArenaCollate, Fetcher, WorkerSetup, seed_ticket
 INLINE_ARENA_BYTES = 1 << 20
 """Batches from this size on are stacked into reused memory when they are made in the training process."""
 
-LaneMaker = Callable[[Literal["local", "remote"], int, WorkerSetup, bool], Lane]
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 def draws_ahead_safely(sampler: Any) -> bool:
-    """Whether nobody can tell how far ahead this index sampler is drawn: torch's own that draw their order at once."""
+    """Whether nobody can tell how far ahead this index sampler is drawn: torch's own that draw their order at once.
+
+    A `RandomSampler` draws from its generator again when it ends, which the owner of that generator could notice.
+    """
     if type(sampler) is BatchSampler:
         sampler = sampler.sampler
     if type(sampler) is RandomSampler:
-        return not sampler.replacement
+        return not sampler.replacement and sampler.generator is None
     return type(sampler) in (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
@@ -60,21 +62,23 @@ class ArenaCache:
         return arena
 
 
-class InlineIter(_SingleProcessDataLoaderIter):
+class _DpexInlineDataLoaderIter(_SingleProcessDataLoaderIter):
     """Batches made in this process, one at a time, as torch does; large ones are stacked into reused memory."""
 
     def __init__(self, loader: Any, arenas: ArenaCache) -> None:
         super().__init__(loader)
         if self._collate_fn is default_collate:
-            self._dataset_fetcher.collate_fn = ArenaCollate(arenas.borrow(self), INLINE_ARENA_BYTES)
+            self._dataset_fetcher.collate_fn = ArenaCollate(arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False)
 
 
 class InlineMaker:
     """Makes tickets in the training process under ``seeding="batch"``, leaving its random state as it was."""
 
     def __init__(self, setup: WorkerSetup, arena: Arena) -> None:
-        collate = ArenaCollate(arena, INLINE_ARENA_BYTES) if setup.collate_fn is default_collate else setup.collate_fn
-        self._fetcher = Fetcher(setup, setup.dataset, collate)
+        collate_fn = setup.collate_fn
+        if collate_fn is default_collate:
+            collate_fn = ArenaCollate(arena, INLINE_ARENA_BYTES, in_worker=False)
+        self._fetcher = Fetcher(setup, setup.dataset, collate_fn)
         self._base_seed = setup.base_seed
         self._generator = np.random.MT19937()
 
@@ -92,10 +96,10 @@ class InlineMaker:
             np.random.set_bit_generator(numpy_generator)
 
 
-class EngineIter(_BaseDataLoaderIter):
-    """Batches made by workers; drives an `Engine`."""
+class _DpexDataLoaderIter(_BaseDataLoaderIter):
+    """Batches made by workers; drives an `Engine`. ``__next__`` is torch's, with its profiler mark and warnings."""
 
-    def __init__(self, loader: Any, make_lane: LaneMaker, arenas: ArenaCache, sizes: Sizes) -> None:
+    def __init__(self, loader: Any, make_lane: LaneMaker, sizes: Sizes) -> None:
         super().__init__(loader)
         if self._num_workers > 0 and loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
@@ -141,18 +145,11 @@ class EngineIter(_BaseDataLoaderIter):
             super()._reset(loader, first_iter)
         self._engine.begin_epoch(self._sampler_iter)
 
-    def __next__(self) -> Any:
-        if _profiler_enabled() or self._IterableDataset_len_called is not None or self._sampler_iter is None:
-            return super().__next__()
-        data = self._next_data()
-        self._num_yielded += 1
-        return data
-
     def _next_data(self) -> Any:
         try:
             data = self._engine.next()
         except StopIteration:
-            if not self._persistent_workers:
+            if self._engine.schedule.finished and not self._persistent_workers:
                 self._shutdown_workers()
             raise
         if self._pin_memory:
@@ -167,3 +164,14 @@ class EngineIter(_BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         self._finalizer()
+
+
+class _DpexMapDataLoaderIter(_DpexDataLoaderIter):
+    """For map-style data, which has no length warnings: torch's ``__next__`` without a profiler mark nobody reads."""
+
+    def __next__(self) -> Any:
+        if _profiler_enabled():
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data

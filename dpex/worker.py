@@ -16,7 +16,6 @@ import random
 import sys
 import time
 import types
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
+from dpex.alerts import warn
 from dpex.seeding import epoch_key, ticket_seed
 from dpex.transport.arena import Arena
 
@@ -151,19 +151,27 @@ class ArenaCollate:
     A user's own entry for ``torch.Tensor`` in ``default_collate_fn_map`` is respected.
     """
 
-    def __init__(self, arena: Arena, least_bytes: int) -> None:
+    def __init__(self, arena: Arena, least_bytes: int, *, in_worker: bool) -> None:
         self._arena = arena
         self._least_bytes = least_bytes
+        self._in_worker = in_worker
 
     def stack(self, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
-        """Stack equal, plain CPU tensors into a slot; leave everything else to torch."""
+        """Stack equal, plain CPU tensors into a slot; leave everything else to torch.
+
+        In a worker torch's result is always contiguous, in the training process it follows its inputs' strides.
+        """
         first = batch[0]
-        if type(first) is torch.Tensor and first.numel() * first.itemsize * len(batch) > self._least_bytes:
+        if not _plain(first):
+            return _torch_stack(batch, collate_fn_map=collate_fn_map)
+        large = first.numel() * first.itemsize * len(batch) > self._least_bytes
+        strided = not first.is_contiguous()
+        if (large and (self._in_worker or not strided)) or (strided and self._in_worker):
             shape, dtype = first.shape, first.dtype
             if all(_stackable(item, shape, dtype) for item in batch):
-                out = self._arena.tensor((len(batch), *shape), dtype)
-                return torch.stack(batch, 0, out=out)
-        return torch.stack(batch, 0) if _plain(first) else _torch_stack(batch, collate_fn_map=collate_fn_map)
+                size = (len(batch), *shape)
+                return torch.stack(batch, 0, out=self._arena.tensor(size, dtype) if large else torch.empty(size, dtype=dtype))
+        return torch.stack(batch, 0)
 
     def install(self) -> None:
         """Make ``default_collate`` itself use the arena, for collate functions that call it (worker processes only)."""
@@ -200,7 +208,6 @@ def _stackable(item: Any, shape: torch.Size, dtype: torch.dtype) -> bool:
         and item.device.type == "cpu"
         and not item.requires_grad
         and not item.is_nested
-        and item.is_contiguous()
         and not item.is_conj()
         and not item.is_neg()
     )
@@ -219,7 +226,7 @@ class Logical:
         self.epoch = -1
 
     def start(self) -> None:
-        """Seed, publish the worker info, run ``worker_init_fn``; an error waits for the first ticket."""
+        """Seed, publish the worker info, run ``worker_init_fn``; an error is the answer to every ticket."""
         setup = self.setup
         seed = seed_like_torch(setup.base_seed, self.number)
         self.info = torch_worker.WorkerInfo(
@@ -278,8 +285,7 @@ class WorkerCore:
         logical = self._current
         assert logical is not None
         if logical.init_error is not None:
-            error, logical.init_error = logical.init_error, None
-            return Failure(error), _NO_TIME
+            return Failure(logical.init_error), _NO_TIME
         try:
             if logical.epoch != epoch:
                 logical.new_pass(epoch)
@@ -319,7 +325,7 @@ def _copied(setup: WorkerSetup) -> WorkerSetup:
     try:
         dataset = copy.copy(setup.dataset)
     except Exception as error:
-        warnings.warn(f"two logical workers share one dataset object, as it cannot be copied: {error!r}", stacklevel=2)
+        warn(f"two logical workers share one dataset object, as it cannot be copied: {error!r}")
         return setup
     return replace(
         setup,

@@ -19,7 +19,6 @@ import select
 import signal
 import socket
 import termios
-import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -27,6 +26,7 @@ from typing import Any
 
 import torch.multiprocessing
 
+from dpex.alerts import warn
 from dpex.lanes.base import Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
 from dpex.lanes.localworker import BATCH, BOARD_ROW, CONTROL_ROW, END, TICKET_BYTES, WorkerPlan, receive
 from dpex.lanes.template import Parcel, TemplateHandle
@@ -345,9 +345,9 @@ class LocalLane:
         else:
             host.handle.exitcode = news[3]
             host.exit = (news[2], news[3])
-            self._drain(host)
             if not host.ended:
-                self._hang_up(host)
+                self._drain(host)
+            self._hang_up(host)
             self._buried(host)
 
     def _template_died(self) -> None:
@@ -520,7 +520,7 @@ def _how_it_ended(pid: int, code: int) -> str:
     except ValueError:
         description = f"signal {-code}"
     hint = " (the kernel's out-of-memory killer sends this signal too)" if -code == signal.SIGKILL else ""
-    return f"DataLoader worker (pid {pid}) is killed by signal: {description}.{hint}"
+    return f"DataLoader worker (pid {pid}) is killed by signal: {description}{hint}"
 
 
 def _safe_context(context: Any, plan: WorkerPlan) -> tuple[Any, Callable[[Any], bytes] | None]:
@@ -535,10 +535,9 @@ def _safe_context(context: Any, plan: WorkerPlan) -> tuple[Any, Callable[[Any], 
     try:
         pickler(plan)
     except Exception as error:
-        warnings.warn(
+        warn(
             "Ray is connected in this process, whose threads make forking it unsafe, but the dataset cannot be "
-            f"pickled ({error!r}); its workers are forked all the same",
-            stacklevel=2,
+            f"pickled ({error!r}); its workers are forked all the same"
         )
         return context, None
     server = torch.multiprocessing.get_context("forkserver")

@@ -88,7 +88,7 @@ class LocalWorker:
         self._encoder = Encoder(self._arena)
         self._core = WorkerCore(plan.setup)
         self._shared_queue = plan.shared_queue
-        ArenaCollate(self._arena, INLINE_BYTES).install()
+        ArenaCollate(self._arena, INLINE_BYTES, in_worker=True).install()
         self._out: list[tuple[Any, ...]] = []
         self._out_bytes = 0
         self._flushed = 0.0

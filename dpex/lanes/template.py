@@ -16,6 +16,7 @@ import ctypes
 import gc
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.context
 import os
 import pickle
 import select
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from dpex.alerts import warn
 from dpex.lanes.localworker import WorkerPlan, run_worker
 
 MESSAGE_BYTES = 1 << 18
@@ -74,6 +76,8 @@ class _Template:
         self._children: dict[int, tuple[int, Any]] = {}
         self._trainer_pid = trainer_pid
         self._trainer_fd = _pidfd(trainer_pid)
+        self._method = multiprocessing.get_start_method()
+        self._is_child = os.getppid() == trainer_pid
         self._context = multiprocessing.get_context("fork")
 
     def run(self) -> None:
@@ -83,7 +87,7 @@ class _Template:
             if self._trainer_fd >= 0:
                 watched.append(self._trainer_fd)
             ready = multiprocessing.connection.wait(watched, timeout=5.0)
-            if self._trainer_fd in ready or os.getppid() != self._trainer_pid:
+            if self._trainer_fd in ready or (self._is_child and os.getppid() != self._trainer_pid):
                 break
             self._reap()
             if self._control in ready:
@@ -108,7 +112,7 @@ class _Template:
     def _fork(self, host: int, fds: list[int], arguments: tuple[Any, ...]) -> None:
         child = self._context.Process(
             target=_enter_worker,
-            args=(self._parcel, self._control, self._trainer_fd, os.getpid(), host, fds, arguments),
+            args=(self._parcel, self._control, self._trainer_fd, os.getpid(), self._method, host, fds, arguments),
             name=f"dpex-worker-{host}",
             daemon=True,
         )
@@ -154,10 +158,18 @@ def _pidfd(pid: int) -> int:
 
 
 def _enter_worker(
-    parcel: Parcel, control: socket.socket, trainer_fd: int, template_pid: int, host: int, fds: list[int], arguments: Any
+    parcel: Parcel,
+    control: socket.socket,
+    trainer_fd: int,
+    template_pid: int,
+    start_method: str,
+    host: int,
+    fds: list[int],
+    arguments: Any,
 ) -> None:
     """First steps of a forked worker: drop what is the template's, die with it, ignore Ctrl-C."""
     control.close()
+    multiprocessing.context._force_start_method(start_method)  # type: ignore[attr-defined]
     if trainer_fd >= 0:
         os.close(trainer_fd)
     die_with_parent(template_pid)
@@ -194,6 +206,14 @@ class TemplateHandle:
         )
         try:
             self._process.start()
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            self._control.close()
+            warn(
+                f"The start method {context.get_start_method()!r} sends the dataset and its functions to the workers by "
+                f"pickle, which failed: {error}. Define them at the top of a module, or use the start method 'fork'.",
+                UserWarning,
+            )
+            raise
         except BaseException:
             self._control.close()
             raise

@@ -87,6 +87,7 @@ class Encoder:
         self._inline_bytes = 0
         self.nbytes = 0
         self._storages: dict[int, tuple[int, int]] = {}
+        self._seen: set[int] = set()
         self._keep: list[Any] = []
 
     def encode(self, batch: Any) -> Node:
@@ -103,10 +104,13 @@ class Encoder:
 
     def _node(self, value: Any) -> Node:
         kind = type(value)
-        if kind is torch.Tensor:
-            return self._tensor(value)
         if kind in _PLAIN:
             return (_LEAF, value)
+        if id(value) in self._seen:
+            raise _Exotic  # one object in two places: only the pickled way keeps it one
+        self._seen.add(id(value))
+        if kind is torch.Tensor:
+            return self._tensor(value)
         if kind is list or kind is tuple:
             if set(map(type, value)) <= _PLAIN:
                 return (_LEAF, value)
@@ -187,7 +191,7 @@ class _BatchPickler(ForkingPickler):
     """Protocol 5 with out-of-band buffers for plain tensors too; the rest by PyTorch's and Python's reductions."""
 
     def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        super().__init__(stream, 5, buffer_callback=buffers.append)
+        super().__init__(stream, 5, True, buffers.append)
         self._storages: dict[int, _SharedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:

@@ -262,7 +262,7 @@ REPLACED = (
 
 def normal_text(text: str) -> str:
     """The text without what may differ: the library's traceback frames, pids, addresses, class names."""
-    text = FRAME.sub(user_frame, text)
+    text = FRAME.sub(user_frame, text.replace("\\n", "\n"))  # a KeyError's text is a repr
     for pattern, name in REPLACED:
         text = pattern.sub(name, text)
     return text

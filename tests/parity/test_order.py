@@ -329,3 +329,39 @@ def test_breaking_off(cls: Loader, workers: int, taken: int) -> Any:
 @parity
 def test_the_loader_may_go_before_its_iterator(cls: Loader, workers: int) -> Any:
     return list(iter(cls(Counting(7), batch_size=2, num_workers=workers)))
+
+
+class Eager(Recording):
+    """Counts at `__iter__` itself, not when the first index is asked for; each start gives other indices."""
+
+    def __iter__(self) -> Any:
+        self.started += 1
+        return iter([(index + self.started) % 5 for index in self.indices])
+
+
+class EagerBatches(Recording):
+    def __iter__(self) -> Any:
+        self.started += 1
+        return iter([[(i + self.started) % 5 for i in batch] for batch in self.indices])
+
+
+@WORKERS
+@pytest.mark.parametrize("persistent", [False, True])
+@parity
+def test_samplers_that_begin_at_once(cls: Loader, workers: int, persistent: bool) -> Any:
+    """With workers torch asks the index sampler twice for its first iterator and uses the second."""
+    if persistent and not workers:
+        return None
+    seen: list[Any] = []
+    kinds: list[tuple[str, Any, dict[str, Any]]] = [
+        ("sampler", Eager(range(5)), {"batch_size": None}),
+        ("sampler", Eager(range(5)), {"batch_size": 2}),
+        ("batch_sampler", EagerBatches([[0, 1], [2]]), {}),
+    ]
+    for name, sampler, options in kinds:
+        options[name] = sampler
+        loader = cls(Counting(5), num_workers=workers, persistent_workers=persistent, **options)
+        for _ in range(2):
+            iterator = iter(loader)
+            seen.append((sampler.started, list(iterator), sampler.started))
+    return seen
