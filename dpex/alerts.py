@@ -6,16 +6,14 @@ import os
 import sys
 import warnings
 
-import torch
-
-_OURS = (os.path.dirname(__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep)
+_OURS = (os.path.dirname(__file__) + os.sep, os.sep + os.path.join("site-packages", "torch") + os.sep)
 
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn at the innermost frame that is neither dpex's nor torch's."""
     level = 2
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and any(place in frame.f_code.co_filename for place in _OURS):
         frame = frame.f_back
         level += 1
     warnings.warn(text, category, stacklevel=level)

@@ -471,7 +471,7 @@ class Engine:
             if not given_up and not self._plan.iterable:
                 self._warn_of_death(event)
         self._rehome(lane, event)
-        if lane.crashes > CRASHES_IN_A_ROW + lane.counts.wanted:
+        if lane.crashes > CRASHES_IN_A_ROW + lane.counts.wanted and not event.expected:
             raise WorkerDiedError(f"{event.why}; {lane.crashes} workers in a row died before they made a single batch")
 
     def _warn_of_death(self, event: Gone) -> None:

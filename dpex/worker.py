@@ -168,7 +168,8 @@ class ArenaCollate:
         strided = not first.is_contiguous()
         if (large and (self._in_worker or not strided)) or (strided and self._in_worker):
             shape, dtype = first.shape, first.dtype
-            if all(_stackable(item, shape, dtype) for item in batch):
+            alike = set(map(type, batch)) == _TENSOR_ONLY if self._in_worker else all(map(_like(first), batch))
+            if alike and first.device.type == "cpu":
                 size = (len(batch), *shape)
                 return torch.stack(batch, 0, out=self._arena.tensor(size, dtype) if large else torch.empty(size, dtype=dtype))
         return torch.stack(batch, 0)
@@ -187,6 +188,7 @@ class ArenaCollate:
         return torch_collate.collate(batch, collate_fn_map=table)
 
 
+_TENSOR_ONLY = {torch.Tensor}
 _torch_stack = torch_collate.collate_tensor_fn
 
 
@@ -199,18 +201,10 @@ def _plain(tensor: Any) -> bool:
     )
 
 
-def _stackable(item: Any, shape: torch.Size, dtype: torch.dtype) -> bool:
-    return (
-        type(item) is torch.Tensor
-        and item.shape == shape
-        and item.dtype == dtype
-        and item.layout is torch.strided
-        and item.device.type == "cpu"
-        and not item.requires_grad
-        and not item.is_nested
-        and not item.is_conj()
-        and not item.is_neg()
-    )
+def _like(first: torch.Tensor) -> Callable[[Any], bool]:
+    """Whether stacking an item with ``first`` into memory of ``first``'s dtype is what stacking them freely gives."""
+    dtype = first.dtype
+    return lambda item: _plain(item) and item.dtype == dtype and item.is_contiguous() and not item.is_conj()
 
 
 class Logical:

@@ -38,6 +38,7 @@ from dpex.worker import Failure, RngState, StreamEnd, WorkerSetup
 logger = logging.getLogger("dpex")
 
 BOARD_ROWS = 4096
+CRASHES_IN_A_ROW = 8
 _LONGEST_MESSAGE = 100 << 10
 _live_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -145,15 +146,19 @@ class LocalLane:
 
     def _start(self, context: Any, first_hosts: int) -> None:
         plan = WorkerPlan(self._setup, self._shared)
-        context, pickler = _safe_context(context, plan)
+        self._context, pickler = _safe_context(context, plan)
+        self._parcel = Parcel(plan, pickler)
         try:
-            self._template = TemplateHandle(context, Parcel(plan, pickler), list(_live_sockets))
+            self._start_template()
+            self.resize(first_hosts)
         except BaseException:
             self._release_resources()
             raise
+
+    def _start_template(self) -> None:
+        self._template = TemplateHandle(self._context, self._parcel, list(_live_sockets))
         _live_sockets.add(self._template.socket)
         self._epoll.register(self._template.socket.fileno(), select.EPOLLIN)
-        self.resize(first_hosts)
 
     def _add_host(self) -> None:
         number, self._next_host = self._next_host, self._next_host + 1
@@ -355,12 +360,14 @@ class LocalLane:
             self._epoll.unregister(self._template.socket.fileno())
         if self._closed:
             return
+        self._template.join(1.0)
+        self._crashes += 1
+        self._events.append(Note("the process that starts dpex's local workers ended, and they with it; starting anew"))
+        self._start_template()
         for host in list(self._hosts.values()):
             host.exit = host.exit or (host.handle.pid or 0, -signal.SIGKILL)
             self._hang_up(host)
             self._buried(host)
-        self.counts.wanted = 0
-        self._events.append(Note("the process that starts dpex's local workers was killed; no local worker can start"))
 
     def _hang_up(self, host: _Host) -> None:
         """The worker's end of the socket is closed; how it ended comes from the template."""
@@ -382,6 +389,8 @@ class LocalLane:
         if expected or self._closed:
             return
         self._crashes += 1
+        if self._crashes > CRASHES_IN_A_ROW + self.counts.wanted:
+            return  # the engine says so
         if self._shared:
             self._suspicious = True
         if len([h for h in self._hosts.values() if not h.leaving]) - self._leaves_queued < self.counts.wanted:

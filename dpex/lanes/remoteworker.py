@@ -217,7 +217,7 @@ class RemoteWorker:
         self._box = RemoteWorker._outbox
         self._encoder = FarEncoder(self._box)
         torch_collate.default_collate_fn_map.update(contents.collate_entries)
-        ArenaCollate(self._box, INLINE_BYTES).install()
+        ArenaCollate(self._box, INLINE_BYTES, in_worker=True).install()
         self._core = WorkerCore(contents.setup)
         self._fresh = True
         self._logical = order.host_index if order.shared_queue else None

@@ -64,7 +64,6 @@ def template_main(control: socket.socket, trainer_pid: int, parcel: Parcel, inhe
         foreign.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    gc.collect()
     gc.freeze()
     _Template(control, trainer_pid, parcel).run()
 

@@ -1,0 +1,535 @@
+"""Workers that are Ray actors on a cluster. With `cluster` and `remoteworker`, all that dpex knows of Ray.
+
+A host is an actor: asked for, placed on a node, prepared there (the first of a node is a probe for the others), up. One
+call carries a group of tickets; several calls are in flight for each host, so that the way there and back is hidden.
+Ray answers in a thread of its own, which copies large buffers out of the object store into memory that is already
+faulted in, puts the answer on a list and wakes the trainer through a pipe (see `inbox`). All else is done by the
+trainer's thread in `poll`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import os
+import pickle
+import secrets
+from collections.abc import Hashable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from dpex.lanes.base import Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
+from dpex.lanes.cluster import Actor, connect, kill, release
+from dpex.lanes.inbox import Inbox, Landed
+from dpex.lanes.remoteworker import END, Contents, Order, Report, Source, codec_signature
+from dpex.schedule import Ticket
+from dpex.transport.parcel import changed_collate_entries, cloud_dumps, pack
+from dpex.worker import RngState, WorkerSetup
+
+logger = logging.getLogger("dpex")
+
+FIRST_HOST = 1_000_000
+CALLS_IN_FLIGHT = 4
+"""A host takes no more than this many messages at a time."""
+_FAILED_STARTS = 3
+_OPTIONS = {"num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "scheduling_strategy", "label_selector"}
+
+
+class _Call:
+    """A message to a host that was not answered yet."""
+
+    __slots__ = ("kind", "logical", "ref", "tickets")
+
+    def __init__(self, kind: str, tickets: list[Ticket], logical: int = -1) -> None:
+        self.kind = kind
+        self.tickets = tickets
+        self.logical = logical
+        self.ref: Any = None
+
+
+class _Host:
+    """One actor as the lane sees it; ``stage`` is "asked", "placed", "preparing" or "up"."""
+
+    def __init__(self, number: int, index: int, actor: Actor) -> None:
+        self.number = number
+        self.index = index
+        self.actor = actor
+        self.stage = "asked"
+        self.probing = False
+        self.leaving = False
+        self.source: Source | None = None
+        self.calls: dict[int, _Call] = {}
+
+    def tickets(self) -> list[Ticket]:
+        return [ticket for call in self.calls.values() for ticket in call.tickets]
+
+
+class RemoteLane:
+    """See the module; implements `dpex.lanes.base.Lane`.
+
+    ``failed`` says why no host can be had at present, or is None; it may change either way while the cluster does.
+
+    Raises `ClusterError` where the cluster cannot be reached and `ShippingError` where the dataset cannot travel.
+    """
+
+    name = "remote"
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        *,
+        head_address: str,
+        worker_resources: Mapping[str, Any] | None,
+        runtime_env: Mapping[str, Any] | None,
+        shared_queue: bool,
+        first_hosts: int,
+        probe_index: Any = None,
+        memory_budget: int | None = None,
+    ) -> None:
+        self.counts = LaneCounts()
+        self.times = LaneTimes()
+        self.failed: str | None = None
+        self.crashes = 0
+        self._shared = shared_queue
+        self._probe_index = probe_index
+        self._kind = f"{type(setup.dataset).__module__}.{type(setup.dataset).__qualname__}"
+        self._hosts: dict[int, _Host] = {}
+        self._next_host = FIRST_HOST
+        self._next_call = 0
+        self._epoch = 0
+        self._events: list[Event] = []
+        self._suspects: set[int] = set()
+        self._failed_starts = 0
+        self._closed = False
+        self._owner = os.getpid()
+        parcel = pack(Contents(setup=setup, collate_entries=changed_collate_entries()))
+        self._cluster = connect(head_address)
+        try:
+            self._options = _actor_options(worker_resources, runtime_env)
+            self._pool_key: Hashable = json.dumps(self._options, sort_keys=True, default=repr)
+            header = np.frombuffer(parcel.header, np.uint8)
+            self._parcel = [importlib.import_module("ray").put([header, *parcel.buffers])]
+            self._inbox = Inbox(self._cluster)
+            self._avoided = {n: why for (n, kind), why in self._cluster.unfit.items() if kind == self._kind}
+            self.resize(first_hosts)
+        except BaseException:
+            release(self._cluster)
+            raise
+
+    # -- size ----------------------------------------------------------------------------------------------------
+
+    def resize(self, wanted: int) -> None:
+        """See `Lane.resize`."""
+        self.counts.wanted = wanted
+        staying = [host for host in self._hosts.values() if not host.leaving]
+        if len(staying) < wanted:
+            self._add_hosts(wanted - len(staying))
+        surplus = len(staying) - wanted
+        for host in sorted(staying, key=lambda h: (h.stage == "up", -h.number))[: max(0, surplus)]:
+            if self._shared or host.stage != "up":
+                self._dismiss(host)
+
+    def dismiss(self, host: int) -> None:
+        """See `Lane.dismiss`."""
+        found = self._hosts.get(host)
+        if found is not None:
+            self._dismiss(found)
+
+    def _dismiss(self, host: _Host) -> None:
+        host.leaving = True
+        if host.stage != "up" or not host.calls:
+            self._part(host)
+
+    def _part(self, host: _Host) -> None:
+        """End a host that holds nothing."""
+        kill(host.actor.handle)
+        self._forget(host)
+        self._events.append(Gone(host.number, (), None, True, "the worker was asked to leave", host.actor.pid))
+
+    def _forget(self, host: _Host) -> None:
+        del self._hosts[host.number]
+        self.counts.requested -= 1
+        self.counts.running -= host.stage == "up"
+        if not self._closed:
+            self._prepare_waiting(host.actor.node)
+
+    def _add_hosts(self, count: int) -> None:
+        actors = self._cluster.pool.take(self._pool_key, count)
+        for actor in [*actors, *(self._start_actor() for _ in range(count - len(actors)))]:
+            number, self._next_host = self._next_host, self._next_host + 1
+            index = next(i for i in range(len(self._hosts) + 1) if all(h.index != i for h in self._hosts.values()))
+            host = self._hosts[number] = _Host(number, index, actor)
+            self.counts.requested += 1
+            actor.calls = []
+            if actor.node is None:
+                self._call(host, "hello", [], actor.handle.hello.remote())
+            else:
+                self._placed(host)
+        if not self.counts.running:
+            self._look_for_nodes()
+
+    def _start_actor(self) -> Actor:
+        options = dict(self._options)
+        if self._avoided:
+            selector = {"ray.io/node-id": f"!in({','.join(sorted(self._avoided))})"}
+            options["label_selector"] = {**options.get("label_selector", {}), **selector}
+        name = f"dpex-worker-{os.getpid()}-{secrets.token_hex(4)}"
+        return Actor(_remote_class().options(name=name, **options).remote())
+
+    def _look_for_nodes(self) -> None:
+        """Find out whether any node could take a host at all."""
+        needed = _needs(self._options)
+        with contextlib.suppress(Exception):
+            nodes = [node for node in importlib.import_module("ray").nodes() if node["Alive"]]
+            fit = [n for n in nodes if all(n["Resources"].get(k, 0) >= v for k, v in needed.items())]
+            good = [n for n in fit if n["NodeID"] not in self._avoided]
+            if good:
+                return
+            reasons = "; ".join(sorted({why for n, why in self._avoided.items()})) if fit else ""
+            self._fail(reasons or f"no node of the cluster has {needed}")
+
+    def _fail(self, why: str) -> None:
+        if self.failed is None:
+            self._events.append(Note(f"no worker can run on the Ray cluster: {why}"))
+            self._inbox.wake()
+        self.failed = why
+
+    # -- preparing -----------------------------------------------------------------------------------------------
+
+    def _placed(self, host: _Host) -> None:
+        host.stage = "placed"
+        node = host.actor.node
+        if node in self._avoided:
+            self._give_up_on(host)
+        else:
+            self._prepare_waiting(node)
+
+    def _prepare_waiting(self, node: str | None) -> None:
+        """Prepare the hosts of a node: one first, the others when they can share what it has."""
+        here = [host for host in self._hosts.values() if host.actor.node == node and node is not None]
+        source = next((host.source for host in here if host.source is not None), None)
+        known = any(host.stage == "up" for host in here)
+        if any(host.stage == "preparing" for host in here) and not known:
+            return
+        for host in [h for h in here if h.stage == "placed"]:
+            self._prepare(host, source, first=not known)
+            if not known:
+                return
+
+    def _prepare(self, host: _Host, source: Source | None, first: bool) -> None:
+        host.stage = "preparing"
+        host.probing = first and (host.actor.node, self._kind) not in self._cluster.probed
+        order = Order(
+            shared_queue=self._shared,
+            host_index=host.index,
+            probe=host.probing,
+            probe_index=self._probe_index,
+            source=source,
+            codec=codec_signature(),
+        )
+        self._call(host, "prepare", [], host.actor.handle.prepare.remote(self._parcel, cloud_dumps(order)))
+
+    def _said_hello(self, host: _Host, answer: tuple[str, str, int]) -> None:
+        host.actor.node, host.actor.place, host.actor.pid = answer
+        self._placed(host)
+
+    def _prepared(self, host: _Host, report: Report | str) -> None:
+        unfit = report if isinstance(report, str) else report.unfit
+        if unfit is not None or isinstance(report, str):
+            self._set_aside(host, unfit or "")
+            return
+        host.source = report.source
+        host.stage = "up"
+        self.failed = None
+        self._failed_starts = 0
+        if host.actor.node is not None:
+            self._cluster.probed.add((host.actor.node, self._kind))
+        self.counts.running += 1
+        self._events.append(Up(host.number))
+        self._prepare_waiting(host.actor.node)
+
+    def _set_aside(self, host: _Host, why: str) -> None:
+        """The host's node cannot serve: nobody goes there any more."""
+        node = host.actor.node or ""
+        text = f"node {host.actor.place} is set aside: {why}"
+        self._avoided[node] = self._cluster.unfit[node, self._kind] = text
+        self._events.append(Note(text))
+        for other in [h for h in self._hosts.values() if h.actor.node == node and h.stage != "up"]:
+            self._give_up_on(other)
+
+    def _give_up_on(self, host: _Host) -> None:
+        kill(host.actor.handle)
+        self._forget(host)
+        self._replace()
+
+    def _replace(self) -> None:
+        missing = self.counts.wanted - sum(not host.leaving for host in self._hosts.values())
+        if missing > 0 and not self._closed and self._failed_starts < _FAILED_STARTS:
+            self._add_hosts(missing)
+
+    # -- tickets -------------------------------------------------------------------------------------------------
+
+    def hosts(self) -> list[int]:
+        """See `Lane.hosts`."""
+        return [host.number for host in self._hosts.values() if host.stage == "up" and not host.leaving]
+
+    def slots(self) -> int:
+        """How many more messages the lane takes now."""
+        up = (h for h in self._hosts.values() if h.stage == "up" and not h.leaving)
+        return sum(max(0, CALLS_IN_FLIGHT - len(host.calls)) for host in up)
+
+    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None) -> bool:
+        """See `Lane.send`. A message to a named host is always taken, one to anybody while somebody has room."""
+        if host is not None:
+            self._send(self._hosts[host], tickets, epoch)
+            return True
+        free = [
+            h
+            for h in self._hosts.values()
+            if h.stage == "up" and not h.leaving and len(h.calls) < CALLS_IN_FLIGHT
+        ]
+        if not free:
+            return False
+        place = min(free, key=lambda h: len(h.calls))
+        if self._suspects and any(ticket.number in self._suspects for ticket in tickets):
+            for ticket in tickets:  # one by one, so that a further death names the one to blame
+                self._send(place, [ticket], epoch)
+        else:
+            self._send(place, tickets, epoch)
+        return True
+
+    def _send(self, host: _Host, tickets: list[Ticket], epoch: int) -> None:
+        message = _dumps((epoch, tickets[0].queue, [(t.number, t.index) for t in tickets]))
+        self._call(host, "work", tickets, host.actor.handle.work.remote(message))
+
+    def adopt(self, host: int, logical: int, state: RngState | None) -> None:
+        """See `Lane.adopt`."""
+        place = self._hosts[host]
+        self._call(place, "adopt", [], place.actor.handle.adopt.remote(logical, state), logical)
+
+    def release(self, host: int, logical: int) -> None:
+        """See `Lane.release`."""
+        place = self._hosts[host]
+        self._call(place, "release", [], place.actor.handle.release.remote(logical), logical)
+
+    def new_epoch(self, epoch: int) -> None:
+        """See `Lane.new_epoch`."""
+        self._epoch = epoch
+        self._inbox.epoch = epoch
+        self._suspects.clear()
+
+    def _call(self, host: _Host, kind: str, tickets: list[Ticket], ref: Any, logical: int = -1) -> None:
+        number, self._next_call = self._next_call, self._next_call + 1
+        call = host.calls[number] = _Call(kind, tickets, logical)
+        call.ref = ref
+        self._inbox.expect(ref, (host.number, number), kind == "work")
+
+    # -- what happened -------------------------------------------------------------------------------------------
+
+    def descriptors(self) -> list[int]:
+        """See `Lane.descriptors`: the end of a pipe into which Ray's thread writes."""
+        return [self._inbox.descriptor]
+
+    def poll(self) -> list[Event]:
+        """See `Lane.poll`."""
+        if self._closed:
+            return []
+        for (number, call_number), answer in self._inbox.take():
+            host = self._hosts.get(number)
+            call = host.calls.pop(call_number, None) if host is not None else None
+            if host is None or call is None:
+                continue
+            if isinstance(answer, BaseException):
+                host.calls = {call_number: call, **host.calls}
+                self._lose(host, answer)
+            else:
+                self._answered(host, call, answer)
+        events, self._events = self._events, []
+        return events
+
+    def _answered(self, host: _Host, call: _Call, answer: Any) -> None:
+        if call.kind == "work":
+            self._made(host, answer)
+        elif call.kind == "hello":
+            self._said_hello(host, answer)
+        elif call.kind == "prepare":
+            self._prepared(host, pickle.loads(answer) if isinstance(answer, bytes) else answer)
+        elif call.kind == "release":
+            self._events.append(Released(call.logical, host.number, answer))
+        if host.leaving and not host.calls and host.number in self._hosts:
+            self._part(host)
+
+    def _made(self, host: _Host, landed: Landed) -> None:
+        times = self.times
+        self.crashes = 0
+        for epoch, number, kind, value, fetch_s, collate_s, cpu_s, encode_s, nbytes in landed.results:
+            times.tickets += 1
+            times.fetch_s += fetch_s
+            times.collate_s += collate_s
+            times.encode_s += encode_s
+            times.cpu_s += cpu_s
+            if epoch == self._epoch:
+                self._suspects.discard(number)
+                service_s = fetch_s + collate_s + encode_s
+                self._events.append(Made(epoch, number, host.number, value, kind == END, service_s, nbytes))
+        if landed.snapshot is not None:
+            self._events.append(Snapshot(*landed.snapshot))
+
+    # -- losses --------------------------------------------------------------------------------------------------
+
+    def _lose(self, host: _Host, error: BaseException) -> None:
+        """A call failed for Ray's reasons: whatever the host holds is lost, and the host is given up."""
+        why, node_died = _cause(error)
+        was_up = host.stage == "up"
+        lost = tuple(ticket.number for ticket in host.tickets())
+        guilty = None if node_died else self._guilty(host)
+        kill(host.actor.handle)
+        self._forget(host)
+        where = f"on node {host.actor.place} (pid {host.actor.pid})" if host.actor.pid else "that was starting"
+        text = f"the Ray worker {where} died: {why}"
+        if was_up:
+            self.crashes += not host.leaving
+            expected = host.leaving and not lost
+            self._events.append(Gone(host.number, lost, guilty, expected, text, host.actor.pid))
+        elif not host.leaving:
+            self._start_failed(text)
+        self._replace()
+        if not self.counts.running and not self._closed:
+            self._look_for_nodes()
+
+    def _start_failed(self, text: str) -> None:
+        self._failed_starts += 1
+        self._events.append(Note(text))
+        if self._failed_starts >= _FAILED_STARTS and not self.counts.running:
+            self._fail(f"{self._failed_starts} workers in a row could not start; the last: {text}")
+
+    def _guilty(self, host: _Host) -> int | None:
+        """The ticket a dead process was working on: known when its oldest message has just one."""
+        first = next((call.tickets for call in host.calls.values() if call.tickets), None)
+        if first is None:
+            return None
+        if len(first) == 1 or not self._shared:
+            return first[0].number
+        self._suspects.update(ticket.number for ticket in first)
+        return None
+
+    # -- closing -------------------------------------------------------------------------------------------------
+
+    def close(self, grace_s: float = 5.0, *, shut_down: bool = False) -> None:
+        """See `Lane.close`. Actors are parked for the next lane while anybody holds a share of the cluster.
+
+        ``shut_down``: a private Ray ends with its last lane, instead of with the process.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._inbox.close()
+        if self._owner != os.getpid():
+            return
+        for host in self._hosts.values():
+            if host.leaving:
+                kill(host.actor.handle)
+            else:
+                host.actor.calls = [call.ref for call in host.calls.values()]
+                self._cluster.pool.park(self._pool_key, host.actor)
+        self._hosts.clear()
+        self._events.clear()
+        self._parcel.clear()
+        self.counts = LaneCounts()
+        release(self._cluster, shut_down=shut_down)
+
+
+# -- Ray's side ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _remote_class() -> Any:
+    """The actor class. It is local, so that it travels by value: a node without dpex can say so instead of failing."""
+
+    class DpexWorker:
+        def __init__(self) -> None:
+            self._worker: Any = None
+
+        def hello(self) -> tuple[str, str, int]:
+            import os
+            import socket
+
+            import ray
+
+            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+            node = ray.get_runtime_context().get_node_id()
+            return node, f"{socket.gethostname()} ({node[:8]})", os.getpid()
+
+        def prepare(self, refs: list[Any], order: bytes) -> Any:
+            import pickle
+
+            try:
+                from dpex.lanes import remoteworker
+            except Exception as error:
+                return f"dpex cannot be imported there: {type(error).__name__}: {error}"
+            if self._worker is not None:
+                self._worker.close()
+                self._worker = None
+            self._worker, report = remoteworker.prepare(pickle.loads(order), lambda: remoteworker.get_from_ray(refs))
+            return pickle.dumps(report)
+
+        def work(self, message: bytes) -> Any:
+            return self._worker.work(message)
+
+        def adopt(self, logical: int, state: bytes | None) -> None:
+            self._worker.adopt(logical, state)
+
+        def release(self, logical: int) -> bytes:
+            return bytes(self._worker.release(logical))
+
+        def __repr__(self) -> str:
+            return "dpex worker"
+
+    return importlib.import_module("ray").remote(DpexWorker)
+
+
+def _actor_options(resources: Mapping[str, Any] | None, runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Ray's options for an actor; ``resources`` may name them, or ``CPU``, ``GPU`` and resources of the cluster's own."""
+    options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+    own = {}
+    for name, value in (resources or {}).items():
+        name = {"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, name)
+        if name in _OPTIONS:
+            options[name] = value
+        else:
+            own[name] = value
+    if own:
+        options["resources"] = {**options.get("resources", {}), **own}
+    if runtime_env:
+        options["runtime_env"] = dict(runtime_env)
+    return options
+
+
+def _needs(options: Mapping[str, Any]) -> dict[str, float]:
+    needs = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options.get("resources", {})}
+    return {name: value for name, value in needs.items() if value}
+
+
+def _cause(error: BaseException) -> tuple[str, bool]:
+    """What Ray says about a death, in one line, and whether it was the node's."""
+    text = " ".join(str(error).split())
+    for mark in ("The actor is dead because ", "The actor died because ", "The actor "):
+        if mark in text:
+            text = text[text.rindex(mark) + len(mark) :]
+            break
+    text = text.split(" Some common causes include")[0].removeprefix("it died: ")
+    node_died = "node has died" in text or "node was" in text or "its node" in text or "Node " in text
+    return f"{text[:400]} [{type(error).__name__}]", node_died
+
+
+def _dumps(message: Any) -> bytes:
+    try:
+        return pickle.dumps(message, 5)
+    except Exception:
+        return cloud_dumps(message)
+
+
