@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from pathlib import Path
 
-_OURS = (os.path.dirname(__file__) + os.sep, os.sep + os.path.join("site-packages", "torch") + os.sep)
+_OURS = (f"{Path(__file__).parent}{os.sep}", f"site-packages{os.sep}torch{os.sep}")
 
 
 def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:

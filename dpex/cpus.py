@@ -60,9 +60,12 @@ def cgroup_cpus(root: Path = _CGROUP_ROOT, proc_self_cgroup: str | None = None) 
     return min(quotas, default=None)
 
 
+_LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+
+
 def local_ranks(environ: Mapping[str, str]) -> int:
     """Training processes on this host, as launchers tell it (``LOCAL_WORLD_SIZE`` and its cousins); 1 when unsaid."""
-    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"):
+    for name in _LOCAL_RANKS:
         value = environ.get(name, "")
         if value.isdigit() and int(value) > 0:
             return int(value)
@@ -71,16 +74,14 @@ def local_ranks(environ: Mapping[str, str]) -> int:
 
 def usable_cpus() -> float:
     """CPUs this process may use: affinity, cut by the cgroup quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cpus = float(len(os.sched_getaffinity(0)))
-    else:  # pragma: no cover - other systems than Linux
-        cpus = float(os.cpu_count() or 1)
+    affinity = getattr(os, "sched_getaffinity", None)
+    cpus = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
     quota = cgroup_cpus()
     return cpus if quota is None else min(cpus, quota)
 
 
 def static_worker_count(cpus: float | None = None, ranks: int | None = None) -> int:
-    """Workers for ``num_workers="auto"`` before anything was measured: this rank's CPUs less one for the trainer, at least 1."""
+    """Workers for ``num_workers="auto"`` before anything was measured: this rank's CPUs less one for the trainer."""
     cpus = usable_cpus() if cpus is None else cpus
     ranks = local_ranks(os.environ) if ranks is None else ranks
     return max(1, math.floor(cpus / ranks) - 1)

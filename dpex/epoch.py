@@ -34,6 +34,7 @@ from dpex.worker import ArenaCollate, Fetcher, WorkerSetup, seed_ticket
 INLINE_ARENA_BYTES = 1 << 20
 """Batches from this size on are stacked into reused memory when they are made in the training process."""
 
+_numpy_random: Any = np.random
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
@@ -85,15 +86,15 @@ class InlineMaker:
     def __call__(self, number: int, index: Any, epoch: int) -> Any:
         """The batch; errors come as they are."""
         python, torch_state = random.getstate(), torch.default_generator.get_state()
-        numpy_generator = np.random.get_bit_generator()
-        np.random.set_bit_generator(self._generator)
+        numpy_generator = _numpy_random.get_bit_generator()
+        _numpy_random.set_bit_generator(self._generator)
         try:
             seed_ticket(ticket_seed(epoch_key(self._base_seed, epoch), number))
             return self._fetcher.fetch(index)[0]
         finally:
             random.setstate(python)
             torch.default_generator.set_state(torch_state)
-            np.random.set_bit_generator(numpy_generator)
+            _numpy_random.set_bit_generator(numpy_generator)
 
 
 class _DpexDataLoaderIter(_BaseDataLoaderIter):
@@ -115,7 +116,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             auto_collation=self._auto_collation,
             drop_last=self._drop_last,
             num_workers=self._num_workers,
-            base_seed=self._base_seed,
+            base_seed=int(self._base_seed),
             per_batch_seed=per_batch,
         )
         inline: list[InlineMaker] = []

@@ -59,9 +59,7 @@ class Options:
             budget is None or (isinstance(budget, int) and not isinstance(budget, bool) and budget > 0),
             f"memory_budget={budget!r}: give a positive number of bytes, or None for no limit",
         )
-        _require(
-            self.local_engine in ("dpex", "torch"), f"local_engine={self.local_engine!r}: give 'dpex' or 'torch'"
-        )
+        _require(self.local_engine in ("dpex", "torch"), f"local_engine={self.local_engine!r}: give 'dpex' or 'torch'")
         for name in ("worker_resources", "runtime_env"):
             value = getattr(self, name)
             _require(value is None or isinstance(value, Mapping), f"{name}={value!r}: give a mapping or None")

@@ -72,8 +72,8 @@ class Failure:
 
 def get_rng_state() -> RngState:
     """States of the three global generators."""
-    states = (random.getstate(), np.random.get_state(legacy=True), torch.default_generator.get_state().numpy().tobytes())
-    return pickle.dumps(states, 5)
+    torch_state = torch.default_generator.get_state().numpy().tobytes()
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=True), torch_state), 5)
 
 
 def set_rng_state(state: RngState) -> None:
@@ -171,7 +171,8 @@ class ArenaCollate:
             alike = set(map(type, batch)) == _TENSOR_ONLY if self._in_worker else all(map(_like(first), batch))
             if alike and first.device.type == "cpu":
                 size = (len(batch), *shape)
-                return torch.stack(batch, 0, out=self._arena.tensor(size, dtype) if large else torch.empty(size, dtype=dtype))
+                out = self._arena.tensor(size, dtype) if large else torch.empty(size, dtype=dtype)
+                return torch.stack(batch, 0, out=out)
         return torch.stack(batch, 0)
 
     def install(self) -> None:

@@ -533,7 +533,7 @@ def _how_it_ended(pid: int, code: int) -> str:
 
 
 def _safe_context(context: Any, plan: WorkerPlan) -> tuple[Any, Callable[[Any], bytes] | None]:
-    """The start method of the template: torch's or the user's; a clean server where Ray's threads make forking unsafe."""
+    """The template's start method: torch's or the user's; a clean server where Ray's threads make forking unsafe."""
     if context is None:
         context = torch.multiprocessing.get_context()
     elif not hasattr(context, "get_start_method"):
@@ -558,7 +558,7 @@ def _ray_is_connected() -> bool:
     import sys
 
     ray = sys.modules.get("ray")
-    return ray is not None and hasattr(ray, "is_initialized") and bool(ray.is_initialized())
+    return bool(getattr(ray, "is_initialized", bool)())
 
 
 def _cloud_pickler() -> Callable[[Any], bytes]:

@@ -9,6 +9,7 @@ that the trainer knows what a killed worker held.
 from __future__ import annotations
 
 import array
+import contextlib
 import marshal
 import mmap
 import os
@@ -208,7 +209,5 @@ def run_worker(open_plan: Callable[[], WorkerPlan], host: int, fds: list[int], b
     board = mmap.mmap(fds[1], board_bytes)
     os.close(fds[1])
     tickets = socket.socket(fileno=fds[2]) if len(fds) > 2 else results
-    try:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone, or closed the loader
         LocalWorker(open_plan(), host, results, board, row).serve(tickets)
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the trainer is gone, or does not want us any more

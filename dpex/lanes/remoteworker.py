@@ -327,7 +327,7 @@ def _probe(setup: WorkerSetup, index: Any) -> None:
         setup.dataset[index]
     except (ImportError, OSError) as error:
         raise UnfitError(f"a sample cannot be fetched there: {type(error).__name__}: {error}") from error
-    except Exception:  # noqa: S110
+    except Exception:
         pass  # the dataset's own affair: it will show where the sample is wanted
     finally:
         torch_worker._worker_info = None

@@ -208,7 +208,7 @@ class TemplateHandle:
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             self._control.close()
             warn(
-                f"The start method {context.get_start_method()!r} sends the dataset and its functions to the workers by "
+                f"The start method {context.get_start_method()!r} sends the dataset and its functions to workers by "
                 f"pickle, which failed: {error}. Define them at the top of a module, or use the start method 'fork'.",
                 UserWarning,
             )
@@ -236,7 +236,7 @@ class TemplateHandle:
             self._control.setblocking(False)
 
     def news(self) -> list[tuple[Any, ...]]:
-        """``("up", host, pid)`` and ``("exit", host, pid, exit code)`` since the last call; ``("dead",)`` at its end."""
+        """``("up", host, pid)`` and ``("exit", host, pid, exit code)`` since last time; ``("dead",)`` once it ended."""
         found: list[tuple[Any, ...]] = []
         while not self._closed:
             try:

@@ -13,6 +13,7 @@ A process forked from the taker inherits its views; the clearing callback theref
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import weakref
@@ -50,10 +51,8 @@ class SegmentSpec(NamedTuple):
 
 def _advise(memory: mmap.mmap, advice: int) -> None:
     """Ask the kernel for a favour; older kernels refuse, and nothing depends on it."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         memory.madvise(advice)
-    except (OSError, ValueError):
-        pass
 
 
 def slot_class(nbytes: int) -> int:

@@ -20,9 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.multiprocessing  # noqa: F401  (registers the reductions of tensors)
-
-from dpex.transport.arena import Arena, SlotRef
+import torch.multiprocessing
 
 INLINE_BYTES = 4096
 """A buffer up to this size lies inside the message."""
@@ -43,7 +41,7 @@ Lease = Callable[[int, int, int], np.ndarray[Any, Any]]
 """``lease(segment, slot, nbytes)``: a writable uint8 array over a slot, on the taker's side."""
 
 
-class _Exotic(Exception):
+class _ExoticError(Exception):
     """The short way does not know this value."""
 
 
@@ -95,7 +93,7 @@ class Encoder:
         self._reset()
         try:
             node = self._node(batch)
-        except _Exotic:
+        except _ExoticError:
             self._reset()
             node = self._pickled(batch)
         finally:
@@ -107,7 +105,7 @@ class Encoder:
         if kind in _PLAIN:
             return (_LEAF, value)
         if id(value) in self._seen:
-            raise _Exotic  # one object in two places: only the pickled way keeps it one
+            raise _ExoticError  # one object in two places: only the pickled way keeps it one
         self._seen.add(id(value))
         if kind is torch.Tensor:
             return self._tensor(value)
@@ -117,11 +115,11 @@ class Encoder:
             return (_LIST if kind is list else _TUPLE, [self._node(item) for item in value])
         if kind is dict and set(map(type, value)) <= _KEYS:
             return (_DICT, list(value), [self._node(item) for item in value.values()])
-        raise _Exotic
+        raise _ExoticError
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
         if not _is_plain_tensor(tensor):
-            raise _Exotic
+            raise _ExoticError
         code, shape = _DTYPE_CODE[tensor.dtype], tuple(tensor.shape)
         if tensor.numel() == 0:
             return (_EMPTY, code, shape, tensor.stride())
@@ -140,7 +138,7 @@ class Encoder:
         """A second tensor over memory that this batch already holds."""
         first, end = known
         if start < first or start + nbytes > end or (start - first) % tensor.itemsize:
-            raise _Exotic  # the pickled way sends whole storages
+            raise _ExoticError  # the pickled way sends whole storages
         return (_ALIAS, first, start - first, code, tuple(tensor.shape), tensor.stride())
 
     def _buffer(self, tensor: torch.Tensor, start: int, storage: int, nbytes: int) -> Node:
