@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from dpex.cpus import static_worker_count
 from dpex.engine import Sizes
-from dpex.epoch import ArenaCache, _DpexDataLoaderIter, _DpexInlineDataLoaderIter, _DpexMapDataLoaderIter
+from dpex.epoch import ArenaCache, _DpexDataLoaderIter, _DpexInlineDataLoaderIter, _DpexMapDataLoaderIter, draws_ahead_safely
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.lanes.maker import LaneMaker
 from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
@@ -128,11 +128,12 @@ class DpexDataLoader(DataLoader[T_co]):
     def _new_runtime(self) -> None:
         self._iterators: weakref.WeakSet[_DpexDataLoaderIter] = weakref.WeakSet()
         self._arenas = ArenaCache()
+        self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._latest_stats = LoaderStats()
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_iterators", "_arenas", "_latest_stats"):
+        for name in ("_iterators", "_arenas", "_share", "_latest_stats"):
             state.pop(name, None)
         return state
 
@@ -148,6 +149,8 @@ class DpexDataLoader(DataLoader[T_co]):
         if self.num_workers == 0 and (self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable):
             return _DpexInlineDataLoaderIter(self, self._arenas)
         self.check_worker_number_rationality()
+        if sizes.remote > 0:
+            self._hold_cluster()
         kind = _DpexDataLoaderIter if self._dataset_kind == _DatasetKind.Iterable else _DpexMapDataLoaderIter
         iterator = kind(self, self._lane_maker(), sizes)
         self._iterators.add(iterator)
@@ -168,14 +171,34 @@ class DpexDataLoader(DataLoader[T_co]):
             head_address=self.head_address,
             worker_resources=self.worker_resources,
             runtime_env=self.runtime_env,
+            probe_index=self._probe_index(),
         )
 
+    def _probe_index(self) -> int | None:
+        if self._dataset_kind == _DatasetKind.Iterable or not draws_ahead_safely(self._index_sampler):
+            return None
+        return 0 if len(self.dataset) > 0 else None  # type: ignore[arg-type]
+
+    def _hold_cluster(self) -> None:
+        """Keep a share of the connection to Ray, so that actors wait between epochs instead of starting anew."""
+        from dpex.lanes.cluster import connect, release
+
+        if self._share is None or not self._share.alive:
+            self._share = weakref.finalize(self, release, connect(self.head_address))
+
     def close(self) -> None:
-        """End all workers of all iterators of this loader; the loader itself can be iterated anew. Idempotent."""
+        """End all workers of all iterators of this loader; the loader itself can be iterated anew. Idempotent.
+
+        Actors go, and so does a private Ray that dpex started, unless another loader uses them.
+        """
         for iterator in list(self._iterators):
             self._latest_stats = iterator._engine.stats()
             iterator._shutdown_workers()
         self._iterator = None
+        share = self._share.detach() if self._share is not None else None
+        if share is not None:
+            _, give_back, arguments, _ = share
+            give_back(*arguments, shut_down=True)
 
     def __enter__(self) -> DpexDataLoader[T_co]:
         return self

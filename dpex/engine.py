@@ -21,11 +21,12 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dpex.alerts import warn
 from dpex.clock import monotonic
+from dpex.cpus import static_worker_count
 from dpex.errors import WorkerDiedError
 from dpex.homes import Homes, Place
 from dpex.lanes.base import Event, Gone, Lane, Made, Note, Released, Snapshot, Up
@@ -36,8 +37,8 @@ from dpex.worker import Failure
 logger = logging.getLogger("dpex")
 
 TINY_S = 0.0003
-MESSAGE_S = 0.0005
-LARGEST_GROUP = 64
+MESSAGE_S = 0.001
+LARGEST_GROUP = 128
 STRETCH_BYTES = 16 << 20
 STRAGGLER_FACTOR = 8
 STRAGGLER_BYTES = 512 << 20
@@ -236,6 +237,7 @@ class Engine:
                 raise RuntimeError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
             limit = min(limit, left)
         self._widen_for_stragglers()
+        self._take_over_locally()
         descriptors = (self._wake, *(fd for lane in self._lanes.values() for fd in lane.descriptors()))
         if self._poller[0] != descriptors:
             poller = select.poll()
@@ -263,6 +265,18 @@ class Engine:
         widest = STRAGGLER_FACTOR * self._plan.base_window
         self._straggler_window = min(widest, schedule.window + max(1, schedule.window // 4))
         schedule.set_window(self._window())
+        self._fill(starving=True)
+
+    def _take_over_locally(self) -> None:
+        """No cluster is left: as many workers as this machine has CPUs for do the work."""
+        remote = self._lanes.get("remote")
+        if remote is None or remote.failed is None or self._places() or "local" in self._lanes:
+            return
+        count = max(1, min(self._sizes.remote + self._sizes.local, static_worker_count()))
+        warn(f"no remote worker is left ({remote.failed}): {count} local workers take over")
+        self._sizes = replace(self._sizes, local=count)
+        self._lane("local", count)
+        self._dirty.update(range(max(1, self._plan.logicals)))
         self._fill(starving=True)
 
     # -- drawing and issuing -------------------------------------------------------------------------------------

@@ -112,6 +112,8 @@ class Lane(Protocol):
     name: str
     counts: LaneCounts
     times: LaneTimes
+    failed: str | None
+    """Why no host can be had at present, or None."""
 
     def resize(self, wanted: int) -> None:
         """Ask for that many hosts; `Up` and `Gone` events follow. A leaving host finishes what it holds.

@@ -115,6 +115,7 @@ class LocalLane:
     def __init__(self, setup: WorkerSetup, context: Any, *, shared_queue: bool, first_hosts: int) -> None:
         self.counts = LaneCounts()
         self.times = LaneTimes()
+        self.failed: str | None = None
         self._setup = setup
         self._shared = shared_queue
         self._hosts: dict[int, _Host] = {}

@@ -30,7 +30,7 @@ from dpex.worker import ArenaCollate, Failure, StreamEnd, WorkerCore, WorkerSetu
 TICKET_BYTES = 1 << 18
 """Longest ticket or result message; longer ones go through a file or a slot."""
 _RESULT_BYTES = 48 << 10
-_FLUSH_S = 0.0005
+_FLUSH_S = 0.001
 _SNAPSHOT_S = 0.25
 _SNAPSHOT_TICKETS = 1024
 BOARD_ROW = struct.Struct("<QQ")

@@ -18,6 +18,8 @@ class LaneMaker:
     head_address: str
     worker_resources: Mapping[str, Any] | None
     runtime_env: Mapping[str, Any] | None
+    probe_index: Any
+    """An index every node fetches once before it gets work, or None if none is known to be valid."""
 
     def __call__(self, name: str, count: int, setup: WorkerSetup, shared_queue: bool) -> Lane:
         """The lane ``name`` ("local" or "remote") with ``count`` hosts on their way."""
@@ -34,4 +36,5 @@ class LaneMaker:
             runtime_env=self.runtime_env,
             shared_queue=shared_queue,
             first_hosts=count,
+            probe_index=self.probe_index,
         )

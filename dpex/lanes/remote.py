@@ -16,8 +16,10 @@ import logging
 import os
 import pickle
 import secrets
-from collections.abc import Hashable, Mapping
-from functools import cache
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -36,18 +38,23 @@ FIRST_HOST = 1_000_000
 CALLS_IN_FLIGHT = 4
 """A host takes no more than this many messages at a time."""
 _FAILED_STARTS = 3
+_LOOK_EVERY_S = 1.0
 _OPTIONS = {"num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "scheduling_strategy", "label_selector"}
 
 
 class _Call:
-    """A message to a host that was not answered yet."""
+    """A message to a host that was not answered yet; one that goes ``alone`` waits until the host has no other."""
 
-    __slots__ = ("kind", "logical", "ref", "tickets")
+    __slots__ = ("alone", "kind", "logical", "ref", "submit", "tickets")
 
-    def __init__(self, kind: str, tickets: list[Ticket], logical: int = -1) -> None:
+    def __init__(
+        self, kind: str, submit: Callable[[], Any], tickets: list[Ticket], logical: int = -1, alone: bool = False
+    ) -> None:
         self.kind = kind
+        self.submit = submit
         self.tickets = tickets
         self.logical = logical
+        self.alone = alone
         self.ref: Any = None
 
 
@@ -63,9 +70,14 @@ class _Host:
         self.leaving = False
         self.source: Source | None = None
         self.calls: dict[int, _Call] = {}
+        self.waiting: deque[_Call] = deque()
+
+    @property
+    def idle(self) -> bool:
+        return not self.calls and not self.waiting
 
     def tickets(self) -> list[Ticket]:
-        return [ticket for call in self.calls.values() for ticket in call.tickets]
+        return [ticket for call in (*self.calls.values(), *self.waiting) for ticket in call.tickets]
 
 
 class RemoteLane:
@@ -88,7 +100,7 @@ class RemoteLane:
         shared_queue: bool,
         first_hosts: int,
         probe_index: Any = None,
-        memory_budget: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counts = LaneCounts()
         self.times = LaneTimes()
@@ -104,6 +116,8 @@ class RemoteLane:
         self._events: list[Event] = []
         self._suspects: set[int] = set()
         self._failed_starts = 0
+        self._look_at = 0.0
+        self._clock = clock
         self._closed = False
         self._owner = os.getpid()
         parcel = pack(Contents(setup=setup, collate_entries=changed_collate_entries()))
@@ -141,7 +155,7 @@ class RemoteLane:
 
     def _dismiss(self, host: _Host) -> None:
         host.leaving = True
-        if host.stage != "up" or not host.calls:
+        if host.stage != "up" or host.idle:
             self._part(host)
 
     def _part(self, host: _Host) -> None:
@@ -166,7 +180,7 @@ class RemoteLane:
             self.counts.requested += 1
             actor.calls = []
             if actor.node is None:
-                self._call(host, "hello", [], actor.handle.hello.remote())
+                self._call(host, _Call("hello", actor.handle.hello.remote, []))
             else:
                 self._placed(host)
         if not self.counts.running:
@@ -182,15 +196,23 @@ class RemoteLane:
 
     def _look_for_nodes(self) -> None:
         """Find out whether any node could take a host at all."""
+        self._look_at = self._clock() + _LOOK_EVERY_S
         needed = _needs(self._options)
         with contextlib.suppress(Exception):
             nodes = [node for node in importlib.import_module("ray").nodes() if node["Alive"]]
             fit = [n for n in nodes if all(n["Resources"].get(k, 0) >= v for k, v in needed.items())]
             good = [n for n in fit if n["NodeID"] not in self._avoided]
             if good:
+                if self._failed_starts < _FAILED_STARTS:
+                    self.failed = None
                 return
             reasons = "; ".join(sorted({why for n, why in self._avoided.items()})) if fit else ""
             self._fail(reasons or f"no node of the cluster has {needed}")
+
+    def _look_again(self) -> None:
+        """While nobody is up, nodes come and go without an event of ours."""
+        if self._hosts and not self.counts.running and self._clock() >= self._look_at:
+            self._look_for_nodes()
 
     def _fail(self, why: str) -> None:
         if self.failed is None:
@@ -218,7 +240,7 @@ class RemoteLane:
         for host in [h for h in here if h.stage == "placed"]:
             self._prepare(host, source, first=not known)
             if not known:
-                return
+                return  # the others wait for this one
 
     def _prepare(self, host: _Host, source: Source | None, first: bool) -> None:
         host.stage = "preparing"
@@ -231,7 +253,8 @@ class RemoteLane:
             source=source,
             codec=codec_signature(),
         )
-        self._call(host, "prepare", [], host.actor.handle.prepare.remote(self._parcel, cloud_dumps(order)))
+        prepare = partial(host.actor.handle.prepare.remote, self._parcel, cloud_dumps(order))
+        self._call(host, _Call("prepare", prepare, []))
 
     def _said_hello(self, host: _Host, answer: tuple[str, str, int]) -> None:
         host.actor.node, host.actor.place, host.actor.pid = answer
@@ -287,34 +310,30 @@ class RemoteLane:
         if host is not None:
             self._send(self._hosts[host], tickets, epoch)
             return True
-        free = [
-            h
-            for h in self._hosts.values()
-            if h.stage == "up" and not h.leaving and len(h.calls) < CALLS_IN_FLIGHT
-        ]
-        if not free:
+        up = (h for h in self._hosts.values() if h.stage == "up" and not h.leaving and not h.waiting)
+        place = min(up, key=lambda h: len(h.calls), default=None)
+        if place is None or len(place.calls) >= CALLS_IN_FLIGHT:
             return False
-        place = min(free, key=lambda h: len(h.calls))
-        if self._suspects and any(ticket.number in self._suspects for ticket in tickets):
-            for ticket in tickets:  # one by one, so that a further death names the one to blame
-                self._send(place, [ticket], epoch)
-        else:
-            self._send(place, tickets, epoch)
+        self._send(place, tickets, epoch)
         return True
 
     def _send(self, host: _Host, tickets: list[Ticket], epoch: int) -> None:
-        message = _dumps((epoch, tickets[0].queue, [(t.number, t.index) for t in tickets]))
-        self._call(host, "work", tickets, host.actor.handle.work.remote(message))
+        work = host.actor.handle.work.remote
+        if self._suspects and any(ticket.number in self._suspects for ticket in tickets):
+            for ticket in tickets:  # so that a further death names the one to blame
+                self._call(host, _Call("work", partial(work, _message([ticket], epoch)), [ticket], alone=True))
+        else:
+            self._call(host, _Call("work", partial(work, _message(tickets, epoch)), tickets))
 
     def adopt(self, host: int, logical: int, state: RngState | None) -> None:
         """See `Lane.adopt`."""
         place = self._hosts[host]
-        self._call(place, "adopt", [], place.actor.handle.adopt.remote(logical, state), logical)
+        self._call(place, _Call("adopt", partial(place.actor.handle.adopt.remote, logical, state), [], logical))
 
     def release(self, host: int, logical: int) -> None:
         """See `Lane.release`."""
         place = self._hosts[host]
-        self._call(place, "release", [], place.actor.handle.release.remote(logical), logical)
+        self._call(place, _Call("release", partial(place.actor.handle.release.remote, logical), [], logical))
 
     def new_epoch(self, epoch: int) -> None:
         """See `Lane.new_epoch`."""
@@ -322,11 +341,20 @@ class RemoteLane:
         self._inbox.epoch = epoch
         self._suspects.clear()
 
-    def _call(self, host: _Host, kind: str, tickets: list[Ticket], ref: Any, logical: int = -1) -> None:
-        number, self._next_call = self._next_call, self._next_call + 1
-        call = host.calls[number] = _Call(kind, tickets, logical)
-        call.ref = ref
-        self._inbox.expect(ref, (host.number, number), kind == "work")
+    def _call(self, host: _Host, call: _Call) -> None:
+        host.waiting.append(call)
+        self._submit(host)
+
+    def _submit(self, host: _Host) -> None:
+        """Send what may be sent now; messages to a host keep their order."""
+        while host.waiting:
+            alone = host.waiting[0].alone or any(call.alone for call in host.calls.values())
+            if alone and host.calls:
+                return
+            number, self._next_call = self._next_call, self._next_call + 1
+            call = host.calls[number] = host.waiting.popleft()
+            call.ref = call.submit()
+            self._inbox.expect(call.ref, (host.number, number), call.kind == "work")
 
     # -- what happened -------------------------------------------------------------------------------------------
 
@@ -340,14 +368,13 @@ class RemoteLane:
             return []
         for (number, call_number), answer in self._inbox.take():
             host = self._hosts.get(number)
-            call = host.calls.pop(call_number, None) if host is not None else None
-            if host is None or call is None:
-                continue
+            if host is None:
+                continue  # given up before
             if isinstance(answer, BaseException):
-                host.calls = {call_number: call, **host.calls}
                 self._lose(host, answer)
             else:
-                self._answered(host, call, answer)
+                self._answered(host, host.calls.pop(call_number), answer)
+        self._look_again()
         events, self._events = self._events, []
         return events
 
@@ -360,8 +387,10 @@ class RemoteLane:
             self._prepared(host, pickle.loads(answer) if isinstance(answer, bytes) else answer)
         elif call.kind == "release":
             self._events.append(Released(call.logical, host.number, answer))
-        if host.leaving and not host.calls and host.number in self._hosts:
-            self._part(host)
+        if host.number in self._hosts:
+            self._submit(host)
+            if host.leaving and host.idle:
+                self._part(host)
 
     def _made(self, host: _Host, landed: Landed) -> None:
         times = self.times
@@ -408,13 +437,15 @@ class RemoteLane:
             self._fail(f"{self._failed_starts} workers in a row could not start; the last: {text}")
 
     def _guilty(self, host: _Host) -> int | None:
-        """The ticket a dead process was working on: known when its oldest message has just one."""
-        first = next((call.tickets for call in host.calls.values() if call.tickets), None)
-        if first is None:
-            return None
-        if len(first) == 1 or not self._shared:
-            return first[0].number
-        self._suspects.update(ticket.number for ticket in first)
+        """The ticket a dead process was working on: known when there was just one.
+
+        Otherwise the answers that were on their way are lost as well, so any of them may be it: next time they are
+        sent one after the other.
+        """
+        held = [ticket.number for call in host.calls.values() for ticket in call.tickets]
+        if len(held) == 1:
+            return held[0]
+        self._suspects.update(held)
         return None
 
     # -- closing -------------------------------------------------------------------------------------------------
@@ -526,7 +557,8 @@ def _cause(error: BaseException) -> tuple[str, bool]:
     return f"{text[:400]} [{type(error).__name__}]", node_died
 
 
-def _dumps(message: Any) -> bytes:
+def _message(tickets: list[Ticket], epoch: int) -> bytes:
+    message = (epoch, tickets[0].queue, [(t.number, t.index) for t in tickets])
     try:
         return pickle.dumps(message, 5)
     except Exception:

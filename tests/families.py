@@ -1,0 +1,112 @@
+"""What the tests of the local lane share: data with augmentations, and the processes of an iterator.
+
+Nothing here sleeps for long: `until` polls with a deadline, and the datasets' naps are what makes work take a while.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch.utils.data import Dataset
+
+PATIENCE_S = 15.0
+
+
+class Augmented(Dataset[torch.Tensor]):
+    """Sample ``index``: float64 (4 + ``extra``,): the index and a number each of `random`, numpy and torch."""
+
+    def __init__(self, length: int, nap_s: float = 0.0, extra: int = 0) -> None:
+        self.length = length
+        self.nap_s = nap_s
+        self.extra = extra
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.nap_s:
+            time.sleep(self.nap_s)
+        numbers = [index, random.random(), np.random.rand(), torch.rand(()).item()]
+        return torch.cat([torch.tensor(numbers, dtype=torch.float64), torch.rand(self.extra, dtype=torch.float64)])
+
+
+class WhoMadeIt(Dataset[torch.Tensor]):
+    """Sample: int64 (3,): the index, the process that made it, and that process's parent."""
+
+    def __init__(self, length: int, nap_s: float = 0.0) -> None:
+        self.length = length
+        self.nap_s = nap_s
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.nap_s:
+            time.sleep(self.nap_s)
+        return torch.tensor([index, os.getpid(), os.getppid()])
+
+
+def seeded(seed: int = 7) -> torch.Generator:
+    """A generator of its own, so that two loaders draw the same base seeds and orders."""
+    return torch.Generator().manual_seed(seed)
+
+
+def until(true: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """The first truthy value of ``true()``; AssertionError when patience ends."""
+    deadline = time.monotonic() + patience_s
+    while not (value := true()):
+        assert time.monotonic() < deadline, f"waited {patience_s} s in vain for {true}"
+        time.sleep(0.002)
+    return value
+
+
+def template_pid(iterator: Any) -> int:
+    """The prepared process that forks this iterator's local workers."""
+    return int(iterator._engine.lane("local")._template._process.pid)
+
+
+def worker_pids(iterator: Any, least: int = 1) -> list[int]:
+    """Living local workers of this iterator, oldest first, as soon as there are ``least`` of them."""
+
+    def living() -> list[int]:
+        children = psutil.Process(template_pid(iterator)).children()
+        pids = [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        return pids if len(pids) >= least else []
+
+    return list(until(living))
+
+
+def kill(pid: int) -> int:
+    """SIGKILL, and wait until it took."""
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not is_alive(pid))
+    return pid
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs (a zombie does not)."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def stacked(batches: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All batches of an epoch, one after the other."""
+    return torch.cat(list(batches))
+
+
+def assert_same(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Bit-identical; else says where the first differing row is, and whether it is the index or the augmentation."""
+    assert got.shape == wanted.shape
+    differing = (got != wanted).any(1).nonzero().flatten().tolist()
+    order_differs = bool((got[:, 0] != wanted[:, 0]).any())
+    assert not differing, f"{len(differing)} rows differ from row {differing[0]} on; order differs: {order_differs}"

@@ -1,0 +1,623 @@
+"""Local workers that come, go and die while the epoch runs: the batches stay what they were, each exactly once."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from dpex import DpexDataLoader
+from dpex.errors import FixedWorkersError, WorkerDiedError
+from families import (
+    Augmented,
+    WhoMadeIt,
+    assert_same,
+    is_alive,
+    kill,
+    seeded,
+    stacked,
+    template_pid,
+    until,
+    worker_pids,
+)
+
+pytestmark = [pytest.mark.timeout(40), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
+Step = Callable[[Any, Any], None]
+"""What a test does to (loader, iterator) in the middle of an epoch."""
+
+
+def elastic(dataset: Any, workers: int, **options: Any) -> DpexDataLoader[Any]:
+    return DpexDataLoader(dataset, num_workers=workers, seeding="batch", generator=seeded(), **options)
+
+
+def driven(loader: Any, steps: dict[int, Step], epochs: int = 1) -> torch.Tensor:
+    """All batches, with ``steps[k]`` carried out after batch k of the whole run."""
+    batches: list[torch.Tensor] = []
+    for _ in range(epochs):
+        iterator = iter(loader)
+        for batch in iterator:
+            batches.append(batch)
+            step = steps.get(len(batches) - 1)
+            if step is not None:
+                step(loader, iterator)
+    return torch.cat(batches)
+
+
+def resized(**sizes: int) -> Step:
+    return lambda loader, _: loader.resize(**sizes)
+
+
+def killed(which: int = 0) -> Step:
+    def step(_: Any, iterator: Any) -> None:
+        kill(worker_pids(iterator, which + 1)[which])
+
+    return step
+
+
+def template_killed(_: Any, iterator: Any) -> None:
+    kill(template_pid(iterator))
+
+
+# -- seeding="batch": the same bits from any workers -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_epochs() -> torch.Tensor:
+    """What any number of workers must make of 150 shuffled samples in batches of 4, twice."""
+    return driven(elastic(Augmented(150), 0, batch_size=4, shuffle=True), {}, epochs=2)
+
+
+def test_two_epochs_without_workers_differ_from_one_another(two_epochs: torch.Tensor) -> None:
+    first, second = two_epochs.chunk(2)
+    assert sorted(first[:, 0].tolist()) == sorted(second[:, 0].tolist()) == list(range(150))
+    assert len(two_epochs[:, 1:].unique()) == 3 * 300
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+@pytest.mark.parametrize("options", [{}, {"prefetch_factor": 1}, {"prefetch_factor": 9}], ids=str)
+def test_any_number_of_workers(two_epochs: torch.Tensor, workers: int, options: dict[str, Any]) -> None:
+    loader = elastic(Augmented(150), workers, batch_size=4, shuffle=True, **options)
+    assert_same(driven(loader, {}, epochs=2), two_epochs)
+
+
+def test_persistent_workers_make_the_same_in_both_epochs_for_any_number() -> None:
+    runs = []
+    for workers in (1, 3):
+        loader = elastic(Augmented(60), workers, batch_size=4, shuffle=True, persistent_workers=True)
+        with loader:
+            runs.append(driven(loader, {}, epochs=2))
+    assert_same(runs[0], runs[1])
+
+
+RESIZES: dict[str, tuple[int, dict[int, Step]]] = {
+    "grow": (1, {5: resized(local=4)}),
+    "grow from nothing": (0, {5: resized(local=3)}),
+    "shrink": (4, {5: resized(local=1)}),
+    "to nothing": (2, {5: resized(local=0)}),
+    "to nothing and back": (2, {5: resized(local=0), 20: resized(local=2)}),
+    "to and fro": (2, {k: resized(local=k % 4) for k in range(1, 70)}),
+    "at once to and fro": (2, {9: lambda loader, _: [loader.resize(local=n) for n in (5, 0, 3, 0, 1, 2)] and None}),
+    "prefetch": (2, {3: resized(prefetch=1), 15: resized(prefetch=30), 30: resized(local=3, prefetch=2)}),
+    "kill one": (2, {5: killed()}),
+    "kill both": (2, {5: killed(1), 6: killed(0)}),
+    "kill the only one": (1, {5: killed()}),
+    "kill and shrink": (3, {5: killed(), 6: resized(local=1), 8: killed()}),
+    "kill while leaving": (3, {5: lambda l, i: (l.resize(local=1), kill(worker_pids(i)[0])) and None}),
+    "kill in the second epoch": (2, {45: killed(), 60: killed()}),
+    "kill the template": (2, {5: template_killed}),
+    "kill the template twice": (3, {5: template_killed, 25: template_killed}),
+    "kill the template, then grow": (1, {5: template_killed, 7: resized(local=3)}),
+}
+
+
+@pytest.mark.parametrize("nap_s", [0.0, 0.001])
+@pytest.mark.parametrize("name", RESIZES)
+def test_batches_do_not_depend_on_what_happens(two_epochs: torch.Tensor, name: str, nap_s: float) -> None:
+    workers, steps = RESIZES[name]
+    loader = elastic(Augmented(150, nap_s), workers, batch_size=4, shuffle=True)
+    assert_same(driven(loader, steps, epochs=2), two_epochs)
+
+
+@pytest.mark.parametrize("step", [killed(), resized(local=3), resized(local=0), template_killed])
+def test_persistent_workers_go_on_into_the_next_epoch(step: Step) -> None:
+    wanted = driven(elastic(Augmented(80), 1, batch_size=4, persistent_workers=True), {}, epochs=3)
+    with elastic(Augmented(80, 0.001), 2, batch_size=4, persistent_workers=True) as loader:
+        assert_same(driven(loader, {9: step, 19: step}, epochs=3), wanted)
+
+
+def test_breaking_off_and_starting_again_with_persistent_workers_and_a_death() -> None:
+    def run(workers: int, nap_s: float, deadly: bool) -> torch.Tensor:
+        with elastic(Augmented(80, nap_s), workers, batch_size=2, persistent_workers=True) as loader:
+            begun = iter(loader)
+            batches = [next(begun) for _ in range(5)]
+            iterator = iter(loader)
+            if deadly:
+                kill(worker_pids(iterator)[0])
+            return torch.cat([*batches, *iterator])
+
+    assert_same(run(3, 0.002, True), run(1, 0.0, False))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_exactly_once_and_in_order_under_random_kills(seed: int) -> None:
+    """Tiny batches, many tickets to a message; several workers die in each of them."""
+    choose = random.Random(seed)
+    dataset = Augmented(3000, 0.00005)
+    steps = {k: killed(choose.randrange(3)) for k in choose.sample(range(2900), 6)}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        got = driven(elastic(dataset, 3, batch_size=1), steps)
+    assert got[:, 0].tolist() == list(range(3000))
+    assert_same(got, driven(elastic(Augmented(3000), 0, batch_size=1), {}))
+    deaths = [str(w.message) for w in said if "killed by signal" in str(w.message)]
+    assert len(deaths) <= len(steps)
+
+
+def test_a_death_is_counted_and_the_warning_names_pid_and_cause() -> None:
+    loader = elastic(WhoMadeIt(60, 0.001), 2, batch_size=2)
+    iterator = iter(loader)
+    next(iterator)
+    victim = kill(worker_pids(iterator, 2)[0])
+    with pytest.warns(RuntimeWarning, match=rf"worker \(pid {victim}\) is killed by signal: Killed.*The epoch goes on"):
+        rest = stacked(iterator)
+    assert rest[:, 0].tolist() == list(range(2, 60))
+    assert loader.stats().deaths == 1
+
+
+class ExitsOnce(Dataset[int]):
+    """The first worker that makes sample 7 ends itself with exit code 3."""
+
+    def __init__(self, flag: Any) -> None:
+        self.flag = flag
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7 and not self.flag.exists():
+            self.flag.touch()
+            raise SystemExit(3)
+        return index
+
+
+def test_a_worker_that_exits_is_replaced_and_its_exit_code_named(tmp_path: Any) -> None:
+    with pytest.warns(RuntimeWarning, match="exit code 3"):
+        got = stacked(elastic(ExitsOnce(tmp_path / "flag"), 2, batch_size=2))
+    assert got.tolist() == list(range(20))
+
+
+class Poisoned(Dataset[int]):
+    """Sample 11 kills whoever makes it."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        if index == 11:
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+@pytest.mark.parametrize("options", [{"seeding": "batch"}, {"seeding": "worker"}], ids=str)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_ticket_that_always_kills_is_given_up(options: dict[str, Any], workers: int) -> None:
+    loader = DpexDataLoader(Poisoned(), batch_size=2, num_workers=workers, **options)
+    iterator = iter(loader)
+    got = [next(iterator).tolist() for _ in range(5)]
+    with pytest.raises(WorkerDiedError, match=r"indices \[10, 11\].*3 workers"):
+        next(iterator)
+    got += [batch.tolist() for batch in iterator]
+    assert got == [[i, i + 1] for i in range(0, 40, 2) if i != 10]
+    assert loader.stats().deaths == 3
+
+
+# -- seeding="worker": torch's own bits ------------------------------------------------------------------------------
+
+
+def torchs(dataset: Any, workers: int, epochs: int = 1, **options: Any) -> torch.Tensor:
+    return driven(DataLoader(dataset, num_workers=workers, generator=seeded(), **options), {}, epochs)
+
+
+def fixed(dataset: Any, workers: int, **options: Any) -> DpexDataLoader[Any]:
+    return DpexDataLoader(dataset, num_workers=workers, generator=seeded(), **options)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_same_as_torch(workers: int, persistent: bool) -> None:
+    options: dict[str, Any] = {"batch_size": 3, "shuffle": True, "persistent_workers": persistent}
+    wanted = torchs(Augmented(100), workers, 2, **options)
+    assert_same(driven(fixed(Augmented(100), workers, **options), {}, 2), wanted)
+
+
+DEATHS: dict[str, tuple[int, dict[int, Step]]] = {
+    "early": (2, {0: killed()}),
+    "one": (2, {30: killed()}),
+    "all": (3, {20: killed(2), 21: killed(1), 22: killed(0)}),
+    "again and again": (2, {k: killed(k % 2) for k in (10, 11, 12, 40, 80)}),
+    "the template": (2, {30: template_killed}),
+}
+
+
+@pytest.mark.parametrize("nap_s", [0.0, 0.002])
+@pytest.mark.parametrize("name", DEATHS)
+def test_a_death_is_replayed_to_torchs_own_bits(name: str, nap_s: float) -> None:
+    workers, steps = DEATHS[name]
+    wanted = torchs(Augmented(200), workers, batch_size=2, shuffle=True)
+    assert_same(driven(fixed(Augmented(200, nap_s), workers, batch_size=2, shuffle=True), steps), wanted)
+
+
+@pytest.mark.parametrize("at", [300, 700, 1300])
+def test_many_tiny_batches_are_replayed_after_a_death(at: int) -> None:
+    """More replays than one socket takes at once."""
+    wanted = torchs(Augmented(1500), 1, batch_size=1)
+    assert_same(driven(fixed(Augmented(1500), 1, batch_size=1), {at: killed()}), wanted)
+
+
+def test_a_death_after_a_snapshot_is_replayed_from_it() -> None:
+    """Snapshots of the random state come every quarter of a second; this epoch takes several."""
+    wanted = torchs(Augmented(240), 2, batch_size=2)
+    assert_same(driven(fixed(Augmented(240, 0.005), 2, batch_size=2), {70: killed(), 110: killed(1)}), wanted)
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_death_after_breaking_off_a_persistent_epoch(after: int) -> None:
+    """The workers go on with what the broken epoch had asked for, in torch as here: it is part of their random state."""
+
+    def run(loader: Any, deadly: bool) -> torch.Tensor:
+        begun = iter(loader)
+        batches = [next(begun) for _ in range(5)]
+        iterator = iter(loader)
+        for number in range(30):
+            batches.append(next(iterator))
+            if deadly and number == after:
+                kill(worker_pids(iterator)[0])
+        return torch.cat(batches)
+
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "persistent_workers": True}
+    wanted = run(DataLoader(Augmented(60), generator=seeded(), **options), False)
+    with DpexDataLoader(Augmented(60, 0.002), generator=seeded(), **options) as loader:
+        assert_same(run(loader, True), wanted)
+
+
+def test_another_number_of_workers_is_refused_with_the_remedy() -> None:
+    loader = fixed(Augmented(40), 2, batch_size=2)
+    iterator = iter(loader)
+    first = next(iterator)
+    for sizes in ({"local": 3}, {"local": 1, "remote": 0}, {"local": 0, "remote": 0}):
+        with pytest.raises(FixedWorkersError, match='seeding="batch"'):
+            loader.resize(**sizes)
+    loader.resize(local=2)
+    loader.resize(prefetch=9)
+    assert_same(torch.cat([first, *iterator]), torchs(Augmented(40), 2, batch_size=2))
+
+
+# -- growing and shrinking -------------------------------------------------------------------------------------------
+
+
+def test_growth_is_forked_from_the_template_while_the_consumer_holds_batches() -> None:
+    loader = elastic(WhoMadeIt(4000, 0.001), 1, batch_size=2)
+    iterator = iter(loader)
+    held = [next(iterator) for _ in range(5)]
+    loader.resize(local=3)
+    makers: set[int] = set()
+    while len(makers) < 3:  # bounded by the length of the dataset
+        held.append(next(iterator))
+        makers.add(int(held[-1][0, 1]))
+    rows = torch.cat(held)
+    parent = template_pid(iterator)
+    assert set(rows[:, 2].tolist()) == {parent}
+    assert psutil.Process(parent).ppid() == psutil.Process().pid
+    assert rows[:, 0].tolist() == list(range(len(rows)))
+    loader.close()
+
+
+def test_workers_that_leave_finish_what_they_hold_and_end() -> None:
+    loader = elastic(WhoMadeIt(2000, 0.001), 4, batch_size=1)
+    iterator = iter(loader)
+    seen = [next(iterator)]
+    pids = worker_pids(iterator, 4)
+    loader.resize(local=1)
+    assert loader.stats().lanes["local"].wanted == 1
+    while sum(map(is_alive, pids)) > 1 or loader.stats().lanes["local"].running > 1:
+        seen.append(next(iterator))
+    lane = loader.stats().lanes["local"]
+    assert (lane.wanted, lane.requested, lane.running) == (1, 1, 1)
+    assert loader.stats().deaths == 0
+    rest = torch.cat([*seen, *iterator])
+    assert rest[:, 0].tolist() == list(range(2000))
+
+
+def test_stats_count_wanted_requested_and_running() -> None:
+    loader = elastic(WhoMadeIt(3000, 0.001), 2, batch_size=1)
+    iterator = iter(loader)
+    loader.resize(local=5)
+    lane = loader.stats().lanes["local"]
+    assert (lane.wanted, lane.requested) == (5, 5)
+    while loader.stats().lanes["local"].running < 5:
+        next(iterator)
+    assert len(worker_pids(iterator, 5)) == 5
+    stats = loader.stats()
+    assert stats.batches >= 1
+    assert stats.in_flight + stats.ready <= stats.prefetch
+    loader.close()
+
+
+def test_a_dead_worker_is_replaced_up_to_the_wanted_number() -> None:
+    loader = elastic(WhoMadeIt(3000, 0.001), 3, batch_size=1)
+    iterator = iter(loader)
+    next(iterator)
+    victim = kill(worker_pids(iterator, 3)[1])
+    while loader.stats().deaths < 1 or loader.stats().lanes["local"].running < 3:
+        next(iterator)
+    pids = worker_pids(iterator, 3)
+    assert len(pids) == 3
+    assert victim not in pids
+    loader.close()
+
+
+def test_resize_from_another_thread() -> None:
+    loader = elastic(Augmented(400, 0.0005), 2, batch_size=2)
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def fidget() -> None:
+        sizes = random.Random(5)
+        try:
+            while not stop.wait(0.003):
+                loader.resize(local=sizes.randrange(4), prefetch=sizes.randrange(1, 12))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=fidget, name="fidget")
+    thread.start()
+    try:
+        got = stacked(loader)
+    finally:
+        stop.set()
+        thread.join()
+    assert not errors
+    assert_same(got, stacked(elastic(Augmented(400), 0, batch_size=2)))
+
+
+def test_resize_before_the_first_epoch_and_between_epochs() -> None:
+    loader = elastic(WhoMadeIt(80), 1, batch_size=2)
+    loader.resize(local=3)
+    iterator = iter(loader)
+    assert len(worker_pids(iterator, 3)) == 3
+    assert stacked(iterator)[:, 0].tolist() == list(range(80))
+    loader.resize(local=2)
+    assert loader.stats().lanes["local"].wanted in (2, 3)
+    iterator = iter(loader)
+    assert len(worker_pids(iterator, 2)) == 2
+    assert stacked(iterator)[:, 0].tolist() == list(range(80))
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+class Streams(IterableDataset[int]):
+    """Worker w of the loader yields 1000 w + 0 … length - 1; the first worker only ``first`` of them."""
+
+    def __init__(self, length: int, first: int | None = None, nap_s: float = 0.001) -> None:
+        self.length = length
+        self.first = length if first is None else first
+        self.nap_s = nap_s
+
+    def __iter__(self) -> Iterator[int]:
+        info: Any = get_worker_info()
+        for number in range(self.length if info.id else self.first):
+            time.sleep(self.nap_s)
+            yield 1000 * info.id + number
+
+
+def test_a_stream_whose_worker_is_killed_fails_clearly() -> None:
+    loader = DpexDataLoader(Streams(200), batch_size=2, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    victim = kill(worker_pids(iterator, 2)[0])
+    with pytest.raises(WorkerDiedError, match=rf"pid {victim}\).*stream [01].*without repeating or losing"):
+        list(iterator)
+
+
+def test_the_other_streams_go_on_after_one_failed() -> None:
+    iterator = iter(DpexDataLoader(Streams(50), batch_size=1, num_workers=2))
+    got = [int(next(iterator))]
+    kill(worker_pids(iterator, 2)[0])
+    failures = 0
+    while True:
+        try:
+            got.append(int(next(iterator)))
+        except WorkerDiedError:
+            failures += 1
+        except StopIteration:
+            break
+    whole = [stream for stream in (range(50), range(1000, 1050)) if set(stream) <= set(got)]
+    assert failures == 1
+    assert len(whole) == 1
+    assert len(set(got)) == len(got)
+
+
+def test_the_death_of_a_worker_whose_stream_had_ended_does_not_matter() -> None:
+    iterator = iter(DpexDataLoader(Streams(60, first=2, nap_s=0.005), batch_size=1, num_workers=2))
+    got = [int(next(iterator)) for _ in range(15)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kill(iterator._workers[0].pid)
+        got += [int(batch) for batch in iterator]
+    assert sorted(got) == [0, 1, *range(1000, 1060)]
+
+
+def test_the_number_of_streams_is_fixed_and_hosts_change_at_the_next_iter() -> None:
+    loader = DpexDataLoader(Streams(20), batch_size=2, num_workers=2)
+    iterator = iter(loader)
+    first = [next(iterator)]
+    with pytest.raises(FixedWorkersError):
+        loader.resize(local=3)
+    loader.resize(prefetch=3)
+    first += list(iterator)
+    assert torch.equal(torch.cat(first), stacked(loader))
+
+
+# -- batches that are kept -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", [0, 700], ids=["small", "over 4 KB"])
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_all_batches_of_an_epoch_may_be_kept(extra: int, seeding: Any) -> None:
+    """Also while workers die and come; and each may be written to without the others noticing."""
+
+    def loader(workers: int) -> DpexDataLoader[Any]:
+        dataset = Augmented(120, extra=extra)
+        return DpexDataLoader(dataset, batch_size=4, num_workers=workers, seeding=seeding, generator=seeded())
+
+    wanted = [batch.clone() for batch in loader(2)]
+    iterator = iter(loader(2))
+    kept = [next(iterator) for _ in range(9)]
+    kill(worker_pids(iterator)[0])
+    kept += list(iterator)
+    del iterator
+    gc.collect()
+    assert len({batch.data_ptr() for batch in kept}) == len(kept) == 30
+    assert all(map(torch.equal, kept, wanted))
+    for number, batch in enumerate(kept):
+        batch.fill_(number)
+    assert all(bool((batch == number).all()) for number, batch in enumerate(kept))
+
+
+def resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def family_bytes() -> int:
+    """Memory of this process and its workers, pages they share counted once."""
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(int(p.memory_full_info().pss) for p in family)
+
+
+def test_memory_returns_when_batches_are_dropped() -> None:
+    """64 batches of 2 MB are kept, then dropped; three quarters must come back while the epoch goes on."""
+    loader = elastic(Augmented(1200, extra=60_000), 2, batch_size=4)
+    iterator = iter(loader)
+    for _ in range(16):
+        next(iterator)
+    before = resident_bytes()
+    kept = [next(iterator) for _ in range(64)]
+    with_batches = resident_bytes()
+    assert with_batches - before > 64 << 20
+    kept.clear()
+    del kept
+    for _ in iterator:
+        pass
+    del iterator
+    gc.collect()
+    assert resident_bytes() - before < (with_batches - before) // 4
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_out_of_order_every_sample_comes_once(seeding: Any) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "in_order": False, "seeding": seeding}
+    loader = DpexDataLoader(WhoMadeIt(300, 0.0005), num_workers=3, **options)
+    got = driven(loader, {20: killed(), 60: killed(1)})
+    assert sorted(got[:, 0].tolist()) == list(range(300))
+
+
+def test_out_of_order_batches_have_the_bits_of_their_number() -> None:
+    got = driven(elastic(Augmented(200, 0.0005), 3, batch_size=2, in_order=False), {20: killed()})
+    wanted = stacked(elastic(Augmented(200), 0, batch_size=2))
+    assert_same(got[got[:, 0].argsort()], wanted)
+
+
+def test_the_memory_budget_bounds_the_batches_in_flight() -> None:
+    batch_bytes = 4 * 1004 * 8
+    loader = elastic(Augmented(400, extra=1000), 3, batch_size=4, prefetch_factor=8, memory_budget=5 * batch_bytes)
+    for number, _ in enumerate(loader):
+        stats = loader.stats()
+        assert stats.in_flight + stats.ready <= (1 if number == 0 else 5)
+        if number > 20:
+            assert stats.batch_bytes == batch_bytes
+            assert stats.prefetch * stats.batch_bytes <= 5 * batch_bytes
+
+
+def test_a_budget_smaller_than_one_batch_still_makes_progress() -> None:
+    loader = elastic(Augmented(60, extra=1000), 2, batch_size=4, memory_budget=1000)
+    assert_same(stacked(loader), stacked(elastic(Augmented(60, extra=1000), 0, batch_size=4)))
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_two_iterators_live_at_once(seeding: Any) -> None:
+    def run(together: bool) -> list[torch.Tensor]:
+        loader = DpexDataLoader(Augmented(80), batch_size=2, num_workers=2, seeding=seeding, generator=seeded())
+        first, second = iter(loader), iter(loader)
+        if together:
+            pairs = list(zip(first, second, strict=True))
+            return [torch.cat(batches) for batches in zip(*pairs, strict=True)]
+        return [stacked(first), stacked(second)]
+
+    for got, wanted in zip(run(True), run(False), strict=True):
+        assert_same(got, wanted)
+
+
+def test_the_death_of_one_iterators_worker_does_not_touch_the_other() -> None:
+    loader = elastic(WhoMadeIt(100, 0.0005), 2, batch_size=2)
+    first, second = iter(loader), iter(loader)
+    got = [[next(first)], [next(second)]]
+    kill(worker_pids(first)[0])
+    for a, b in zip(first, second, strict=True):
+        got[0].append(a)
+        got[1].append(b)
+    assert [torch.cat(batches)[:, 0].tolist() for batches in got] == [list(range(100))] * 2
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_workers_see_the_dataset_as_it_is_at_iter(seeding: Any) -> None:
+    class Table(Dataset[int]):
+        rows = np.arange(20)
+
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> int:
+            return int(self.rows[index])
+
+    dataset = Table()
+    loader = DpexDataLoader(dataset, batch_size=4, num_workers=2, seeding=seeding)
+    assert stacked(loader).tolist() == list(range(20))
+    dataset.rows = np.arange(20) * 3
+    assert stacked(loader).tolist() == list(range(0, 60, 3))
+
+
+def test_growing_in_the_middle_of_an_epoch_uses_the_dataset_of_its_beginning() -> None:
+    """What grows is forked from the template, which holds the dataset as it was at ``iter()``."""
+
+    class Table(Dataset[int]):
+        factor = 1
+
+        def __len__(self) -> int:
+            return 600
+
+        def __getitem__(self, index: int) -> int:
+            time.sleep(0.0005)
+            return index * self.factor
+
+    dataset = Table()
+    loader = elastic(dataset, 1, batch_size=2)
+    iterator = iter(loader)
+    got = [next(iterator)]
+    dataset.factor = 2
+    loader.resize(local=3)
+    got += list(iterator)
+    assert torch.cat(got).tolist() == list(range(600))

@@ -1,0 +1,277 @@
+"""dpex's own options: what is refused and how, what "auto" means, and that a rebuilt loader has lost nothing."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from dpex.dataloader import DpexDataLoader
+from dpex.errors import DpexError, FixedWorkersError, OptionError
+from dpex.options import AutoWorkers, Options, check_count, resolve_seeding
+
+REFUSED: list[tuple[str, Any]] = [
+    ("distribute_mode", "yes"),
+    ("distribute_mode", None),
+    ("distribute_mode", 2),
+    ("head_address", ""),
+    ("head_address", "somewhere"),
+    ("head_address", "host:"),
+    ("head_address", "host:port"),
+    ("head_address", "two words:6379"),
+    ("head_address", "auto\n"),
+    ("head_address", None),
+    ("head_address", 6379),
+    ("seeding", "epoch"),
+    ("memory_budget", 0),
+    ("memory_budget", -1),
+    ("memory_budget", 1.5),
+    ("memory_budget", True),
+    ("memory_budget", "1GB"),
+    ("local_engine", "ray"),
+    ("local_engine", None),
+    ("worker_resources", 4),
+    ("worker_resources", ["num_cpus"]),
+    ("runtime_env", "env.yaml"),
+]
+ACCEPTED: list[tuple[str, Any]] = [
+    ("distribute_mode", False),
+    ("distribute_mode", True),
+    ("distribute_mode", "auto"),
+    ("head_address", "auto"),
+    ("head_address", "local"),
+    ("head_address", "10.0.0.7:6379"),
+    ("head_address", "head.example.org:6379"),
+    ("head_address", "ray://head:10001"),
+    ("seeding", "worker"),
+    ("seeding", "batch"),
+    ("memory_budget", None),
+    ("memory_budget", 1 << 40),
+    ("local_engine", "torch"),
+    ("worker_resources", {"num_cpus": 2, "resources": {"cpu_node": 1}}),
+    ("worker_resources", MappingProxyType({"num_cpus": 1})),
+    ("runtime_env", {}),
+]
+DATA = list(range(10))
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_a_refusal_names_option_value_and_remedy(name: str, value: Any) -> None:
+    with pytest.raises(OptionError) as caught:
+        Options(**{name: value})
+    assert f"{name}={value!r}: give " in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_the_loader_refuses_the_same(name: str, value: Any) -> None:
+    if (name, value) == ("seeding", None):
+        return
+    with pytest.raises(ValueError, match=name):
+        DpexDataLoader(DATA, **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), ACCEPTED)
+def test_accepted(name: str, value: Any) -> None:
+    assert getattr(Options(**{name: value}), name) == value
+    assert getattr(DpexDataLoader(DATA, **{name: value}), name) == value
+
+
+def test_options_are_frozen_and_keyword_only() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Options().seeding = "batch"  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Options("auto")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Options)])
+def test_each_option_has_the_same_default_in_the_loader(name: str) -> None:
+    parameter = inspect.signature(DpexDataLoader).parameters[name]
+    default = getattr(Options(), name)
+    assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameter.default == (None if name == "seeding" else default)
+    assert getattr(DpexDataLoader(DATA), name) == default
+
+
+@pytest.mark.parametrize(
+    ("given", "auto", "resolved"),
+    [
+        (None, False, "worker"),
+        (None, True, "batch"),
+        ("worker", True, "worker"),
+        ("batch", False, "batch"),
+        ("batch", True, "batch"),
+    ],
+)
+def test_resolve_seeding(given: str | None, auto: bool, resolved: str) -> None:
+    assert resolve_seeding(given, auto) == resolved
+
+
+@pytest.mark.parametrize("bad", ["epoch", "", 3, True])
+def test_seeding_is_refused_by_value(bad: Any) -> None:
+    with pytest.raises(OptionError, match="seeding=") as caught:
+        resolve_seeding(bad, auto=False)
+    assert repr(bad) in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "least"), [(-1, 0), (0, 1), (1.0, 0), ("2", 0), (True, 0)])
+def test_counts_are_refused_by_name_and_value(value: Any, least: int) -> None:
+    with pytest.raises(OptionError) as caught:
+        check_count("local", value, least)
+    assert f"local={value!r}: give a whole number of at least {least}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "least"), [(None, 0), (None, 1), (0, 0), (1, 1), (AutoWorkers(3), 1)])
+def test_counts_accepted(value: Any, least: int) -> None:
+    check_count("local", value, least)
+
+
+def test_option_errors_are_value_errors() -> None:
+    assert issubclass(OptionError, (DpexError, ValueError))
+    assert issubclass(FixedWorkersError, ValueError)
+
+
+# -- "auto" ------------------------------------------------------------------------------------------------------------
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    **{f"pickle {p}": lambda value, p=p: pickle.loads(pickle.dumps(value, p)) for p in range(6)},
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_auto_survives_copies(how: str) -> None:
+    again = COPIES[how](AutoWorkers(3))
+    assert (type(again), again) == (AutoWorkers, 3)
+
+
+def test_auto_is_an_int_for_everybody_who_asks() -> None:
+    auto = AutoWorkers(3)
+    assert isinstance(auto, int)
+    assert (auto == 3, auto > 0, f"{auto}", list(range(auto))) == (True, True, "3", [0, 1, 2])
+
+
+def test_auto_starts_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpex.dataloader.static_worker_count", lambda: 5)
+    loader = DpexDataLoader(DATA, num_workers="auto")
+    assert (type(loader.num_workers), loader.num_workers, loader.seeding) == (AutoWorkers, 5, "batch")
+
+
+@pytest.mark.parametrize("bad", ["many", "", "Auto", "4"])
+def test_only_auto_is_a_word_for_a_number(bad: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        DpexDataLoader(DATA, num_workers=bad)  # type: ignore[arg-type]
+    assert f"num_workers={bad!r}" in str(caught.value)
+
+
+# -- rebuilding --------------------------------------------------------------------------------------------------------
+
+OWN = ("distribute_mode", "head_address", "seeding", "memory_budget", "worker_resources", "runtime_env", "local_engine")
+LOADERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "auto": {"num_workers": "auto"},
+    "auto with worker seeds": {"num_workers": "auto", "seeding": "worker"},
+    "fixed": {"num_workers": 2, "prefetch_factor": 5, "persistent_workers": True, "in_order": False, "timeout": 3},
+    "batch seeds": {"num_workers": 2, "seeding": "batch", "memory_budget": 1 << 30},
+    "cluster": {
+        "num_workers": 2,
+        "distribute_mode": True,
+        "head_address": "head:6379",
+        "worker_resources": {"num_cpus": 2},
+        "runtime_env": {"pip": ["pillow"]},
+    },
+    "torch": {"local_engine": "torch", "distribute_mode": "auto", "collate_fn": list, "worker_init_fn": print},
+}
+
+
+def attributes(loader: DpexDataLoader[Any]) -> dict[str, Any]:
+    """What a framework reads from a loader to build another of its class around the same sampler."""
+    names = set(inspect.signature(type(loader)).parameters) - {"shuffle", "batch_sampler"}
+    return {name: getattr(loader, name) for name in names}
+
+
+def rebuilt(loader: DpexDataLoader[Any]) -> DpexDataLoader[Any]:
+    return type(loader)(**attributes(loader))
+
+
+HOWS: dict[str, Callable[[Any], Any]] = {"rebuilt": rebuilt, "pickled": lambda v: pickle.loads(pickle.dumps(v))}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_second_loader_has_every_attribute(kind: str, how: str) -> None:
+    loader = DpexDataLoader(DATA, **LOADERS[kind])
+    again = HOWS[how](loader)
+    before, after = attributes(loader), attributes(again)
+    for attrs in (before, after):
+        attrs["sampler"] = type(attrs["sampler"])
+    assert after == before
+    assert type(again.num_workers) is type(loader.num_workers)
+
+
+def test_a_loader_rebuilt_twice_is_still_auto() -> None:
+    again = rebuilt(rebuilt(DpexDataLoader(DATA, num_workers="auto")))
+    assert (type(again.num_workers), again.seeding) == (AutoWorkers, "batch")
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_second_loader_wants_the_same_workers_and_depth(how: str) -> None:
+    """A prefetch depth that nobody asked for must not become one that the engine keeps to the letter."""
+    loader = DpexDataLoader(DATA, num_workers=2)
+    assert HOWS[how](loader)._current_sizes() == loader._current_sizes()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_depth_that_was_asked_for_stays_asked_for(how: str) -> None:
+    loader = DpexDataLoader(DATA, num_workers=2, prefetch_factor=7)
+    assert HOWS[how](loader)._current_sizes().prefetch == 14
+
+
+def test_options_are_attributes_of_their_own_name() -> None:
+    loader = DpexDataLoader(DATA, **LOADERS["cluster"])
+    assert {name: getattr(loader, name) for name in OWN} == {
+        "distribute_mode": True,
+        "head_address": "head:6379",
+        "seeding": "worker",
+        "memory_budget": None,
+        "worker_resources": {"num_cpus": 2},
+        "runtime_env": {"pip": ["pillow"]},
+        "local_engine": "dpex",
+    }
+
+
+# -- resize without workers: arguments only ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [{"local": -1}, {"remote": 1.5}, {"prefetch": 0}, {"local": "2"}])
+def test_resize_names_what_it_refuses(bad: dict[str, Any]) -> None:
+    loader = DpexDataLoader(DATA, num_workers=2, seeding="batch")
+    before = loader._current_sizes()
+    ((name, value),) = bad.items()
+    with pytest.raises(OptionError, match=f"{name}={value!r}"):
+        loader.resize(**bad)
+    assert loader._current_sizes() == before
+
+
+def test_resize_under_worker_seeds_moves_but_does_not_change_the_number() -> None:
+    loader = DpexDataLoader(DATA, num_workers=3)
+    with pytest.raises(FixedWorkersError, match=r"local=1, remote=1.*num_workers=3"):
+        loader.resize(local=1, remote=1)
+    with pytest.raises(FixedWorkersError, match="local=5"):
+        loader.resize(local=5)
+    loader.resize(local=1)
+    sizes = loader._current_sizes()
+    assert (sizes.local, sizes.remote) == (1, 2)
+
+
+def test_resize_under_batch_seeds_takes_any_number() -> None:
+    loader = DpexDataLoader(DATA, num_workers="auto")
+    loader.resize(local=7, prefetch=3)
+    sizes = loader._current_sizes()
+    assert (sizes.local, sizes.remote, sizes.prefetch) == (7, 0, 3)
