@@ -15,7 +15,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from dpex.cpus import static_worker_count
 from dpex.engine import Sizes
-from dpex.epoch import ArenaCache, _DpexDataLoaderIter, _DpexInlineDataLoaderIter, _DpexMapDataLoaderIter, draws_ahead_safely
+from dpex.epoch import (
+    ArenaCache,
+    _DpexDataLoaderIter,
+    _DpexInlineDataLoaderIter,
+    _DpexMapDataLoaderIter,
+    draws_ahead_safely,
+)
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.lanes.maker import LaneMaker
 from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
@@ -129,11 +135,11 @@ class DpexDataLoader(DataLoader[T_co]):
         self._iterators: weakref.WeakSet[_DpexDataLoaderIter] = weakref.WeakSet()
         self._arenas = ArenaCache()
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
-        self._latest_stats = LoaderStats()
+        self._last_stats: list[LoaderStats] = [LoaderStats()]
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_iterators", "_arenas", "_share", "_latest_stats"):
+        for name in ("_iterators", "_arenas", "_share", "_last_stats"):
             state.pop(name, None)
         return state
 
@@ -152,7 +158,7 @@ class DpexDataLoader(DataLoader[T_co]):
         if sizes.remote > 0:
             self._hold_cluster()
         kind = _DpexDataLoaderIter if self._dataset_kind == _DatasetKind.Iterable else _DpexMapDataLoaderIter
-        iterator = kind(self, self._lane_maker(), sizes)
+        iterator = kind(self, self._lane_maker(), sizes, self._last_stats)
         self._iterators.add(iterator)
         return iterator
 
@@ -171,13 +177,8 @@ class DpexDataLoader(DataLoader[T_co]):
             head_address=self.head_address,
             worker_resources=self.worker_resources,
             runtime_env=self.runtime_env,
-            probe_index=self._probe_index(),
+            counts_from_zero=self._dataset_kind == _DatasetKind.Map and draws_ahead_safely(self._index_sampler),
         )
-
-    def _probe_index(self) -> int | None:
-        if self._dataset_kind == _DatasetKind.Iterable or not draws_ahead_safely(self._index_sampler):
-            return None
-        return 0 if len(self.dataset) > 0 else None  # type: ignore[arg-type]
 
     def _hold_cluster(self) -> None:
         """Keep a share of the connection to Ray, so that actors wait between epochs instead of starting anew."""
@@ -192,7 +193,6 @@ class DpexDataLoader(DataLoader[T_co]):
         Actors go, and so does a private Ray that dpex started, unless another loader uses them.
         """
         for iterator in list(self._iterators):
-            self._latest_stats = iterator._engine.stats()
             iterator._shutdown_workers()
         self._iterator = None
         share = self._share.detach() if self._share is not None else None
@@ -269,8 +269,8 @@ class DpexDataLoader(DataLoader[T_co]):
         """A snapshot of the latest iterator: workers by lane, queue depths, bytes and times (see `LoaderStats`)."""
         iterators = [iterator for iterator in self._iterators if not iterator._engine.closed]
         if iterators:
-            self._latest_stats = max((i._engine.stats() for i in iterators), key=lambda s: s.batches)
-        return self._latest_stats
+            return max((iterator._engine.stats() for iterator in iterators), key=lambda stats: stats.batches)
+        return self._last_stats[0]
 
 
 def _worker_count(num_workers: int | str) -> int:

@@ -22,6 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Literal
 
 from dpex.alerts import warn
@@ -110,7 +111,8 @@ class Engine:
         self._started: set[int] = set()
         self._vacating: set[Place] = set()
         self._first_up_at: float | None = None
-        self._replaying: dict[int, list[Ticket]] = {}
+        self._replaying: dict[int, deque[Ticket]] = {}
+        self._fatal: WorkerDiedError | None = None
         self._dirty: set[int] = set()
         self._load: dict[str, int] = {}
         self._carrier: dict[int, str] = {}
@@ -153,6 +155,7 @@ class Engine:
     def begin_epoch(self, sampler: Iterator[Any]) -> None:
         """Start a pass: tickets are drawn from ``sampler``, up to the window at once."""
         with self._lock:
+            self._note_unfinished()
             self._epoch += 1
             for lane in self._lanes.values():
                 lane.new_epoch(self._epoch)
@@ -164,6 +167,12 @@ class Engine:
             self._returned_at = None
             if self._lanes or self._sizes.local + self._sizes.remote:
                 self._fill()
+
+    def _note_unfinished(self) -> None:
+        """An epoch was broken off: as in torch, its logical workers still make what they hold, and draw for it."""
+        if not self._plan.iterable and self._plan.logicals:
+            for ticket in self.schedule.issued():
+                self._since[ticket.queue].append((self._epoch, ticket.number, ticket.index))
 
     def close(self, grace_s: float = 5.0) -> None:
         """End all lanes; idempotent, and harmless in a process that was forked from the owner."""
@@ -367,6 +376,8 @@ class Engine:
         if place is None or queue in self._homes.leaving:
             return False
         lane = self._lanes[place.lane]
+        if queue in self._replaying and not self._replay(queue, lane, place.host):
+            return False
         while waiting := schedule.pending(queue):
             if waiting < self._group and not starving and schedule.ready:
                 return False
@@ -375,6 +386,18 @@ class Engine:
                 schedule.give_back(tickets)
                 return False
             self._started.add(queue)
+        return True
+
+    def _replay(self, logical: int, lane: Lane, host: int) -> bool:
+        """Send again what a dead host had made since its last known state; True once all of it is sent."""
+        waiting = self._replaying[logical]
+        while waiting:
+            group = [t for t in islice(waiting, LARGEST_GROUP) if t.epoch == waiting[0].epoch]
+            if not lane.send(group, group[0].epoch, host):
+                return False
+            for _ in group:
+                waiting.popleft()
+        del self._replaying[logical]
         return True
 
     # -- in this process -----------------------------------------------------------------------------------------
@@ -408,6 +431,9 @@ class Engine:
             heard = heard or bool(events)
             for event in events:
                 self._hear(lane, event)
+        if self._fatal is not None:
+            error, self._fatal = self._fatal, None
+            raise error
         if heard:
             self._learn()
             if self._dirty:
@@ -446,6 +472,7 @@ class Engine:
         elif not self._plan.iterable:
             self._since[ticket.queue].append((self._epoch, event.number, ticket.index))
         if event.stream_end:
+            self._started.discard(ticket.queue)
             schedule.end_queue(ticket.queue)
         else:
             schedule.done(event.number, event.value)
@@ -486,7 +513,8 @@ class Engine:
                 self._warn_of_death(event)
         self._rehome(lane, event)
         if lane.crashes > CRASHES_IN_A_ROW + lane.counts.wanted and not event.expected:
-            raise WorkerDiedError(f"{event.why}; {lane.crashes} workers in a row died before they made a single batch")
+            text = f"{event.why}; {lane.crashes} workers in a row died before they made a single batch"
+            self._fatal = WorkerDiedError(text)
 
     def _warn_of_death(self, event: Gone) -> None:
         held = f"; what it held ({len(event.lost)} tickets) is made again" if event.lost else ""
@@ -519,8 +547,6 @@ class Engine:
             state = homes.settle(logical, place)
             lane = self._lanes[place.lane]
             lane.adopt(place.host, logical, state)
-            for ticket in self._replaying.pop(logical, ()):
-                lane.send([ticket], ticket.epoch, place.host)
             self._dirty.add(logical)
 
     def _rebalance(self) -> None:
@@ -572,7 +598,7 @@ class Engine:
                 self._fail_stream(logical, event)
                 continue
             self._homes.state[logical] = self._snapshots.get(logical)
-            self._replaying[logical] = [_replay(logical, *made) for made in self._since[logical]]
+            self._replaying[logical] = deque(_replay(logical, *made) for made in self._since[logical])
             self._dirty.add(logical)
 
     def _fail_stream(self, logical: int, event: Gone) -> None:
@@ -586,7 +612,7 @@ class Engine:
             self.schedule.done(numbers[0], lambda: error)
         self.schedule.end_queue(logical)
         if not numbers:
-            raise error
+            self._fatal = error
 
     # -- resizing ------------------------------------------------------------------------------------------------
 

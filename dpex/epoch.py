@@ -28,6 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 from dpex.engine import Engine, Plan, Sizes
 from dpex.lanes.maker import LaneMaker
 from dpex.seeding import epoch_key, ticket_seed
+from dpex.stats import LoaderStats
 from dpex.transport.arena import Arena
 from dpex.worker import ArenaCollate, Fetcher, WorkerSetup, seed_ticket
 
@@ -100,8 +101,9 @@ class InlineMaker:
 class _DpexDataLoaderIter(_BaseDataLoaderIter):
     """Batches made by workers; drives an `Engine`. ``__next__`` is torch's, with its profiler mark and warnings."""
 
-    def __init__(self, loader: Any, make_lane: LaneMaker, sizes: Sizes) -> None:
+    def __init__(self, loader: Any, make_lane: LaneMaker, sizes: Sizes, last_stats: list[LoaderStats]) -> None:
         super().__init__(loader)
+        self._last_stats = last_stats
         if self._num_workers > 0 and loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         if self._num_workers == 0 and self._timeout != 0:
@@ -132,7 +134,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             in_order=getattr(loader, "in_order", True),
             timeout_s=self._timeout,
             base_window=max(1, self._num_workers) * (loader.prefetch_factor or 2),
-            stretch=not loader._prefetch_is_given and not iterable and draws_ahead_safely(self._index_sampler),
+            stretch=self._may_stretch(loader, per_batch),
             memory_budget=loader.memory_budget,
             make_lane=lambda name, count: make_lane(name, count, setup, per_batch),
             make_inline=make_inline,
@@ -140,6 +142,15 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         self._engine = Engine(plan, sizes)
         self._finalizer = weakref.finalize(self, Engine.close, self._engine)
         self._reset(loader, first_iter=True)
+
+    def _may_stretch(self, loader: Any, per_batch: bool) -> bool:
+        """Whether nobody can tell if workers run further ahead than torch's.
+
+        After a broken-off epoch persistent workers go on with the random state that running ahead left them.
+        """
+        if loader._prefetch_is_given or self._dataset_kind == _DatasetKind.Iterable:
+            return False
+        return draws_ahead_safely(self._index_sampler) and (per_batch or not self._persistent_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._num_workers > 0:
@@ -164,6 +175,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         return list(getattr(lane, "handles", ()))
 
     def _shutdown_workers(self) -> None:
+        self._last_stats[:] = [self._engine.stats()]
         self._finalizer()
 
 

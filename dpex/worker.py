@@ -163,7 +163,8 @@ class ArenaCollate:
         """
         first = batch[0]
         if not _plain(first):
-            return _torch_stack(batch, collate_fn_map=collate_fn_map)
+            stacked: torch.Tensor = _torch_stack(batch, collate_fn_map=collate_fn_map)
+            return stacked
         large = first.numel() * first.itemsize * len(batch) > self._least_bytes
         strided = not first.is_contiguous()
         if (large and (self._in_worker or not strided)) or (strided and self._in_worker):

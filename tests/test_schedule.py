@@ -413,5 +413,5 @@ def test_an_empty_sampler_is_finished_at_once() -> None:
 
 def test_tickets_sort_by_number_and_tell_what_they_are() -> None:
     tickets = drawn(Schedule(window=3), 3)
-    assert sorted(tickets[::-1]) == tickets
+    assert sorted(set(tickets)) == tickets
     assert repr(tickets[1]) == "Ticket(1, 1, queue=0, issued=False, deaths=0)"

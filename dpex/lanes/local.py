@@ -28,7 +28,7 @@ import torch.multiprocessing
 
 from dpex.alerts import warn
 from dpex.lanes.base import Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
-from dpex.lanes.localworker import BATCH, BOARD_ROW, CONTROL_ROW, END, TICKET_BYTES, WorkerPlan, receive
+from dpex.lanes.localworker import BATCH, BOARD_ROW, CONTROL_ROW, END, IDLE, TICKET_BYTES, WorkerPlan, receive
 from dpex.lanes.template import Parcel, TemplateHandle
 from dpex.schedule import Ticket
 from dpex.transport.arena import Segment, SegmentSpec, open_segment
@@ -97,7 +97,7 @@ class _Host:
         self.handle = WorkerHandle(number)
         self.segments: dict[int, Segment] = {}
         self.decoder = Decoder(self._lease)
-        self.held: dict[int, Ticket] = {}
+        self.held: dict[tuple[int, int], Ticket] = {}
         self.leaving = False
         self.started = False
         self.ended = False
@@ -207,8 +207,12 @@ class LocalLane:
             self._write(host.socket, pickle.dumps(("leave",)))
 
     def hosts(self) -> list[int]:
-        """See `Lane.hosts`; a host that is being forked counts, as its messages wait for it in the socket."""
-        return [host.number for host in self._hosts.values() if not host.leaving]
+        """See `Lane.hosts`; a host that is being forked counts, as its messages wait for it in the socket.
+
+        Somebody will take each "leave" that is queued: nothing may be queued behind the last of them.
+        """
+        staying = [host.number for host in self._hosts.values() if not host.leaving]
+        return staying[: max(0, len(staying) - self._leaves_queued)]
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
@@ -223,7 +227,7 @@ class LocalLane:
             place = self._hosts[host]
             sent = self._write(place.socket, _dumps(message))
             if sent:
-                place.held.update((t.number, t) for t in tickets)
+                place.held.update(((epoch, t.number), t) for t in tickets)
         if sent:
             self._group = group
             if host is None:
@@ -314,7 +318,7 @@ class LocalLane:
     def _made(self, host: _Host, group: int, results: list[tuple[Any, ...]]) -> None:
         times, epoch_now = self.times, self._epoch
         for epoch, number, kind, node, fetch_s, collate_s, cpu_s, encode_s, nbytes in results:
-            host.held.pop(number, None)
+            host.held.pop((epoch, number), None)
             times.tickets += 1
             times.fetch_s += fetch_s
             times.collate_s += collate_s
@@ -387,6 +391,8 @@ class LocalLane:
         lost, guilty = self._what_it_held(host)
         expected = host.leaving and code == 0
         self._events.append(Gone(host.number, lost, guilty, expected, _how_it_ended(pid, code), pid))
+        if self._shared and not self._hosts:
+            self._reclaim()
         if expected or self._closed:
             return
         self._crashes += 1
@@ -401,7 +407,11 @@ class LocalLane:
         row = _row(host.number)
         group, working_on = BOARD_ROW.unpack_from(self._board, row)
         guilty = working_on - 1 if working_on else None
-        tickets = self._groups.pop(group, []) if self._shared else list(host.held.values())
+        tickets = (
+            self._groups.pop(group, [])
+            if self._shared
+            else [ticket for (epoch, _), ticket in host.held.items() if epoch == self._epoch]
+        )
         return tuple(t.number for t in tickets), guilty
 
     @property
@@ -418,9 +428,25 @@ class LocalLane:
             self._drain_fd(fd)
         if _unread(self._queue) or any(self._busy(host) for host in self._hosts.values()):
             return
+        self._suspicious = False
+        self._leaves_queued = 0  # one may have died as it took its leave
+        self._lose_the_rest()
+        self.resize(self.counts.wanted)
+
+    def _reclaim(self) -> None:
+        """Nobody is left to read the queue: take its messages back."""
+        assert self._queue_theirs is not None
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                _, fds, _, _ = socket.recv_fds(self._queue_theirs, 1, 4, socket.MSG_DONTWAIT)
+                for fd in fds:
+                    os.close(fd)
+        self._leaves_queued = 0
+        self._lose_the_rest()
+
+    def _lose_the_rest(self) -> None:
         lost = tuple(t.number for tickets in self._groups.values() for t in tickets)
         self._groups.clear()
-        self._suspicious = False
         if lost:
             self._events.append(Gone(-1, lost, None, True, "a worker died as it took them"))
 
@@ -432,7 +458,7 @@ class LocalLane:
     def _busy(self, host: _Host) -> bool:
         if not host.started:
             return False
-        return BOARD_ROW.unpack_from(self._board, _row(host.number))[0] != 0
+        return BOARD_ROW.unpack_from(self._board, _row(host.number)) != IDLE
 
     # -- closing -------------------------------------------------------------------------------------------------
 

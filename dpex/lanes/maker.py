@@ -18,8 +18,8 @@ class LaneMaker:
     head_address: str
     worker_resources: Mapping[str, Any] | None
     runtime_env: Mapping[str, Any] | None
-    probe_index: Any
-    """An index every node fetches once before it gets work, or None if none is known to be valid."""
+    counts_from_zero: bool
+    """The sampler is one of torch's for map-style data, so that 0 is an index every node can be probed with."""
 
     def __call__(self, name: str, count: int, setup: WorkerSetup, shared_queue: bool) -> Lane:
         """The lane ``name`` ("local" or "remote") with ``count`` hosts on their way."""
@@ -36,5 +36,5 @@ class LaneMaker:
             runtime_env=self.runtime_env,
             shared_queue=shared_queue,
             first_hosts=count,
-            probe_index=self.probe_index,
+            probe_index=0 if self.counts_from_zero and len(setup.dataset) else None,
         )

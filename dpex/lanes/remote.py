@@ -19,11 +19,12 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dpex.lanes.actors import actor_class, actor_options, cause_of_death, needs_of
 from dpex.lanes.base import Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
 from dpex.lanes.cluster import Actor, connect, kill, release
 from dpex.lanes.inbox import Inbox, Landed
@@ -39,7 +40,6 @@ CALLS_IN_FLIGHT = 4
 """A host takes no more than this many messages at a time."""
 _FAILED_STARTS = 3
 _LOOK_EVERY_S = 1.0
-_OPTIONS = {"num_cpus", "num_gpus", "memory", "resources", "accelerator_type", "scheduling_strategy", "label_selector"}
 
 
 class _Call:
@@ -123,7 +123,7 @@ class RemoteLane:
         parcel = pack(Contents(setup=setup, collate_entries=changed_collate_entries()))
         self._cluster = connect(head_address)
         try:
-            self._options = _actor_options(worker_resources, runtime_env)
+            self._options = actor_options(worker_resources, runtime_env)
             self._pool_key: Hashable = json.dumps(self._options, sort_keys=True, default=repr)
             header = np.frombuffer(parcel.header, np.uint8)
             self._parcel = [importlib.import_module("ray").put([header, *parcel.buffers])]
@@ -192,12 +192,12 @@ class RemoteLane:
             selector = {"ray.io/node-id": f"!in({','.join(sorted(self._avoided))})"}
             options["label_selector"] = {**options.get("label_selector", {}), **selector}
         name = f"dpex-worker-{os.getpid()}-{secrets.token_hex(4)}"
-        return Actor(_remote_class().options(name=name, **options).remote())
+        return Actor(actor_class().options(name=name, **options).remote())
 
     def _look_for_nodes(self) -> None:
         """Find out whether any node could take a host at all."""
         self._look_at = self._clock() + _LOOK_EVERY_S
-        needed = _needs(self._options)
+        needed = needs_of(self._options)
         with contextlib.suppress(Exception):
             nodes = [node for node in importlib.import_module("ray").nodes() if node["Alive"]]
             fit = [n for n in nodes if all(n["Resources"].get(k, 0) >= v for k, v in needed.items())]
@@ -412,7 +412,7 @@ class RemoteLane:
 
     def _lose(self, host: _Host, error: BaseException) -> None:
         """A call failed for Ray's reasons: whatever the host holds is lost, and the host is given up."""
-        why, node_died = _cause(error)
+        why, node_died = cause_of_death(error)
         was_up = host.stage == "up"
         lost = tuple(ticket.number for ticket in host.tickets())
         guilty = None if node_died else self._guilty(host)
@@ -474,94 +474,9 @@ class RemoteLane:
         release(self._cluster, shut_down=shut_down)
 
 
-# -- Ray's side ------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _remote_class() -> Any:
-    """The actor class. It is local, so that it travels by value: a node without dpex can say so instead of failing."""
-
-    class DpexWorker:
-        def __init__(self) -> None:
-            self._worker: Any = None
-
-        def hello(self) -> tuple[str, str, int]:
-            import os
-            import socket
-
-            import ray
-
-            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-            node = ray.get_runtime_context().get_node_id()
-            return node, f"{socket.gethostname()} ({node[:8]})", os.getpid()
-
-        def prepare(self, refs: list[Any], order: bytes) -> Any:
-            import pickle
-
-            try:
-                from dpex.lanes import remoteworker
-            except Exception as error:
-                return f"dpex cannot be imported there: {type(error).__name__}: {error}"
-            if self._worker is not None:
-                self._worker.close()
-                self._worker = None
-            self._worker, report = remoteworker.prepare(pickle.loads(order), lambda: remoteworker.get_from_ray(refs))
-            return pickle.dumps(report)
-
-        def work(self, message: bytes) -> Any:
-            return self._worker.work(message)
-
-        def adopt(self, logical: int, state: bytes | None) -> None:
-            self._worker.adopt(logical, state)
-
-        def release(self, logical: int) -> bytes:
-            return bytes(self._worker.release(logical))
-
-        def __repr__(self) -> str:
-            return "dpex worker"
-
-    return importlib.import_module("ray").remote(DpexWorker)
-
-
-def _actor_options(resources: Mapping[str, Any] | None, runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Ray's options for an actor; ``resources`` may name them, or ``CPU``, ``GPU`` and resources of the cluster's own."""
-    options: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-    own = {}
-    for name, value in (resources or {}).items():
-        name = {"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, name)
-        if name in _OPTIONS:
-            options[name] = value
-        else:
-            own[name] = value
-    if own:
-        options["resources"] = {**options.get("resources", {}), **own}
-    if runtime_env:
-        options["runtime_env"] = dict(runtime_env)
-    return options
-
-
-def _needs(options: Mapping[str, Any]) -> dict[str, float]:
-    needs = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options.get("resources", {})}
-    return {name: value for name, value in needs.items() if value}
-
-
-def _cause(error: BaseException) -> tuple[str, bool]:
-    """What Ray says about a death, in one line, and whether it was the node's."""
-    text = " ".join(str(error).split())
-    for mark in ("The actor is dead because ", "The actor died because ", "The actor "):
-        if mark in text:
-            text = text[text.rindex(mark) + len(mark) :]
-            break
-    text = text.split(" Some common causes include")[0].removeprefix("it died: ")
-    node_died = "node has died" in text or "node was" in text or "its node" in text or "Node " in text
-    return f"{text[:400]} [{type(error).__name__}]", node_died
-
-
 def _message(tickets: list[Ticket], epoch: int) -> bytes:
     message = (epoch, tickets[0].queue, [(t.number, t.index) for t in tickets])
     try:
         return pickle.dumps(message, 5)
     except Exception:
         return cloud_dumps(message)
-
-

@@ -63,7 +63,7 @@ def template_main(control: socket.socket, trainer_pid: int, parcel: Parcel, inhe
     for foreign in inherited:
         foreign.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    multiprocessing.current_process()._config["daemon"] = False
     gc.freeze()
     _Template(control, trainer_pid, parcel).run()
 
@@ -168,7 +168,7 @@ def _enter_worker(
 ) -> None:
     """First steps of a forked worker: drop what is the template's, die with it, ignore Ctrl-C."""
     control.close()
-    multiprocessing.context._force_start_method(start_method)  # type: ignore[attr-defined]
+    multiprocessing.context._force_start_method(start_method)
     if trainer_fd >= 0:
         os.close(trainer_fd)
     die_with_parent(template_pid)
@@ -208,7 +208,7 @@ class TemplateHandle:
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             self._control.close()
             warn(
-                f"The start method {context.get_start_method()!r} sends the dataset and its functions to workers by "
+                f"Got pickle error when attempting to start a worker Process. The start method {context.get_start_method()!r} sends the dataset and its functions to workers by "
                 f"pickle, which failed: {error}. Define them at the top of a module, or use the start method 'fork'.",
                 UserWarning,
             )

@@ -16,7 +16,7 @@ import marshal
 import pickle
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -211,7 +211,7 @@ class _SharedStorage:
         self.raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (nbytes,), (1,)).numpy()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _as_bytes_tensor, (pickle.PickleBuffer(self.raw),)
+        return _as_bytes_tensor, (pickle.PickleBuffer(cast(Any, self.raw)),)
 
 
 def _as_bytes_tensor(buffer: Any) -> torch.Tensor:

@@ -53,7 +53,8 @@ def cloud_dumps(obj: Any) -> bytes:
     stream = io.BytesIO()
     pickler = _picklers()[0](stream, 5)
     if get_spawning_popen() is not None:
-        pickler.dispatch_table = ChainMap(ForkingPickler._extra_reducers, type(pickler).dispatch_table)
+        own: Any = ForkingPickler
+        pickler.dispatch_table = ChainMap(own._extra_reducers, type(pickler).dispatch_table)
     _dump(pickler, obj, cloud_dumps)
     return stream.getvalue()
 
@@ -155,7 +156,7 @@ class _Storage:
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         count = (storage.nbytes(),)
-        self._raw = torch.empty(0, dtype=torch.uint8).set_(storage, 0, count, (1,)).numpy()
+        self._raw: Any = torch.empty(0, dtype=torch.uint8).set_(storage, 0, count, (1,)).numpy()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _as_tensor, (pickle.PickleBuffer(self._raw),)

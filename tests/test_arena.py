@@ -1,0 +1,360 @@
+"""Shared-memory slots: lent until both sides have let go, never longer and never shorter."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpex.transport import arena as arena_module
+from dpex.transport.arena import PAGE_BYTES, Arena, Segment, SegmentSpec, SlotRef, open_segment, slot_class
+
+BIG = 100_000
+
+
+class Taker:
+    """The other process's side, in this one: maps what the maker announces."""
+
+    def __init__(self) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.specs: list[SegmentSpec] = []
+        self.fds: list[int] = []
+
+    def announce(self, spec: SegmentSpec, fd: int) -> None:
+        self.specs.append(spec)
+        self.fds.append(fd)
+        self.segments[spec.segment] = open_segment(spec, fd)
+
+    def view(self, ref: SlotRef, nbytes: int) -> np.ndarray[Any, Any]:
+        return self.segments[ref.segment].view(ref.slot, nbytes)
+
+
+def descriptors() -> set[Path]:
+    return set(Path("/proc/self/fd").iterdir())
+
+
+@pytest.fixture
+def taker() -> Taker:
+    return Taker()
+
+
+@pytest.fixture
+def arena(taker: Taker) -> Arena:
+    return Arena(taker.announce)
+
+
+@pytest.fixture(autouse=True)
+def _no_cycle_holds_a_slot() -> Iterator[None]:
+    """Letting go is reference counting alone: with the collector off a view in a cycle would show."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def place(arena: Arena, value: int, nbytes: int = BIG) -> tuple[np.ndarray[Any, Any], SlotRef]:
+    base, ref = arena.array(nbytes)
+    base[:] = value
+    return base, ref
+
+
+# -- size classes ------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 1 << 40))
+def test_size_class_fits_in_whole_pages_and_wastes_an_eighth(nbytes: int) -> None:
+    size = slot_class(nbytes)
+    assert size >= nbytes
+    assert size % PAGE_BYTES == 0
+    assert size - nbytes <= max(nbytes // 8, PAGE_BYTES - 1)
+    assert slot_class(size) == size
+
+
+@given(st.integers(1, 1 << 32), st.integers(1, 1 << 32))
+def test_size_class_grows_with_the_request(small: int, large: int) -> None:
+    small, large = sorted((small, large))
+    assert slot_class(small) <= slot_class(large)
+
+
+def test_size_classes_are_few() -> None:
+    assert len({slot_class(n) for n in range(1, 1 << 20, 64)}) < 100
+
+
+# -- who holds a slot --------------------------------------------------------------------------------------------------
+
+
+def test_both_sides_see_the_same_bytes(arena: Arena, taker: Taker) -> None:
+    base, ref = place(arena, 7)
+    arena.lend(ref)
+    view = taker.view(ref, BIG)
+    assert (view == 7).all()
+    view[0] = 9
+    assert base[0] == 9
+
+
+def test_a_slot_is_reused_only_when_both_sides_let_go(arena: Arena, taker: Taker) -> None:
+    base, ref = place(arena, 1)
+    arena.lend(ref)
+    view = taker.view(ref, BIG)
+    others = [place(arena, 2) for _ in range(4)]
+    del base
+    others += [place(arena, 3) for _ in range(4)]
+    assert ref not in [other for _, other in others]
+    assert (view == 1).all()
+    del view
+    assert arena._segments[ref.segment].is_free(ref.slot)
+    del others
+    assert ref in [r for _, r in [place(arena, 4) for _ in range(12)]]
+
+
+def test_a_slot_on_its_way_is_not_reused(arena: Arena) -> None:
+    """The maker let go before the taker has looked."""
+    base, ref = place(arena, 1)
+    arena.lend(ref)
+    del base
+    assert ref not in [other for _, other in [place(arena, 2) for _ in range(10)]]
+
+
+def test_a_slot_that_was_never_lent_comes_back_at_once(arena: Arena) -> None:
+    for _ in range(1000):
+        place(arena, 1)
+    assert len(arena._segments) == 1
+
+
+def test_steady_traffic_needs_no_new_memory(arena: Arena, taker: Taker) -> None:
+    window: list[Any] = []
+    sizes = set()
+    for number in range(500):
+        base, ref = place(arena, number % 256)
+        arena.lend(ref)
+        del base
+        window = [*window[-3:], taker.view(ref, BIG)]
+        if number > 20:
+            sizes.add(arena.nbytes)
+    assert len(sizes) == 1
+    assert [view[0] for view in window] == [n % 256 for n in range(496, 500)]
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda base: base[10:20],
+        lambda base: base[::2].reshape(2, -1),
+        lambda base: base.view(np.uint16)[1:],
+        lambda base: memoryview(base)[5:],
+        lambda base: np.frombuffer(base, np.float32),
+        lambda base: torch.from_numpy(base)[3:],
+        lambda base: torch.frombuffer(base, dtype=torch.float32).view(5, -1).t(),
+        lambda base: torch.frombuffer(base, dtype=torch.int16).untyped_storage(),
+    ],
+    ids=["slice", "strided", "dtype", "memoryview", "frombuffer", "from_numpy", "tensor", "storage"],
+)
+def test_whatever_views_the_slot_holds_it(arena: Arena, taker: Taker, derive: Any) -> None:
+    base, ref = arena.array(BIG)
+    arena.lend(ref)
+    derived = derive(taker.view(ref, BIG))
+    del base
+    segment = arena._segments[ref.segment]
+    assert not segment.is_free(ref.slot)
+    del derived
+    assert segment.is_free(ref.slot)
+
+
+def test_the_last_of_several_views_frees(arena: Arena, taker: Taker) -> None:
+    base, ref = arena.array(BIG)
+    arena.lend(ref)
+    first = torch.frombuffer(taker.view(ref, BIG), dtype=torch.uint8)
+    second = first[5:]
+    del base, first
+    assert not arena._segments[ref.segment].is_free(ref.slot)
+    del second
+    assert arena._segments[ref.segment].is_free(ref.slot)
+
+
+def test_slots_do_not_overlap(arena: Arena) -> None:
+    sizes = [1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES, BIG, BIG, 5 << 20]
+    held = [place(arena, value, nbytes) for value, nbytes in enumerate(sizes * 3)]
+    assert all((base == value).all() for value, (base, _) in enumerate(held))
+    assert len({ref for _, ref in held}) == len(held)
+
+
+def test_flags_lie_before_the_data(arena: Arena, taker: Taker) -> None:
+    held = [place(arena, 255, PAGE_BYTES) for _ in range(300)]
+    assert sum(spec.slots for spec in taker.specs) >= 300
+    for spec in taker.specs:
+        flags = bytes(arena._segments[spec.segment].flags)
+        assert set(flags[0::2]) <= {0, 1}
+        assert set(flags[1::2]) == {0}
+    assert all((base == 255).all() for base, _ in held)
+
+
+# -- tensors in slots --------------------------------------------------------------------------------------------------
+
+
+def test_tensors_have_shape_type_and_a_slot_of_their_own(arena: Arena) -> None:
+    tensor = arena.tensor((3, 5, 7), torch.float64)
+    assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == ((3, 5, 7), torch.float64, True)
+    assert arena.find(tensor.data_ptr()) is not None
+    assert tensor.data_ptr() % 64 == 0
+
+
+def test_find_knows_starts_of_held_slots_only(arena: Arena) -> None:
+    tensor = arena.tensor((BIG,), torch.uint8)
+    address = tensor.data_ptr()
+    assert arena.find(address + 1) is None
+    assert arena.find(torch.zeros(10).data_ptr()) is None
+    assert arena.find(address) == SlotRef(1, arena.find(address).slot)  # type: ignore[union-attr]
+    del tensor
+    assert arena.find(address) is None
+
+
+def test_a_tensors_death_frees_its_slot(arena: Arena) -> None:
+    addresses = set()
+    for _ in range(50):
+        addresses.add(arena.tensor((BIG,), torch.uint8).data_ptr())
+    assert len(addresses) <= 2
+
+
+def test_a_slot_that_the_taker_holds_is_not_lent_again(arena: Arena, taker: Taker) -> None:
+    """A collate function may return one tensor twice; a slot has one byte for the taker, so the second is a copy."""
+    tensor = arena.tensor((BIG,), torch.uint8)
+    ref = arena.find(tensor.data_ptr())
+    assert ref is not None
+    arena.lend(ref)
+    view = taker.view(ref, BIG)
+    assert arena.find(tensor.data_ptr()) is None
+    del view
+    assert arena.find(tensor.data_ptr()) == ref
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def in_a_fork(body: Any) -> int:
+    """Exit code of a forked child that runs ``body``; 99 if it raised."""
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            body()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_views_that_die_in_a_forked_child_free_nothing(arena: Arena, taker: Taker) -> None:
+    base, ref = place(arena, 5)
+    arena.lend(ref)
+    held = [base, taker.view(ref, BIG)]
+    del base
+    assert in_a_fork(held.clear) == 0
+    segment = arena._segments[ref.segment]
+    assert segment.flags[2 * ref.slot : 2 * ref.slot + 2].tolist() == [1, 1]
+    held.clear()
+    assert segment.is_free(ref.slot)
+
+
+def test_a_forked_child_frees_what_it_took_itself(arena: Arena, taker: Taker) -> None:
+    base, ref = place(arena, 5)
+    arena.lend(ref)
+    assert in_a_fork(lambda: taker.view(ref, BIG)) == 0
+    assert arena._segments[ref.segment].flags[2 * ref.slot : 2 * ref.slot + 2].tolist() == [1, 0]
+    del base
+
+
+def test_the_makers_end_leaves_the_takers_view(taker: Taker) -> None:
+    arena = Arena(taker.announce)
+    base, ref = place(arena, 42)
+    arena.lend(ref)
+    view = taker.view(ref, BIG)
+    del arena, base
+    taker.segments.clear()
+    assert (view == 42).all()
+
+
+def test_no_descriptor_stays_open(taker: Taker) -> None:
+    before = descriptors()
+    arena = Arena(taker.announce)
+    held = [place(arena, 1, 1 << 20) for _ in range(20)]
+    assert descriptors() - before == set()
+    assert len(taker.fds) > 1
+    del held
+
+
+def test_a_segment_that_cannot_be_mapped_closes_its_descriptor() -> None:
+    fd = os.memfd_create("test")
+    with pytest.raises(ValueError, match="mmap"):
+        open_segment(SegmentSpec(1, 1 << 20, PAGE_BYTES, 1), fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_private_memory_is_announced_to_nobody(taker: Taker) -> None:
+    before = descriptors()
+    arena = Arena(taker.announce, shared=False)
+    base, ref = place(arena, 3)
+    assert taker.specs == []
+    assert descriptors() == before
+    del base
+    assert arena._segments[ref.segment].is_free(ref.slot)
+
+
+# -- growing and shrinking ---------------------------------------------------------------------------------------------
+
+
+def test_each_segment_is_announced_once(arena: Arena, taker: Taker) -> None:
+    held = [place(arena, 1) for _ in range(40)]
+    assert [spec.segment for spec in taker.specs] == sorted(arena._segments)
+    assert arena.nbytes == sum(spec.size for spec in taker.specs)
+    del held
+
+
+def test_a_slightly_smaller_batch_takes_a_slot_of_the_larger_kind(arena: Arena) -> None:
+    """The last batch of an epoch is often shorter."""
+    place(arena, 1, BIG)
+    place(arena, 1, BIG - BIG // 4)
+    assert len(arena._segments) == 1
+    place(arena, 1, BIG // 4)
+    assert len(arena._segments) == 2
+
+
+def test_idle_segments_are_given_up_and_told_once(arena: Arena) -> None:
+    _, ref = place(arena, 1, 8 << 20)
+    nbytes = arena.nbytes
+    for _ in range(2 * arena_module._TRIM_EVERY):
+        place(arena, 1)
+    assert ref.segment not in arena._segments
+    assert arena.nbytes < nbytes
+    assert arena.retired() == [ref.segment]
+    assert arena.retired() == []
+
+
+@pytest.mark.parametrize("side", ["maker", "taker"])
+def test_a_held_segment_is_never_given_up(arena: Arena, taker: Taker, side: str) -> None:
+    base, ref = place(arena, 6, 8 << 20)
+    held = base
+    if side == "taker":
+        arena.lend(ref)
+        held = taker.view(ref, 8 << 20)
+    del base
+    for _ in range(4 * arena_module._TRIM_EVERY):
+        place(arena, 1)
+    assert arena.retired() == []
+    assert (held == 6).all()
+
+
+def test_after_a_trim_the_size_can_come_back(arena: Arena) -> None:
+    place(arena, 1, 8 << 20)
+    for _ in range(2 * arena_module._TRIM_EVERY):
+        place(arena, 1)
+    base, ref = place(arena, 2, 8 << 20)
+    assert ref.segment not in arena.retired()
+    assert arena.find(base.__array_interface__["data"][0]) == ref

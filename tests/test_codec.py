@@ -1,0 +1,437 @@
+"""Batches there and back: what they are, what they share, and that no slot stays behind."""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import math
+from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from dpex.transport.arena import Arena, Segment, SegmentSpec, open_segment
+from dpex.transport.codec import _DTYPES, INLINE_BYTES, MESSAGE_BYTES, Decoder, Encoder
+
+LARGE = 3 * INLINE_BYTES
+Point = namedtuple("Point", "x y")
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+    label: Any
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Pair:
+    """A worker's encoder and the trainer's decoder, with a message between them as it travels."""
+
+    def __init__(self, placed: bool = True) -> None:
+        self.segments: dict[int, Segment] = {}
+        self.arena = Arena(self._announce)
+        self.encoder = Encoder(self.arena if placed else None)
+        self._decoder = Decoder(lambda segment, slot, nbytes: self.segments[segment].view(slot, nbytes))
+
+    def _announce(self, spec: SegmentSpec, fd: int) -> None:
+        self.segments[spec.segment] = open_segment(spec, fd)
+
+    def __call__(self, batch: Any) -> Any:
+        return self.decode(self.encoder.encode(batch))
+
+    def decode(self, node: Any) -> Any:
+        return self._decoder.decode(marshal.loads(marshal.dumps(node)))
+
+    def slots_held(self) -> int:
+        return sum(any(s.flags[2 * n : 2 * n + 2]) for s in self.segments.values() for n in range(s.spec.slots))
+
+
+@pytest.fixture(params=[True, False], ids=["arena", "inline"])
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return Pair(request.param)
+
+
+@pytest.fixture
+def arena_pair() -> Pair:
+    return Pair()
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in type, structure and every bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return same_tensor(a, b)
+    if isinstance(a, np.ndarray):
+        return (a.dtype, a.shape, a.tolist()) == (b.dtype, b.shape, b.tolist())
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Sample):
+        return same(a.image, b.image) and same(a.label, b.label)
+    return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+
+
+def same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    def strides(tensor: torch.Tensor) -> list[int]:
+        return [stride for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1]
+
+    described = (a.dtype, a.shape, a.requires_grad) == (b.dtype, b.shape, b.requires_grad)
+    return described and (a.numel() == 0 or (strides(a) == strides(b) and raw(a) == raw(b)))
+
+
+# -- any tree ----------------------------------------------------------------------------------------------------------
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as made": lambda t: t,
+    "transposed": lambda t: t.t() if t.dim() == 2 else t,
+    "every other": lambda t: t[::2] if t.dim() else t,
+    "shifted": lambda t: t[1:] if t.dim() else t,
+    "column": lambda t: t[:, 1:2] if t.dim() == 2 else t,
+    "expanded": lambda t: t.unsqueeze(0).expand(3, *t.shape),
+    "unsqueezed": lambda t: t.unsqueeze(-1),
+}
+DTYPES = [torch.float32, torch.int64, torch.uint8, torch.bool, torch.bfloat16, torch.complex64, torch.float16]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 7, 90]), max_size=2))
+    base = torch.arange(math.prod(shape)).reshape(shape).remainder(251).to(dtype)
+    return LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](base)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
+    dtype = draw(st.sampled_from(["f4", "i8", "u1", "?", "c16", "f2", "U3", "S2", "M8[s]", "O", "i4,f8", ">i4"]))
+    shape = draw(st.lists(st.sampled_from([0, 1, 3, 40]), max_size=2))
+    array = np.zeros(shape, dtype)
+    if dtype in ("f4", "i8", "u1"):
+        array.flat = np.arange(array.size) % 200
+    return array.T if draw(st.booleans()) else array
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.complex_numbers(allow_nan=False)
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
+)
+ODD = st.sampled_from([np.float32(1.5), Text("own"), {1, 2}, range(3), torch.float16, torch.Size([2, 3]), b"", ()])
+KEYS = st.integers() | st.text(max_size=5) | st.binary(max_size=3) | st.booleans()
+ODD_KEYS = st.floats(allow_nan=False) | st.tuples(st.integers()) | st.none()
+TREES = st.recursive(
+    SCALARS | tensors() | arrays() | ODD,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.dictionaries(ODD_KEYS, inner, max_size=2)
+        | st.dictionaries(KEYS, inner, max_size=3).map(OrderedDict)
+        | st.builds(Point, inner, inner)
+        | st.builds(Sample, tensors(), inner)
+    ),
+    max_leaves=12,
+)
+PAIRS = {placed: Pair(placed) for placed in (True, False)}
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(TREES, st.booleans())
+@example([[]], True)
+@example({True: 1, 0: [()]}, True)
+@example("\ud800", True)
+def test_any_tree_arrives_as_it_was(tree: Any, placed: bool) -> None:
+    assert same(PAIRS[placed](tree), tree)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(TREES)
+def test_no_tree_leaves_a_slot_behind(tree: Any) -> None:
+    """Neither the batch nor, once the trainer has dropped it, any attempt at encoding it still holds memory."""
+    pair = Pair()
+    pair([torch.zeros(LARGE), tree])
+    assert pair.slots_held() == 0
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
+@pytest.mark.parametrize("nbytes", [48, LARGE])
+def test_every_number_type(pair: Pair, dtype: torch.dtype, nbytes: int) -> None:
+    tensor = torch.arange(nbytes, dtype=torch.int32).to(torch.uint8).view(dtype)
+    again = pair(tensor)
+    assert (again.dtype, again.shape) == (dtype, tensor.shape)
+    assert torch.equal(again.view(torch.uint8), tensor.view(torch.uint8))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_large_tensors_in_any_layout(pair: Pair, layout: str) -> None:
+    tensor = LAYOUTS[layout](torch.arange(LARGE).reshape(64, -1))
+    assert same(pair(tensor), tensor)
+
+
+def test_channels_last(pair: Pair) -> None:
+    images = torch.rand(2, 3, 8, 9).to(memory_format=torch.channels_last)
+    assert pair(images).is_contiguous(memory_format=torch.channels_last)
+    assert same(pair(images), images)
+
+
+def test_strides_of_extent_one_are_kept(pair: Pair) -> None:
+    """Grey images in channels_last: with other strides a convolution would choose another layout."""
+    images = torch.rand(2, 1, 4, 4).to(memory_format=torch.channels_last)
+    assert pair(images).stride() == images.stride()
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 0, 5)])
+def test_empty_tensors(pair: Pair, shape: tuple[int, ...]) -> None:
+    tensor = torch.empty(shape, dtype=torch.int16)
+    again = pair([tensor, {"inside": (tensor[:0],)}])
+    assert (again[0].shape, again[0].dtype, again[0].stride()) == (tensor.shape, tensor.dtype, tensor.stride())
+
+
+@pytest.mark.parametrize("count", [3, LARGE])
+def test_what_arrives_can_be_written_and_is_nobody_elses(pair: Pair, count: int) -> None:
+    for source in (torch.ones(count), np.ones(count, np.float32)):
+        first, second = pair([source]), pair([source])
+        first[0][:] = 5
+        assert float(second[0][0]) == 1
+        assert float(source[0]) == 1
+
+
+def test_a_slice_does_not_bring_its_whole_storage(arena_pair: Pair) -> None:
+    huge = torch.zeros(1 << 20)
+    arena_pair(huge[5:10])
+    assert arena_pair.encoder.nbytes == 20
+
+
+EXOTIC: dict[str, Callable[[], torch.Tensor]] = {
+    "requires_grad": lambda: torch.ones(3, requires_grad=True),
+    "conjugate": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "negative": lambda: torch.ones(3, dtype=torch.complex64).conj().imag,
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("kind", EXOTIC)
+def test_exotic_tensors(pair: Pair, kind: str) -> None:
+    tensor = EXOTIC[kind]()
+    (again,) = pair([tensor])
+    assert type(again) is type(tensor)
+    assert (again.layout, again.requires_grad) == (tensor.layout, tensor.requires_grad)
+    assert torch.equal(again.to_dense(), tensor.to_dense())
+
+
+# -- what is shared ----------------------------------------------------------------------------------------------------
+
+
+def shared_tensor() -> torch.Tensor:
+    return torch.arange(LARGE)
+
+
+SHARED: dict[str, Callable[[], Any]] = {
+    "tensor": shared_tensor,
+    "small tensor": lambda: torch.ones(2),
+    "array": lambda: np.ones(LARGE),
+    "list": lambda: [1, 2],
+    "list of tensors": lambda: [torch.ones(2)],
+    "dict": dict,
+    "object": lambda: Sample(torch.ones(2), 1),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_one_object_in_two_places_stays_one(pair: Pair, kind: str) -> None:
+    value = SHARED[kind]()
+    again = pair({"a": value, "b": [value]})
+    assert again["a"] is again["b"][0]
+    assert same(again["a"], value)
+
+
+def test_equal_objects_stay_two(pair: Pair) -> None:
+    first, second = pair([[1, 2], [1, 2]])
+    assert first is not second
+
+
+def test_a_list_that_holds_itself(pair: Pair) -> None:
+    knot: list[Any] = [1]
+    knot.append(knot)
+    again = pair(knot)
+    assert again[1] is again
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
+    "second inside the first": lambda t: [t, t[3:9]],
+    "first inside the second": lambda t: [t[3:9], t],
+    "overlapping": lambda t: [t[:10], t[5:15]],
+    "another shape": lambda t: [t, t.view(-1, 8).t()],
+    "another type": lambda t: [t, t.view(torch.int16)],
+    "same memory": lambda t: [t, t.view(-1)],
+    "three": lambda t: [t, t[1::2], t[::2]],
+}
+
+
+@pytest.mark.parametrize("wrap", [list, tuple, lambda items: [*items, Point(1, 2)]], ids=["list", "tuple", "pickled"])
+@pytest.mark.parametrize("count", [64, LARGE])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_tensors_that_share_memory_share_it_afterwards(pair: Pair, kind: str, count: int, wrap: Any) -> None:
+    tensors = VIEWS[kind](torch.arange(count))
+    number = len(tensors)
+    again = pair(wrap(tensors))[:number]
+    assert all(map(same, again, tensors))
+    for ours, theirs in zip(again, tensors, strict=True):
+        ours.zero_()
+        theirs.zero_()
+    assert all(map(same, again, tensors))
+    pointers = [t.data_ptr() - tensors[0].data_ptr() for t in tensors]
+    assert [t.data_ptr() - again[0].data_ptr() for t in again] == pointers
+
+
+# -- objects that are not plain ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Point(torch.ones(3), [np.arange(4)]),
+        OrderedDict(b=1, a=torch.zeros(LARGE)),
+        Sample(torch.zeros(LARGE), "label"),
+        {1.5: torch.ones(2), None: 3, (1, 2): [b""]},
+        Text("own"),
+        [np.float64(2.5), np.int8(3), np.str_("s")],
+        np.zeros((4, 0)),
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.arange(LARGE)[::3],
+        np.array([{"a": 1}, None], dtype=object),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_objects(pair: Pair, value: Any) -> None:
+    assert same(pair(value), value)
+
+
+def test_a_defaultdict_keeps_its_default(pair: Pair) -> None:
+    again = pair(defaultdict(list, a=torch.ones(1)))
+    assert again["missing"] == []
+
+
+# -- messages, slots, spilling -----------------------------------------------------------------------------------------
+
+
+def test_small_batches_need_no_memory(arena_pair: Pair) -> None:
+    arena_pair([torch.ones(5), {"label": 3, "name": "x"}, [1.5] * 100])
+    assert arena_pair.arena.nbytes == 0
+
+
+def test_many_small_tensors_do_not_swell_the_message(arena_pair: Pair) -> None:
+    batch = [torch.full((INLINE_BYTES,), n, dtype=torch.uint8) for n in range(100)]
+    assert len(marshal.dumps(arena_pair.encoder.encode(batch))) < MESSAGE_BYTES + 100 * 100
+    assert same(arena_pair(batch), batch)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [["x" * 100] * 20_000, {"names": [f"sample {n}" for n in range(30_000)], "pixels": torch.ones(LARGE)}, "y" * 10**6],
+    ids=["strings", "strings and pixels", "one string"],
+)
+def test_spill_of_a_huge_message(arena_pair: Pair, batch: Any) -> None:
+    spilled = arena_pair.encoder.spill(arena_pair.encoder.encode(batch))
+    assert len(marshal.dumps(spilled)) < 200
+    assert same(arena_pair.decode(spilled), batch)
+    assert arena_pair.slots_held() == 0
+
+
+def test_a_tensor_in_a_slot_is_not_copied(arena_pair: Pair) -> None:
+    tensor = arena_pair.arena.tensor((LARGE,), torch.float32)
+    tensor.fill_(3)
+    again = arena_pair({"x": tensor})["x"]
+    tensor[0] = 8
+    assert again[0] == 8
+    del tensor
+    assert arena_pair.slots_held() == 1
+    del again
+    assert arena_pair.slots_held() == 0
+
+
+def test_views_of_a_batch_keep_its_memory(arena_pair: Pair) -> None:
+    row = arena_pair([torch.arange(LARGE)])[0][5:7]
+    for _ in range(10):
+        arena_pair(torch.zeros(LARGE, dtype=torch.int64))
+    assert row.tolist() == [5, 6]
+    assert arena_pair.slots_held() == 1
+
+
+def test_arrays_of_a_batch_keep_their_memory(arena_pair: Pair) -> None:
+    row = arena_pair([np.arange(LARGE)])[0][5:7]
+    for _ in range(10):
+        arena_pair(np.zeros(LARGE, np.int64))
+    assert row.tolist() == [5, 6]
+
+
+def test_a_tensor_that_is_sent_twice_is_not_overwritten_under_the_first_batch(arena_pair: Pair) -> None:
+    """A collate function that returns its last batch again; the second one dies first, then the worker's own."""
+    tensor = arena_pair.arena.tensor((LARGE,), torch.float32)
+    tensor.fill_(1)
+    first = arena_pair(tensor)
+    second = arena_pair(tensor)
+    del second, tensor
+    gc.collect()
+    for _ in range(10):
+        arena_pair.arena.tensor((LARGE,), torch.float32).fill_(7)
+    assert first.unique().tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "rest", [np.zeros(3), Point(1, 2), torch.eye(2).to_sparse()], ids=["array", "namedtuple", "sparse"]
+)
+def test_a_batch_that_turns_out_to_need_the_long_way_holds_no_slot_twice(arena_pair: Pair, rest: Any) -> None:
+    """The short way had placed the tensor before it met what it does not know."""
+    for _ in range(20):
+        arena_pair([torch.zeros(LARGE), rest])
+    assert arena_pair.slots_held() == 0
+
+
+@pytest.mark.parametrize("placed", [True, False], ids=["made in a slot", "made elsewhere"])
+def test_a_batch_that_cannot_be_pickled_holds_no_slot(arena_pair: Pair, placed: bool) -> None:
+    for _ in range(3):
+        tensor = arena_pair.arena.tensor((LARGE,), torch.float32) if placed else torch.zeros(LARGE)
+        with pytest.raises(Exception, match="pickle"):
+            arena_pair.encoder.encode([tensor, lambda: 0])
+        del tensor
+    gc.collect()
+    assert arena_pair.slots_held() == 0
+    assert arena_pair([1, torch.ones(2)])[0] == 1
+
+
+def test_an_unfinished_decode_leaves_nothing_behind(arena_pair: Pair) -> None:
+    node = arena_pair.encoder.encode([torch.ones(LARGE), torch.ones(LARGE)])
+    arena_pair.decode(node)
+    assert arena_pair.slots_held() == 0
+
+
+def test_nbytes_counts_buffers_of_the_last_batch(arena_pair: Pair) -> None:
+    arena_pair([torch.zeros(LARGE, dtype=torch.uint8), torch.zeros(10, dtype=torch.uint8)])
+    assert arena_pair.encoder.nbytes == LARGE + 10
+    arena_pair([1])
+    assert arena_pair.encoder.nbytes == 0

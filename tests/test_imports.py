@@ -1,0 +1,245 @@
+"""Which module may import which, read from the source; and what importing dpex must not do, tried in a new process."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "dpex"
+TOGETHER = {
+    "errors, clock, seeding, schedule, homes, cpus, stats, alerts, autotune": 0,
+    "options": 1,
+    "transport": 2,
+    "worker": 3,
+    "lanes": 4,
+    "engine": 5,
+    "epoch": 6,
+    "dataloader": 7,
+    "integrations, cli": 8,
+}
+"""Rooms from the ground up; a room imports from its own floor or from below."""
+FLOORS = {f"dpex.{room}": floor for rooms, floor in TOGETHER.items() for room in rooms.split(", ")}
+PURE = {
+    "dpex.schedule": set(),
+    "dpex.seeding": set(),
+    "dpex.homes": set(),
+    "dpex.stats": set(),
+    "dpex.options": set(),
+    "dpex.errors": set(),
+    "dpex.clock": {"time"},
+    "dpex.cpus": {"os", "pathlib"},
+}
+"""Modules without torch, and what of the standard library's outside world each may touch."""
+OUTSIDE_WORLD = {
+    *("asyncio", "ctypes", "fcntl", "glob", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "random"),
+    *("select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid"),
+}
+MAY_IMPORT_RAY = {"dpex.lanes.remote", "dpex.lanes.cluster", "dpex.lanes.remoteworker", "dpex.lanes.inbox"}
+
+
+class Import(NamedTuple):
+    """One import: the module, the line, and whether it happens when the importing module is loaded."""
+
+    target: str
+    line: int
+    at_load: bool
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def imports(module: str) -> tuple[Import, ...]:
+    return tuple(_imports_of(ast.parse(modules()[module].read_text()), at_load=True))
+
+
+def _imports_of(node: ast.AST, *, at_load: bool) -> Iterator[Import]:
+    """Imports that can happen (those for type checkers cannot), `importlib.import_module("name")` among them."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            for otherwise in child.orelse:
+                yield from _imports_of(otherwise, at_load=at_load)
+            continue
+        yield from _imported_by(child, at_load)
+        inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        yield from _imports_of(child, at_load=at_load and not inside)
+
+
+def _imported_by(node: ast.AST, at_load: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, node.lineno, at_load) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"line {node.lineno}: relative imports hide where they lead"
+        for alias in node.names:
+            submodule = f"{node.module}.{alias.name}"
+            yield Import(submodule if submodule in modules() else node.module or "", node.lineno, at_load)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        for argument in node.args[:1]:
+            if isinstance(argument, ast.Constant):
+                yield Import(str(argument.value), node.lineno, at_load)
+
+
+def own_imports(module: str) -> list[Import]:
+    return [found for found in imports(module) if found.target in modules()]
+
+
+def floor(module: str) -> int | None:
+    return FLOORS.get(".".join(module.split(".")[:2]))
+
+
+# -- the source --------------------------------------------------------------------------------------------------------
+
+
+def test_the_reader_of_imports_sees_what_it_should() -> None:
+    source = "\n".join(
+        (
+            "import ray.data, os",
+            "from dpex import schedule",
+            "from dpex.errors import DpexError",
+            "def late():",
+            "    import_module('ray')",
+            "    from dpex.worker import Failure",
+            "if TYPE_CHECKING:",
+            "    import torch",
+        )
+    )
+    found = list(_imports_of(ast.parse(source), at_load=True))
+    targets = ["ray.data", "os", "dpex.schedule", "dpex.errors", "ray", "dpex.worker"]
+    assert [f.target for f in found] == targets
+    assert [f.at_load for f in found] == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_point_downwards(module: str) -> None:
+    own = floor(module)
+    if own is None:
+        return
+    upwards = [
+        f"{modules()[module].name}:{found.line} imports {found.target}"
+        for found in own_imports(module)
+        if (other := floor(found.target)) is not None and other > own
+    ]
+    assert upwards == []
+
+
+def test_no_circles() -> None:
+    """Not even by an import inside a function."""
+    left = {module: {found.target for found in own_imports(module)} - {module} for module in modules()}
+    while free := [module for module, targets in left.items() if not targets & left.keys()]:
+        for module in free:
+            del left[module]
+    assert left == {}
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_use_the_standard_library_and_each_other(module: str) -> None:
+    foreign = [
+        found
+        for found in imports(module)
+        if found.target not in PURE and found.target.split(".")[0] not in sys.stdlib_module_names
+    ]
+    assert foreign == []
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_do_not_touch_the_outside_world(module: str) -> None:
+    touched = {found.target.split(".")[0] for found in imports(module)} & OUTSIDE_WORLD
+    assert touched <= PURE[module]
+    names = {node.id for node in ast.walk(ast.parse(modules()[module].read_text())) if isinstance(node, ast.Name)}
+    assert names.isdisjoint({"open", "print", "input", "exec", "eval", "__import__"})
+
+
+def test_only_the_lane_to_the_cluster_imports_ray() -> None:
+    places = {module for module in modules() for found in imports(module) if found.target.split(".")[0] == "ray"}
+    assert places <= MAY_IMPORT_RAY
+
+
+def test_nobody_imports_ray_when_loaded() -> None:
+    early = [
+        (module, found.line)
+        for module in modules()
+        for found in imports(module)
+        if found.at_load and found.target.split(".")[0] in ("ray", "prometheus_client")
+    ]
+    assert early == []
+
+
+# -- a new process -----------------------------------------------------------------------------------------------------
+
+REPORT = """
+import json, logging, os, sys, threading
+before = set(os.listdir('/proc/self/fd')), logging.root.handlers[:], list(threading.enumerate())
+{statement}
+print(json.dumps({{
+    "modules": sorted({{name.split('.')[0] for name in sys.modules}}),
+    "threads": [t.name for t in threading.enumerate() if t not in before[2]],
+    "tasks": len(os.listdir('/proc/self/task')),
+    "descriptors": len(set(os.listdir('/proc/self/fd')) - before[0]),
+    "handlers": len(logging.root.handlers) + len(logging.getLogger('dpex').handlers),
+    "children": open('/proc/self/task/%d/children' % os.getpid()).read().split(),
+}}))
+"""
+
+
+@cache
+def after(statement: str) -> dict[str, list[str] | int]:
+    """What a new interpreter looks like once it has run ``statement``."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT.format(statement=statement)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def loaded(statement: str) -> set[str]:
+    return set(after(statement)["modules"])  # type: ignore[arg-type]
+
+
+IMPORT = "import dpex"
+IMPORT_PURE = f"import {', '.join(PURE)}"
+IMPORT_LOADER = "from dpex.dataloader import DpexDataLoader; DpexDataLoader([1, 2], num_workers='auto')"
+
+
+def test_importing_dpex_imports_nothing_heavy() -> None:
+    assert loaded(IMPORT).isdisjoint({"torch", "numpy", "ray", "prometheus_client", "pynvml", "psutil"})
+
+
+def test_pure_modules_run_without_torch() -> None:
+    assert loaded(IMPORT_PURE).isdisjoint({"torch", "numpy", "ray", "prometheus_client"})
+
+
+def test_a_loader_is_made_without_ray() -> None:
+    assert loaded(IMPORT_LOADER).isdisjoint({"ray", "prometheus_client"})
+
+
+@pytest.mark.parametrize("statement", [IMPORT, IMPORT_PURE])
+def test_importing_starts_nothing(statement: str) -> None:
+    state = after(statement)
+    assert (state["threads"], state["tasks"]) == ([], 1)
+    assert (state["descriptors"], state["handlers"], state["children"]) == (0, 0, [])
+
+
+def test_making_a_loader_starts_nothing() -> None:
+    """Tasks and descriptors are left out: torch's libraries bring their own."""
+    state = after(IMPORT_LOADER)
+    assert (state["threads"], state["handlers"], state["children"]) == ([], 0, [])
