@@ -554,11 +554,7 @@ class Engine:
         if not self._plan.logicals:
             return
         if not self._plan.iterable:
-            places = self._places()
-            for name, lane in self._lanes.items():
-                surplus = len([p for p in places if p.lane == name]) - lane.counts.wanted
-                for place in [p for p in reversed(places) if p.lane == name][: max(0, surplus)]:
-                    self._vacating.add(place)
+            self._vacate_surplus()
             for place in list(self._vacating):
                 for logical in self._homes.tenants(place) - self._homes.leaving:
                     self._ask_to_move(logical)
@@ -567,6 +563,17 @@ class Engine:
             if spare is not None:
                 self._ask_to_move(spare)
         self._dirty.update(range(self._plan.logicals))
+
+    def _vacate_surplus(self) -> None:
+        """Empty hosts that are not wanted any more, but no faster than others are there to take over."""
+        places = self._places()
+        spare = len(places) - sum(lane.counts.wanted for lane in self._lanes.values())
+        for name, lane in self._lanes.items():
+            here = [place for place in places if place.lane == name]
+            surplus = min(spare, len(here) - lane.counts.wanted)
+            for place in here[::-1][: max(0, surplus)]:
+                self._vacating.add(place)
+                spare -= 1
 
     def _ask_to_move(self, logical: int) -> None:
         place = self._homes.leave(logical)

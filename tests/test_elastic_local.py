@@ -14,10 +14,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
-
-from dpex import DpexDataLoader
-from dpex.errors import FixedWorkersError, WorkerDiedError
 from families import (
     Augmented,
     WhoMadeIt,
@@ -27,9 +23,12 @@ from families import (
     seeded,
     stacked,
     template_pid,
-    until,
     worker_pids,
 )
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from dpex import DpexDataLoader
+from dpex.errors import FixedWorkersError, WorkerDiedError
 
 pytestmark = [pytest.mark.timeout(40), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
 Step = Callable[[Any, Any], None]
@@ -66,6 +65,17 @@ def killed(which: int = 0) -> Step:
 
 def template_killed(_: Any, iterator: Any) -> None:
     kill(template_pid(iterator))
+
+
+def killed_while_leaving(loader: Any, iterator: Any) -> None:
+    pids = worker_pids(iterator, 2)
+    loader.resize(local=1)
+    kill(pids[0])
+
+
+def to_and_fro_at_once(loader: Any, _: Any) -> None:
+    for workers in (5, 0, 3, 0, 1, 2):
+        loader.resize(local=workers)
 
 
 # -- seeding="batch": the same bits from any workers -----------------------------------------------------------------
@@ -106,13 +116,13 @@ RESIZES: dict[str, tuple[int, dict[int, Step]]] = {
     "to nothing": (2, {5: resized(local=0)}),
     "to nothing and back": (2, {5: resized(local=0), 20: resized(local=2)}),
     "to and fro": (2, {k: resized(local=k % 4) for k in range(1, 70)}),
-    "at once to and fro": (2, {9: lambda loader, _: [loader.resize(local=n) for n in (5, 0, 3, 0, 1, 2)] and None}),
+    "at once to and fro": (2, {9: to_and_fro_at_once}),
     "prefetch": (2, {3: resized(prefetch=1), 15: resized(prefetch=30), 30: resized(local=3, prefetch=2)}),
     "kill one": (2, {5: killed()}),
     "kill both": (2, {5: killed(1), 6: killed(0)}),
     "kill the only one": (1, {5: killed()}),
     "kill and shrink": (3, {5: killed(), 6: resized(local=1), 8: killed()}),
-    "kill while leaving": (3, {5: lambda l, i: (l.resize(local=1), kill(worker_pids(i)[0])) and None}),
+    "kill while leaving": (3, {5: killed_while_leaving}),
     "kill in the second epoch": (2, {45: killed(), 60: killed()}),
     "kill the template": (2, {5: template_killed}),
     "kill the template twice": (3, {5: template_killed, 25: template_killed}),
@@ -275,7 +285,7 @@ def test_a_death_after_a_snapshot_is_replayed_from_it() -> None:
 
 @pytest.mark.parametrize("after", [0, 3])
 def test_a_death_after_breaking_off_a_persistent_epoch(after: int) -> None:
-    """The workers go on with what the broken epoch had asked for, in torch as here: it is part of their random state."""
+    """The workers go on with what the broken epoch had asked for, in torch as here: it moves their random state."""
 
     def run(loader: Any, deadly: bool) -> torch.Tensor:
         begun = iter(loader)

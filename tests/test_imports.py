@@ -43,7 +43,7 @@ OUTSIDE_WORLD = {
     *("asyncio", "ctypes", "fcntl", "glob", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "random"),
     *("select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid"),
 }
-MAY_IMPORT_RAY = {"dpex.lanes.remote", "dpex.lanes.cluster", "dpex.lanes.remoteworker", "dpex.lanes.inbox"}
+MAY_IMPORT_RAY = {f"dpex.lanes.{name}" for name in ("actors", "cluster", "inbox", "remote", "remoteworker")}
 
 
 class Import(NamedTuple):

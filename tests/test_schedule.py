@@ -29,8 +29,16 @@ class Fate:
 class ScheduleMachine(RuleBasedStateMachine):
     """Drives a `Schedule` and a list of `Fate` side by side."""
 
-    @initialize(window=st.integers(1, 6), queues=st.integers(0, 3), in_order=st.booleans(), max_tries=st.integers(1, 3))
-    def start(self, window: int, queues: int, in_order: bool, max_tries: int) -> None:
+    @initialize(
+        window=st.integers(1, 6),
+        queues=st.integers(0, 3),
+        in_order=st.booleans(),
+        max_tries=st.integers(1, 3),
+        patience=st.sampled_from([0, 4, 12]),
+    )
+    def start(self, window: int, queues: int, in_order: bool, max_tries: int, patience: int) -> None:
+        """Nothing ends before ``patience`` tickets: most random runs would end before they have begun."""
+        self.patience = patience
         self.schedule = Schedule(window=window, queues=queues, in_order=in_order, max_tries=max_tries)
         self.window, self.queues, self.in_order, self.max_tries = window, queues, in_order, max_tries
         self.fates: list[Fate] = []
@@ -88,6 +96,12 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.check_queue(ticket.queue)
         self.fates.append(Fate(ticket, ticket.queue))
         assert len(self.numbers(*UNFINISHED)) <= self.window
+
+    @precondition(lambda self: self.room())
+    @rule()
+    def draw_all(self) -> None:
+        while self.room():
+            self.draw()
 
     @rule(data=st.data(), limit=st.integers(0, 4))
     def take(self, data: st.DataObject, limit: int) -> None:
@@ -150,6 +164,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             if fate.at == OUT:
                 fate.at = WAITING
 
+    @precondition(lambda self: len(self.fates) >= self.patience)
     @rule(data=st.data())
     def end_queue(self, data: st.DataObject) -> None:
         queue = data.draw(st.integers(0, len(self.active) - 1))
@@ -179,6 +194,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.results.remove(expected)
         self.handed_out.append(expected)
 
+    @precondition(lambda self: len(self.fates) >= self.patience)
     @rule()
     def end_of_sampler(self) -> None:
         self.schedule.end_of_sampler()
@@ -227,7 +243,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert sorted(self.handed_out + self.numbers(DROPPED)) == list(range(len(self.fates)))
 
 
-ScheduleMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+ScheduleMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestScheduleMachine = ScheduleMachine.TestCase
 
 

@@ -149,6 +149,7 @@ class LocalLane:
         plan = WorkerPlan(self._setup, self._shared)
         self._context, pickler = _safe_context(context, plan)
         self._parcel = Parcel(plan, pickler)
+        self._quick = self._context.get_start_method() == "fork"
         try:
             self._start_template()
             self.resize(first_hosts)
@@ -209,9 +210,10 @@ class LocalLane:
     def hosts(self) -> list[int]:
         """See `Lane.hosts`; a host that is being forked counts, as its messages wait for it in the socket.
 
-        Somebody will take each "leave" that is queued: nothing may be queued behind the last of them.
+        From a clean server the first host takes seconds, so there only those count that have started. Somebody will
+        take each "leave" that is queued: nothing may be queued behind the last of them.
         """
-        staying = [host.number for host in self._hosts.values() if not host.leaving]
+        staying = [h.number for h in self._hosts.values() if not h.leaving and (h.started or self._quick)]
         return staying[: max(0, len(staying) - self._leaves_queued)]
 
     # -- tickets -------------------------------------------------------------------------------------------------

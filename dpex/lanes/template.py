@@ -63,7 +63,7 @@ def template_main(control: socket.socket, trainer_pid: int, parcel: Parcel, inhe
     for foreign in inherited:
         foreign.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    multiprocessing.current_process()._config["daemon"] = False
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     gc.freeze()
     _Template(control, trainer_pid, parcel).run()
 
@@ -208,7 +208,8 @@ class TemplateHandle:
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             self._control.close()
             warn(
-                f"Got pickle error when attempting to start a worker Process. The start method {context.get_start_method()!r} sends the dataset and its functions to workers by "
+                "Got pickle error when attempting to start a worker Process. "
+                f"The start method {context.get_start_method()!r} sends the dataset and its functions to workers by "
                 f"pickle, which failed: {error}. Define them at the top of a module, or use the start method 'fork'.",
                 UserWarning,
             )

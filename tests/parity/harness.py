@@ -96,9 +96,7 @@ def outcome(script: Script, cls: Loader, **case: Any) -> Outcome:
             error = normal(Caught(exception))
         state = random_state()
         gc.collect()
-    return Outcome(
-        value=value, error=error, warnings=tuple(normal_warnings(caught_warnings)), random_state=state
-    )
+    return Outcome(value=value, error=error, warnings=tuple(normal_warnings(caught_warnings)), random_state=state)
 
 
 @contextlib.contextmanager
@@ -211,9 +209,7 @@ FORMS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (tuple, lambda v: (name_of(type(v)), *map(normal, v))),
     (
         list,
-        lambda v: (
-            [normal(x) for x in v] if type(v) is list else (name_of(type(v)), *map(normal, v), extra(v))
-        ),
+        lambda v: [normal(x) for x in v] if type(v) is list else (name_of(type(v)), *map(normal, v), extra(v)),
     ),
     (
         Mapping,
@@ -288,11 +284,7 @@ def normal_warnings(records: list[warnings.WarningMessage]) -> Iterator[tuple[st
 
 def differences(expected: Any, actual: Any, place: str = "") -> Iterator[str]:
     """One line for each innermost place where the two trees differ."""
-    if (
-        type(expected) is type(actual)
-        and isinstance(expected, (list, tuple))
-        and len(expected) == len(actual)
-    ):
+    if type(expected) is type(actual) and isinstance(expected, (list, tuple)) and len(expected) == len(actual):
         for i, (e, a) in enumerate(zip(expected, actual, strict=True)):
             yield from differences(e, a, f"{place}[{i}]")
     elif isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():

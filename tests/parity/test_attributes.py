@@ -157,9 +157,7 @@ COPIES: dict[str, Any] = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle"
 @pytest.mark.parametrize("workers", [0, 1])
 @parity
 def test_copies(cls: Loader, how: str, workers: int) -> Any:
-    loader = cls(
-        MAP, batch_size=3, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(5)
-    )
+    loader = cls(MAP, batch_size=3, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(5))
     again = COPIES[how](loader)
     return [
         type(again) is cls,
@@ -266,10 +264,6 @@ def test_a_subclass_with_its_own_get_iterator(cls: Loader) -> Any:
 def test_replaced_sampler_in_a_new_loader(cls: Loader) -> Any:
     """What Lightning and accelerate do: take a loader apart and build another of its class."""
     old = cls(MAP, batch_size=4, drop_last=True)
-    sampler = BatchSampler(
-        SequentialSampler(range(3, 9)), old.batch_sampler.batch_size, old.batch_sampler.drop_last
-    )
-    new = type(old)(
-        old.dataset, batch_sampler=sampler, num_workers=old.num_workers, collate_fn=old.collate_fn
-    )
+    sampler = BatchSampler(SequentialSampler(range(3, 9)), old.batch_sampler.batch_size, old.batch_sampler.drop_last)
+    new = type(old)(old.dataset, batch_sampler=sampler, num_workers=old.num_workers, collate_fn=old.collate_fn)
     return [list(new), isinstance(new, DataLoader)]

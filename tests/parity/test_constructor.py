@@ -123,9 +123,7 @@ def test_refused_without_a_dataset(cls: Loader) -> Any:
 
 @parity
 def test_too_many_positional_arguments(cls: Loader) -> Any:
-    return type(
-        caught(cls, *[MAP, 1, False, None, None, 0, None, False, False, 0, None, None, None, 2]).error
-    )
+    return type(caught(cls, *[MAP, 1, False, None, None, 0, None, False, False, 0, None, None, None, 2]).error)
 
 
 @parity

@@ -199,9 +199,7 @@ def failing_element(worker: int, k: int) -> Any:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [None, 1, 2])
 @parity
-def test_a_stream_ends_with_its_error_and_the_others_go_on(
-    cls: Loader, workers: int, batch_size: int | None
-) -> Any:
+def test_a_stream_ends_with_its_error_and_the_others_go_on(cls: Loader, workers: int, batch_size: int | None) -> Any:
     return drain(iter(cls(Stream(failing_element, 5), batch_size, num_workers=workers)))
 
 
@@ -297,9 +295,7 @@ def test_default_collate_fails(cls: Loader, workers: int) -> Any:
 @WORKERS
 @parity
 def test_fetching_in_bulk_fails(cls: Loader, workers: int) -> Any:
-    return drain(
-        iter(cls(Bulk(fail_as_told, 0), batch_sampler=[["a"], ["KeyError"], ["b"]], num_workers=workers))
-    )
+    return drain(iter(cls(Bulk(fail_as_told, 0), batch_sampler=[["a"], ["KeyError"], ["b"]], num_workers=workers)))
 
 
 class LazyError(Exception):

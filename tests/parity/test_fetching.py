@@ -163,9 +163,7 @@ def test_stream(cls: Loader, workers: int, batch_size: int | None, drop_last: bo
 @pytest.mark.parametrize("prefetch_factor", [1, 2, 5])
 @pytest.mark.parametrize("batch_size", [None, 3])
 @parity
-def test_uneven_streams(
-    cls: Loader, sizes: tuple[int, ...], prefetch_factor: int, batch_size: int | None
-) -> Any:
+def test_uneven_streams(cls: Loader, sizes: tuple[int, ...], prefetch_factor: int, batch_size: int | None) -> Any:
     loader = cls(Stream(pair, *sizes), batch_size, num_workers=3, prefetch_factor=prefetch_factor)
     return list(loader)
 
@@ -351,10 +349,7 @@ def test_a_recorded_sampler(cls: Loader, workers: int) -> Any:
 def test_a_large_index_batch(cls: Loader, workers: int) -> Any:
     """Index batches larger than a pipe's buffer, many of them in flight."""
     batches = [list(range(k, k + 40_000)) for k in range(6)]
-    return [
-        int(total)
-        for total in cls(Counting(50_000), batch_sampler=batches, num_workers=workers, collate_fn=sum)
-    ]
+    return [int(total) for total in cls(Counting(50_000), batch_sampler=batches, num_workers=workers, collate_fn=sum)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

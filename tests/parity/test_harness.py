@@ -150,9 +150,7 @@ def test_only_the_library_s_frames_leave_a_traceback() -> None:
 
 
 def test_text_loses_pids_addresses_and_class_names() -> None:
-    text = (
-        "worker (pid(s) 12, 345) pid 7 <DpexDataLoader at 0x7f1b> _DpexIterator _SingleProcessDataLoaderIter"
-    )
+    text = "worker (pid(s) 12, 345) pid 7 <DpexDataLoader at 0x7f1b> _DpexIterator _SingleProcessDataLoaderIter"
     assert normal_text(text) == "worker (pid(s) N) pid N <DataLoader at 0x> ITERATOR ITERATOR"
 
 

@@ -91,9 +91,7 @@ def fail_for_three(index: int) -> int:
 @parity
 def test_out_of_order_with_an_error(cls: Loader) -> Any:
     seen = drain(iter(cls(Of(fail_for_three, 8), num_workers=2, in_order=False)))
-    return sorted(
-        repr(item) if isinstance(item, torch.Tensor) else type(item.error).__name__ for item in seen
-    )
+    return sorted(repr(item) if isinstance(item, torch.Tensor) else type(item.error).__name__ for item in seen)
 
 
 @WORKERS
@@ -129,9 +127,7 @@ def test_how_often_the_sampler_is_started(cls: Loader, how: str, workers: int, p
     if persistent and not workers:
         return None
     sampler = Recording(range(5))
-    loader = cls(
-        Counting(5), sampler=sampler, num_workers=workers, persistent_workers=persistent, **SAMPLED[how]
-    )
+    loader = cls(Counting(5), sampler=sampler, num_workers=workers, persistent_workers=persistent, **SAMPLED[how])
     seen: list[Any] = []
     for _ in range(2):
         iterator = iter(loader)
@@ -206,9 +202,7 @@ def test_loops_within_loops(cls: Loader, workers: int) -> Any:
 @WORKERS
 @parity
 def test_two_loaders_take_turns(cls: Loader, workers: int) -> Any:
-    pairs = zip(
-        cls(Counting(7), 2, num_workers=workers), cls(Stream(pair, 5), num_workers=workers), strict=False
-    )
+    pairs = zip(cls(Counting(7), 2, num_workers=workers), cls(Stream(pair, 5), num_workers=workers), strict=False)
     return list(pairs)
 
 

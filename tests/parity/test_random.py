@@ -106,9 +106,7 @@ def test_draws_of_persistent_epochs(cls: Loader) -> Any:
 @parity
 def test_draws_of_a_stream(cls: Loader, workers: int) -> Any:
     generator = torch.Generator().manual_seed(5)
-    plain, seeded = (
-        cls(Stream(augmented_element, 3), num_workers=workers, generator=g) for g in (None, generator)
-    )
+    plain, seeded = (cls(Stream(augmented_element, 3), num_workers=workers, generator=g) for g in (None, generator))
     return [epochs(plain, 2), random_state(), epochs(seeded, 2), generator, random_state()]
 
 

@@ -16,9 +16,7 @@ from .datasets import Counting, Of, as_tensor, epochs, take
 from .harness import Loader, caught, parity
 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
-NO_ACCELERATOR = pytest.mark.skipif(
-    torch.accelerator.is_available(), reason="says what happens without an accelerator"
-)
+NO_ACCELERATOR = pytest.mark.skipif(torch.accelerator.is_available(), reason="says what happens without an accelerator")
 
 
 @NO_ACCELERATOR
@@ -126,9 +124,7 @@ def test_from_a_forked_process(cls: Loader, workers: int) -> Any:
 @parity
 def test_workers_are_gone_when_the_iterator_is(cls: Loader, workers: int, how: str) -> Any:
     def use() -> list[int]:
-        iterator = iter(
-            cls(Counting(20), num_workers=workers, sampler=[*range(10), "x"] if how == "failed" else None)
-        )
+        iterator = iter(cls(Counting(20), num_workers=workers, sampler=[*range(10), "x"] if how == "failed" else None))
         pids = [worker.pid for worker in getattr(iterator, "_workers", [])]
         if how == "broken off":
             take(iterator, 3)

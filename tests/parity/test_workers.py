@@ -36,8 +36,7 @@ def describe(dataset: Any, index: int) -> dict[str, Any]:
     info: Any = get_worker_info()
     return {
         "index": index,
-        "info": info
-        and {name: getattr(info, name) for name in ("id", "num_workers", "seed", "rng", "worker_method")},
+        "info": info and {name: getattr(info, name) for name in ("id", "num_workers", "seed", "rng", "worker_method")},
         "info is a": type(info),
         "repr": repr(info),
         "dataset is this one": info and info.dataset is dataset,
@@ -230,9 +229,7 @@ def test_the_processor_a_worker_chose_stays_its_own(cls: Loader) -> Any:
     def init(worker: int) -> None:
         os.sched_setaffinity(0, [chosen])
 
-    loader = cls(
-        Of(lambda i: sorted(os.sched_getaffinity(0)), 2), num_workers=2, worker_init_fn=init, collate_fn=as_is
-    )
+    loader = cls(Of(lambda i: sorted(os.sched_getaffinity(0)), 2), num_workers=2, worker_init_fn=init, collate_fn=as_is)
     return [list(loader), os.sched_getaffinity(0)]
 
 
@@ -298,7 +295,8 @@ def test_open_handles_and_locks_come_along(cls: Loader, workers: int) -> Any:
 def test_shared_memory_between_here_and_the_workers(cls: Loader) -> Any:
     """multiprocessing's values and torch's shared tensors are the same memory in a worker."""
     counter = multiprocessing.Value("i", 0)
-    tensor = torch.zeros(4).share_memory_()  # type: ignore[no-untyped-call]
+    tensor: Any = torch.zeros(4)
+    tensor.share_memory_()
 
     def touch(index: int) -> int:
         with counter.get_lock():

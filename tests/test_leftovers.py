@@ -1,0 +1,327 @@
+"""However a training script ends, nothing of dpex stays: no process, no shared memory, no thread, no message.
+
+Each case is a script of its own in a process of its own; what it started bears its mark in the environment, so that
+orphans are found as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from families import until
+
+pytestmark = pytest.mark.timeout(60)
+MARK = "DPEX_TEST_FAMILY"
+PATIENCE_S = 10.0
+TESTS = Path(__file__).parent
+
+PREAMBLE = """
+import gc, os, sys, threading, time
+import torch
+from dpex import DpexDataLoader
+from families import Augmented
+
+def loader(length=400, **options):
+    options = {"batch_size": 2, "num_workers": 2, **options}
+    return DpexDataLoader(Augmented(length, 0.001, extra=700), **options)
+
+def descendants():
+    import psutil
+    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+def report_leftovers(threads):
+    deadline = time.monotonic() + 10
+    while descendants() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    more = set(threading.enumerate()) - threads
+    print(f"left: {len(descendants())} processes, {len(more)} threads", flush=True)
+
+def say_ready():
+    print("ready", flush=True)
+
+THREADS = set(threading.enumerate())
+"""
+NOTHING = "left: 0 processes, 0 threads"
+
+
+class Family:
+    """A trainer script and everything that it starts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.process: subprocess.Popen[str] | None = None
+        self.shared_before = shared_files()
+
+    def start(self, body: str) -> subprocess.Popen[str]:
+        script = self.folder / "trainer.py"
+        script.write_text(PREAMBLE + body)
+        paths = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        return self.process
+
+    def run(self, body: str) -> tuple[int, str, str]:
+        """Return code, what it printed, and what it printed to stderr."""
+        process = self.start(body)
+        out, err = process.communicate(timeout=45)
+        return process.returncode, out, err
+
+    def start_until_ready(self, body: str) -> subprocess.Popen[str]:
+        process = self.start(body)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", process.communicate(timeout=10)[1]
+        assert len(self.members()) >= 3  # the trainer, the prepared process, a worker
+        return process
+
+    def members(self) -> list[int]:
+        """Living processes that bear the mark, whoever their parent is."""
+        return [process.pid for process in psutil.process_iter() if self._is_member(process)]
+
+    def _is_member(self, process: psutil.Process) -> bool:
+        try:
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            return self.mark.encode() in environment and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, psutil.Error):
+            return False
+
+    def assert_nothing_is_left(self) -> None:
+        until(lambda: not self.members(), PATIENCE_S)
+        until(lambda: not shared_files() - self.shared_before, PATIENCE_S)
+
+    def end(self) -> None:
+        for pid in self.members():
+            os.kill(pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.communicate(timeout=10)
+
+
+def shared_files() -> set[str]:
+    """Files in /dev/shm that torch, Python or dpex may have made (Ray's own come and go with other tests)."""
+    names = (path.name for path in Path("/dev/shm").iterdir())
+    return {name for name in names if re.match(r"torch_|psm_|sem\.mp|dpex", name)}
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[Family]:
+    made = Family(tmp_path)
+    yield made
+    made.end()
+
+
+ENDS = {
+    "normal": "assert len(list(loader(60))) == 30",
+    "two epochs": "data = loader(60)\nfor _ in range(2): assert len(list(data)) == 30\ndel data",
+    "worker seeding and persistent": "data = loader(60, persistent_workers=True)\nlist(data); list(data); del data",
+    "break": "for batch in loader(): break\ndel batch",
+    "delete the iterator": "data = loader(); it = iter(data); batch = next(it); del it, batch",
+    "delete while forking": "data = loader(); it = iter(data); del it",
+    "delete the loader": "data = loader(persistent_workers=True); it = iter(data); next(it); del data, it",
+    "close": "data = loader(); it = iter(data); next(it); data.close(); data.close()",
+    "context manager": "with loader() as data: next(iter(data))",
+    "resized": "data = loader(seeding='batch'); it = iter(data); next(it); data.resize(local=4); next(it); del it",
+    "exception": """
+try:
+    for batch in loader():
+        raise ValueError("of the training loop")
+except ValueError:
+    pass
+""",
+    "exception in a function": """
+def train():
+    data = loader()
+    for batch in data:
+        raise ValueError("of the training loop")
+try:
+    train()
+except ValueError as error:
+    del error
+""",
+}
+
+
+def test_nothing_is_left_while_the_process_lives_on(family: Family) -> None:
+    """All ways in one process: each must leave it as it was before the next begins."""
+    cases = "".join(
+        f"def case():\n{textwrap.indent(body.strip(), '    ')}\ncase()\ngc.collect()\n"
+        f"print({how!r}, end=': ')\nreport_leftovers(THREADS)\n"
+        for how, body in ENDS.items()
+    )
+    code, out, err = family.run(cases)
+    assert (code, out.splitlines(), err) == (0, [f"{how}: {NOTHING}" for how in ENDS], "")
+    family.assert_nothing_is_left()
+
+
+LATE = {
+    "iterator still alive": "it = iter(loader()); next(it)",
+    "persistent": "data = loader(persistent_workers=True); next(iter(data))",
+    "loader in a cycle": "data = loader(); it = iter(data); data.own = [data, it]; next(it)",
+    "sys.exit": "it = iter(loader()); next(it); sys.exit(0)",
+    "batches kept": "kept = list(loader(60))",
+}
+
+
+@pytest.mark.parametrize("how", LATE)
+def test_nothing_is_left_when_the_interpreter_ends(family: Family, how: str) -> None:
+    assert family.run(LATE[how]) == (0, "", "")
+    family.assert_nothing_is_left()
+
+
+def test_an_uncaught_exception_shows_only_itself(family: Family) -> None:
+    code, _, err = family.run("for batch in loader():\n    raise ValueError('of the training loop')\n")
+    assert code == 1
+    assert err.count("Traceback") == 1
+    assert err.endswith("ValueError: of the training loop\n")
+    family.assert_nothing_is_left()
+
+
+def test_os_exit_leaves_nothing(family: Family) -> None:
+    assert family.run("it = iter(loader()); next(it); os._exit(4)") == (4, "", "")
+    family.assert_nothing_is_left()
+
+
+ENDLESS = {
+    "map-style": "data = loader(2_000_000, seeding='batch')",
+    "fixed workers": "data = loader(2_000_000)",
+    "persistent": "data = loader(2_000_000, persistent_workers=True)",
+    "resized": "data = loader(2_000_000, seeding='batch'); data.resize(local=3)",
+}
+TRAINING = """
+for number, batch in enumerate(data):
+    if number == 10:
+        say_ready()
+"""
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_ctrl_c_shows_the_trainers_own_traceback_and_no_other(family: Family, what: str) -> None:
+    """A terminal sends SIGINT to the whole group: trainer, prepared process and workers."""
+    trainer = family.start_until_ready(ENDLESS[what] + TRAINING)
+    os.killpg(trainer.pid, signal.SIGINT)
+    _, err = trainer.communicate(timeout=20)
+    assert trainer.returncode == -signal.SIGINT
+    assert err.count("Traceback") == 1
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    family.assert_nothing_is_left()
+
+
+def test_ctrl_c_caught_by_the_trainer_leaves_it_able_to_go_on(family: Family) -> None:
+    body = """
+data = loader(2_000_000)
+try:
+    for number, batch in enumerate(data):
+        if number == 10:
+            say_ready()
+except KeyboardInterrupt:
+    print("interrupted", len(list(loader(20))), flush=True)
+gc.collect()
+report_leftovers(THREADS)
+"""
+    trainer = family.start_until_ready(body)
+    os.killpg(trainer.pid, signal.SIGINT)
+    out, err = trainer.communicate(timeout=20)
+    assert (trainer.returncode, out.splitlines(), err) == (0, ["interrupted 10", NOTHING], "")
+    family.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGABRT])
+@pytest.mark.parametrize("what", ["map-style", "fixed workers"])
+def test_killing_the_trainer_ends_its_workers(family: Family, number: signal.Signals, what: str) -> None:
+    trainer = family.start_until_ready(ENDLESS[what] + TRAINING)
+    trainer.send_signal(number)
+    _, err = trainer.communicate(timeout=20)
+    assert trainer.returncode == -number
+    assert err == ""
+    family.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killing_a_trainer_whose_workers_are_busy_or_asleep(family: Family, number: signal.Signals) -> None:
+    """One sample takes forever, so that no worker reads its socket."""
+    body = """
+class Slow(Augmented):
+    def __getitem__(self, index):
+        time.sleep(600 if index > 3 else 0)
+        return super().__getitem__(index)
+
+it = iter(DpexDataLoader(Slow(100), num_workers=2))
+next(it)
+say_ready()
+list(it)
+"""
+    trainer = family.start_until_ready(body)
+    trainer.send_signal(number)
+    trainer.communicate(timeout=20)
+    family.assert_nothing_is_left()
+
+
+GROWTH = """
+import psutil
+me = psutil.Process()
+
+class Tiny(Augmented):
+    def __getitem__(self, index):
+        return torch.tensor([index, index])
+
+def held():
+    gc.collect()
+    return me.num_fds(), me.memory_info().rss
+
+def flat(before, after, what):
+    fds, more = after[0] - before[0], (after[1] - before[1]) / 2**20
+    print(f"{what}: {fds} more descriptors, {more:.1f} MB more")
+    assert fds <= 2, f"{what}: {fds} more descriptors"
+    assert more < 12, f"{what}: {more:.1f} MB more"
+
+def many_batches(count, extra):
+    data = DpexDataLoader(Tiny(count), batch_size=2, num_workers=2, **extra)
+    for number, _ in enumerate(data):
+        if number == count // 10:
+            before = held()
+        if number == count // 2 - 200:
+            flat(before, held(), f"batches {extra}")
+
+def many_epochs(count):
+    data = DpexDataLoader(Augmented(40, extra=700), batch_size=4, num_workers=2)
+    for epoch in range(count):
+        assert len(list(data)) == 10
+        if epoch == count // 5:
+            before = held()
+    flat(before, held(), "epochs")
+"""
+
+
+def grown(batches: int, epochs: int) -> str:
+    each = "".join(f"many_batches({2 * batches}, {extra})\n" for extra in ({}, {"seeding": "batch"}))
+    return f"{GROWTH}\n{each}many_epochs({epochs})\nreport_leftovers(THREADS)\n"
+
+
+def test_descriptors_and_memory_stay_flat(family: Family) -> None:
+    code, out, err = family.run(grown(20_000, 30))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == NOTHING
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_descriptors_and_memory_stay_flat_for_long(family: Family) -> None:
+    process = family.start(grown(100_000, 50))
+    out, err = process.communicate(timeout=280)
+    assert (process.returncode, err) == (0, "")
+    assert out.splitlines()[-1] == NOTHING
