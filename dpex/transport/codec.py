@@ -51,6 +51,7 @@ class Placer(Protocol):
     def array(self, nbytes: int) -> tuple[np.ndarray[Any, Any], Any]: ...
     def find(self, address: int) -> Any: ...
     def lend(self, ref: Any) -> None: ...
+    def take_back(self, ref: Any) -> None: ...
 
 
 def _is_plain_tensor(value: Any) -> bool:
@@ -87,18 +88,38 @@ class Encoder:
         self._storages: dict[int, tuple[int, int]] = {}
         self._seen: set[int] = set()
         self._keep: list[Any] = []
+        self._lent: list[Any] = []
 
     def encode(self, batch: Any) -> Node:
         """The batch as a marshal-able tree; slots it uses are lent to the taker."""
         self._reset()
         try:
-            node = self._node(batch)
-        except _ExoticError:
-            self._reset()
-            node = self._pickled(batch)
+            return self._short_or_pickled(batch)
+        except BaseException:
+            self._take_back()
+            raise
         finally:
             self._keep.clear()
-        return node
+
+    def _short_or_pickled(self, batch: Any) -> Node:
+        try:
+            return self._node(batch)
+        except _ExoticError:
+            self._take_back()
+            self._reset()
+            return self._pickled(batch)
+
+    def _lend(self, ref: Any) -> None:
+        assert self._placer is not None
+        self._placer.lend(ref)
+        self._lent.append(ref)
+
+    def _take_back(self) -> None:
+        """A slot lent for a message that is not sent would never come back."""
+        for ref in self._lent:
+            assert self._placer is not None
+            self._placer.take_back(ref)
+        self._lent.clear()
 
     def _node(self, value: Any) -> Node:
         kind = type(value)
@@ -124,7 +145,7 @@ class Encoder:
         if tensor.numel() == 0:
             return (_EMPTY, code, shape, tensor.stride())
         start = tensor.data_ptr()
-        strides = None if tensor.is_contiguous() else tensor.stride()
+        strides = None if tensor.is_contiguous() and 1 not in shape else tensor.stride()
         span_bytes = tensor.numel() * tensor.itemsize if strides is None else _span(tensor) * tensor.itemsize
         storage = tensor.untyped_storage().data_ptr()
         known = self._storages.get(storage)
@@ -148,7 +169,7 @@ class Encoder:
             if ref is not None:
                 self.nbytes += nbytes
                 self._keep.append(tensor)
-                placer.lend(ref)
+                self._lend(ref)
                 return (_SLOT, *ref, nbytes)
         flat = torch.as_strided(tensor, (nbytes // tensor.itemsize,), (1,))
         return self._copy(flat.view(torch.uint8).numpy() if flat.dtype is not torch.uint8 else flat.numpy())
@@ -162,7 +183,7 @@ class Encoder:
             return (_INLINE, source.tobytes())
         base, ref = self._placer.array(nbytes)
         base[:] = source
-        self._placer.lend(ref)
+        self._lend(ref)
         self._keep.append(base)
         return (_SLOT, *ref, nbytes)
 
