@@ -24,12 +24,14 @@ from dpex.epoch import (
 )
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.lanes.maker import LaneMaker
-from dpex.options import AutoWorkers, DefaultPrefetch, Options, Seeding, check_count, resolve_seeding
+from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
 from dpex.stats import LoaderStats
 
 logger = logging.getLogger("dpex")
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 """torch 2.6 and later; before, dpex brings it along."""
+TORCH_PREFETCH_FACTOR = 2
+"""What torch fills in when none is given; frameworks hand it back when they rebuild a loader: it counts as not given."""
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -105,7 +107,7 @@ class DpexDataLoader(DataLoader[T_co]):
         self.worker_resources = options.worker_resources
         self.runtime_env = options.runtime_env
         self.local_engine = options.local_engine
-        self._prefetch_is_given = not isinstance(prefetch_factor, DefaultPrefetch | None)
+        self._prefetch_is_given = prefetch_factor not in (None, TORCH_PREFETCH_FACTOR)
         self._sizes: Sizes | None = None
         self._new_runtime()
         super().__init__(
@@ -128,8 +130,6 @@ class DpexDataLoader(DataLoader[T_co]):
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
         self.in_order = in_order
-        if not self._prefetch_is_given and self.prefetch_factor is not None:
-            self.prefetch_factor = DefaultPrefetch(self.prefetch_factor)
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -17,13 +17,6 @@ Seeding = Literal["worker", "batch"]
 _ADDRESS = re.compile(r"^(auto|local|(ray://)?[^\s:/]+:\d{1,5})$")
 
 
-class DefaultPrefetch(int):
-    """The ``prefetch_factor`` that torch fills in when none was given: a rebuilt loader still knows that it was not."""
-
-    def __reduce__(self) -> tuple[type[DefaultPrefetch], tuple[int]]:
-        return DefaultPrefetch, (int(self),)
-
-
 class AutoWorkers(int):
     """The number of workers that ``num_workers="auto"`` started from: an int for everybody who asks.
 

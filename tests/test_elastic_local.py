@@ -392,8 +392,11 @@ def test_resize_from_another_thread() -> None:
     def fidget() -> None:
         sizes = random.Random(5)
         try:
-            while not stop.wait(0.003):
+            for _ in range(60):  # without an end, new workers could be told to leave before they made anything
+                if stop.wait(0.003):
+                    return
                 loader.resize(local=sizes.randrange(4), prefetch=sizes.randrange(1, 12))
+            loader.resize(local=2)
         except BaseException as error:
             errors.append(error)
 

@@ -18,9 +18,10 @@ import pickle
 import select
 import signal
 import socket
+import sys
 import termios
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -149,6 +150,7 @@ class LocalLane:
         plan = WorkerPlan(self._setup, self._shared)
         self._context, pickler = _safe_context(context, plan)
         self._parcel = Parcel(plan, pickler)
+        self._clean = pickler is not None
         self._quick = self._context.get_start_method() == "fork"
         try:
             self._start_template()
@@ -158,7 +160,8 @@ class LocalLane:
             raise
 
     def _start_template(self) -> None:
-        self._template = TemplateHandle(self._context, self._parcel, list(_live_sockets))
+        with _without_main_module() if self._clean else contextlib.nullcontext():
+            self._template = TemplateHandle(self._context, self._parcel, list(_live_sockets))
         _live_sockets.add(self._template.socket)
         self._epoll.register(self._template.socket.fileno(), select.EPOLLIN)
 
@@ -213,7 +216,7 @@ class LocalLane:
         From a clean server the first host takes seconds, so there only those count that have started. Somebody will
         take each "leave" that is queued: nothing may be queued behind the last of them.
         """
-        staying = [h.number for h in self._hosts.values() if not h.leaving and (h.started or self._quick)]
+        staying = [h.number for h in self._hosts.values() if not (h.leaving or h.ended) and (h.started or self._quick)]
         return staying[: max(0, len(staying) - self._leaves_queued)]
 
     # -- tickets -------------------------------------------------------------------------------------------------
@@ -252,6 +255,8 @@ class LocalLane:
 
     def _write(self, sock: socket.socket, data: bytes, must: bool = False) -> bool:
         """Send one message without blocking; False if the socket is full (``must``: wait for room)."""
+        if sock.fileno() < 0:
+            return True  # hung up, and soon reported: its tickets come back as lost
         if must:
             sock.setblocking(True)
         try:
@@ -393,7 +398,7 @@ class LocalLane:
         lost, guilty = self._what_it_held(host)
         expected = host.leaving and code == 0
         self._events.append(Gone(host.number, lost, guilty, expected, _how_it_ended(pid, code), pid))
-        if self._shared and not self._hosts:
+        if self._shared and not self._hosts and not self._closed:
             self._reclaim()
         if expected or self._closed:
             return
@@ -440,8 +445,10 @@ class LocalLane:
         assert self._queue_theirs is not None
         with contextlib.suppress(BlockingIOError):
             while True:
-                _, fds, _, _ = socket.recv_fds(self._queue_theirs, 1, 4, socket.MSG_DONTWAIT)
-                for fd in fds:
+                received = receive(self._queue_theirs, self._buffer, socket.MSG_DONTWAIT)
+                if received is None:
+                    break
+                for fd in received[1]:
                     os.close(fd)
         self._leaves_queued = 0
         self._lose_the_rest()
@@ -579,13 +586,28 @@ def _safe_context(context: Any, plan: WorkerPlan) -> tuple[Any, Callable[[Any], 
         )
         return context, None
     server = torch.multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["__main__", "torch", "dpex.lanes.template"])
+    server.set_forkserver_preload(["torch", "dpex.lanes.template"])
     return server, pickler
 
 
-def _ray_is_connected() -> bool:
-    import sys
+@contextlib.contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Keep multiprocessing from running the user's script in the clean server.
 
+    What the script defines travels by value (cloudpickle); run without a ``__main__`` guard, it would start training.
+    """
+    main = sys.modules["__main__"]
+    hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    for name in hidden:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in hidden.items():
+            setattr(main, name, value)
+
+
+def _ray_is_connected() -> bool:
     ray = sys.modules.get("ray")
     return bool(getattr(ray, "is_initialized", bool)())
 

@@ -53,9 +53,9 @@ class WorkerPlan:
     shared_queue: bool
 
 
-def receive(sock: socket.socket, buffer: memoryview) -> tuple[memoryview, list[int]] | None:
+def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[memoryview, list[int]] | None:
     """One message and its descriptors, or None at the end of the stream."""
-    count, ancillary, _, _ = sock.recvmsg_into([buffer], fd_array_bytes)
+    count, ancillary, _, _ = sock.recvmsg_into([buffer], fd_array_bytes, flags)
     if not count:
         return None
     fds: list[int] = []

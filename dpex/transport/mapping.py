@@ -1,7 +1,7 @@
 """Memory maps that keep no file descriptor.
 
-``mmap.mmap(fd)`` keeps a duplicate of the descriptor for as long as the map lives (``trackfd=False`` ends that, but only
-from Python 3.13 on), and a loader may have hundreds of maps. These go to the C library directly.
+``mmap.mmap(fd)`` keeps a duplicate of the descriptor for as long as the map lives (``trackfd=False`` ends that, but
+only from Python 3.13 on), and a loader may have hundreds of maps. These go to the C library directly.
 """
 
 from __future__ import annotations
