@@ -22,12 +22,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", choices=keys, default=keys, metavar="ROW", help=", ".join(keys))
     parser.add_argument("--quick", action="store_true", help="a first look: 2 rounds of 1 s")
     parser.add_argument("--repeats", type=int, metavar="N", help="rounds (5, or 2 when quick)")
-    parser.add_argument(
-        "--window-s", type=float, metavar="S", help="seconds per measurement (3, or 1 when quick)"
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="where results go (benchmarks/results/local-*.json)"
-    )
+    parser.add_argument("--window-s", type=float, metavar="S", help="seconds per measurement (3, or 1 when quick)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (benchmarks/results/local-*.json)")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table at the end")
     return parser.parse_args(arguments)
 
@@ -57,9 +53,7 @@ def measure(row: Row, settings: Settings) -> Result | None:
     return result
 
 
-def write(
-    path: Path, settings: Settings, host: dict[str, object], results: list[Result], failed: list[str]
-) -> None:
+def write(path: Path, settings: Settings, host: dict[str, object], results: list[Result], failed: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -61,9 +61,7 @@ def open_loader(contestant: Contestant, work: Work) -> AbstractContextManager[It
     return _dpex(dataset, contestant, options)
 
 
-def _dpex(
-    dataset: Dataset[Any], contestant: Contestant, options: dict[str, Any]
-) -> AbstractContextManager[Any]:
+def _dpex(dataset: Dataset[Any], contestant: Contestant, options: dict[str, Any]) -> AbstractContextManager[Any]:
     from dpex import DpexDataLoader
 
     if contestant.seeding is not None:

@@ -22,9 +22,7 @@ def text(result: Result) -> str:
     lines = [result.row.title]
     for contestant in result.samples:
         spread = result.spread(contestant)
-        lines.append(
-            f"    {contestant.label:<34}{_value(result, spread.median):>14}  {_range(result, spread)}"
-        )
+        lines.append(f"    {contestant.label:<34}{_value(result, spread.median):>14}  {_range(result, spread)}")
     target, comparison = result.row.target, result.comparison
     show = target.show
     lines.append(

@@ -33,11 +33,11 @@ class FiveFloats(Dataset[torch.Tensor]):
 
 
 class SmallImages(Dataset[tuple[torch.Tensor, int]]):
-    """28x28 uint8 images made float as ToTensor does. Sample: float32 (1, 28, 28) in [0, 1], class."""
+    """28x28 float images in memory, as peers are compared on. Sample: float32 (1, 28, 28) in [0, 1], class."""
 
     def __init__(self, length: int = ENDLESS, table: int = 10_000) -> None:
         rng = np.random.default_rng(0)
-        self.images = rng.integers(0, 256, (table, 28, 28), dtype=np.uint8)
+        self.images = torch.from_numpy(rng.random((table, 1, 28, 28), dtype=np.float32))
         self.labels = rng.integers(0, 10, table).tolist()
         self.length = length
 
@@ -46,7 +46,7 @@ class SmallImages(Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         row = index % len(self.labels)
-        return torch.from_numpy(self.images[row])[None].to(torch.float32).div_(255), self.labels[row]
+        return self.images[row], self.labels[row]
 
 
 class ConstantImages(Dataset[tuple[torch.Tensor, int]]):

@@ -341,15 +341,12 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def prepare_process() -> None:
-    """One thread for torch and OpenCV, and a heap that keeps its pages instead of faulting them in anew per sample.
+    """One thread for torch, and a heap that keeps its pages instead of faulting them in anew per sample.
 
     glibc gives blocks over 128 KiB back to the kernel when they are freed, so each decoded image would pay its page
     faults again; raising the thresholds (mallopt(3)) keeps them.
     """
     torch.set_num_threads(1)
-    opencv = sys.modules.get("cv2")
-    if opencv is not None and hasattr(opencv, "setNumThreads"):
-        opencv.setNumThreads(1)
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:

@@ -68,9 +68,7 @@ def main() -> int:
     options = parser(__doc__, num_workers=10, distribute_mode=False).parse_args()
     place = {"distribute_mode": options.distribute_mode, "head_address": options.head_address}
     before = held()
-    train = DpexDataLoader(
-        pictures(train=True), batch_size=100, shuffle=True, num_workers=options.num_workers, **place
-    )
+    train = DpexDataLoader(pictures(train=True), batch_size=100, shuffle=True, num_workers=options.num_workers, **place)
     test = DpexDataLoader(pictures(train=False), batch_size=100, num_workers=1, **place)
     limit = 3 if options.limit is None else options.limit
     train_batches, test_batches = iter(train), iter(test)

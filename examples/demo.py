@@ -208,9 +208,7 @@ def table_of(results: list[Run]) -> Table:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=5, help="at least 2 (5)")
     parser.add_argument("--repeats", type=int, default=4, help="times each digit comes in an epoch (4)")
     parser.add_argument("--num-workers", type=int, default=2)

@@ -29,7 +29,10 @@ def cluster() -> Iterator[Any]:
     """A head without CPUs, where the trainer is, and three nodes with two each."""
     from ray.cluster_utils import Cluster
 
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False})
+    started = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False},
+    )
     for _ in range(3):
         started.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
     for module in (families, sys.modules[__name__]):
