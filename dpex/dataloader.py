@@ -31,7 +31,7 @@ logger = logging.getLogger("dpex")
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 """torch 2.6 and later; before, dpex brings it along."""
 TORCH_PREFETCH_FACTOR = 2
-"""What torch fills in when none is given; frameworks hand it back when they rebuild a loader: it counts as not given."""
+"""What torch fills in; frameworks hand it back when they rebuild a loader, so it counts as not given."""
 T_co = TypeVar("T_co", covariant=True)
 
 
