@@ -184,7 +184,7 @@ LOADERS: dict[str, dict[str, Any]] = {
         "worker_resources": {"num_cpus": 2},
         "runtime_env": {"pip": ["pillow"]},
     },
-    "torch": {"local_engine": "torch", "distribute_mode": "auto", "collate_fn": list, "worker_init_fn": print},
+    "torch": {"local_engine": "torch", "distribute_mode": "auto", "collate_fn": list, "worker_init_fn": abs},
 }
 
 
