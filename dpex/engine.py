@@ -30,7 +30,7 @@ from dpex.clock import monotonic
 from dpex.cpus import static_worker_count
 from dpex.errors import WorkerDiedError
 from dpex.homes import Homes, Place
-from dpex.lanes.base import Event, Gone, Lane, Made, Note, Released, Snapshot, Up
+from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, Lane, Made, Note, Released, Snapshot, Up
 from dpex.schedule import Delivery, Schedule, Ticket
 from dpex.stats import LaneStats, LoaderStats
 from dpex.worker import Failure
@@ -46,7 +46,6 @@ STRAGGLER_BYTES = 512 << 20
 COLLECT_EVERY_S = 0.001
 CROWD_AFTER_S = 5.0
 TICK_S = 1.0
-CRASHES_IN_A_ROW = 8
 
 
 @dataclass(kw_only=True)

@@ -10,11 +10,14 @@ All calls come from the thread that drives the epoch. A lane never blocks but in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dpex.schedule import Ticket
 from dpex.worker import RngState
+
+CRASHES_IN_A_ROW = 8
+"""Unexpected ends of hosts without a result in between, beside one per host wanted, before work is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,6 @@ class LaneTimes:
     collate_s: float = 0.0
     encode_s: float = 0.0
     cpu_s: float = 0.0
-    by_host: dict[int, float] = field(default_factory=dict)
 
 
 class Lane(Protocol):

@@ -28,7 +28,7 @@ from typing import Any
 import torch.multiprocessing
 
 from dpex.alerts import warn
-from dpex.lanes.base import Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
+from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
 from dpex.lanes.localworker import BATCH, BOARD_ROW, CONTROL_ROW, END, IDLE, TICKET_BYTES, WorkerPlan, receive
 from dpex.lanes.template import Parcel, TemplateHandle
 from dpex.schedule import Ticket
@@ -39,7 +39,6 @@ from dpex.worker import Failure, RngState, StreamEnd, WorkerSetup
 logger = logging.getLogger("dpex")
 
 BOARD_ROWS = 4096
-CRASHES_IN_A_ROW = 8
 _LONGEST_MESSAGE = 100 << 10
 _live_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
