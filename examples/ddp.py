@@ -63,6 +63,8 @@ def train(options) -> None:
             first += numbers.tolist() if len(first) < 5 else []
         report(epoch, seen, first)
     loader.close()
+    del model, optimizer  # a model that outlives its process group can abort the process at exit
+    dist.barrier()
     dist.destroy_process_group()
 
 
