@@ -8,6 +8,8 @@ How far it runs ahead (the *window*) is PyTorch's ``num_workers * prefetch_facto
 
 * Tiny batches (under `TINY_S`) are worth grouping, many tickets to a message, which takes a wider window. That draws
   further ahead from the sampler, so it is done only for samplers that cannot tell (see `epoch.draws_ahead_safely`).
+* The way to a remote worker and back is long: each is given `REMOTE_DEPTH` batches, as far as `REMOTE_BYTES` allow, with
+  the same samplers.
 * Under ``seeding="batch"``, when made batches wait behind a straggler while workers idle, the window widens.
 * An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept to the letter; so is ``memory_budget``.
 """
@@ -41,6 +43,8 @@ TINY_S = 0.0003
 MESSAGE_S = 0.001
 LARGEST_GROUP = 128
 STRETCH_BYTES = 16 << 20
+REMOTE_DEPTH = 4
+REMOTE_BYTES = 1 << 30
 STRAGGLER_FACTOR = 8
 STRAGGLER_BYTES = 512 << 20
 COLLECT_EVERY_S = 0.001
@@ -299,6 +303,9 @@ class Engine:
             window = max(plan.base_window, self._straggler_window, 2 * hosts if not plan.logicals else 1)
             if self._group > 1 and plan.stretch:
                 window = max(window, 4 * self._group * max(hosts, 1))
+            if self._sizes.remote and plan.stretch:
+                affordable = int(REMOTE_BYTES // max(1.0, mood.nbytes))
+                window = max(window, min(affordable, REMOTE_DEPTH * self._sizes.remote + 2 * self._sizes.local))
         if plan.memory_budget is not None:
             window = min(window, plan.memory_budget // mood.largest if mood.largest else 1)
         return max(1, window)

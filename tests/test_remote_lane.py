@@ -5,6 +5,7 @@ import os
 import random
 import select
 import signal
+import socket
 import time
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from dpex.errors import ShippingError
 from dpex.lanes.base import Gone, Made, Note, Released, Snapshot, Up
+from dpex.lanes.inbox import Inbox
 from dpex.schedule import Ticket
 from dpex.worker import Failure, StreamEnd, WorkerCore, WorkerSetup
 
@@ -244,16 +246,54 @@ def test_small_batches_travel_in_groups_and_are_right(main_node):
         assert len({event.host for event in driver.of(Made)}) == 2
 
 
-def test_large_batches_are_ordinary_writable_tensors_that_last(main_node):
+@pytest.mark.parametrize("way", ["stream", "store", "unreachable"])
+def test_large_batches_are_ordinary_writable_tensors_that_last(main_node, monkeypatch, way):
+    if way == "store":
+        monkeypatch.setattr("dpex.lanes.remote.stream_address", lambda: None)
+    elif way == "unreachable":
+        target = Inbox.target
+        monkeypatch.setattr(Inbox, "target", lambda inbox, host: target(inbox, host)._replace(port=1))
     with Driver(Large(), 1) as driver:
         driver.wait_up(1)
         made = driver.make(grouped(12, 1, lambda i: [i] * 8))
+        assert len(links(driver)) == (way == "stream")
+        notes = [note.text for note in driver.of(Note)]
+        assert len(notes) == (way == "unreachable")
+        assert all("object store: it cannot reach" in note for note in notes)
     for i, batch in made.items():
         assert batch.shape == (8, 3, 128, 128)
         assert type(batch) is torch.Tensor
         assert (batch == i).all()
         batch += 1
     assert all((batch == i + 1).all() for i, batch in made.items())
+
+
+def links(driver):
+    """Connections that hosts have made."""
+    receiver = driver.lane._inbox._receiver
+    return receiver._links if receiver is not None else {}
+
+
+def test_a_broken_connection_costs_its_host_and_nothing_else(main_node):
+    with Driver(Large(), 1) as driver:
+        driver.wait_up(1)
+        driver.make([[(0, [0])]])
+        (link,) = links(driver).values()
+        link.connection.shutdown(socket.SHUT_RDWR)
+        for i in range(1, 5):
+            driver.send([Ticket(i, [i] * 8, 0)])
+        driver.listen_until(lambda: len(driver.made) == 5 or driver.of(Gone))
+        for gone in driver.of(Gone):
+            assert "the connection that carried its batches broke" in gone.why
+            assert gone.guilty is None
+            assert not gone.expected
+            driver.wait_up(1)
+            driver.make([[(number, [number] * 8)] for number in gone.lost])
+            assert any("object store" in note.text for note in driver.of(Note))
+        driver.make([[(5, [5] * 8)]])
+        assert sorted(driver.made) == list(range(6))
+        assert not links(driver) or link.broken
+        assert all((batch == i).all() for i, (batch,) in driver.made.items())
 
 
 def test_a_batch_depends_on_its_number_alone(main_node):
@@ -354,6 +394,23 @@ def test_a_killed_actor_loses_its_tickets_and_is_replaced(main_node):
         driver.wait_up(2)
         driver.make([[(number, [number])] for number in gone.lost])
         assert sorted(driver.made) == list(range(8))
+
+
+def test_an_actor_killed_while_large_batches_are_on_their_way(main_node):
+    with Driver(Large(), 2) as driver:
+        driver.wait_up(2)
+        for i in range(8):
+            driver.send([Ticket(i, [i] * 200, 0)])
+        driver.listen_until(lambda: driver.made)
+        victim = next(host for host in driver.lane._hosts.values() if host.calls)
+        os.kill(victim.actor.pid, signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(Gone))
+        (gone,) = driver.of(Gone)
+        assert gone.pid == victim.actor.pid
+        driver.listen_until(lambda: len(driver.made) + len(gone.lost) == 8)
+        driver.wait_up(2)
+        driver.make([[(number, [number] * 200)] for number in gone.lost])
+        assert all((batch == i).all() for i, (batch,) in driver.made.items())
 
 
 def test_the_deadly_ticket_of_a_group_is_found(main_node):

@@ -85,7 +85,7 @@ def needs_of(options: Mapping[str, Any]) -> dict[str, float]:
 
 
 def cause_of_death(error: BaseException) -> tuple[str, bool]:
-    """What Ray says about a death, in one line, and whether it was the node's."""
+    """What Ray says about a death, in one line, and whether it was the node's or the network's: no ticket's fault."""
     text = " ".join(str(error).split())
     for mark in ("The actor is dead because ", "The actor died because ", "The actor "):
         if mark in text:
@@ -93,4 +93,4 @@ def cause_of_death(error: BaseException) -> tuple[str, bool]:
             break
     text = text.split(" Some common causes include")[0].removeprefix("it died: ")
     node_died = "node has died" in text or "node was" in text or "its node" in text or "Node " in text
-    return f"{text[:400]} [{type(error).__name__}]", node_died
+    return f"{text[:400]} [{type(error).__name__}]", node_died or isinstance(error, ConnectionError)

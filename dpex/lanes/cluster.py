@@ -39,6 +39,20 @@ def is_connected() -> bool:
     return ray is not None and hasattr(ray, "is_initialized") and bool(ray.is_initialized())
 
 
+def stream_address() -> str | None:
+    """The address at which the cluster's nodes reach this process, or None where it is no part of the cluster.
+
+    Where Ray encrypts its traffic nothing goes beside it.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return None
+    ray = importlib.import_module("ray")
+    client = sys.modules.get("ray.util.client")
+    if client is not None and client.ray.is_connected():
+        return None
+    return str(ray.util.get_node_ip_address())
+
+
 @dataclass(eq=False)
 class Actor:
     """An actor process: Ray's handle, and where it is (None while that is not known)."""
@@ -153,7 +167,7 @@ class Cluster:
     unfit: dict[tuple[str, str], str] = field(default_factory=dict)
     """(node, kind of dataset) that did not, and why."""
     landing: Arena = field(default_factory=lambda: Arena(shared=False))
-    """Where results land in the trainer; used by Ray's callback thread alone."""
+    """Where results land in the trainer, under the lock."""
     landing_lock: threading.Lock = field(default_factory=threading.Lock)
     shares: int = 0
 

@@ -1,13 +1,15 @@
 """Answers of actors on their way from Ray's thread to the trainer's.
 
-Ray's callback thread copies large buffers out of the object store once, into memory of the trainer that stays faulted
-in (see `arena`), so that the batches are ordinary writable tensors and the store's memory is free at once. The copy
-runs without the interpreter's lock. Then the answer goes on a list, and a byte into a pipe.
+Large buffers come on connections of their own (see `stream`) or, from a worker that has none, in Ray's object store:
+then Ray's callback thread copies them once, without the interpreter's lock, so that the store's memory is free at once.
+Either way they land in memory of the trainer that stays faulted in (see `arena`), and the batches are ordinary writable
+tensors. An answer that is complete goes on a list, and a byte into a pipe.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import marshal
 import os
 import pickle
@@ -19,8 +21,11 @@ import numpy as np
 
 from dpex.lanes.cluster import Cluster
 from dpex.lanes.remoteworker import BATCH, END
+from dpex.lanes.stream import Receiver, StreamBrokenError, Target
 from dpex.transport.codec import Decoder
 from dpex.worker import Failure, StreamEnd
+
+logger = logging.getLogger("dpex")
 
 Tag = tuple[int, int]
 """Host and call."""
@@ -51,9 +56,12 @@ class Result:
 
 
 class Inbox:
-    """Owned by the trainer's thread, but for `_arrived`, which Ray's thread runs."""
+    """Owned by the trainer's thread, but for `_arrived` and what it calls: Ray's thread and the receiver's run that.
 
-    def __init__(self, cluster: Cluster) -> None:
+    ``address``: where workers can reach this process, or None if large buffers are to go through Ray's object store.
+    """
+
+    def __init__(self, cluster: Cluster, address: str | None) -> None:
         self.epoch = 0
         self._cluster = cluster
         self._answers: deque[tuple[Tag, Any]] = deque()
@@ -62,11 +70,26 @@ class Inbox:
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         self._closed = False
+        self._receiver: Receiver | None = None
+        if address is not None:
+            try:
+                self._receiver = Receiver(address, self._memory)
+            except OSError as error:
+                logger.info("large batches travel through Ray's object store: cannot listen on %s: %s", address, error)
 
     @property
     def descriptor(self) -> int:
         """Readable when `take` has something."""
         return self._read
+
+    def target(self, host: int) -> Target | None:
+        """What a host must know to send large buffers straight here."""
+        return None if self._receiver is None else self._receiver.target(host)
+
+    def forget(self, host: int) -> None:
+        """A host is no more."""
+        if self._receiver is not None:
+            self._receiver.forget(host)
 
     def expect(self, ref: Any, tag: Tag, lands: bool) -> None:
         """The answer of the call behind Ray's ``ref`` is wanted; with ``lands`` it holds results."""
@@ -99,6 +122,8 @@ class Inbox:
                 self._closed = True
                 os.close(self._read)
                 os.close(self._write)
+        if self._receiver is not None:
+            self._receiver.close()
         self._answers.clear()
 
     def _arrived(self, future: Any, tag: Tag, lands: bool) -> None:
@@ -107,26 +132,48 @@ class Inbox:
         try:
             answer = future.exception()
             if answer is None:
-                answer = self._land(future.result()) if lands else future.result()
+                answer = future.result()
+                if lands:
+                    self._land(answer, tag)
+                    return
         except BaseException as error:
             answer = error
+        self._answer(tag, answer)
+
+    def _answer(self, tag: Tag, answer: Any) -> None:
         self._answers.append((tag, answer))
         self.wake()
 
-    def _land(self, answer: Any) -> Landed:
-        header, arrays = (answer, ()) if isinstance(answer, bytes) else (answer[0], answer[1:])
-        made, snapshot = marshal.loads(header)
+    def _land(self, answer: Any, tag: Tag) -> None:
+        """Answer when the buffers are here."""
+        header, arrays = (answer, []) if isinstance(answer, bytes) else (answer[0], answer[1:])
+        made, snapshot, frame = marshal.loads(header)
+        if frame is None or self._receiver is None:
+            stale = all(result[0] != self.epoch for result in made)
+            self._landed(tag, made, snapshot, [] if stale else [self._copy(array) for array in arrays])
+            return
+
+        def here(buffers: list[Any] | None) -> None:
+            if buffers is None:
+                self._answer(tag, StreamBrokenError("the connection that carries its batches broke"))
+            else:
+                self._landed(tag, made, snapshot, buffers)
+
+        self._receiver.when_here(tag[0], frame, here)
+
+    def _landed(self, tag: Tag, made: list[Any], snapshot: Any, buffers: list[Any]) -> None:
         results = []
         for epoch, number, kind, node, fetch_s, collate_s, cpu_s, encode_s, nbytes, places in made:
-            slots = {}
-            if places and epoch == self.epoch:
-                slots = {(segment, slot): self._copy(arrays[which]) for segment, slot, which in places}
+            slots = {(segment, slot): buffers[which] for segment, slot, which in places} if buffers else {}
             value = Result(kind, node, slots)
             results.append((epoch, number, kind, value, fetch_s, collate_s, cpu_s, encode_s, nbytes))
-        return Landed(results, snapshot)
+        self._answer(tag, Landed(results, snapshot))
+
+    def _memory(self, nbytes: int) -> Any:
+        with self._cluster.landing_lock:
+            return self._cluster.landing.array(nbytes)[0]
 
     def _copy(self, source: Any) -> Any:
-        with self._cluster.landing_lock:
-            target, _ = self._cluster.landing.array(source.nbytes)
+        target = self._memory(source.nbytes)
         np.copyto(target, source)
         return target

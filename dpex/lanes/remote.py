@@ -26,9 +26,10 @@ import numpy as np
 
 from dpex.lanes.actors import actor_class, actor_options, cause_of_death, needs_of
 from dpex.lanes.base import Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
-from dpex.lanes.cluster import Actor, connect, kill, release
+from dpex.lanes.cluster import Actor, connect, kill, release, stream_address
 from dpex.lanes.inbox import Inbox, Landed
 from dpex.lanes.remoteworker import END, Contents, Order, Report, Source, codec_signature
+from dpex.lanes.stream import StreamBrokenError
 from dpex.schedule import Ticket
 from dpex.transport.parcel import changed_collate_entries, cloud_dumps, pack
 from dpex.worker import RngState, WorkerSetup
@@ -115,6 +116,7 @@ class RemoteLane:
         self._epoch = 0
         self._events: list[Event] = []
         self._suspects: set[int] = set()
+        self._unreached: set[str] = set()
         self._failed_starts = 0
         self._look_at = 0.0
         self._clock = clock
@@ -127,7 +129,7 @@ class RemoteLane:
             self._pool_key: Hashable = json.dumps(self._options, sort_keys=True, default=repr)
             header = np.frombuffer(parcel.header, np.uint8)
             self._parcel = [importlib.import_module("ray").put([header, *parcel.buffers])]
-            self._inbox = Inbox(self._cluster)
+            self._inbox = Inbox(self._cluster, stream_address())
             self._avoided = {n: why for (n, kind), why in self._cluster.unfit.items() if kind == self._kind}
             self.resize(first_hosts)
         except BaseException:
@@ -166,6 +168,7 @@ class RemoteLane:
 
     def _forget(self, host: _Host) -> None:
         del self._hosts[host.number]
+        self._inbox.forget(host.number)
         self.counts.requested -= 1
         self.counts.running -= host.stage == "up"
         if not self._closed:
@@ -252,6 +255,7 @@ class RemoteLane:
             probe_index=self._probe_index,
             source=source,
             codec=codec_signature(),
+            target=None if host.actor.node in self._unreached else self._inbox.target(host.number),
         )
         prepare = partial(host.actor.handle.prepare.remote, self._parcel, cloud_dumps(order))
         self._call(host, _Call("prepare", prepare, []))
@@ -266,6 +270,8 @@ class RemoteLane:
             self._set_aside(host, unfit or "")
             return
         host.source = report.source
+        if report.unreached is not None:
+            self._no_stream(host, f"it cannot reach {report.unreached}")
         host.stage = "up"
         self.failed = None
         self._failed_starts = 0
@@ -274,6 +280,13 @@ class RemoteLane:
         self.counts.running += 1
         self._events.append(Up(host.number))
         self._prepare_waiting(host.actor.node)
+
+    def _no_stream(self, host: _Host, why: str) -> None:
+        """Large batches of the host's node go through Ray's object store from now on."""
+        if host.actor.node is not None and host.actor.node not in self._unreached:
+            self._unreached.add(host.actor.node)
+            text = f"large batches from node {host.actor.place} travel through Ray's object store: {why}"
+            self._events.append(Note(text, warning=False))
 
     def _set_aside(self, host: _Host, why: str) -> None:
         """The host's node cannot serve: nobody goes there any more."""
@@ -351,10 +364,13 @@ class RemoteLane:
             alone = host.waiting[0].alone or any(call.alone for call in host.calls.values())
             if alone and host.calls:
                 return
-            number, self._next_call = self._next_call, self._next_call + 1
-            call = host.calls[number] = host.waiting.popleft()
-            call.ref = call.submit()
-            self._inbox.expect(call.ref, (host.number, number), call.kind == "work")
+            self._submit_now(host, host.waiting.popleft())
+
+    def _submit_now(self, host: _Host, call: _Call) -> None:
+        number, self._next_call = self._next_call, self._next_call + 1
+        host.calls[number] = call
+        call.ref = call.submit()
+        self._inbox.expect(call.ref, (host.number, number), call.kind == "work")
 
     # -- what happened -------------------------------------------------------------------------------------------
 
@@ -370,7 +386,9 @@ class RemoteLane:
             host = self._hosts.get(number)
             if host is None:
                 continue  # given up before
-            if isinstance(answer, BaseException):
+            if isinstance(answer, StreamBrokenError):
+                self._ask_after(host)
+            elif isinstance(answer, BaseException):
                 self._lose(host, answer)
             else:
                 self._answered(host, host.calls.pop(call_number), answer)
@@ -385,6 +403,8 @@ class RemoteLane:
             self._said_hello(host, answer)
         elif call.kind == "prepare":
             self._prepared(host, pickle.loads(answer) if isinstance(answer, bytes) else answer)
+        elif call.kind == "are you there":
+            self._cut_off(host)
         elif call.kind == "release":
             self._events.append(Released(call.logical, host.number, answer))
         if host.number in self._hosts:
@@ -410,12 +430,21 @@ class RemoteLane:
 
     # -- losses --------------------------------------------------------------------------------------------------
 
+    def _ask_after(self, host: _Host) -> None:
+        """Buffers will never come. If the host is dead Ray will say so, and why; else only the connection broke."""
+        if not any(call.kind == "are you there" for call in host.calls.values()):
+            self._submit_now(host, _Call("are you there", host.actor.handle.hello.remote, []))
+
+    def _cut_off(self, host: _Host) -> None:
+        self._no_stream(host, "the connection that carried them broke")
+        self._lose(host, StreamBrokenError("the connection that carried its batches broke"))
+
     def _lose(self, host: _Host, error: BaseException) -> None:
         """A call failed for Ray's reasons: whatever the host holds is lost, and the host is given up."""
-        why, node_died = cause_of_death(error)
+        why, blameless = cause_of_death(error)
         was_up = host.stage == "up"
         lost = tuple(ticket.number for ticket in host.tickets())
-        guilty = None if node_died else self._guilty(host)
+        guilty = None if blameless else self._guilty(host)
         kill(host.actor.handle)
         self._forget(host)
         where = f"on node {host.actor.place} (pid {host.actor.pid})" if host.actor.pid else "that was starting"

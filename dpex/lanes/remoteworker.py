@@ -5,7 +5,7 @@ others open that file through ``/proc``. Everybody maps it privately, so what a 
 own, as in a forked worker. Where that does not work a worker keeps a copy.
 
 One call brings a group of tickets and takes their results back: small buffers inside one marshalled header, large ones
-as raw arrays beside it.
+on a connection of their own (see `stream`) or, where there is none, as raw arrays beside the header.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
+from dpex.lanes.stream import Sender, Target
 from dpex.transport.arena import Arena, SlotRef
 from dpex.transport.codec import _DTYPES, _INLINE, _PICKLE, INLINE_BYTES, Encoder, Node
 from dpex.transport.parcel import cloud_dumps, pack, pristine_collate_map, unpack
@@ -79,14 +80,16 @@ class Order:
     probe_index: Any
     source: Source | None
     codec: str
+    target: Target | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How preparing went; ``unfit`` says why this node cannot serve."""
+    """How preparing went; ``unfit`` says why this node cannot serve, ``unreached`` why no connection could be made."""
 
     unfit: str | None = None
     source: Source | None = None
+    unreached: str | None = None
 
 
 # -- the parcel on this node -----------------------------------------------------------------------------------------
@@ -228,11 +231,20 @@ class RemoteWorker:
         self._snapshot_at, self._since_snapshot = time.perf_counter(), 0
         if order.shared_queue:
             self._core.adopt(order.host_index)
-        self.report = Report(source=self._baggage.source)
+        self._sender: Sender | None = None
+        unreached = None
+        if order.target is not None:
+            try:
+                self._sender = Sender(order.target)
+            except OSError as error:
+                unreached = f"{order.target.address}:{order.target.port}: {error}"
+        self.report = Report(source=self._baggage.source, unreached=unreached)
 
     def close(self) -> None:
-        """Let go of the parcel."""
+        """Let go of the parcel and the connection."""
         self._baggage.close()
+        if self._sender is not None:
+            self._sender.close()
 
     def adopt(self, logical: int, state: bytes | None) -> None:
         """Host a logical worker, with a dataset of its own."""
@@ -251,8 +263,9 @@ class RemoteWorker:
         arrays: list[Any] = []
         results = [self._make(epoch, number, index, logical, arrays) for number, index in tickets]
         snapshot = self._maybe_snapshot(logical, epoch, tickets[-1][0], len(tickets))
-        header = marshal.dumps((results, snapshot))
-        return [header, *arrays] if arrays else header
+        frame = self._sender.send(arrays) if arrays and self._sender is not None else None
+        header = marshal.dumps((results, snapshot, frame))
+        return [header, *arrays] if arrays and frame is None else header
 
     def _make(self, epoch: int, number: int, index: Any, logical: int, arrays: list[Any]) -> tuple[Any, ...]:
         made, stages = self._core.make(number, index, logical, epoch)
