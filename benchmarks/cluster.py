@@ -4,7 +4,6 @@ The first raylet has no processors to give: it is the trainer's node. All worker
 second, and every batch crosses from one object store to the other, as between two machines.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +13,6 @@ OBJECT_STORE_BYTES = 2 * 2**30
 @contextmanager
 def two_raylets(cpus: int) -> Iterator[str]:
     """Start both, yield the address, stop both. `cpus`: how many one-CPU actors the second raylet takes."""
-    os.environ["RAY_preallocate_plasma_memory"] = "1"  # steady state from the first batch on, for either side
     from ray.cluster_utils import Cluster
 
     store = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}

@@ -8,8 +8,8 @@ How far it runs ahead (the *window*) is PyTorch's ``num_workers * prefetch_facto
 
 * Tiny batches (under `TINY_S`) are worth grouping, many tickets to a message, which takes a wider window. That draws
   further ahead from the sampler, so it is done only for samplers that cannot tell (see `epoch.draws_ahead_safely`).
-* The way to a remote worker and back is long: each is given `REMOTE_DEPTH` batches, as far as `REMOTE_BYTES` allow, with
-  the same samplers.
+* The way to a remote worker and back is long: with such samplers each has `REMOTE_DEPTH` batches in flight, as far as
+  `REMOTE_BYTES` allow.
 * Under ``seeding="batch"``, when made batches wait behind a straggler while workers idle, the window widens.
 * An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept to the letter; so is ``memory_budget``.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import threading
@@ -74,6 +75,8 @@ class Plan:
     memory_budget: int | None
     make_lane: Callable[[Literal["local", "remote"], int], Lane]
     make_inline: Callable[[int, Any, int], Any]
+    prepare: Callable[[Schedule, float], bool] | None = None
+    """Called before a batch is taken from the schedule; False if it was not ready by the given time (`clock`)."""
 
 
 @dataclass
@@ -219,6 +222,8 @@ class Engine:
         if entered - self._collected_at > COLLECT_EVERY_S:
             self._collect()
         while True:
+            if self._plan.prepare is not None and not self._plan.prepare(self.schedule, self._deadline(entered)):
+                raise self._timed_out()
             delivery = self.schedule.pop()
             if delivery is not None:
                 self._batches += 1
@@ -241,12 +246,18 @@ class Engine:
             raise value
         return value
 
+    def _deadline(self, entered: float) -> float:
+        return entered + self._plan.timeout_s if self._plan.timeout_s > 0 else math.inf
+
+    def _timed_out(self) -> RuntimeError:
+        return RuntimeError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
+
     def _wait(self, entered: float) -> None:
         limit = TICK_S
         if self._plan.timeout_s > 0:
             left = entered + self._plan.timeout_s - monotonic()
             if left <= 0:
-                raise RuntimeError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
+                raise self._timed_out()
             limit = min(limit, left)
         self._widen_for_stragglers()
         self._take_over_locally()

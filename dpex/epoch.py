@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 
 from dpex.engine import Engine, Plan, Sizes
 from dpex.lanes.maker import LaneMaker
+from dpex.pin import Pinner
 from dpex.seeding import epoch_key, ticket_seed
 from dpex.stats import LoaderStats
 from dpex.transport.arena import Arena
@@ -128,6 +129,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
                 inline.append(InlineMaker(setup, Arena(shared=False)))
             return inline[0](number, index, epoch)
 
+        pinner = Pinner(self._pin_memory_device) if self._pin_memory and self._num_workers > 0 else None
         plan = Plan(
             logicals=0 if per_batch else self._num_workers,
             iterable=iterable,
@@ -138,9 +140,12 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             memory_budget=loader.memory_budget,
             make_lane=lambda name, count: make_lane(name, count, setup, per_batch),
             make_inline=make_inline,
+            prepare=pinner.prepare if pinner is not None else None,
         )
         self._engine = Engine(plan, sizes)
-        self._finalizer = weakref.finalize(self, Engine.close, self._engine)
+        self._finalizer = weakref.finalize(self, _end, self._engine, pinner)
+        if pinner is not None:
+            pinner.start()
         self._reset(loader, first_iter=True)
 
     def _may_stretch(self, loader: Any, per_batch: bool) -> bool:
@@ -164,7 +169,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             if self._engine.schedule.finished and not self._persistent_workers:
                 self._shutdown_workers()
             raise
-        if self._pin_memory:
+        if self._pin_memory and self._num_workers == 0:
             data = torch_utils.pin_memory.pin_memory(data, self._pin_memory_device)
         return data
 
@@ -177,6 +182,14 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
     def _shutdown_workers(self) -> None:
         self._last_stats[:] = [self._engine.stats()]
         self._finalizer()
+
+
+def _end(engine: Engine, pinner: Pinner | None) -> None:
+    try:
+        if pinner is not None:
+            pinner.close()
+    finally:
+        engine.close()
 
 
 class _DpexMapDataLoaderIter(_DpexDataLoaderIter):

@@ -22,6 +22,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 
@@ -217,6 +218,24 @@ class Schedule:
                 return None
             self._next += 1  # dropped with its stream
         return None
+
+    def upcoming(self, most: int) -> list[Delivery]:
+        """What the next ``most`` calls of `pop` would return if they came now."""
+        if not self.in_order:
+            return list(islice(self._ready.values(), most))
+        found: list[Delivery] = []
+        for number in range(self._next, self.drawn):
+            if number in self._open or len(found) == most:
+                break
+            if number in self._ready:
+                found.append(self._ready[number])
+        return found
+
+    def replace(self, number: int, payload: Any) -> None:
+        """Exchange the payload of a batch that waits for its delivery."""
+        if number not in self._ready:
+            raise ScheduleError(f"batch {number} does not wait for its delivery")
+        self._ready[number] = self._ready[number]._replace(payload=payload)
 
     @property
     def finished(self) -> bool:
