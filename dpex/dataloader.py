@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from dpex.cpus import static_worker_count
-from dpex.engine import Sizes
 from dpex.epoch import (
     ArenaCache,
     _DpexDataLoaderIter,
@@ -25,6 +24,7 @@ from dpex.epoch import (
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.lanes.maker import LaneMaker
 from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
+from dpex.pace import Sizes
 from dpex.stats import LoaderStats
 
 logger = logging.getLogger("dpex")
@@ -220,8 +220,9 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _is_distributed(self) -> bool:
         if self.distribute_mode == "auto":
-            ray = sys.modules.get("ray")
-            return ray is not None and bool(ray.is_initialized())
+            from dpex.lanes.cluster import is_connected
+
+            return is_connected()
         return bool(self.distribute_mode)
 
     def resize(self, local: int | None = None, remote: int | None = None, prefetch: int | None = None) -> None:

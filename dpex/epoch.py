@@ -25,9 +25,10 @@ from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
-from dpex.engine import Engine, Plan, Sizes
+from dpex.engine import Engine, Plan
 from dpex.lanes.maker import LaneMaker
 from dpex.pin import Pinner
+from dpex.pace import Sizes
 from dpex.seeding import epoch_key, ticket_seed
 from dpex.stats import LoaderStats
 from dpex.transport.arena import Arena

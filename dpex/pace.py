@@ -1,0 +1,107 @@
+"""How far ahead an epoch runs, and how many tickets travel in a message. Pure; knows no lane.
+
+How far it runs ahead (the *window*) is PyTorch's ``num_workers * prefetch_factor`` unless something better is known:
+
+* Tiny batches (under `TINY_S`) are worth grouping, many tickets to a message, which takes a wider window. That draws
+  further ahead from the sampler, so it is done only for samplers that cannot tell (see `epoch.draws_ahead_safely`).
+* The way to a remote worker and back is long: with such samplers each has `REMOTE_DEPTH` batches in flight, as far as
+  `REMOTE_BYTES` allow.
+* Under ``seeding="batch"``, when made batches wait behind a straggler while workers idle, the window widens.
+* An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept to the letter; so is ``memory_budget``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TINY_S = 0.0003
+MESSAGE_S = 0.001
+REMOTE_MESSAGE_S = 0.01
+LARGEST_GROUP = 128
+STRETCH_BYTES = 16 << 20
+REMOTE_DEPTH = 4
+REMOTE_BYTES = 1 << 30
+STRAGGLER_FACTOR = 8
+STRAGGLER_BYTES = 512 << 20
+_LEAST_SEEN = 8
+"""Results that must be known before anything is concluded from them."""
+
+
+@dataclass(kw_only=True)
+class Sizes:
+    """What is wanted: hosts by lane, and the window; ``prefetch=None`` leaves the window to dpex."""
+
+    local: int
+    remote: int
+    prefetch: int | None
+
+
+class Pace:
+    """What was learnt of the work so far (averages that forget slowly), and what follows from it.
+
+    Args:
+        base_window: PyTorch's look-ahead, in batches.
+        logical: tickets belong to logical workers (``seeding="worker"``, streams).
+        stretch: nobody can tell if the sampler is drawn further ahead.
+        memory_budget: bytes in flight at most.
+    """
+
+    def __init__(self, *, base_window: int, logical: bool, stretch: bool, memory_budget: int | None) -> None:
+        self.service_s = 0.0
+        self.nbytes = 0.0
+        self.group = 1
+        self.stretch = stretch
+        self._base_window = base_window
+        self._logical = logical
+        self._memory_budget = memory_budget
+        self._largest = 0
+        self._seen = 0
+        self._straggler_window = 0
+
+    def learn(self, service_s: float, nbytes: int) -> None:
+        """Take in one result."""
+        self._seen += 1
+        weight = max(0.02, 1.0 / self._seen)
+        self.service_s += weight * (service_s - self.service_s)
+        self.nbytes += weight * (nbytes - self.nbytes)
+        self._largest = max(self._largest, nbytes)
+
+    def regroup(self, sizes: Sizes, hosts: int) -> None:
+        """Set the group, for that many running hosts, by what is known by now."""
+        if self._seen < _LEAST_SEEN:
+            return
+        if self.service_s < TINY_S and self.stretch and sizes.prefetch is None:
+            most = max(1, int(STRETCH_BYTES // max(1.0, self.nbytes) // (4 * hosts)))
+            self.group = max(1, min(LARGEST_GROUP, int(MESSAGE_S / max(self.service_s, 1e-6)), most))
+        else:
+            self.group = 1
+
+    def window(self, sizes: Sizes) -> int:
+        """Batches drawn and not yet delivered, at most."""
+        if sizes.prefetch is not None:
+            window = sizes.prefetch
+        else:
+            hosts = max(1, sizes.local + sizes.remote)
+            window = max(self._base_window, self._straggler_window, 1 if self._logical else 2 * hosts)
+            if self.stretch and self.group > 1:
+                window = max(window, 4 * self.group * hosts)
+            if self.stretch and sizes.remote:
+                affordable = int(REMOTE_BYTES // max(1.0, self.nbytes))
+                window = max(window, min(affordable, REMOTE_DEPTH * sizes.remote + 2 * sizes.local))
+        if self._memory_budget is not None:
+            window = min(window, self._memory_budget // self._largest if self._largest else 1)
+        return max(1, window)
+
+    def message_size(self, window: int, hosts: int, remote: bool) -> int:
+        """Tickets per message: enough to be worth a message, few enough that no worker is left without."""
+        group = self.group
+        if remote and self._seen and self.service_s < 2 * REMOTE_MESSAGE_S:
+            group = min(LARGEST_GROUP, max(group, int(REMOTE_MESSAGE_S / max(1e-5, self.service_s))))
+        return max(1, min(group, window // (2 * max(1, hosts))))
+
+    def widen(self, window: int, ready: int) -> bool:
+        """Finished batches wait behind a slow one: look further ahead, if memory allows."""
+        if ready * self.nbytes > STRAGGLER_BYTES:
+            return False
+        self._straggler_window = min(STRAGGLER_FACTOR * self._base_window, window + max(1, window // 4))
+        return True

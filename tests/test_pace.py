@@ -1,0 +1,106 @@
+"""How far ahead an epoch runs and how many tickets travel together."""
+
+from itertools import pairwise
+
+import pytest
+
+from dpex.pace import LARGEST_GROUP, REMOTE_BYTES, REMOTE_DEPTH, STRAGGLER_BYTES, STRAGGLER_FACTOR, Pace, Sizes
+
+MB = 1 << 20
+
+
+def pace(seen=0, service_s=0.0, nbytes=0, **changes):
+    made = Pace(**{"base_window": 4, "logical": False, "stretch": True, "memory_budget": None} | changes)
+    for _ in range(seen):
+        made.learn(service_s, nbytes)
+    return made
+
+
+def sizes(local=2, remote=0, prefetch=None):
+    return Sizes(local=local, remote=remote, prefetch=prefetch)
+
+
+def test_nothing_known_is_torch_s_window_but_two_a_worker_where_any_may_take_any():
+    assert pace().window(sizes(1)) == 4
+    assert pace().window(sizes(5)) == 10
+    assert pace(logical=True).window(sizes(5)) == 4
+    assert pace(logical=True, base_window=0).window(sizes(0)) == 1
+
+
+def test_tiny_batches_are_grouped_and_the_window_makes_room_for_four_groups_a_worker():
+    tiny = pace(seen=20, service_s=20e-6, nbytes=20)
+    tiny.regroup(sizes(), hosts=2)
+    assert tiny.group == 50
+    assert tiny.window(sizes()) == 4 * 50 * 2
+    assert tiny.message_size(tiny.window(sizes()), 2, remote=False) == 50
+
+
+@pytest.mark.parametrize(
+    ("what", "seen", "service_s", "prefetch"),
+    [({}, 7, 20e-6, None), ({}, 20, 0.01, None), ({"stretch": False}, 20, 20e-6, None), ({}, 20, 20e-6, 4)],
+    ids=["too early", "not tiny", "somebody could tell", "explicit prefetch"],
+)
+def test_else_they_are_not(what, seen, service_s, prefetch):
+    made = pace(seen=seen, service_s=service_s, **what)
+    made.regroup(sizes(prefetch=prefetch), hosts=2)
+    assert made.group == 1
+    assert made.window(sizes(prefetch=prefetch)) == 4
+
+
+def test_a_group_shrinks_again_when_the_work_turns_slow():
+    made = pace(seen=20, service_s=20e-6)
+    made.regroup(sizes(), hosts=2)
+    assert made.group > 1
+    for _ in range(100):
+        made.learn(0.01, 20)
+    made.regroup(sizes(), hosts=2)
+    assert made.group == 1
+
+
+def test_grouped_batches_in_flight_stay_few_bytes():
+    made = pace(seen=20, service_s=20e-6, nbytes=MB)
+    made.regroup(sizes(), hosts=2)
+    assert made.group == 2
+    assert pace(seen=20, service_s=0, nbytes=0).message_size(10**6, 2, remote=True) == LARGEST_GROUP
+
+
+def test_remote_workers_have_more_in_flight_as_far_as_memory_goes():
+    assert pace(seen=20, service_s=0.1, nbytes=MB).window(sizes(1, 3)) == REMOTE_DEPTH * 3 + 2
+    assert pace(seen=20, service_s=0.1, nbytes=REMOTE_BYTES // 6).window(sizes(0, 2)) == 6
+    assert pace(seen=20, service_s=0.1, nbytes=REMOTE_BYTES).window(sizes(0, 2)) == 4
+    assert pace(seen=20, service_s=0.1, nbytes=MB, stretch=False).window(sizes(0, 2)) == 4
+
+
+def test_a_message_to_a_remote_worker_is_worth_its_way_but_leaves_none_without_work():
+    made = pace(seen=20, service_s=0.001)
+    assert made.message_size(1000, 2, remote=True) == 10
+    assert made.message_size(8, 2, remote=True) == 2
+    assert made.message_size(1000, 2, remote=False) == 1
+    assert pace(seen=20, service_s=0.1).message_size(1000, 2, remote=True) == 1
+
+
+def test_the_window_widens_behind_a_straggler_step_by_step_and_not_for_ever():
+    made, windows = pace(seen=20, service_s=0.1, nbytes=10), []
+    for _ in range(40):
+        windows.append(made.window(sizes()))
+        assert made.widen(windows[-1], ready=3)
+    assert windows[0] == 4
+    assert windows[-1] == STRAGGLER_FACTOR * 4
+    assert all(a <= b for a, b in pairwise(windows))
+
+
+def test_it_does_not_widen_over_much_memory():
+    made = pace(seen=20, service_s=0.1, nbytes=STRAGGLER_BYTES // 2)
+    assert not made.widen(4, ready=3)
+    assert made.window(sizes()) == 4
+
+
+def test_explicit_prefetch_and_budget_are_kept_to_the_letter():
+    assert pace().window(sizes(5, 5, prefetch=3)) == 3
+    budgeted = pace(memory_budget=10 * MB)
+    assert budgeted.window(sizes(5)) == 1
+    budgeted.learn(0.1, 3 * MB)
+    assert budgeted.window(sizes(5)) == 3
+    budgeted.learn(0.1, 11 * MB)
+    assert budgeted.window(sizes(5)) == 1
+    assert budgeted.window(sizes(5, prefetch=2)) == 1
