@@ -27,11 +27,12 @@ def parse_cfs(quota_text: str, period_text: str) -> float | None:
     return None if quota <= 0 else quota / int(period_text)
 
 
-def cgroup_path(proc_self_cgroup: str) -> str:
-    """Path of this process in the cgroup-v2 tree, from the text of ``/proc/self/cgroup``."""
+def cgroup_path(proc_self_cgroup: str, controller: str = "") -> str:
+    """Path of this process in the cgroup-v2 tree, or in that of a v1 controller, from ``/proc/self/cgroup``'s text."""
     for line in proc_self_cgroup.splitlines():
-        if line.startswith("0::"):
-            return line[3:].lstrip("/")
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return path.lstrip("/")
     return ""
 
 
@@ -46,18 +47,25 @@ def cgroup_cpus(root: Path = _CGROUP_ROOT, proc_self_cgroup: str | None = None) 
     """The tightest CPU quota on the way from this process's cgroup up to the root, or None when there is none."""
     if proc_self_cgroup is None:
         proc_self_cgroup = _read(Path("/proc/self/cgroup")) or ""
-    folder = root / cgroup_path(proc_self_cgroup)
-    quotas: list[float] = []
-    for place in (folder, *folder.parents):
-        text = _read(place / "cpu.max")
-        if text and (granted := parse_cpu_max(text)) is not None:
-            quotas.append(granted)
-        if place == root:
-            break
-    quota_v1, period_v1 = _read(root / "cpu/cpu.cfs_quota_us"), _read(root / "cpu/cpu.cfs_period_us")
-    if quota_v1 and period_v1 and (granted := parse_cfs(quota_v1, period_v1)) is not None:
-        quotas.append(granted)
-    return min(quotas, default=None)
+    quotas = [_quota_v2(place) for place in _upwards(root, cgroup_path(proc_self_cgroup))]
+    quotas += [_quota_v1(place) for place in _upwards(root / "cpu", cgroup_path(proc_self_cgroup, "cpu"))]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _upwards(root: Path, path: str) -> list[Path]:
+    """The folder of a cgroup and those above it; in a container some are not to be seen, the root always is."""
+    parts = Path(path).parts
+    return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _quota_v2(place: Path) -> float | None:
+    text = _read(place / "cpu.max")
+    return parse_cpu_max(text) if text else None
+
+
+def _quota_v1(place: Path) -> float | None:
+    quota, period = _read(place / "cpu.cfs_quota_us"), _read(place / "cpu.cfs_period_us")
+    return parse_cfs(quota, period) if quota and period else None
 
 
 _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
@@ -67,7 +75,7 @@ def local_ranks(environ: Mapping[str, str]) -> int:
     """Training processes on this host, as launchers tell it (``LOCAL_WORLD_SIZE`` and its cousins); 1 when unsaid."""
     for name in _LOCAL_RANKS:
         value = environ.get(name, "")
-        if value.isdigit() and int(value) > 0:
+        if value.isascii() and value.isdigit() and int(value) > 0:
             return int(value)
     return 1
 

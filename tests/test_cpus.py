@@ -59,6 +59,21 @@ def test_cgroup_path(text: str, path: str) -> None:
     assert cgroup_path(text) == path
 
 
+def test_the_group_of_a_v1_controller() -> None:
+    text = "12:cpuset:/a\n11:cpu,cpuacct:/docker/abc\n0::/system.slice\n"
+    assert cgroup_path(text, "cpu") == "docker/abc"
+    assert cgroup_path(text, "memory") == ""
+
+
+def test_v1_quotas_count_at_every_level(tmp_path: Path) -> None:
+    for place, quota in (("", "-1"), ("docker/", "600000"), ("docker/abc/", "200000")):
+        write(tmp_path, f"cpu/{place}cpu.cfs_quota_us", quota)
+        write(tmp_path, f"cpu/{place}cpu.cfs_period_us", "100000")
+    assert cgroup_cpus(tmp_path, "3:cpu,cpuacct:/docker/abc\n") == 2.0
+    assert cgroup_cpus(tmp_path, "3:cpu,cpuacct:/docker\n") == 6.0
+    assert cgroup_cpus(tmp_path, "3:memory:/docker/abc\n") is None
+
+
 def test_no_cgroup_at_all(tmp_path: Path) -> None:
     assert cgroup_cpus(tmp_path / "missing", NOWHERE) is None
     assert cgroup_cpus(tmp_path, "") is None
