@@ -1,8 +1,8 @@
-"""Drives one pass over the data: sampler → schedule → lanes → consumer. No thread of its own.
+"""Drives one pass over the data: sampler → schedule → lanes → consumer.
 
-All work happens inside `Engine.next`, in the consumer's thread; `resize` may be called from any thread: it is carried
-out at once when the engine is idle, else at the next turn. The engine never refers to the iterator that owns it, so
-that dropping the iterator ends everything.
+All work happens inside `Engine.next`, in the consumer's thread; where batches are pinned, a thread also takes results
+in (`listen`). `resize` may be called from any thread: it is carried out at once when the engine is idle, else at the
+next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends everything.
 
 `pace` decides how far ahead it runs, `tenancy` where logical workers live.
 """
@@ -27,6 +27,7 @@ from dpex.errors import WorkerDiedError
 from dpex.homes import Place
 from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, Lane, Made, Note, Released, Snapshot, Up
 from dpex.pace import Pace, Sizes
+from dpex.pin import AHEAD, Pinner
 from dpex.schedule import Delivery, Schedule, Ticket
 from dpex.stats import LaneStats, LoaderStats
 from dpex.tenancy import Tenancy
@@ -51,8 +52,7 @@ class Plan:
     memory_budget: int | None
     make_lane: Callable[[Literal["local", "remote"], int], Lane]
     make_inline: Callable[[int, Any, int], Any]
-    prepare: Callable[[Schedule, float], bool] | None = None
-    """Called before a batch is taken from the schedule; False if it was not ready by the given time (`clock`)."""
+    pinner: Pinner | None = None
 
 
 class Engine:
@@ -68,7 +68,9 @@ class Engine:
         self._lanes: dict[str, Lane] = {}
         self._poller: tuple[tuple[int, ...], Any] = ((), None)
         self._closed = False
-        self._fatal: WorkerDiedError | None = None
+        self._fatal: Exception | None = None
+        self._unheard: deque[tuple[Lane, Event]] = deque()
+        self._overheard = False
         self._dirty: set[int] = set()
         self._tenancy = Tenancy(plan.logicals, plan.iterable, self._lanes, self._dirty)
         self._load: dict[str, int] = {}
@@ -115,6 +117,7 @@ class Engine:
     def begin_epoch(self, sampler: Iterator[Any]) -> None:
         """Start a pass: tickets are drawn from ``sampler``, up to the window at once."""
         with self._lock:
+            self._drop_undelivered()
             self._tenancy.new_epoch(self._epoch, self.schedule.issued() if self._plan.logicals else ())
             self._epoch += 1
             for lane in self._lanes.values():
@@ -126,6 +129,12 @@ class Engine:
             self._returned_at = None
             if self._lanes or self._sizes.local + self._sizes.remote:
                 self._fill()
+
+    def _drop_undelivered(self) -> None:
+        """What was made in an epoch that was broken off: decoding and dropping it gives its memory back."""
+        for delivery in self.schedule.undelivered():
+            with contextlib.suppress(Exception):
+                delivery.payload()
 
     def close(self, grace_s: float = 5.0) -> None:
         """End all lanes; idempotent, and harmless in a process that was forked from the owner."""
@@ -169,8 +178,8 @@ class Engine:
         if entered - self._collected_at > COLLECT_EVERY_S:
             self._collect()
         while True:
-            if self._plan.prepare is not None and not self._plan.prepare(self.schedule, self._deadline(entered)):
-                raise self._timed_out()
+            if self._plan.pinner is not None:
+                self._await_pinning(self._plan.pinner, entered)
             delivery = self.schedule.pop()
             if delivery is not None:
                 self._batches += 1
@@ -193,8 +202,17 @@ class Engine:
             raise value
         return value
 
-    def _deadline(self, entered: float) -> float:
-        return entered + self._plan.timeout_s if self._plan.timeout_s > 0 else math.inf
+    def _await_pinning(self, pinner: Pinner, entered: float) -> None:
+        """Have what is next in turn pinned, and wait for the first of it."""
+        deadline = entered + self._plan.timeout_s if self._plan.timeout_s > 0 else math.inf
+        while (job := pinner.hand_over(self.schedule, 1 + AHEAD)) is not None and not job.finished.is_set():
+            self._lock.release()
+            try:
+                in_time = pinner.wait(job, deadline)
+            finally:
+                self._lock.acquire()
+            if not in_time:
+                raise self._timed_out()
 
     def _timed_out(self) -> RuntimeError:
         return RuntimeError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
@@ -208,6 +226,7 @@ class Engine:
             limit = min(limit, left)
         self._widen_for_stragglers()
         self._take_over_locally()
+        self._give_up_if_nobody_can_come()
         descriptors = (self._wake, *(fd for lane in self._lanes.values() for fd in lane.descriptors()))
         if self._poller[0] != descriptors:
             poller = select.poll()
@@ -246,6 +265,12 @@ class Engine:
         self._lane("local", count)
         self._dirty.update(range(max(1, self._plan.logicals)))
         self._fill(starving=True)
+
+    def _give_up_if_nobody_can_come(self) -> None:
+        """Every lane that is wanted has failed, and nobody is left: waiting would be for ever."""
+        wanted = [lane for lane in self._lanes.values() if lane.counts.wanted]
+        if wanted and all(lane.failed for lane in wanted) and not any(lane.counts.requested for lane in wanted):
+            raise WorkerDiedError("; ".join(str(lane.failed) for lane in wanted))
 
     # -- drawing and issuing -------------------------------------------------------------------------------------
 
@@ -360,10 +385,43 @@ class Engine:
 
     # -- events --------------------------------------------------------------------------------------------------
 
+    def listen(self) -> list[int]:
+        """In the thread that pins: take in a few batches and hand them over; returns the descriptors to watch.
+
+        Whatever else happened waits for the consumer, and so does what came after it.
+        """
+        with self._lock:
+            if self._closed or self._plan.pinner is None:
+                return []
+            try:
+                self._overhear()
+            except Exception as error:
+                self._fatal = error
+            self._plan.pinner.hand_over(self.schedule, AHEAD)
+            if self._fatal is not None or self._unheard or self._enough_ahead():
+                return []
+            return [fd for lane in self._lanes.values() for fd in lane.descriptors()]
+
+    def _overhear(self) -> None:
+        if self._unheard or self._enough_ahead():
+            return
+        for lane in list(self._lanes.values()):
+            self._unheard.extend((lane, event) for event in lane.poll())
+        if self._unheard:
+            self._overheard = True
+            os.eventfd_write(self._wake, 1)
+        while self._unheard and isinstance(self._unheard[0][1], (Made, Snapshot)):
+            self._hear(*self._unheard.popleft())
+
+    def _enough_ahead(self) -> bool:
+        return len(self.schedule.upcoming(AHEAD)) == AHEAD
+
     def _collect(self) -> bool:
         """Take in what the lanes have to say; True if there was anything."""
         self._collected_at = monotonic()
-        heard = False
+        heard, self._overheard = self._overheard, False
+        while self._unheard:
+            self._hear(*self._unheard.popleft())
         for lane in list(self._lanes.values()):
             events = lane.poll()
             heard = heard or bool(events)

@@ -27,8 +27,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 
 from dpex.engine import Engine, Plan
 from dpex.lanes.maker import LaneMaker
-from dpex.pin import Pinner
 from dpex.pace import Sizes
+from dpex.pin import Pinner
 from dpex.seeding import epoch_key, ticket_seed
 from dpex.stats import LoaderStats
 from dpex.transport.arena import Arena
@@ -141,12 +141,12 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             memory_budget=loader.memory_budget,
             make_lane=lambda name, count: make_lane(name, count, setup, per_batch),
             make_inline=make_inline,
-            prepare=pinner.prepare if pinner is not None else None,
+            pinner=pinner,
         )
         self._engine = Engine(plan, sizes)
         self._finalizer = weakref.finalize(self, _end, self._engine, pinner)
         if pinner is not None:
-            pinner.start()
+            pinner.start(self._engine.listen)
         self._reset(loader, first_iter=True)
 
     def _may_stretch(self, loader: Any, per_batch: bool) -> bool:
@@ -186,11 +186,10 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
 
 
 def _end(engine: Engine, pinner: Pinner | None) -> None:
-    try:
-        if pinner is not None:
-            pinner.close()
-    finally:
+    if pinner is None:
         engine.close()
+    else:
+        pinner.close(last_act=engine.close)
 
 
 class _DpexMapDataLoaderIter(_DpexDataLoaderIter):

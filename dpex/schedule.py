@@ -231,6 +231,10 @@ class Schedule:
                 found.append(self._ready[number])
         return found
 
+    def undelivered(self) -> list[Delivery]:
+        """All that is made and waits for its delivery, also behind what is not made yet."""
+        return list(self._ready.values())
+
     def replace(self, number: int, payload: Any) -> None:
         """Exchange the payload of a batch that waits for its delivery."""
         if number not in self._ready:

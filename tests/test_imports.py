@@ -16,15 +16,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
-    "errors, clock, seeding, schedule, homes, cpus, stats, alerts, autotune": 0,
+    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune": 0,
     "options": 1,
     "transport": 2,
     "worker": 3,
     "lanes": 4,
-    "engine": 5,
-    "epoch": 6,
-    "dataloader": 7,
-    "integrations, cli": 8,
+    "tenancy, pin": 5,
+    "engine": 6,
+    "epoch": 7,
+    "dataloader": 8,
+    "integrations, cli": 9,
 }
 """Rooms from the ground up; a room imports from its own floor or from below."""
 FLOORS = {f"dpex.{room}": floor for rooms, floor in TOGETHER.items() for room in rooms.split(", ")}
@@ -32,6 +33,7 @@ PURE = {
     "dpex.schedule": set(),
     "dpex.seeding": set(),
     "dpex.homes": set(),
+    "dpex.pace": set(),
     "dpex.stats": set(),
     "dpex.options": set(),
     "dpex.errors": set(),

@@ -6,19 +6,24 @@ orphans are found as well.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from families import until
+from families import Augmented, until
+
+from dpex import DpexDataLoader
 
 pytestmark = pytest.mark.timeout(60)
 MARK = "DPEX_TEST_FAMILY"
@@ -325,3 +330,24 @@ def test_descriptors_and_memory_stay_flat_for_long(family: Family) -> None:
     out, err = process.communicate(timeout=280)
     assert (process.returncode, err) == (0, "")
     assert out.splitlines()[-1] == NOTHING
+
+
+@pytest.mark.parametrize("seeding", ["worker", "batch"])
+def test_epochs_that_are_broken_off_give_their_memory_back(seeding: Any) -> None:
+    """Batches that were made and never asked for, also those behind one that was not made yet."""
+    options = {"batch_size": 4, "num_workers": 2, "persistent_workers": True, "prefetch_factor": 4}
+    with DpexDataLoader(Augmented(64, 0.002, extra=20_000), seeding=seeding, **options) as loader:
+        for _ in range(20):
+            iterator = iter(loader)
+            next(iterator)
+            time.sleep(0.05)  # workers run ahead
+            next(iterator)
+            assert iterator._engine.schedule.ready
+        lane = iterator._engine.lane("local")
+        for _ in loader:
+            pass
+        del _
+        gc.collect()
+        flags = [bytes(s.flags[1::2]) for host in lane._hosts.values() for s in host.segments.values()]
+        assert flags
+        assert not any(map(any, flags))

@@ -1,0 +1,55 @@
+"""An accelerator that is not there: torch believes in one, and pinning is a copy that tells which thread made it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data._utils.pin_memory as torch_pinning
+
+
+class Accelerator:
+    """What a test sees of it, and ``before``, which it may set: called with each batch in the thread that pins."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.pinned = 0
+        self.before: Callable[[Any], None] = lambda batch: None
+        self.indices_set: list[tuple[str, int]] = []
+
+    def set_index(self, index: int) -> None:
+        self.indices_set.append((threading.current_thread().name, index))
+
+    def pin(self, batch: Any, device: str | None = None) -> Any:
+        assert device == "cuda"
+        self.before(batch)
+        copied = _copied(batch)
+        self.pinned += 1
+        return copied
+
+
+def _copied(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        copy = batch.clone()
+        copy.pinned_in = threading.current_thread().name  # type: ignore[attr-defined]
+        return copy
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_copied(item) for item in batch)
+    if isinstance(batch, dict):
+        return {key: _copied(item) for key, item in batch.items()}
+    return batch
+
+
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
+    """The body of a fixture."""
+    made = Accelerator()
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: made.index)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", made.set_index)
+    monkeypatch.setattr(torch_pinning, "pin_memory", made.pin)
+    yield made
+    made.before = lambda batch: None

@@ -1,0 +1,613 @@
+"""The thread that pins: the batches stay what they were, it goes no further than it may, and it always ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerator import Accelerator, pretended
+from families import Augmented, assert_same, kill, seeded, stacked, until, worker_pids
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import dpex.engine
+import dpex.pin
+from dpex import DpexDataLoader
+from dpex.clock import ManualClock
+from dpex.pin import AHEAD, Pinner, _Job
+from dpex.schedule import Schedule, ScheduleError
+
+pytestmark = [pytest.mark.timeout(40), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
+THREAD = "dpex-pin"
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
+    yield from pretended(monkeypatch)
+    assert pin_threads() == []
+
+
+def pin_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == THREAD]
+
+
+def pinning(dataset: Any, workers: int = 2, **options: Any) -> DpexDataLoader[Any]:
+    options = {"pin_memory": True, "generator": seeded(), **options}
+    return DpexDataLoader(dataset, num_workers=workers, **options)
+
+
+class Halves(IterableDataset[torch.Tensor]):
+    """Worker k yields 100 k, 100 k + 1, ..., each with a random number."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        worker = info.id if info else 0
+        for k in range(7 + 4 * worker):
+            yield torch.tensor([100.0 * worker + k, random.random()])
+
+
+class Failing(Dataset[int]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            raise KeyError("of the dataset")
+        return index
+
+
+# -- the same batches --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeding", ["worker", "batch"])
+@pytest.mark.parametrize(
+    "dataset", [Augmented(40), Augmented(40, extra=2000), Halves()], ids=["map", "large", "stream"]
+)
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"memory_budget": 100_000}], ids=str)
+def test_same_batches_in_the_same_order(
+    accelerator: Accelerator, dataset: Any, seeding: str, options: dict[str, Any]
+) -> None:
+    runs = []
+    for pin in (True, False):
+        with pinning(dataset, batch_size=3, pin_memory=pin, seeding=seeding, **options) as loader:
+            batches = [batch for _ in range(2) for batch in loader]
+        runs.append(stacked(batches))
+        assert {getattr(batch, "pinned_in", None) for batch in batches} == {THREAD if pin else None}
+    assert_same(*runs)
+
+
+def test_out_of_order_each_batch_comes_once(accelerator: Accelerator) -> None:
+    batches = list(pinning(Augmented(60), 3, in_order=False))
+    assert sorted(int(batch[0, 0]) for batch in batches) == list(range(60))
+    assert accelerator.pinned == 60
+
+
+def test_errors_come_in_their_place_and_it_goes_on(accelerator: Accelerator) -> None:
+    def pin(batch: Any) -> None:
+        if batch[0] == 5:
+            raise OSError("no memory to lock")
+
+    accelerator.before = pin
+    seen: list[Any] = []
+    iterator = iter(pinning(Failing()))
+    while True:
+        try:
+            seen.append(next(iterator).item())
+        except StopIteration:
+            break
+        except Exception as error:
+            seen.append(error)
+    assert [item for item in seen if isinstance(item, int)] == [0, 1, 2, 4, 6, 7]
+    assert type(seen[3]) is KeyError
+    assert "Caught KeyError in DataLoader worker process" in str(seen[3])
+    assert type(seen[5]) is OSError
+    head = "Caught OSError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+    assert str(seen[5]).startswith(head)
+    assert str(seen[5]).endswith("OSError: no memory to lock\n")
+
+
+@pytest.mark.parametrize("seeding", ["worker", "batch"])
+def test_without_workers_the_consumer_pins_and_errors_come_as_they_are(accelerator: Accelerator, seeding: str) -> None:
+    iterator = iter(pinning(Augmented(3), 0, seeding=seeding))
+    assert next(iterator).pinned_in == threading.current_thread().name
+    accelerator.before = _refuse
+    with pytest.raises(ValueError, match=r"^refused$"):
+        next(iterator)
+    assert pin_threads() == []
+
+
+def _refuse(_: Any) -> None:
+    raise ValueError("refused")
+
+
+RESIZES: dict[str, dict[int, dict[str, int]]] = {
+    "grow and shrink": {3: {"local": 4}, 20: {"local": 1}},
+    "to nothing": {5: {"local": 0}},
+    "to nothing and back": {5: {"local": 0}, 20: {"local": 2}},
+    "prefetch": {2: {"prefetch": 1}, 20: {"prefetch": 12}},
+}
+
+
+@pytest.mark.parametrize("name", RESIZES)
+def test_resized_in_the_middle_of_an_epoch(accelerator: Accelerator, name: str) -> None:
+    """The trainer's own random numbers are left alone, too."""
+    runs = []
+    for steps, workers in ((RESIZES[name], 2), ({}, 0)):
+        loader = pinning(Augmented(150), workers, batch_size=4, seeding="batch", shuffle=True)
+        rows, own = [], []
+        torch.manual_seed(3)
+        for number, batch in enumerate(loader):
+            rows.append(batch)
+            own.append(torch.rand(()))
+            if number in steps:
+                loader.resize(**steps[number])
+        assert len(rows) == 38
+        runs.append((stacked(rows), torch.stack(own)))
+    assert_same(runs[0][0], runs[1][0])
+    assert torch.equal(runs[0][1], runs[1][1])
+
+
+def test_a_killed_worker_s_warning_points_at_the_user_s_line(accelerator: Accelerator) -> None:
+    iterator = iter(pinning(Augmented(60, 0.001), batch_size=2, seeding="batch"))
+    next(iterator)
+    kill(worker_pids(iterator, 2)[0])
+    with pytest.warns(RuntimeWarning, match="The epoch goes on") as said:
+        rest = stacked(iterator)
+    assert rest[:, 0].tolist() == list(range(2, 60))
+    assert {Path(warning.filename).name for warning in said} & {Path(__file__).name, "families.py"}
+
+
+def test_persistent_workers_keep_one_thread_over_broken_off_epochs(accelerator: Accelerator) -> None:
+    runs = []
+    for pin in (True, False):
+        with pinning(Augmented(50), pin_memory=pin, persistent_workers=True, shuffle=True) as loader:
+            threads, rows = set(), []
+            for most in (50, 1, 7, 50):
+                for _, batch in zip(range(most), loader, strict=False):
+                    rows.append(batch)
+                    threads.update(pin_threads())
+        assert len(threads) == pin
+        runs.append(stacked(rows))
+    assert_same(*runs)
+
+
+# -- how far ahead -----------------------------------------------------------------------------------------------------
+
+
+def collected(iterator: Any, count: int) -> None:
+    """Let the engine take in what workers have made, until ``count`` batches are ready."""
+
+    def enough() -> bool:
+        with iterator._engine._lock:
+            iterator._engine._collect()
+        return bool(iterator._engine.schedule.ready >= count)
+
+    until(enough)
+
+
+def test_it_pins_ahead_of_the_consumer_but_not_far(accelerator: Accelerator) -> None:
+    """Also what is made while the consumer is away."""
+    iterator: Any = iter(pinning(Augmented(20), 1, prefetch_factor=8))
+    next(iterator)
+    for delivered in range(1, 5):
+        until(lambda: accelerator.pinned == delivered + AHEAD)  # noqa: B023
+        collected(iterator, 8)
+        assert accelerator.pinned == delivered + AHEAD
+        assert iterator._engine.stats().ready == 8  # nothing more was drawn for those that are pinned
+        next(iterator)
+
+
+def test_the_thread_keeps_no_batch(accelerator: Accelerator) -> None:
+    iterator = iter(pinning(Augmented(4), 1))
+    seen: list[weakref.ref[Any]] = []
+    accelerator.before = lambda batch: seen.append(weakref.ref(batch))
+    batch = next(iterator)
+    pinned = weakref.ref(batch)
+    del batch
+    assert pinned() is None
+    until(lambda: all(ref() is None for ref in seen))
+
+
+class WatchedClock(ManualClock):
+    """Tells when the consumer looks at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+
+    def __call__(self) -> float:
+        if threading.current_thread() is threading.main_thread():
+            self.asked.set()
+        return super().__call__()
+
+
+def test_stats_tell_the_consumer_s_wait_not_the_thread_s(
+    accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, returned = WatchedClock(), threading.Event()
+
+    def pin(batch: torch.Tensor) -> None:
+        """The first batch takes 100 s while the consumer waits; the others take 100 s each while it works."""
+        _opened(returned if batch[0, 0] else clock.asked)
+        clock.advance(100)
+
+    accelerator.before = pin
+    iterator: Any = iter(pinning(Augmented(20), 1, prefetch_factor=8))
+    for module in (dpex.engine, dpex.pin):
+        monkeypatch.setattr(module, "monotonic", clock)
+    next(iterator)
+    returned.set()
+    until(lambda: accelerator.pinned == 1 + AHEAD)
+    accelerator.before = lambda batch: None
+    next(iterator)
+    stats = iterator._engine.stats()
+    assert (stats.batches, stats.first_batch_s, stats.wait_s, stats.work_s) == (2, 100, 100, 100 * AHEAD)
+
+
+# -- interruptions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_timeout_while_pinning_loses_nothing(accelerator: Accelerator) -> None:
+    gate = threading.Event()
+    accelerator.before = lambda batch: _opened(gate)
+    iterator = iter(pinning(Augmented(6), timeout=0.1))
+    with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 0\.1 seconds$"):
+        next(iterator)
+    gate.set()
+    assert stacked(iterator)[:, 0].tolist() == list(range(6))
+
+
+def _opened(gate: threading.Event) -> None:
+    assert gate.wait(20)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_thread_is_told(accelerator: Accelerator) -> None:
+    """As with torch, for good: nothing is skipped, and there is no end to mistake it for."""
+
+    def die(batch: torch.Tensor) -> None:
+        if batch[0, 0] == 2:
+            raise SystemExit
+
+    accelerator.before = die
+    iterator = iter(pinning(Augmented(6)))
+    assert [int(next(iterator)[0, 0]) for _ in range(2)] == [0, 1]
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=r"^Pin memory thread exited unexpectedly$"):
+            next(iterator)
+
+
+def test_ctrl_c_interrupts_the_wait_and_loses_nothing(accelerator: Accelerator) -> None:
+    gate, consumer = threading.Event(), threading.get_ident()
+
+    def pin(_: Any) -> None:
+        if not gate.is_set():
+            signal.pthread_kill(consumer, signal.SIGINT)
+            gate.wait(20)
+
+    accelerator.before = pin
+    iterator = iter(pinning(Augmented(6)))
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    gate.set()
+    assert stacked(iterator)[:, 0].tolist() == list(range(6))
+
+
+class Interrupted:
+    """A payload that Ctrl-C strikes while it is read."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> Any:
+        self.calls += 1
+        raise KeyboardInterrupt
+
+
+def nothing() -> Any:
+    return []
+
+
+def with_one_batch(payload: Callable[[], Any]) -> Schedule:
+    schedule = Schedule(window=1)
+    schedule.draw(0)
+    schedule.take(1)
+    schedule.done(0, payload)
+    return schedule
+
+
+def test_a_batch_is_not_read_twice_when_reading_was_interrupted(accelerator: Accelerator) -> None:
+    """The memory it lay in may be another batch's by then."""
+    payload = Interrupted()
+    pinner, schedule = Pinner("cuda"), with_one_batch(payload)
+    pinner.start(nothing)
+    with pytest.raises(KeyboardInterrupt):
+        pinner.hand_over(schedule, 1)
+    job = pinner.hand_over(schedule, 1)
+    assert job is not None
+    assert pinner.wait(job, float("inf"))
+    with pytest.raises(RuntimeError, match="an interrupt came while this batch was read"):
+        job()
+    assert payload.calls == 1
+    pinner.close(nothing)
+
+
+def test_a_job_that_was_queued_twice_is_pinned_once() -> None:
+    pinned: list[int] = []
+    job = _Job(lambda: 7)
+    job.open()
+    for _ in range(2):
+        job.run(lambda value: pinned.append(value) or value, "")
+    assert (job(), pinned) == (7, [7])
+
+
+def test_a_batch_that_cannot_be_read_fails_in_its_place() -> None:
+    job = _Job(lambda: [][1])
+    job.open()
+    job.run(pytest.fail, "")
+    with pytest.raises(IndexError):
+        job()
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+def _exhausted() -> None:
+    loader = pinning(Augmented(9))
+    list(loader)
+    assert pin_threads() == []
+    del loader
+
+
+def _broken_off() -> None:
+    for _ in pinning(Augmented(90)):
+        break
+
+
+def _deleted_unused() -> None:
+    iterator = iter(pinning(Augmented(90)))
+    assert len(pin_threads()) == 1
+    del iterator
+
+
+def _closed() -> None:
+    loader = pinning(Augmented(90))
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    assert pin_threads() == []
+    loader.close()
+    with pytest.raises(RuntimeError, match="this iterator was closed"):
+        next(iterator)
+
+
+def _persistent() -> None:
+    loader = pinning(Augmented(9), persistent_workers=True)
+    list(loader)
+    next(iter(loader))
+    assert len(pin_threads()) == 1
+
+
+def _with_block() -> None:
+    with pinning(Augmented(90), persistent_workers=True) as loader:
+        next(iter(loader))
+
+
+def _training_fails() -> None:
+    def train() -> None:
+        for _ in pinning(Augmented(90)):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+
+
+def _sampler_fails_at_once() -> None:
+    def indices() -> Iterator[int]:
+        raise LookupError
+        yield 0
+
+    with pytest.raises(LookupError):
+        iter(pinning(Augmented(90), sampler=indices()))
+
+
+def _by_hand() -> None:
+    iterator: Any = iter(pinning(Augmented(90)))
+    next(iterator)
+    iterator._shutdown_workers()
+    assert pin_threads() == []
+    iterator._shutdown_workers()
+
+
+def _two_at_once() -> None:
+    first, second = iter(pinning(Augmented(90))), iter(pinning(Augmented(90)))
+    next(first)
+    next(second)
+    assert len(pin_threads()) == 2
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *(_exhausted, _broken_off, _deleted_unused, _closed, _persistent, _with_block, _training_fails),
+        *(_sampler_fails_at_once, _by_hand, _two_at_once),
+    ],
+)
+def test_no_thread_is_left(accelerator: Accelerator, way: Callable[[], None]) -> None:
+    way()
+    assert pin_threads() == []
+
+
+def test_no_thread_is_left_when_it_still_had_work(accelerator: Accelerator) -> None:
+    """What was handed over is not pinned any more once the iterator is closed."""
+    gate = threading.Event()
+    iterator = iter(pinning(Augmented(20), 1, prefetch_factor=8))
+    collected(iterator, 8)
+    next(iterator)
+    until(lambda: accelerator.pinned == 1 + AHEAD)
+    accelerator.before = lambda batch: _opened(gate)
+    next(iterator)  # one more is handed over, and waits at the gate
+    closing = threading.Thread(target=iterator._shutdown_workers)
+    closing.start()
+    gate.set()
+    closing.join(20)
+    assert pin_threads() == []
+
+
+def test_waiting_for_a_closed_thread_is_an_error_not_a_hang(accelerator: Accelerator) -> None:
+    pinner = Pinner("cuda")
+    pinner.start(nothing)
+    began, gate = threading.Event(), threading.Event()
+    accelerator.before = lambda batch: began.set() or _opened(gate)
+    first, second = (pinner.hand_over(with_one_batch(nothing), 1) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    _opened(began)
+    acts: list[str] = []
+    closing = threading.Thread(target=lambda: pinner.close(lambda: acts.append("last")))
+    closing.start()
+    until(lambda: pinner._closed)
+    gate.set()
+    assert pinner.wait(first, float("inf"))
+    with pytest.raises(RuntimeError, match="this iterator was closed"):
+        pinner.wait(second, float("inf"))
+    closing.join(20)
+    pinner.close(lambda: acts.append("again"))
+    assert acts == ["last"]
+
+
+def test_an_iterator_in_a_cycle_may_be_collected_by_the_thread_itself(accelerator: Accelerator) -> None:
+    """The finalizer then runs there, where it must not wait for itself."""
+    gate = threading.Event()
+    iterator: Any = iter(pinning(Augmented(20), 1, prefetch_factor=8))
+
+    def pin(_: Any) -> None:
+        if accelerator.pinned:
+            _opened(gate)
+            iterator._finalizer()
+
+    accelerator.before = pin
+    collected(iterator, 8)
+    next(iterator)
+    gate.set()
+    until(lambda: pin_threads() == [])
+    assert iterator._engine.closed
+
+
+def test_a_forked_trainer(accelerator: Accelerator) -> None:
+    """The child has no such thread: it can drop the iterator, and start anew; the parent does not notice."""
+    iterator = iter(pinning(Augmented(30), batch_size=2))
+    first = next(iterator)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            del iterator
+            code = 0 if stacked(pinning(Augmented(6)))[:, 0].tolist() == list(range(6)) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert stacked([first, *iterator])[:, 0].tolist() == list(range(30))
+
+
+PREAMBLE = """
+import os, sys, threading
+sys.path.insert(0, {tests!r})
+import pytest
+from accelerator import pretended
+from families import Augmented
+from dpex import DpexDataLoader
+accelerator = next(made := pretended(pytest.MonkeyPatch()))
+def begin(**options):
+    global loader, iterator
+    loader = DpexDataLoader(Augmented(400), num_workers=2, pin_memory=True, **options)
+    iterator = iter(loader)
+    return next(iterator)
+"""
+EXITS = {
+    "iterator alive": "batch = begin()",
+    "persistent": "begin(persistent_workers=True)",
+    "in a cycle": "begin(); loader.own = [loader, iterator]",
+    "sys.exit": "begin(); sys.exit(0)",
+    "busy": "accelerator.before = lambda batch: sum(range(100_000)); begin()",
+}
+
+
+@pytest.mark.parametrize("how", EXITS)
+def test_the_interpreter_ends_without_a_word(how: str) -> None:
+    script = textwrap.dedent(PREAMBLE).format(tests=str(Path(__file__).parent)) + EXITS[how]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=35)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_thread_works_on_the_device_that_was_current_at_iter(accelerator: Accelerator) -> None:
+    accelerator.index = 2
+    threads = torch.get_num_threads()
+    iterator = iter(pinning(Augmented(3)))
+    accelerator.index = 4
+    list(iterator)
+    assert accelerator.indices_set == [(THREAD, 2)]
+    assert torch.get_num_threads() == threads
+
+
+def test_torch_without_a_common_name_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.4 and 2.5, where the device's type may also be empty."""
+    current: list[int] = []
+    monkeypatch.delattr(torch, "accelerator")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for device in ("", None, "cuda", "cuda:1"):
+        pinner = Pinner(device)
+        pinner.start(nothing)
+        pinner.close(nothing)
+    assert current == [3, 3, 3, 3]
+
+
+def test_without_an_accelerator_there_is_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.warns(UserWarning, match="no accelerator is found"):
+        iterator = iter(pinning(Augmented(3)))
+    assert pin_threads() == []
+    assert len(list(iterator)) == 3
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("seed", range(20))
+def test_upcoming_is_what_pop_then_gives(in_order: bool, seed: int) -> None:
+    choose = random.Random(seed)
+    schedule = Schedule(window=12, queues=3, in_order=in_order)
+    for index in range(12):
+        schedule.draw(index)
+    for queue in range(3):
+        schedule.take(12, queue)
+    for number in choose.sample(range(12), 8):
+        schedule.done(number, None)
+    if choose.random() < 0.5:
+        schedule.end_queue(1)
+    for most in range(5):
+        assert len(schedule.upcoming(most)) <= most
+    promised = schedule.upcoming(99)
+    for delivery in promised:
+        schedule.replace(delivery.number, "new")
+    assert [schedule.pop() for _ in promised] == [delivery._replace(payload="new") for delivery in promised]
+    assert schedule.pop() is None
+
+
+def test_only_a_waiting_batch_can_be_replaced() -> None:
+    schedule = Schedule(window=2)
+    schedule.draw(0)
+    with pytest.raises(ScheduleError):
+        schedule.replace(0, "new")
