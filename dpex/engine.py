@@ -63,7 +63,8 @@ class Engine:
         self._sizes = sizes
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._wishes: deque[Sizes] = deque()
+        self._wishes: deque[Sizes] = deque(maxlen=1)
+        self._wake_lock = threading.RLock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lanes: dict[str, Lane] = {}
         self._poller: tuple[tuple[int, ...], Any] = ((), None)
@@ -143,7 +144,8 @@ class Engine:
         self._closed = True
         for lane in self._lanes.values():
             lane.close(grace_s)
-        os.close(self._wake)
+        with self._wake_lock:
+            os.close(self._wake)
 
     @property
     def closed(self) -> bool:
@@ -530,17 +532,18 @@ class Engine:
                     self._grant_wishes()
             finally:
                 self._lock.release()
-        if not self._closed:
-            os.eventfd_write(self._wake, 1)
+        with self._wake_lock:
+            if not self._closed:
+                os.eventfd_write(self._wake, 1)
 
     def _grant_wishes(self) -> None:
-        while self._wishes:
-            self._sizes = self._wishes.popleft()
-            if self._plan.iterable:
-                continue
-            for name, count in (("local", self._sizes.local), ("remote", self._sizes.remote)):
-                if count > 0 or name in self._lanes:
-                    self._lane(name, count)
+        """Carry out the latest wish; those before it do not matter any more."""
+        if self._wishes:
+            self._sizes = self._wishes.pop()
+            if not self._plan.iterable:
+                for name, count in (("local", self._sizes.local), ("remote", self._sizes.remote)):
+                    if count > 0 or name in self._lanes:
+                        self._lane(name, count)
         self.schedule.set_window(self._pace.window(self._sizes))
         self._tenancy.rebalance()
         if self._lanes:

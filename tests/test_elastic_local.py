@@ -24,12 +24,14 @@ from families import (
     seeded,
     stacked,
     template_pid,
+    until,
     worker_pids,
 )
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from dpex import DpexDataLoader
 from dpex.errors import FixedWorkersError, WorkerDiedError
+from dpex.lanes.local import FORKS_AT_ONCE
 
 pytestmark = [pytest.mark.timeout(40), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
 Step = Callable[[Any, Any], None]
@@ -384,7 +386,8 @@ def test_a_dead_worker_is_replaced_up_to_the_wanted_number() -> None:
     loader.close()
 
 
-def test_resize_from_another_thread() -> None:
+def test_resize_from_another_thread_without_end() -> None:
+    """Trainer and template once waited for each other, with hundreds of forks asked for and as many leaves queued."""
     loader = elastic(Augmented(400, 0.0005), 2, batch_size=2)
     stop = threading.Event()
     errors: list[BaseException] = []
@@ -392,11 +395,8 @@ def test_resize_from_another_thread() -> None:
     def fidget() -> None:
         sizes = random.Random(5)
         try:
-            for _ in range(60):  # without an end, new workers could be told to leave before they made anything
-                if stop.wait(0.003):
-                    return
-                loader.resize(local=sizes.randrange(4), prefetch=sizes.randrange(1, 12))
-            loader.resize(local=2)
+            while not stop.wait(0.002):
+                loader.resize(local=sizes.randrange(5), prefetch=sizes.randrange(1, 12))
         except BaseException as error:
             errors.append(error)
 
@@ -409,6 +409,64 @@ def test_resize_from_another_thread() -> None:
         thread.join()
     assert not errors
     assert_same(got, stacked(elastic(Augmented(400), 0, batch_size=2)))
+
+
+def test_a_leave_that_nobody_took_is_cancelled_by_growth() -> None:
+    """All workers are busy with their first sample until there are four again: none may have been forked anew."""
+    gate = torch.zeros(5).share_memory_()
+    loader = elastic(Gated(gate), 4, batch_size=1)
+    iterator = iter(loader)
+    pids = worker_pids(iterator, 4)
+    until(lambda: gate[:4].all())
+    for size in (1, 3, 0, 4):
+        loader.resize(local=size)
+    assert loader.stats().lanes["local"].requested == 4
+    gate[4] = 1
+    assert stacked(iterator).tolist() == list(range(40))
+    assert {worker.pid for worker in iterator._workers} == set(pids)
+    assert len(iterator._workers) == 4
+
+
+class Gated(Dataset[int]):
+    """Samples wait until ``gate[4]`` is set; the first four tell in the others that they do."""
+
+    def __init__(self, gate: torch.Tensor) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        if index < 4:
+            self.gate[index] = 1
+        until(lambda: self.gate[4])
+        return index
+
+
+def test_a_new_worker_takes_the_place_of_one_that_ended_in_the_list_of_workers() -> None:
+    loader = elastic(WhoMadeIt(3000, 0.001), 2, batch_size=1)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+        first, second = (worker.pid for worker in iterator._workers)
+        kill(first)
+        while iterator._workers[0].pid in (first, None):
+            next(iterator)
+        assert [worker.pid for worker in iterator._workers][1:] == [second]
+    loader.close()
+
+
+def test_many_workers_at_once_are_forked_a_few_at_a_time() -> None:
+    """All are counted as requested at once; the epoch does not wait for the last of them."""
+    loader = elastic(WhoMadeIt(300, 0.001), 1, batch_size=1)
+    iterator = iter(loader)
+    next(iterator)
+    loader.resize(local=100)
+    assert loader.stats().lanes["local"].requested == 100
+    assert len(iterator._workers) <= 1 + FORKS_AT_ONCE
+    loader.resize(local=2)
+    assert loader.stats().lanes["local"].requested <= 1 + FORKS_AT_ONCE
+    assert stacked(iterator)[:, 0].tolist() == list(range(1, 300))
 
 
 def test_resize_before_the_first_epoch_and_between_epochs() -> None:

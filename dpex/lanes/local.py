@@ -1,110 +1,36 @@
 """Worker processes on this machine, without a thread in the trainer. See `template` and `localworker`.
 
-The trainer owns one socket per worker (results, and tickets when there are logical workers), the shared ticket socket,
-and the board. What a dead worker held is known from the messages sent to it, or from the board when the queue is
-shared; the moment between taking a message and writing it down is covered by `recount`.
+The trainer owns one socket per worker (results, and tickets when there are logical workers), and what all workers share
+(`ticketqueue`). What a dead worker held is known from the messages sent to it, or from the board when the queue is
+shared; the moment between taking a message and writing it down is covered by a recount.
+
+Workers that are wanted are *promised* until the template is ready and has few others to fork; only then there is a
+host for each.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
-import logging
 import marshal
-import mmap
-import os
 import pickle
 import select
 import signal
-import socket
-import sys
-import termios
-import weakref
-from collections.abc import Callable, Iterator
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import torch.multiprocessing
-
-from dpex.alerts import warn
 from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
-from dpex.lanes.localworker import BATCH, BOARD_ROW, CONTROL_ROW, END, IDLE, TICKET_BYTES, WorkerPlan, receive
-from dpex.lanes.template import Parcel, TemplateHandle
+from dpex.lanes.cleanserver import starter_for
+from dpex.lanes.localhosts import Host, ProcessHandle, Result, how_it_ended
+from dpex.lanes.localworker import BATCH, END, TICKET_BYTES, WorkerPlan, receive
+from dpex.lanes.template import TemplateHandle, private_pair
+from dpex.lanes.ticketqueue import BOARD_BYTES, LEAVE, Board, TicketQueue, hang_up, pack, write
 from dpex.schedule import Ticket
-from dpex.transport.arena import Segment, SegmentSpec, open_segment
-from dpex.transport.codec import Decoder
-from dpex.worker import Failure, RngState, StreamEnd, WorkerSetup
+from dpex.transport.arena import SegmentSpec, open_segment
+from dpex.worker import RngState, WorkerSetup
 
-logger = logging.getLogger("dpex")
-
-BOARD_ROWS = 4096
-_LONGEST_MESSAGE = 100 << 10
-_live_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-class WorkerHandle:
-    """A local worker as the trainer sees it; offers what `multiprocessing.Process` offers to onlookers."""
-
-    def __init__(self, host: int) -> None:
-        self.host = host
-        self.pid: int | None = None
-        self.exitcode: int | None = None
-        self.name = f"dpex-worker-{host}"
-        self.daemon = True
-
-    def is_alive(self) -> bool:
-        """Whether the process still runs."""
-        if self.exitcode is not None or self.pid is None:
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the process has ended, at most ``timeout`` seconds."""
-        if self.pid is None or not self.is_alive():
-            return
-        with contextlib.suppress(OSError):
-            fd = os.pidfd_open(self.pid)
-            try:
-                select.select([fd], [], [], timeout)
-            finally:
-                os.close(fd)
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        if self.pid is not None and self.exitcode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-
-class _Host:
-    """One worker process: its socket, its segments, and what it was sent."""
-
-    def __init__(self, number: int, sock: socket.socket) -> None:
-        self.number = number
-        self.socket = sock
-        self.handle = WorkerHandle(number)
-        self.segments: dict[int, Segment] = {}
-        self.decoder = Decoder(self._lease)
-        self.held: dict[tuple[int, int], Ticket] = {}
-        self.leaving = False
-        self.started = False
-        self.ended = False
-        self.exit: tuple[int, int] | None = None
-
-    def _lease(self, segment: int, slot: int, nbytes: int) -> Any:
-        return self.segments[segment].view(slot, nbytes)
+FORKS_AT_ONCE = 64
+"""Workers that are asked for before the first of them serves; as many requests fit in the template's socket."""
+STARTS_IN_A_ROW = 2
+"""Templates that may end before they were ready."""
 
 
 class LocalLane:
@@ -116,41 +42,25 @@ class LocalLane:
         self.counts = LaneCounts()
         self.times = LaneTimes()
         self.failed: str | None = None
-        self._setup = setup
-        self._shared = shared_queue
-        self._hosts: dict[int, _Host] = {}
-        self._by_fd: dict[int, _Host] = {}
-        self._groups: dict[int, list[Ticket]] = {}
+        self.handles: list[ProcessHandle] = []
+        """The latest worker at each place, as torch lists its workers; a new one takes the place of one that ended."""
+        self._hosts: dict[int, Host] = {}
+        self._by_fd: dict[int, Host] = {}
         self._group = 0
         self._next_host = 0
+        self._promised = 0
+        self._failed_starts = 0
         self._epoch = 0
-        self._leaves_queued = 0
         self._events: list[Event] = []
         self._closed = False
         self._suspicious = False
+        self._crowded = False
         self._crashes = 0
         self._buffer = memoryview(bytearray(TICKET_BYTES))
+        self._starter = starter_for(context, WorkerPlan(setup, shared_queue))
         self._epoll = select.epoll()
-        self._board_fd = os.memfd_create("dpex-board")
-        os.ftruncate(self._board_fd, BOARD_ROWS * BOARD_ROW.size)
-        self._board = mmap.mmap(self._board_fd, BOARD_ROWS * BOARD_ROW.size)
-        self._queue: socket.socket | None = None
-        self._queue_theirs: socket.socket | None = None
-        if shared_queue:
-            self._queue, self._queue_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._queue.setblocking(False)
-            _live_sockets.add(self._queue)
-        self.handles: list[WorkerHandle] = []
-        self._start(context, first_hosts)
-
-    # -- starting ------------------------------------------------------------------------------------------------
-
-    def _start(self, context: Any, first_hosts: int) -> None:
-        plan = WorkerPlan(self._setup, self._shared)
-        self._context, pickler = _safe_context(context, plan)
-        self._parcel = Parcel(plan, pickler)
-        self._clean = pickler is not None
-        self._quick = self._context.get_start_method() == "fork"
+        self._board = Board()
+        self._queue = TicketQueue() if shared_queue else None
         try:
             self._start_template()
             self.resize(first_hosts)
@@ -158,119 +68,114 @@ class LocalLane:
             self._release_resources()
             raise
 
+    # -- starting ------------------------------------------------------------------------------------------------
+
     def _start_template(self) -> None:
-        with _without_main_module() if self._clean else contextlib.nullcontext():
-            self._template = TemplateHandle(self._context, self._parcel, list(_live_sockets))
-        _live_sockets.add(self._template.socket)
+        self._template = TemplateHandle(self._starter)
         self._epoll.register(self._template.socket.fileno(), select.EPOLLIN)
+
+    def _keep_promises(self) -> None:
+        """Ask for workers that were promised, as far as the template can take it."""
+        while self._promised and self._template.ready and len(self._hosts) - self.counts.running < FORKS_AT_ONCE:
+            self._promised -= 1
+            self._add_host()
+        self.counts.requested = len(self._hosts) + self._promised
 
     def _add_host(self) -> None:
         number, self._next_host = self._next_host, self._next_host + 1
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        _live_sockets.add(ours)
-        host = self._hosts[number] = _Host(number, ours)
+        ours, theirs = private_pair()
+        host = self._hosts[number] = Host(number, ours, self._board.take_row())
         self._by_fd[ours.fileno()] = host
-        self.handles.append(host.handle)
+        self._list(host.handle)
         self._epoll.register(ours.fileno(), select.EPOLLIN)
-        row = _row(number)
-        BOARD_ROW.pack_into(self._board, row, 0, 0)
-        fds = [theirs.fileno(), self._board_fd]
-        if self._queue_theirs is not None:
-            fds.append(self._queue_theirs.fileno())
+        fds = [theirs.fileno(), self._board.fd]
+        if self._queue is not None:
+            fds.append(self._queue.reading_end)
         try:
-            self._template.fork(number, fds, (BOARD_ROWS * BOARD_ROW.size, row))
+            self._template.fork(number, fds, (BOARD_BYTES, host.row))
         finally:
             theirs.close()
-        self.counts.requested += 1
+
+    def _list(self, handle: ProcessHandle) -> None:
+        for place, former in enumerate(self.handles):
+            if former.exitcode is not None:
+                self.handles[place] = handle
+                return
+        self.handles.append(handle)
 
     # -- size ----------------------------------------------------------------------------------------------------
 
     def resize(self, wanted: int) -> None:
         """See `Lane.resize`."""
         self.counts.wanted = wanted
-        staying = [host for host in self._hosts.values() if not host.leaving]
-        surplus = len(staying) - self._leaves_queued - wanted
-        for _ in range(-surplus):
-            self._add_host()
-        if surplus > 0 and self._shared:
-            self._leaves_queued += surplus
-            self._send_leaves(surplus)
+        if self.failed is not None and wanted:
+            self.failed, self._failed_starts = None, 0
+            self._start_template()
+        self._adjust()
 
-    def _send_leaves(self, count: int) -> None:
-        assert self._queue is not None
-        for _ in range(count):
-            self._write(self._queue, pickle.dumps(("leave",)))
+    def _adjust(self) -> None:
+        """Promise what is missing; let leave what is too much (with logical workers, the engine does)."""
+        surplus = self._staying() - self.counts.wanted
+        if self._queue is not None:
+            surplus += self._queue.cancel_leaves(-surplus)
+            self._crowded = not self._queue.ask_to_leave(surplus)
+        self._promised = max(0, -surplus) if self.failed is None else 0
+        self._keep_promises()
+
+    def _staying(self) -> int:
+        """Hosts that were not asked to leave. In the shared queue nobody knows yet who will take the requests."""
+        staying = sum(not host.leaving for host in self._hosts.values())
+        return staying - self._queue.leaves if self._queue is not None else staying
 
     def dismiss(self, number: int) -> None:
         """Let one host leave after what it was sent so far (logical workers must have been released before)."""
         host = self._hosts[number]
         if not host.leaving:
             host.leaving = True
-            self._write(host.socket, pickle.dumps(("leave",)))
+            write(host.socket, LEAVE)
 
     def hosts(self) -> list[int]:
         """See `Lane.hosts`; a host that is being forked counts, as its messages wait for it in the socket.
 
-        From a clean server the first host takes seconds, so there only those count that have started. Somebody will
-        take each "leave" that is queued: nothing may be queued behind the last of them.
+        Where each must unpickle the dataset first, only those count that have. Somebody will take each request to leave
+        that is queued: nothing may be queued behind the last of them.
         """
-        staying = [h.number for h in self._hosts.values() if not (h.leaving or h.ended) and (h.started or self._quick)]
-        return staying[: max(0, len(staying) - self._leaves_queued)]
+        quick = self._starter.is_quick
+        staying = [h.number for h in self._hosts.values() if not (h.leaving or h.ended) and (h.started or quick)]
+        return staying if self._queue is None else staying[: max(0, len(staying) - self._queue.leaves)]
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
     def send(self, tickets: list[Ticket], epoch: int, host: int | None = None) -> bool:
         """See `Lane.send`; all tickets of a message belong to one logical worker."""
         group = self._group + 1
-        message = ("tickets", group, epoch, tickets[0].queue, [(t.number, t.index) for t in tickets])
+        data = pack(("tickets", group, epoch, tickets[0].queue, [(t.number, t.index) for t in tickets]))
         if host is None:
             assert self._queue is not None
-            sent = self._write(self._queue, _dumps(message))
+            sent = self._queue.send(group, tickets, data)
         else:
             place = self._hosts[host]
-            sent = self._write(place.socket, _dumps(message))
+            sent = write(place.socket, data)
             if sent:
                 place.held.update(((epoch, t.number), t) for t in tickets)
         if sent:
             self._group = group
-            if host is None:
-                self._groups[group] = tickets
         return sent
 
     def adopt(self, host: int, logical: int, state: RngState | None) -> None:
         """See `Lane.adopt`."""
-        self._write(self._hosts[host].socket, pickle.dumps(("adopt", logical, state)), must=True)
+        write(self._hosts[host].socket, pickle.dumps(("adopt", logical, state)), must=True)
 
     def release(self, host: int, logical: int) -> None:
         """See `Lane.release`."""
-        self._write(self._hosts[host].socket, pickle.dumps(("release", logical)), must=True)
+        write(self._hosts[host].socket, pickle.dumps(("release", logical)), must=True)
 
     def new_epoch(self, epoch: int) -> None:
         """See `Lane.new_epoch`."""
         self._epoch = epoch
-        self._groups.clear()
-        BOARD_ROW.pack_into(self._board, CONTROL_ROW, 0, epoch)
-
-    def _write(self, sock: socket.socket, data: bytes, must: bool = False) -> bool:
-        """Send one message without blocking; False if the socket is full (``must``: wait for room)."""
-        if sock.fileno() < 0:
-            return True  # hung up, and soon reported: its tickets come back as lost
-        if must:
-            sock.setblocking(True)
-        try:
-            if len(data) <= _LONGEST_MESSAGE:
-                sock.send(data)
-            else:
-                _send_as_file(sock, data)
-        except BlockingIOError:
-            return False
-        except (BrokenPipeError, ConnectionResetError):
-            return True  # its reader is gone: its tickets come back as lost
-        finally:
-            if must:
-                sock.setblocking(False)
-        return True
+        if self._queue is not None:
+            self._queue.groups.clear()
+        self._board.new_epoch(epoch)
 
     # -- what happened -------------------------------------------------------------------------------------------
 
@@ -285,12 +190,16 @@ class LocalLane:
                 self._drain(self._by_fd[fd])
             else:
                 self._hear_template()
+        if not self._template.ready and self._template.overdue:
+            self._template_died()
         if self._suspicious:
             self._recount()
+        if self._crowded:
+            self._adjust()
         events, self._events = self._events, []
         return events
 
-    def _drain(self, host: _Host) -> None:
+    def _drain(self, host: Host) -> None:
         while True:
             try:
                 received = receive(host.socket, self._buffer)
@@ -303,7 +212,7 @@ class LocalLane:
                 return
             self._read(host, *received)
 
-    def _read(self, host: _Host, view: memoryview, fds: list[int]) -> None:
+    def _read(self, host: Host, view: memoryview, fds: list[int]) -> None:
         message, segments, retired = marshal.loads(view)
         for spec, fd in zip(segments, fds, strict=True):
             host.segments[spec[0]] = open_segment(SegmentSpec(*spec), fd)
@@ -314,14 +223,19 @@ class LocalLane:
             self._events.append(Released(message[1], host.number, message[2]))
         elif kind == "snapshot":
             self._events.append(Snapshot(*message[1:]))
+        elif kind == "serving":
+            host.started = True
+            self.counts.running += 1
+            self._events.append(Up(host.number))
+            self._keep_promises()
         elif kind == "bye":
-            if self._shared and not host.leaving:
-                self._leaves_queued -= 1
+            if self._queue is not None and not host.leaving:
+                self._queue.one_left()
             host.leaving = True
         for number in retired:
             host.segments.pop(number, None)
 
-    def _made(self, host: _Host, group: int, results: list[tuple[Any, ...]]) -> None:
+    def _made(self, host: Host, group: int, results: list[tuple[Any, ...]]) -> None:
         times, epoch_now = self.times, self._epoch
         for epoch, number, kind, node, fetch_s, collate_s, cpu_s, encode_s, nbytes in results:
             host.held.pop((epoch, number), None)
@@ -332,55 +246,60 @@ class LocalLane:
             times.cpu_s += cpu_s
             self._crashes = 0
             if epoch == epoch_now:
-                value = _Result(host, kind, node)
+                value = Result(host, kind, node)
                 service_s = fetch_s + collate_s + encode_s
                 self._events.append(Made(epoch, number, host.number, value, kind == END, service_s, nbytes))
             elif kind == BATCH:
                 host.decoder.decode(node)  # nobody wants it: its slots go back at once
-        if group:
-            self._groups.pop(group, None)
+        if group and self._queue is not None:
+            self._queue.groups.pop(group, None)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def _hear_template(self) -> None:
         for news in self._template.news():
-            self._note(news)
+            self._note(*news)
 
-    def _note(self, news: tuple[Any, ...]) -> None:
-        if news[0] == "dead":
+    def _note(self, what: str, number: int = -1, pid: int = 0, code: int = 0) -> None:
+        host = self._hosts.get(number)
+        if what == "dead":
             self._template_died()
+        elif what == "ready":
+            self._keep_promises()
+        elif host is None:
             return
-        host = self._hosts.get(news[1])
-        if host is None:
-            return
-        if news[0] == "up":
-            host.handle.pid = news[2]
-            host.started = True
-            self.counts.running += 1
-            self._events.append(Up(host.number))
+        elif what == "up":
+            host.handle.pid = pid
         else:
-            host.handle.exitcode = news[3]
-            host.exit = (news[2], news[3])
             if not host.ended:
                 self._drain(host)
-            self._hang_up(host)
-            self._buried(host)
+            self._bury(host, code)
 
     def _template_died(self) -> None:
         with contextlib.suppress(KeyError, ValueError, OSError):
             self._epoll.unregister(self._template.socket.fileno())
         if self._closed:
             return
+        came_up, why_not = self._template.ready, "" if self._template.ready else self._template.why_not()
         self._template.join(1.0)
-        self._crashes += 1
-        self._events.append(Note("the process that starts dpex's local workers ended, and they with it; starting anew"))
+        if came_up:
+            self._failed_starts = 0
+            self._crashes += 1
+            text = "the process that starts dpex's local workers ended, and they with it"
+        else:
+            self._failed_starts += 1
+            text = f"no local worker can be started: the process that starts them {why_not}"
+            if self._failed_starts >= STARTS_IN_A_ROW:
+                self.failed = text
+                self._events.append(Note(text))
+                self._adjust()
+                return
+        self._events.append(Note(f"{text}; starting anew"))
         self._start_template()
         for host in list(self._hosts.values()):
-            host.exit = host.exit or (host.handle.pid or 0, -signal.SIGKILL)
-            self._hang_up(host)
-            self._buried(host)
+            self._bury(host, -signal.SIGKILL)
 
-    def _hang_up(self, host: _Host) -> None:
+    def _hang_up(self, host: Host) -> None:
         """The worker's end of the socket is closed; how it ended comes from the template."""
         if not host.ended:
             host.ended = True
@@ -389,35 +308,31 @@ class LocalLane:
             del self._by_fd[fd]
             host.socket.close()
 
-    def _buried(self, host: _Host) -> None:
+    def _bury(self, host: Host, code: int) -> None:
+        self._hang_up(host)
+        host.handle.exitcode = code
         del self._hosts[host.number]
         self.counts.requested -= 1
         self.counts.running -= host.started
-        pid, code = host.exit or (host.handle.pid or 0, 0)
+        pid = host.handle.pid or 0
         lost, guilty = self._what_it_held(host)
+        self._board.give_row(host.row)
         expected = host.leaving and code == 0
-        self._events.append(Gone(host.number, lost, guilty, expected, _how_it_ended(pid, code), pid))
-        if self._shared and not self._hosts and not self._closed:
-            self._reclaim()
-        if expected or self._closed:
+        self._events.append(Gone(host.number, lost, guilty, expected, how_it_ended(pid, code), pid))
+        if self._closed:
             return
-        self._crashes += 1
-        if self._crashes > CRASHES_IN_A_ROW + self.counts.wanted:
-            return  # the engine says so
-        if self._shared:
-            self._suspicious = True
-        if len([h for h in self._hosts.values() if not h.leaving]) - self._leaves_queued < self.counts.wanted:
-            self._add_host()
+        if self._queue is not None and not self._hosts:
+            self._lose_the_rest()
+        if not expected:
+            self._crashes += 1
+            self._suspicious = self._queue is not None
+        if self._crashes <= CRASHES_IN_A_ROW + self.counts.wanted:  # else the engine ends the epoch
+            self._adjust()
 
-    def _what_it_held(self, host: _Host) -> tuple[tuple[int, ...], int | None]:
-        row = _row(host.number)
-        group, working_on = BOARD_ROW.unpack_from(self._board, row)
-        guilty = working_on - 1 if working_on else None
-        tickets = (
-            self._groups.pop(group, [])
-            if self._shared
-            else [ticket for (epoch, _), ticket in host.held.items() if epoch == self._epoch]
-        )
+    def _what_it_held(self, host: Host) -> tuple[tuple[int, ...], int | None]:
+        group, guilty = self._board.read(host.row)
+        sent = [ticket for (epoch, _), ticket in host.held.items() if epoch == self._epoch]
+        tickets = sent if self._queue is None else self._queue.groups.pop(group, [])
         return tuple(t.number for t in tickets), guilty
 
     @property
@@ -427,74 +342,46 @@ class LocalLane:
 
     def _recount(self) -> None:
         """After a death: when the queue is empty and every worker idle, whatever is still out was lost unseen."""
-        assert self._queue is not None
-        if _unread(self._queue) or any(self._busy(host) for host in self._hosts.values()):
+        if self._in_doubt():
             return
-        for fd in list(self._by_fd):
-            self._drain_fd(fd)
-        if _unread(self._queue) or any(self._busy(host) for host in self._hosts.values()):
+        for host in list(self._by_fd.values()):
+            self._drain(host)
+        if self._in_doubt():
             return
         self._suspicious = False
-        self._leaves_queued = 0  # one may have died as it took its leave
-        self._lose_the_rest()
-        self.resize(self.counts.wanted)
+        self._lose_the_rest()  # with it goes a request to leave that somebody took as it died
+        self._adjust()
 
-    def _reclaim(self) -> None:
-        """Nobody is left to read the queue: take its messages back."""
-        assert self._queue_theirs is not None
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                received = receive(self._queue_theirs, self._buffer, socket.MSG_DONTWAIT)
-                if received is None:
-                    break
-                for fd in received[1]:
-                    os.close(fd)
-        self._leaves_queued = 0
-        self._lose_the_rest()
+    def _in_doubt(self) -> bool:
+        assert self._queue is not None
+        busy = any(not self._board.is_idle(host.row) for host in self._hosts.values())
+        return busy or not self._queue.is_empty()
 
     def _lose_the_rest(self) -> None:
-        lost = tuple(t.number for tickets in self._groups.values() for t in tickets)
-        self._groups.clear()
+        """Nobody holds a ticket, or is left to read the queue: take back what is out."""
+        assert self._queue is not None
+        lost = self._queue.forget()
         if lost:
             self._events.append(Gone(-1, lost, None, True, "a worker died as it took them"))
 
-    def _drain_fd(self, fd: int) -> None:
-        host = self._by_fd.get(fd)
-        if host is not None:
-            self._drain(host)
-
-    def _busy(self, host: _Host) -> bool:
-        if not host.started:
-            return False
-        return BOARD_ROW.unpack_from(self._board, _row(host.number)) != IDLE
-
     # -- closing -------------------------------------------------------------------------------------------------
 
-    def ask_to_end(self, grace_s: float) -> None:
-        """Tell everybody to end; idle workers do so at once."""
+    def close(self, grace_s: float = 5.0) -> None:
+        """See `Lane.close`; idle workers end at once."""
         if self._closed:
             return
         self._closed = True
-        BOARD_ROW.pack_into(self._board, CONTROL_ROW, 1, self._epoch)
+        self._board.end()
         self._hear_template()
         if self._queue is not None:
-            with contextlib.suppress(OSError):
-                self._queue.shutdown(socket.SHUT_RDWR)
+            self._queue.shut_down()
         for host in self._hosts.values():
             if not host.ended:
-                with contextlib.suppress(OSError):
-                    host.socket.shutdown(socket.SHUT_RDWR)
+                hang_up(host.socket)
         self._template.end(grace_s)
-
-    def close(self, grace_s: float = 5.0) -> None:
-        """See `Lane.close`."""
-        if self._closed:
-            return
-        self.ask_to_end(grace_s)
-        for news in self._template.join(grace_s + 3.0):
-            host = self._hosts.get(news[1]) if len(news) > 1 else None
-            if host is not None and news[0] == "exit":
-                host.handle.exitcode = news[3]
+        for what, *about in self._template.join(grace_s + 3.0):
+            if what == "exit" and about[0] in self._hosts:
+                self._hosts[about[0]].handle.exitcode = about[2]
         self.counts = LaneCounts()
         self._release_resources()
 
@@ -503,115 +390,9 @@ class LocalLane:
             host.socket.close()
         self._hosts.clear()
         self._by_fd.clear()
-        for sock in (self._queue, self._queue_theirs):
-            if sock is not None:
-                sock.close()
+        if self._queue is not None:
+            self._queue.close()
         self._epoll.close()
-        with contextlib.suppress(OSError):
-            os.close(self._board_fd)
+        self._board.close()
+        self._starter.close()
         self._events.clear()
-
-
-def _row(host: int) -> int:
-    """Where a host writes on the board; the first row is the trainer's."""
-    return (1 + host % (BOARD_ROWS - 1)) * BOARD_ROW.size
-
-
-class _Result:
-    """An undecoded result; calling it decodes."""
-
-    __slots__ = ("_host", "_kind", "_node")
-
-    def __init__(self, host: _Host, kind: int, node: Any) -> None:
-        self._host, self._kind, self._node = host, kind, node
-
-    def __call__(self) -> Any:
-        if self._kind == BATCH:
-            return self._host.decoder.decode(self._node)
-        return StreamEnd() if self._kind == END else Failure(pickle.loads(self._node))
-
-
-def _dumps(message: Any) -> bytes:
-    try:
-        return pickle.dumps(message, 5)
-    except Exception:
-        return bytes(ForkingPickler.dumps(message, 5))
-
-
-def _send_as_file(sock: socket.socket, data: bytes) -> None:
-    fd = os.memfd_create("dpex-tickets")
-    try:
-        with os.fdopen(fd, "wb", closefd=False) as file:
-            file.write(data)
-        socket.send_fds(sock, [b"f"], [fd])
-    finally:
-        os.close(fd)
-
-
-def _unread(sock: socket.socket) -> int:
-    """Bytes that were sent and not yet taken by the other end (SIOCOUTQ)."""
-    number = array.array("i", [0])
-    fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, number)
-    return number[0]
-
-
-def _how_it_ended(pid: int, code: int) -> str:
-    """A sentence for people; the wording of PyTorch where it has one."""
-    if code >= 0:
-        return f"DataLoader worker (pid(s) {pid}) exited unexpectedly with exit code {code}"
-    try:
-        description = signal.strsignal(-code) or signal.Signals(-code).name
-    except ValueError:
-        description = f"signal {-code}"
-    hint = " (the kernel's out-of-memory killer sends this signal too)" if -code == signal.SIGKILL else ""
-    return f"DataLoader worker (pid {pid}) is killed by signal: {description}{hint}"
-
-
-def _safe_context(context: Any, plan: WorkerPlan) -> tuple[Any, Callable[[Any], bytes] | None]:
-    """The template's start method: torch's or the user's; a clean server where Ray's threads make forking unsafe."""
-    if context is None:
-        context = torch.multiprocessing.get_context()
-    elif not hasattr(context, "get_start_method"):
-        context = torch.multiprocessing
-    if context.get_start_method() != "fork" or not _ray_is_connected():
-        return context, None
-    pickler = _cloud_pickler()
-    try:
-        pickler(plan)
-    except Exception as error:
-        warn(
-            "Ray is connected in this process, whose threads make forking it unsafe, but the dataset cannot be "
-            f"pickled ({error!r}); its workers are forked all the same"
-        )
-        return context, None
-    server = torch.multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["torch", "dpex.lanes.template"])
-    return server, pickler
-
-
-@contextlib.contextmanager
-def _without_main_module() -> Iterator[None]:
-    """Keep multiprocessing from running the user's script in the clean server.
-
-    What the script defines travels by value (cloudpickle); run without a ``__main__`` guard, it would start training.
-    """
-    main = sys.modules["__main__"]
-    hidden = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
-    for name in hidden:
-        setattr(main, name, None)
-    try:
-        yield
-    finally:
-        for name, value in hidden.items():
-            setattr(main, name, value)
-
-
-def _ray_is_connected() -> bool:
-    ray = sys.modules.get("ray")
-    return bool(getattr(ray, "is_initialized", bool)())
-
-
-def _cloud_pickler() -> Callable[[Any], bytes]:
-    from dpex.transport.parcel import cloud_dumps
-
-    return cloud_dumps

@@ -19,20 +19,32 @@ import multiprocessing.connection
 import multiprocessing.context
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+import weakref
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Protocol
 
 from dpex.alerts import warn
+from dpex.clock import monotonic
+from dpex.lanes.localhosts import readable_within
 from dpex.lanes.localworker import WorkerPlan, run_worker
 
 MESSAGE_BYTES = 1 << 18
+START_LIMIT_S = 120.0
+"""Importing torch from a slow disk can take a minute; a template that is not there after this never will be."""
 _PR_SET_PDEATHSIG = 1
+_trainers_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def private_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets; the first, which does not block, is the trainer's own: no forked template keeps it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    _trainers_sockets.add(ours)
+    return ours, theirs
 
 
 class Parcel:
@@ -42,20 +54,16 @@ class Parcel:
     locks, queues and shared tensors travel), and each worker unpickles them for itself, as a spawned worker does.
     """
 
-    def __init__(self, plan: WorkerPlan, pickler: Callable[[Any], bytes] | None = None) -> None:
-        self._plan: WorkerPlan | None = plan
-        self._pickler = pickler
-        self._data: bytes | None = None
+    def __init__(self, plan: WorkerPlan | None, data: bytes | memoryview = b"") -> None:
+        self._plan = plan
+        self._data = data
 
     def __getstate__(self) -> dict[str, Any]:
-        data = self._data
-        if data is None:
-            data = bytes((self._pickler or ForkingPickler.dumps)(self._plan))
-        return {"_plan": None, "_pickler": None, "_data": data}
+        return {"_plan": None, "_data": self._data or bytes(ForkingPickler.dumps(self._plan))}
 
     def open(self) -> WorkerPlan:
         """The plan, in a worker."""
-        return self._plan if self._plan is not None else pickle.loads(self._data or b"")
+        return self._plan if self._plan is not None else pickle.loads(self._data)
 
 
 def template_main(control: socket.socket, trainer_pid: int, parcel: Parcel, inherited: list[socket.socket]) -> None:
@@ -74,12 +82,13 @@ class _Template:
         self._parcel = parcel
         self._children: dict[int, tuple[int, Any]] = {}
         self._trainer_pid = trainer_pid
-        self._trainer_fd = _pidfd(trainer_pid)
+        self._trainer_fd = pidfd(trainer_pid)
         self._method = multiprocessing.get_start_method()
         self._is_child = os.getppid() == trainer_pid
         self._context = multiprocessing.get_context("fork")
 
     def run(self) -> None:
+        self._tell("ready", os.getpid())
         grace_s = 0.0
         while True:
             watched: list[Any] = [self._control, *(child.sentinel for _, child in self._children.values())]
@@ -98,7 +107,10 @@ class _Template:
 
     def _obey(self) -> float | None:
         """One request of the trainer; a number of seconds means: end, within that time."""
-        data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4)
+        except ConnectionResetError:  # the trainer is gone, and had not read everything
+            return 0.0
         if not data:
             return 0.0
         message = pickle.loads(data)
@@ -149,7 +161,8 @@ class _Template:
                 self._reap()
 
 
-def _pidfd(pid: int) -> int:
+def pidfd(pid: int) -> int:
+    """A descriptor that turns readable when that process ends; -1 where there is none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -191,53 +204,102 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-class TemplateHandle:
-    """The trainer's side of a template."""
+class Starter(Protocol):
+    """A way to start templates; it keeps what their workers need."""
 
-    def __init__(self, context: Any, parcel: Parcel, inherited: list[socket.socket]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        forking = context.get_start_method() == "fork"
-        self._process = context.Process(
+    is_quick: bool
+    """Whether a worker serves milliseconds after it was asked for: it inherits the dataset, and unpickles nothing."""
+
+    def start(self, theirs: socket.socket) -> Any:
+        """A template with ``theirs`` as its control socket, as a process-like object.
+
+        One that has no ``pid`` yet is on its way; it then has `came_up` and `why_not`.
+        """
+
+    def close(self) -> None:
+        """No further template will be started; idempotent."""
+
+
+class ContextStarter:
+    """Starts templates as processes of a `multiprocessing` context: with "fork" at once, else within seconds."""
+
+    def __init__(self, context: Any, plan: WorkerPlan) -> None:
+        self._context = context
+        self._parcel = Parcel(plan)
+        self.is_quick = context.get_start_method() == "fork"
+
+    def start(self, theirs: socket.socket) -> Any:
+        """See `Starter.start`; waits until the process runs. Raises what pickling raises."""
+        inherited = list(_trainers_sockets) if self.is_quick else []
+        process = self._context.Process(
             target=template_main,
-            args=(theirs, os.getpid(), parcel, [*inherited, self._control] if forking else []),
+            args=(theirs, os.getpid(), self._parcel, inherited),
             name="dpex-template",
             daemon=True,
         )
         try:
-            self._process.start()
+            process.start()
         except (TypeError, AttributeError, pickle.PicklingError) as error:
-            self._control.close()
             warn(
                 "Got pickle error when attempting to start a worker Process. "
-                f"The start method {context.get_start_method()!r} sends the dataset and its functions to workers by "
-                f"pickle, which failed: {error}. Define them at the top of a module, or use the start method 'fork'.",
+                f"The start method {self._context.get_start_method()!r} sends the dataset and its functions to workers "
+                f"by pickle, which failed: {error}. Define them at the top of a module, or use the start method "
+                "'fork'.",
                 UserWarning,
             )
             raise
+        return process
+
+    def close(self) -> None:
+        """See `Starter.close`."""
+
+
+class TemplateHandle:
+    """The trainer's side of a template."""
+
+    def __init__(self, starter: Starter) -> None:
+        self._control, theirs = private_pair()
+        try:
+            self._process = starter.start(theirs)
         except BaseException:
             self._control.close()
             raise
         finally:
             theirs.close()
+        self.ready = self._process.pid is not None
+        """Whether it takes requests."""
         self._owner = os.getpid()
         self._closed = False
-        self._control.setblocking(False)
+        self._started_at = monotonic()
 
     @property
     def socket(self) -> socket.socket:
         """Readable when the template has something to tell."""
         return self._control
 
+    @property
+    def overdue(self) -> bool:
+        """Whether it ought to be ready by now, and is not."""
+        return not (self.ready or self._closed) and monotonic() - self._started_at > START_LIMIT_S
+
+    def why_not(self) -> str:
+        """Why it has not become ready: the end of a sentence that begins with its name."""
+        return f"was not ready within {START_LIMIT_S:.0f} s" if self.overdue else str(self._process.why_not())
+
     def fork(self, host: int, fds: list[int], arguments: tuple[Any, ...]) -> None:
-        """Ask for a worker with these descriptors."""
-        self._control.setblocking(True)
-        try:
+        """Ask for a worker with these descriptors. If the template has ended, `news` says so.
+
+        Some hundred requests find room in the socket; it is for the caller not to ask for more at once. (When it was a
+        blocking socket, trainer and template waited for each other to read: four workers, resized every 2 ms.)
+        """
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._control, [pickle.dumps(("fork", host, arguments))], fds)
-        finally:
-            self._control.setblocking(False)
 
     def news(self) -> list[tuple[Any, ...]]:
-        """``("up", host, pid)`` and ``("exit", host, pid, exit code)`` since last time; ``("dead",)`` once it ended."""
+        """What happened since last time.
+
+        ``("ready", pid)``; ``("up", host, pid)`` and ``("exit", host, pid, exit code)``; ``("dead",)`` once it ended.
+        """
         found: list[tuple[Any, ...]] = []
         while not self._closed:
             try:
@@ -250,6 +312,9 @@ class TemplateHandle:
                 found.append(("dead",))
                 break
             found.append(pickle.loads(data))
+            if found[-1][0] == "ready" and not self.ready:
+                self._process.came_up(found[-1][1])
+                self.ready = True
         return found
 
     def end(self, grace_s: float) -> None:
@@ -258,20 +323,23 @@ class TemplateHandle:
             self._control.send(pickle.dumps(("end", grace_s)))
 
     def join(self, timeout_s: float) -> list[tuple[Any, ...]]:
-        """Wait for the template's end, kill it if it overstays; returns the last news."""
+        """Wait for the template's end, kill it if it overstays; returns the last news.
+
+        One that is not ready yet is not waited for: it has no workers, and ends when it finds its socket closed.
+        """
         news: list[tuple[Any, ...]] = []
         if self._owner != os.getpid() or self._closed:
             return news
-        deadline = time.monotonic() + timeout_s
-        while ("dead",) not in news and (left := deadline - time.monotonic()) > 0:
-            if select.select([self._control], [], [], left)[0]:
+        deadline = monotonic() + timeout_s
+        while self.ready and ("dead",) not in news and (left := deadline - monotonic()) > 0:
+            if readable_within(self._control.fileno(), left):
                 news += self.news()
         self._closed = True
-        self._process.join(max(0.1, deadline - time.monotonic()))
+        self._control.close()
+        self._process.join(max(0.1, deadline - monotonic()))
         if self._process.is_alive():
             self._process.kill()
             self._process.join(5)
         with contextlib.suppress(ValueError):
             self._process.close()
-        self._control.close()
         return news

@@ -1,0 +1,111 @@
+"""Processes of this machine as the trainer sees them: any that somebody else forked for it, and the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+from typing import Any
+
+from dpex.lanes.localworker import BATCH, END
+from dpex.schedule import Ticket
+from dpex.transport.arena import Segment
+from dpex.transport.codec import Decoder
+from dpex.worker import Failure, StreamEnd
+
+
+class ProcessHandle:
+    """Somebody else's child; offers what `multiprocessing.Process` offers to onlookers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pid: int | None = None
+        self.exitcode: int | None = None
+        self.daemon = True
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self.exitcode is None and self.pid is not None and not self._ends_within(0.0)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the process has ended, at most ``timeout`` seconds."""
+        if self.exitcode is None and self.pid is not None:
+            self._ends_within(timeout)
+
+    def _ends_within(self, timeout_s: float | None) -> bool:
+        try:
+            fd = os.pidfd_open(self.pid or 0)
+        except ProcessLookupError:
+            return True
+        try:
+            return readable_within(fd, timeout_s)
+        finally:
+            os.close(fd)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self.pid is not None and self.exitcode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class Host:
+    """One worker process: its socket, its segments, what it was sent, and its row on the board."""
+
+    def __init__(self, number: int, sock: socket.socket, row: int) -> None:
+        self.number = number
+        self.socket = sock
+        self.row = row
+        self.handle = ProcessHandle(f"dpex-worker-{number}")
+        self.segments: dict[int, Segment] = {}
+        self.decoder = Decoder(self._lease)
+        self.held: dict[tuple[int, int], Ticket] = {}
+        self.leaving = False
+        self.started = False
+        self.ended = False
+
+    def _lease(self, segment: int, slot: int, nbytes: int) -> Any:
+        return self.segments[segment].view(slot, nbytes)
+
+
+class Result:
+    """An undecoded result; calling it decodes."""
+
+    __slots__ = ("_host", "_kind", "_node")
+
+    def __init__(self, host: Host, kind: int, node: Any) -> None:
+        self._host, self._kind, self._node = host, kind, node
+
+    def __call__(self) -> Any:
+        if self._kind == BATCH:
+            return self._host.decoder.decode(self._node)
+        return StreamEnd() if self._kind == END else Failure(pickle.loads(self._node))
+
+
+def readable_within(fd: int, timeout_s: float | None) -> bool:
+    """Whether a descriptor (of any number, unlike with `select`) turns readable within that time."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+
+
+def how_it_ended(pid: int, code: int) -> str:
+    """A sentence for people; the wording of PyTorch where it has one."""
+    if code >= 0:
+        return f"DataLoader worker (pid(s) {pid}) exited unexpectedly with exit code {code}"
+    try:
+        description = signal.strsignal(-code) or signal.Signals(-code).name
+    except ValueError:
+        description = f"signal {-code}"
+    hint = " (the kernel's out-of-memory killer sends this signal too)" if -code == signal.SIGKILL else ""
+    return f"DataLoader worker (pid {pid}) is killed by signal: {description}{hint}"

@@ -1,0 +1,249 @@
+"""Local workers where Ray is connected: they come from a clean server, for whose start nobody waits."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import families
+import psutil
+import pytest
+import torch
+from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid, until, worker_pids
+from test_leftovers import Family, family  # noqa: F401
+
+from dpex import DpexDataLoader, WorkerDiedError
+from dpex.lanes import cleanserver
+
+pytestmark = pytest.mark.timeout(120)
+SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 2, "seeding": "batch"}
+BROKEN = {"ends at once": "/bin/false", "does not exist": "/nowhere/python"}
+
+
+@pytest.fixture(autouse=True)
+def no_server() -> Iterator[None]:
+    """Each test begins and ends without a clean server."""
+    end_server()
+    yield
+    end_server()
+
+
+def end_server() -> None:
+    server, cleanserver._server = cleanserver._server, None
+    if server is not None:
+        server._process.kill()
+        server._finalizer()
+
+
+def server_pid() -> int:
+    assert cleanserver._server is not None
+    return cleanserver._server._process.pid
+
+
+def made_here(length: int = 400, nap_s: float = 0.001) -> torch.Tensor:
+    return stacked(DpexDataLoader(Augmented(length, nap_s), generator=seeded(), **{**SHAPE, "num_workers": 0}))
+
+
+# -- on its own: dpex is told that Ray is connected ------------------------------------------------------------------
+
+
+@pytest.fixture
+def seems_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleanserver, "is_connected", lambda: True)
+
+
+def local(length: int = 400, **options: Any) -> DpexDataLoader[torch.Tensor]:
+    return DpexDataLoader(Augmented(length, 0.001), generator=seeded(), **{**SHAPE, **options})
+
+
+@pytest.mark.usefixtures("seems_connected")
+def test_iter_does_not_wait_and_the_promised_workers_count() -> None:
+    with local() as loader:
+        iterator = iter(loader)
+        os.kill(server_pid(), signal.SIGSTOP)
+        lane = loader.stats().lanes["local"]
+        assert (lane.wanted, lane.requested, lane.running) == (2, 2, 0)
+        for size in (0, 5, 3):
+            loader.resize(local=size)
+            assert loader.stats().lanes["local"].requested == size
+        os.kill(server_pid(), signal.SIGCONT)
+        assert_same(stacked(iterator), made_here())
+
+
+@pytest.mark.usefixtures("seems_connected")
+def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed() -> None:
+    with local(seeding="worker") as loader:
+        first = stacked(loader)
+        server = server_pid()
+        assert not torch.equal(first, stacked(loader))
+        assert server_pid() == server
+        kill(server)
+        assert len(list(loader)) == 100
+        assert server_pid() != server
+
+
+@pytest.mark.usefixtures("seems_connected")
+def test_the_server_goes_after_a_while_without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurried = cleanserver._BOOTSTRAP.replace("serve(", "sys.modules['dpex.lanes.cleanserver'].IDLE_S = 0.01\nserve(")
+    monkeypatch.setattr(cleanserver, "_BOOTSTRAP", hurried)
+    for _ in range(2):
+        with local(40) as loader:
+            assert len(list(loader)) == 10
+            gone = server_pid()
+            until(lambda gone=gone: not is_alive(gone))
+
+
+@pytest.mark.usefixtures("seems_connected")
+@pytest.mark.filterwarnings("ignore:the process that starts:RuntimeWarning", "ignore:DataLoader worker:RuntimeWarning")
+def test_a_template_that_is_killed_is_started_anew_without_waiting() -> None:
+    with local() as loader:
+        iterator = iter(loader)
+        got = [next(iterator)]
+        os.kill(server_pid(), signal.SIGSTOP)
+        kill(template_pid(iterator))
+        until(lambda: iterator._engine.lane("local")._template.socket in readable(iterator))
+        os.kill(server_pid(), signal.SIGCONT)
+        assert_same(torch.cat([*got, *iterator]), made_here())
+
+
+def readable(iterator: Any) -> list[Any]:
+    """The template's socket, once it has something to tell."""
+    from dpex.lanes.localhosts import readable_within
+
+    control = iterator._engine.lane("local")._template.socket
+    return [control] if readable_within(control.fileno(), 0.0) else []
+
+
+@pytest.mark.usefixtures("seems_connected")
+def test_closing_while_the_server_starts_leaves_nothing() -> None:
+    before = set(psutil.Process().children(recursive=True)), psutil.Process().num_fds()
+    with local() as loader:
+        iterator = iter(loader)
+        os.kill(server_pid(), signal.SIGSTOP)
+        loader.resize(local=4)
+    assert set(psutil.Process().children(recursive=True)) == before[0]
+    with pytest.raises(RuntimeError, match="closed"):
+        next(iterator)
+    del iterator
+    gc.collect()
+    assert psutil.Process().num_fds() == before[1]
+
+
+@pytest.mark.usefixtures("seems_connected")
+def test_another_loader_that_waits_for_the_server_keeps_it() -> None:
+    with local() as kept:
+        iterator = iter(kept)
+        with local() as loader:
+            iter(loader)
+            os.kill(server_pid(), signal.SIGSTOP)
+        os.kill(server_pid(), signal.SIGCONT)
+        assert_same(stacked(iterator), made_here())
+
+
+@pytest.mark.usefixtures("seems_connected")
+@pytest.mark.filterwarnings("ignore:no local worker can be started")
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_failure_to_start_is_an_error_where_nobody_else_works(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with local() as loader:
+        with monkeypatch.context() as patch:
+            patch.setattr(cleanserver.spawn, "get_executable", lambda: BROKEN[how])
+            iterator = iter(loader)
+            with pytest.raises(WorkerDiedError, match="no local worker can be started"):
+                next(iterator)
+        loader.resize(local=3)
+        assert_same(stacked(iterator), made_here())
+
+
+ENDS = {
+    "at the end": ("data = loader(60)\nfor _ in range(2): assert len(list(data)) == 30", 0),
+    "while it starts": ("it = iter(loader())", 0),
+    "killed while it starts": ("it = iter(loader()); os.kill(os.getpid(), 9)", -9),
+    "killed at work": ("it = iter(loader()); next(it); os.kill(os.getpid(), 9)", -9),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_nothing_is_left_when_the_trainer_ends(how: str, family: Family) -> None:  # noqa: F811
+    body, code = ENDS[how]
+    connected = "from dpex.lanes import cleanserver; cleanserver.is_connected = lambda: True\n"
+    assert family.run(connected + body) == (code, "", "")
+    family.assert_nothing_is_left()
+
+
+# -- beside remote workers -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A head without CPUs, where the trainer is, and a node with two."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    quiet = {"include_dashboard": False, "object_store_memory": 200 << 20}
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
+    started.add_node(num_cpus=2, object_store_memory=200 << 20)
+    for module in (families, sys.modules[__name__]):
+        ray.cloudpickle.register_pickle_by_value(module)
+    ray.init(address=started.address, log_to_driver=False)
+    yield
+    ray.shutdown()
+    started.shutdown()
+    for module in (families, sys.modules[__name__]):
+        ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+def remote(length: int) -> DpexDataLoader[torch.Tensor]:
+    return DpexDataLoader(Augmented(length, 0.004), generator=seeded(), distribute_mode=True, **SHAPE)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_remote_workers_deliver_until_the_first_local_worker_is_up() -> None:
+    """The server is held up until 30 batches have come since the resize."""
+    with remote(1200) as loader:
+        iterator = iter(loader)
+        got = [next(iterator)]
+        loader.resize(local=2)
+        os.kill(server_pid(), signal.SIGSTOP)
+        got += [next(iterator) for _ in range(30)]
+        lane = loader.stats().lanes["local"]
+        assert (lane.wanted, lane.requested, lane.running, lane.tickets) == (2, 2, 0, 0)
+        os.kill(server_pid(), signal.SIGCONT)
+        while loader.stats().lanes["local"].tickets == 0:  # bounded by the length of the dataset
+            got.append(next(iterator))
+        assert len(worker_pids(iterator, 2)) == 2
+        assert_same(torch.cat([*got, *iterator]), made_here(1200, 0.0))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_failure_to_start_is_a_warning_beside_remote_workers(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with remote(400) as loader:
+        iterator = iter(loader)
+        got = [next(iterator)]
+        monkeypatch.setattr(cleanserver.spawn, "get_executable", lambda: BROKEN[how])
+        loader.resize(local=2)
+        with pytest.warns(RuntimeWarning, match="no local worker can be started.*(exit code 1|No such file)"):
+            got += [next(iterator) for _ in range(30)]
+        lane = loader.stats().lanes["local"]
+        assert (lane.wanted, lane.requested, lane.running) == (2, 0, 0)
+        assert "no local worker can be started" in iterator._engine.lane("local").failed
+        assert_same(torch.cat([*got, *iterator]), made_here(400, 0.0))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_closing_while_local_workers_start_beside_remote_ones() -> None:
+    with remote(1200) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        loader.resize(local=2)
+        server = server_pid()
+        os.kill(server, signal.SIGSTOP)
+        next(iterator)
+    assert not psutil.pid_exists(server)
