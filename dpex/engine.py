@@ -584,6 +584,10 @@ class Engine:
             cpu_s=times.cpu_s,
         )
 
+    def first_tenant(self, place: Place) -> int:
+        """The lowest number of the logical workers that live there, or a number above all of them."""
+        return min(self._tenancy.tenants(place), default=self._plan.logicals)
+
     def lane(self, name: str) -> Lane | None:
         """The lane of that name, if it was ever needed."""
         return self._lanes.get(name)

@@ -26,6 +26,7 @@ from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
 from dpex.engine import Engine, Plan
+from dpex.homes import Place
 from dpex.lanes.maker import LaneMaker
 from dpex.pace import Sizes
 from dpex.pin import Pinner
@@ -178,7 +179,8 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
     def _workers(self) -> list[Any]:
         """Local workers, by logical number, as torch's iterator lists them."""
         lane = self._engine.lane("local")
-        return list(getattr(lane, "handles", ()))
+        handles = getattr(lane, "handles", ())
+        return sorted(handles, key=lambda handle: self._engine.first_tenant(Place("local", handle.host)))
 
     def _shutdown_workers(self) -> None:
         self._last_stats[:] = [self._engine.stats()]

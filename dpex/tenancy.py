@@ -47,6 +47,10 @@ class Tenancy:
             if (place := Place(name, host)) not in self._vacating
         ]
 
+    def tenants(self, place: Place) -> set[int]:
+        """Logical workers that live there."""
+        return self._homes.tenants(place)
+
     # -- an epoch ------------------------------------------------------------------------------------------------
 
     def new_epoch(self, epoch: int, unfinished: Iterable[Ticket]) -> None:

@@ -225,6 +225,7 @@ class LocalLane:
             self._events.append(Snapshot(*message[1:]))
         elif kind == "serving":
             host.started = True
+            host.handle.pid = message[1]  # the template's news may come later than the last batch
             self.counts.running += 1
             self._events.append(Up(host.number))
             self._keep_promises()

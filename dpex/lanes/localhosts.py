@@ -20,8 +20,9 @@ from dpex.worker import Failure, StreamEnd
 class ProcessHandle:
     """Somebody else's child; offers what `multiprocessing.Process` offers to onlookers."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, host: int = -1) -> None:
         self.name = name
+        self.host = host
         self.pid: int | None = None
         self.exitcode: int | None = None
         self.daemon = True
@@ -66,7 +67,7 @@ class Host:
         self.number = number
         self.socket = sock
         self.row = row
-        self.handle = ProcessHandle(f"dpex-worker-{number}")
+        self.handle = ProcessHandle(f"dpex-worker-{number}", number)
         self.segments: dict[int, Segment] = {}
         self.decoder = Decoder(self._lease)
         self.held: dict[tuple[int, int], Ticket] = {}

@@ -98,7 +98,7 @@ class LocalWorker:
 
     def serve(self, tickets: socket.socket) -> None:
         """The loop: read, make, answer."""
-        self._send(("serving",))
+        self._send(("serving", os.getpid()))
         if self._shared_queue:
             self._core.adopt(self._host)
         buffer = memoryview(bytearray(TICKET_BYTES))

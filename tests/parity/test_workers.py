@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from .datasets import Counting, Of, SizedStream, Stream, as_is, epochs, pair, worker_id
 from .harness import Loader, caught, drain, parity, random_state
@@ -396,6 +396,25 @@ def test_start_methods(cls: Loader, method: str) -> Any:
         persistent_workers=True,
     )
     return [epochs(loader, 2), next(iter(loader)), loader.generator]
+
+
+class WhoAmI(Dataset[torch.Tensor]):
+    """Sample: the worker's number and its process."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([get_worker_info().id, os.getpid()])
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@parity
+def test_workers_are_listed_by_number(cls: Loader, method: str) -> Any:
+    """However long each takes to start."""
+    iterator = iter(cls(WhoAmI(), batch_size=1, num_workers=3, multiprocessing_context=method))
+    pids = dict(torch.cat(list(iterator)).tolist())
+    return [[pids[number] for number in range(3)] == [worker.pid for worker in iterator._workers], sorted(pids)]
 
 
 @CONTEXTS
