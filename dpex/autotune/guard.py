@@ -1,0 +1,76 @@
+"""What may not be done: hard walls, and changes that were tried and did not help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.policy import Bounds
+from dpex.autotune.types import Sample, Settings
+
+_DEEPEST = 4096
+
+
+@dataclass
+class _Failure:
+    kind: str
+    limit: Settings
+    until: float
+    times: int
+
+
+class Guard:
+    """Bounds from limits, memory and what the cluster has; and the memory of what did not help."""
+
+    def __init__(self, config: AutotuneConfig) -> None:
+        self._config = config
+        self._failures: dict[str, _Failure] = {}
+
+    # -- walls ---------------------------------------------------------------------------------------------------
+
+    def bounds(self, sample: Sample, batch_bytes: float, waiting: float) -> Bounds:
+        """``waiting``: share of a local worker's time that is not CPU."""
+        config, host = self._config, sample.host
+        by_cpu = math.ceil(host.cpus / max(0.02, 1.0 - waiting)) + 1
+        local = min(by_cpu, config.max_waiting) if config.max_local is None else config.max_local
+        if host.worker_bytes > 0 and host.memory_free is not None:
+            spare = int(host.memory_free * config.memory_share / host.worker_bytes)
+            local = min(local, sample.local.requested + spare)
+        there = sample.remote
+        room = there.requested - there.unplaced + there.room if there.room is not None else 0
+        remote = room if config.max_remote is None else min(config.max_remote, room)
+        depth = _DEEPEST if config.max_depth is None else config.max_depth
+        if host.memory_free is not None and batch_bytes > 0:
+            held = (sample.ready + sample.in_flight) * batch_bytes
+            depth = min(depth, max(1, int((host.memory_free + held) * config.memory_share / batch_bytes)))
+        least_remote = min(config.min_remote, remote)
+        return Bounds(
+            local=max(local, config.min_local),
+            remote=max(remote, least_remote),
+            depth=depth,
+            least_local=config.min_local,
+            least_remote=least_remote,
+        )
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def remember(self, kind: str, limit: Settings, now: float) -> None:
+        """A change of this kind, away from ``limit``, did not help; each time in a row it is remembered for longer."""
+        times = self._failures[kind].times + 1 if kind in self._failures else 1
+        keep_s = self._config.remember_s * min(10, 2 ** (times - 1))
+        self._failures[kind] = _Failure(kind, limit, now + keep_s, times)
+
+    def forget(self) -> None:
+        """The work has changed: everything may be tried again."""
+        self._failures.clear()
+
+    def forbids(self, kind: str, now: float) -> bool:
+        """Whether such a change failed lately."""
+        failure = self._failures.get(kind)
+        return failure is not None and now < failure.until
+
+    def __iter__(self) -> Iterator[tuple[str, Settings, float]]:
+        for failure in self._failures.values():
+            yield failure.kind, failure.limit, failure.until

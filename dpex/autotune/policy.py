@@ -1,0 +1,112 @@
+"""Which setting is best, by the model: the cheapest of those that are as fast as any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.model import Estimate, Flow, fluid, replay
+from dpex.autotune.types import Settings
+
+AS_FAST = 0.975
+"""A rate of this part of the best one counts as equal to it: windows cannot tell them apart."""
+DEEPEST_PER_WORKER = 16
+_NO_LOSS = 0.99
+_DEPTHS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, DEEPEST_PER_WORKER)
+"""Batches in flight per worker; two, as in PyTorch, are the least where memory allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Hard walls: workers by lane, and batches in flight."""
+
+    local: int
+    remote: int
+    depth: int
+    least_local: int = 0
+    least_remote: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A setting and what the model expects of it: batches per second, and the share of time lost to loading."""
+
+    settings: Settings
+    rate: float
+    stall: float
+    flow: Flow
+
+
+def best(work: Estimate, bounds: Bounds, config: AutotuneConfig) -> Plan:
+    """The cheapest setting whose predicted rate is as good as any's."""
+    flows = [(settings, fluid(work, settings)) for settings in _candidates(work, bounds)]
+    top = max(flow.rate for _, flow in flows)
+    enough = [(s, f) for s, f in flows if f.rate >= _NO_LOSS * top and _has_headroom(s, f, config)]
+    enough = enough or [(s, f) for s, f in flows if f.rate >= AS_FAST * top]
+    settings, _ = min(enough, key=lambda pair: (_cost(pair[0]), -pair[1].rate))
+    return _wider(work, _with_depth(work, settings, bounds, config), bounds, config)
+
+
+def _wider(work: Estimate, plan: Plan, bounds: Bounds, config: AutotuneConfig) -> Plan:
+    """With spread service times a few more workers may be worth more than any depth."""
+    settings = plan.settings
+    if not settings.workers or plan.rate >= AS_FAST * plan.flow.demand:
+        return plan
+    lane = "remote" if settings.remote and settings.remote < bounds.remote else "local"
+    most = getattr(bounds, lane)
+    for factor in (1.25, 1.5, 2.0):
+        count = min(most, math.ceil(getattr(settings, lane) * factor))
+        more = Settings(**{"local": settings.local, "remote": settings.remote, lane: count})
+        if more.workers > bounds.depth or count == getattr(plan.settings, lane):
+            break
+        other = _with_depth(work, more, bounds, config)
+        if other.rate < (1.0 + config.gain) * plan.rate:
+            break
+        plan = other
+    return plan
+
+
+def expect(work: Estimate, settings: Settings) -> Plan:
+    """What the model expects of a setting as it is."""
+    flow = fluid(work, settings)
+    rate = replay(work, settings, flow)
+    return Plan(settings=settings, rate=rate, stall=max(0.0, 1.0 - rate * work.step_s), flow=flow)
+
+
+def _has_headroom(settings: Settings, flow: Flow, config: AutotuneConfig) -> bool:
+    return not settings.workers or flow.capacity >= config.headroom * flow.demand
+
+
+def _cost(settings: Settings) -> float:
+    return settings.local + 1.05 * settings.remote
+
+
+def _candidates(work: Estimate, bounds: Bounds) -> Iterable[Settings]:
+    if bounds.least_local == bounds.least_remote == 0:
+        yield Settings(depth=1)
+    for local in range(bounds.least_local, min(bounds.local, bounds.depth) + 1):
+        for remote in _remotes(work, local, bounds):
+            if 0 < local + remote <= max(bounds.depth, 1):
+                yield Settings(local=local, remote=remote, depth=1)
+
+
+def _remotes(work: Estimate, local: int, bounds: Bounds) -> Iterable[int]:
+    """Numbers of remote workers worth a look beside so many local ones: none, all, and about what is missing."""
+    low, high = bounds.least_remote, bounds.remote
+    flow = fluid(work, Settings(local=local, remote=low, depth=1)) if local + low else None
+    have = flow.capacity if flow is not None else 0.0
+    missing = (1.0 / max(1e-9, work.step_s + work.own_s) - have) * work.far_s
+    around = {low, high} | {low + int(missing * factor) + extra for factor in (1.0, 1.2) for extra in (0, 1, 2)}
+    return sorted(number for number in around if low <= number <= high)
+
+
+def _with_depth(work: Estimate, settings: Settings, bounds: Bounds, config: AutotuneConfig) -> Plan:
+    """The smallest depth that is as fast as the deepest."""
+    if not settings.workers:
+        return expect(work, replace(settings, depth=1))
+    depths = sorted({min(bounds.depth, max(2, round(settings.workers * factor))) for factor in _DEPTHS})
+    plans = [expect(work, replace(settings, depth=depth)) for depth in depths]
+    top = max(plan.rate for plan in plans)
+    return next(plan for plan in plans if plan.rate >= (1.0 - config.stall_goal) * top)

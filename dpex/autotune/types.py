@@ -1,0 +1,147 @@
+"""The values that go in and out of the controller. Times are seconds, sizes bytes, rates per second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+LaneName = Literal["local", "remote"]
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Settings:
+    """What can be set. No worker at all means that batches are made in the training process.
+
+    depth: batches drawn and not yet delivered, at most.
+    """
+
+    local: int = 0
+    remote: int = 0
+    depth: int = 2
+
+    @property
+    def workers(self) -> int:
+        """Hosts of both lanes."""
+        return self.local + self.remote
+
+    def __str__(self) -> str:
+        if not self.workers:
+            return "in-process"
+        lanes = [f"{count} {name}" for name, count in (("local", self.local), ("remote", self.remote)) if count]
+        return f"{' + '.join(lanes)}, depth {self.depth}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneSample:
+    """One lane in a window; sums are over the ``tickets`` whose results came in it.
+
+    requested: workers asked of the system, those running included. running: those that take tickets.
+    read_s, collate_s, encode_s: wall time in workers, by stage. cpu_s: CPU time of all stages.
+    services_s: wall times of single batches, a fair choice of at most a few dozen.
+    room: further workers there would be place for, None if unknown; unplaced: of those requested, how many the cluster
+    has no place for.
+    """
+
+    requested: int = 0
+    running: int = 0
+    tickets: int = 0
+    read_s: float = 0.0
+    collate_s: float = 0.0
+    encode_s: float = 0.0
+    cpu_s: float = 0.0
+    services_s: tuple[float, ...] = ()
+    room: int | None = None
+    unplaced: int = 0
+
+    @property
+    def busy_s(self) -> float:
+        """Wall time workers were at work."""
+        return self.read_s + self.collate_s + self.encode_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSample:
+    """The trainer's machine. cpus: what this process may use (affinity, cgroup quota, its share among local ranks).
+
+    others: CPUs out of these that programs of others kept busy. trainer_cpu_s: CPU time of the training process in the
+    window. memory_free: bytes it may still take, None if unknown. worker_bytes: memory of a local worker, 0 if unknown.
+    """
+
+    cpus: float = 1.0
+    others: float = 0.0
+    trainer_cpu_s: float = 0.0
+    memory_free: int | None = None
+    worker_bytes: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What was measured between ``at - seconds`` and ``at``, under ``settings``.
+
+    wait_s: the consumer was blocked in ``next()``. own_s: it was busy there (decoding, handing out work, or making the
+    batch itself). work_s: between two calls. The three add up to ``seconds``, but for the call that is under way.
+    head_s: part of ``wait_s`` in which later batches were ready and the next one in turn was not.
+    ready, in_flight: batches at the end of the window. batch_bytes: mean size.
+    gpu_busy: share of the window in which the GPU ran kernels (NVML), gpu_stall_s: its stream waited for data.
+    """
+
+    at: float
+    seconds: float
+    settings: Settings
+    epoch: int = 0
+    batches: int = 0
+    wait_s: float = 0.0
+    own_s: float = 0.0
+    work_s: float = 0.0
+    head_s: float = 0.0
+    ready: int = 0
+    in_flight: int = 0
+    batch_bytes: float = 0.0
+    made_here: LaneSample = field(default_factory=LaneSample)
+    local: LaneSample = field(default_factory=LaneSample)
+    remote: LaneSample = field(default_factory=LaneSample)
+    host: HostSample = field(default_factory=HostSample)
+    gpu_busy: float | None = None
+    gpu_stall_s: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """Batches per second."""
+        return self.batches / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def stall(self) -> float:
+        """Share of the consumer's time spent waiting for batches or making them, 0 to 1."""
+        total = self.wait_s + self.own_s + self.work_s
+        return (self.wait_s + self.own_s) / total if total > 0 else 0.0
+
+
+Reason = Literal[
+    "start", "too few", "too many", "elsewhere", "in-process", "spread", "explore", "undo", "limit", "lost", "changed"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a decision brought, measured once what it asked for was running. ``kept`` is False if it was undone."""
+
+    rate: float
+    stall: float
+    kept: bool
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A change of settings: why, on what evidence (numbers by name), and what it should bring."""
+
+    at: float
+    old: Settings
+    new: Settings
+    reason: Reason
+    text: str
+    evidence: Mapping[str, float]
+    predicted_rate: float
+    predicted_stall: float
+    outcome: Outcome | None = None

@@ -1,0 +1,29 @@
+"""Every knob refuses what it cannot work with, by name, value and remedy."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from dpex.autotune.config import AutotuneConfig, ConfigError
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(AutotuneConfig)])
+@pytest.mark.parametrize("value", [-1, "4", float("nan"), True, [1]], ids=repr)
+def test_nonsense_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name) as error:
+        AutotuneConfig(**{name: value})
+    assert repr(value) in str(error.value)
+    assert "give a" in str(error.value)
+
+
+def test_the_least_may_not_be_above_the_most() -> None:
+    with pytest.raises(ConfigError, match="min_local=3, max_local=2"):
+        AutotuneConfig(min_local=3, max_local=2)
+    assert AutotuneConfig(min_remote=2, max_remote=2).max_remote == 2
+
+
+def test_every_knob_is_documented() -> None:
+    assert AutotuneConfig.__doc__ is not None
+    for field in fields(AutotuneConfig):
+        assert field.name in AutotuneConfig.__doc__

@@ -1,0 +1,165 @@
+"""What the controller decides in simulated worlds, and what it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.controller import Controller
+from dpex.autotune.plant import History, Phase, Step, Work, World, simulate
+from dpex.autotune.types import HostSample, LaneSample, Sample, Settings
+
+CPU = Phase(work=Work(cpu_s=0.05), step=Step(gpu_s=0.01, cpu_s=0.001))
+WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))
+
+
+def run(
+    world: World, seconds: float = 60, start: Settings | None = None, **config: float
+) -> tuple[History, Controller]:
+    controller = Controller(AutotuneConfig(**config), start or Settings(local=2, depth=4))  # type: ignore[arg-type]
+    return simulate(world, [controller], seconds)[0], controller
+
+
+def world(*phases: Phase, cpus: float = 4, **changes: float) -> World:
+    return World(cpus=cpus, phases=phases, **changes)  # type: ignore[arg-type]
+
+
+def test_work_that_waits_gets_workers_far_beyond_the_cores_in_one_step() -> None:
+    history, controller = run(world(WAIT, cpus=2))
+    first = controller.decisions[0]
+    assert first.reason == "too few"
+    assert 14 <= first.new.local <= 24
+    assert history.rate(5, 60) > 0.97 / 0.0053
+    assert first.outcome is not None
+    assert first.outcome.kept
+
+
+def test_cpu_bound_work_stays_within_the_machine() -> None:
+    history, controller = run(world(CPU))
+    assert 4 <= controller.decisions[-1].new.local <= 5
+    assert history.rate(5, 60) > 0.95 * 4 / 0.0515
+
+
+def test_nothing_grows_while_the_consumer_is_the_limit_and_workers_go() -> None:
+    history, controller = run(world(Phase(work=Work(cpu_s=0.02), step=Step(gpu_s=0.1)), cpus=8), start=_many())
+    assert all(decision.new.workers < decision.old.workers for decision in controller.decisions)
+    assert controller.decisions[-1].new.workers <= 1
+    assert history.rate(10, 60) > 0.97 / 0.1003
+
+
+def _many() -> Settings:
+    return Settings(local=8, depth=16)
+
+
+def test_work_that_is_cheaper_to_do_than_to_hand_over_goes_in_process() -> None:
+    tiny = Phase(work=Work(cpu_s=0.0001, encode_s=0.0001), step=Step(gpu_s=0.0001))
+    _, controller = run(world(tiny, own_s=0.0005), seconds=10)
+    assert controller.decisions[-1].new.workers == 0
+
+
+def test_it_comes_back_from_in_process_when_work_gets_heavy() -> None:
+    tiny = Phase(work=Work(cpu_s=0.0001, encode_s=0.0001), step=Step(gpu_s=0.0001))
+    heavy = Phase(at=5, work=Work(cpu_s=0.02), step=Step(gpu_s=0.005))
+    history, controller = run(world(tiny, heavy, own_s=0.0005), seconds=30)
+    assert controller.decisions[-1].new.workers >= 3
+    assert history.rate(15, 30) > 0.9 * 4 / 0.021
+
+
+def test_what_one_machine_cannot_do_goes_to_the_cluster_and_comes_back_when_it_is_not_needed() -> None:
+    heavy = Phase(work=Work(cpu_s=0.1), step=Step(gpu_s=0.02, cpu_s=0.001), nodes=12, link=1e9)
+    slow = Phase(at=40, step=Step(gpu_s=0.3, cpu_s=0.001))
+    history, controller = run(world(heavy, slow, cpus=2), seconds=80)
+    assert max(decision.new.remote for decision in controller.decisions) >= 3
+    assert history.rate(10, 40) > 0.93 / 0.0213
+    assert controller.decisions[-1].new.remote == 0
+
+
+def test_a_lost_node_is_made_up_for() -> None:
+    heavy = Phase(work=Work(cpu_s=0.1), step=Step(gpu_s=0.02, cpu_s=0.001), nodes=4, link=1e9)
+    history, _ = run(world(heavy, Phase(at=20, nodes=3), cpus=4), seconds=60)
+    assert history.rate(30, 60) > 0.93 * history.rate(5, 20)
+
+
+def test_it_reopens_when_the_work_changes() -> None:
+    shift = [
+        Phase(work=Work(wait_s=0.016), step=Step(gpu_s=0.02)),
+        Phase(at=20, work=Work(wait_s=0.128)),
+        Phase(at=40, work=Work(wait_s=0.032)),
+    ]
+    history, controller = run(world(*shift))
+    for start in (3, 24, 44):
+        assert history.rate(start, start + 15) > 0.95 / 0.0203
+    assert controller.decisions[-1].new.workers <= 3
+
+
+def test_memory_is_a_wall() -> None:
+    big = Phase(work=Work(wait_s=0.2, cpu_s=0.02, batch_bytes=2e8), step=Step(gpu_s=0.01))
+    history, _ = run(world(big, memory=3e9))
+    assert max(mark.memory for mark in history.marks) < 3e9
+
+
+def test_steady_work_is_left_alone() -> None:
+    for phase in (CPU, WAIT):
+        history, controller = run(world(phase), seconds=600)
+        late = [decision for decision in controller.decisions if decision.at > 30]
+        kept = [d for d in late if d.outcome is not None and d.outcome.kept and d.reason != "undo"]
+        assert not kept
+        assert history.rate(30, 600) > 0.98 * history.rate(5, 30)
+
+
+def test_limits_are_kept() -> None:
+    _, controller = run(world(WAIT), max_local=6)
+    assert max(decision.new.local for decision in controller.decisions) == 6
+    _, controller = run(world(Phase(work=Work(cpu_s=0.001), step=Step(gpu_s=0.1))), start=_many(), min_local=3)
+    assert min(decision.new.local for decision in controller.decisions) == 3
+
+
+def test_a_change_that_does_not_help_is_undone_and_not_tried_at_once_again() -> None:
+    """A storage that gives no more than some rate, however many ask."""
+    controller = Controller(AutotuneConfig(explore_s=1e6), Settings(local=2, depth=4))
+    settings, at = controller.begin(), 0.0
+    for _ in range(60):
+        at += 1.0
+        rate = 20.0
+        wait = settings.local / rate if settings.local else 0.05
+        sample = Sample(at=at, seconds=1.0, settings=settings, batches=20, wait_s=0.8, work_s=0.2, own_s=0.0)
+        sample = _with_lane(sample, settings.local, wait)
+        decision = controller.step(sample)
+        if decision is not None:
+            settings = decision.new
+    grown = [d for d in controller.decisions if d.new.local > d.old.local]
+    assert len(grown) <= 3
+
+
+def _with_lane(sample: Sample, workers: int, service_s: float) -> Sample:
+    lane = LaneSample(
+        requested=workers,
+        running=workers,
+        tickets=20,
+        read_s=20 * service_s,
+        cpu_s=0.02,
+        services_s=(service_s,) * 20,
+    )
+    return replace(sample, local=lane, host=HostSample(cpus=4, trainer_cpu_s=0.05))
+
+
+def test_every_decision_says_why() -> None:
+    _, controller = run(world(WAIT))
+    assert controller.decisions
+    for decision in controller.decisions:
+        assert str(decision.new) in decision.text
+        assert decision.evidence
+        assert decision.predicted_rate > 0
+
+
+@pytest.mark.parametrize("idle_s", [5.0, 100.0])
+def test_a_validation_in_between_is_not_misread(idle_s: float) -> None:
+    history, controller = run(world(WAIT, cpus=2), seconds=20)
+    settings = controller.decisions[-1].new
+    before = len(controller.decisions)
+    nothing = Sample(at=20 + idle_s, seconds=idle_s, settings=settings)
+    assert controller.step(nothing) is None
+    assert len(controller.decisions) == before
+    assert history.delivered

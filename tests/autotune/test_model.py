@@ -1,0 +1,88 @@
+"""The model against worlds whose answer is known, and against the plant."""
+
+import math
+from dataclasses import replace
+from statistics import NormalDist
+
+import pytest
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.model import Estimate, fluid, replay
+from dpex.autotune.plant import Fixed, Phase, Step, Work, World, simulate
+from dpex.autotune.policy import Bounds, best, expect
+from dpex.autotune.types import Settings
+
+EASY = Estimate(step_s=0.01, step_cpu_s=0.0, own_s=0.0, here_s=0.05, cpu_s=0.05, wait_s=0.0, far_s=0.05, cpus=16.0)
+CONFIG = AutotuneConfig()
+
+
+def at(local: int = 0, remote: int = 0, depth: int = 64) -> Settings:
+    return Settings(local=local, remote=remote, depth=depth)
+
+
+def test_in_process_is_step_and_work_one_after_the_other() -> None:
+    assert fluid(EASY, at()).rate == pytest.approx(1 / 0.06)
+
+
+@pytest.mark.parametrize(("local", "rate"), [(1, 20), (2, 40), (5, 100), (8, 100)])
+def test_workers_add_up_until_the_consumer_is_the_limit(local: int, rate: float) -> None:
+    assert fluid(EASY, at(local)).rate == pytest.approx(rate, rel=0.01)
+    assert replay(EASY, at(local), fluid(EASY, at(local))) == pytest.approx(rate, rel=0.02)
+
+
+def test_more_workers_than_cpus_make_no_more_and_slow_the_consumer() -> None:
+    few = replace(EASY, cpus=2.0, step_cpu_s=0.005)
+    assert fluid(few, at(8)).capacity < 2 / 0.05
+    assert fluid(few, at(8)).demand < fluid(few, at(1)).demand
+    assert fluid(few, at(8)).slowdown > 1.5
+
+
+def test_waiting_needs_no_cpu() -> None:
+    waits = replace(EASY, cpus=1.0, cpu_s=0.001, wait_s=0.1)
+    assert fluid(waits, at(10)).rate == pytest.approx(10 / 0.101, rel=0.01)
+
+
+def test_ceilings_hold() -> None:
+    assert fluid(replace(EASY, ceiling=30.0), at(5)).rate == pytest.approx(30)
+    far = replace(EASY, far_ceiling=30.0)
+    assert fluid(far, at(remote=5)).rate == pytest.approx(30)
+    assert fluid(far, at(local=1, remote=5)).rate == pytest.approx(50)
+
+
+def test_spread_costs_what_the_plant_says_it_costs() -> None:
+    spread = tuple(math.exp(-0.5 + z) for z in _normal_quantiles(191))
+    work = replace(EASY, step_s=0.005, cpu_s=0.0, wait_s=0.05, spread=spread)
+    world = World(cpus=16, own_s=0.0, phases=(Phase(work=Work(wait_s=0.05, spread=1.0), step=Step(gpu_s=0.005)),))
+    for depth in (16, 32, 64, 128):
+        real = simulate(world, [Fixed(at(16, depth=depth))], 60)[0].rate(5, 60)
+        assert expect(work, at(16, depth=depth)).rate == pytest.approx(real, rel=0.2)
+
+
+def _normal_quantiles(count: int) -> list[float]:
+    return [NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)]
+
+
+def test_the_cheapest_of_the_fast_is_best() -> None:
+    plan = best(EASY, Bounds(local=16, remote=0, depth=999), CONFIG)
+    assert plan.settings.local == 6  # five would do, and a headroom of 15 %
+    assert plan.rate == pytest.approx(100, rel=0.02)
+
+
+def test_in_process_where_workers_cost_more_than_they_save() -> None:
+    tiny = replace(EASY, step_s=0.0001, here_s=0.0001, cpu_s=0.0002, own_s=0.0004)
+    assert best(tiny, Bounds(local=16, remote=0, depth=999), CONFIG).settings.workers == 0
+
+
+def test_what_the_machine_cannot_do_the_cluster_does() -> None:
+    plan = best(replace(EASY, cpus=2.0, step_cpu_s=0.002), Bounds(local=3, remote=20, depth=999), CONFIG)
+    assert plan.settings.remote >= 3
+    assert plan.rate >= 95
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 7])
+def test_bounds_hold_even_where_they_hurt(depth: int) -> None:
+    plan = best(EASY, Bounds(local=3, remote=0, depth=depth), CONFIG)
+    assert plan.settings.local <= min(3, depth)
+    assert plan.settings.depth <= depth
+    least = best(EASY, Bounds(local=9, remote=9, depth=99, least_local=8, least_remote=4), CONFIG).settings
+    assert (least.local, least.remote) >= (8, 4)
