@@ -32,8 +32,8 @@ class AutotuneConfig:
         max_depth: batches in flight at most, or None for what memory allows.
         stall_goal: share of the consumer's time lost to loading that is as good as none (0 to 0.5). 0.01: below one
             percent a measurement of a second cannot tell it from noise.
-        headroom: capacity kept beyond what the consumer needs (1 to 3), so that a slower moment is not felt. 1.15: the
-            rates of successive windows of steady work vary by about 10 %.
+        headroom: capacity kept beyond what the consumer needs (1 to 3), so that a slower moment is not felt. 1.05: the
+            rates of successive windows of steady work vary by some percent.
         gain: a change must promise at least this relative gain in rate (0.005 to 1). 0.04: windows cannot show less.
         shrink_after: windows in a row that must agree before capacity is given back (1 to 100). 4: giving back too
             early costs a stall, too late costs only CPUs.
@@ -58,7 +58,7 @@ class AutotuneConfig:
     min_remote: int = 0
     max_depth: int | None = None
     stall_goal: float = 0.01
-    headroom: float = 1.15
+    headroom: float = 1.05
     gain: float = 0.04
     shrink_after: int = 4
     settle_s: float = 0.2

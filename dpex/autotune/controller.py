@@ -253,7 +253,10 @@ class Controller:
         if not due or sample.wait_s < _STARVED * sample.seconds or not now.workers:
             return None
         full = sample.local.cpu_s + sample.host.trainer_cpu_s > _FULL * sample.host.cpus * sample.seconds
-        steps = [replace(now, depth=min(bounds.depth, 2 * now.depth))] if rate < _DISAPPOINTED * here.rate else []
+        disappointed = rate < _DISAPPOINTED * here.rate
+        if not disappointed and not (full and self._windows.is_crowded):
+            return None
+        steps = [replace(now, depth=min(bounds.depth, 2 * now.depth))] if disappointed else []
         local = now.local - 1 if full else now.local + max(1, now.local // 4)
         if now.local and max(1, bounds.least_local) <= local <= bounds.local and local + now.remote <= bounds.depth:
             steps.append(replace(now, local=local, depth=min(bounds.depth, max(now.depth, 2 * (local + now.remote)))))

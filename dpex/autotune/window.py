@@ -14,6 +14,7 @@ _SATURATED = 0.8
 _CHANGED = 1.35
 _AGREE = 2
 _TICKETS = 4
+_CROWDED = 1.08
 
 
 class Average:
@@ -50,6 +51,7 @@ class Windows:
         self._others = Average(3.0)
         self._spread: deque[float] = deque(maxlen=_SPREAD_KEPT)
         self._drift = 0
+        self._least_cpu = math.inf
         self.batch_bytes = 0.0
         self.tickets = 0
 
@@ -77,8 +79,14 @@ class Windows:
             average.clear()
         self._far_cpu.clear()
         self._spread.clear()
+        self._least_cpu = math.inf
         self._drift = 0
         self.tickets = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """A batch takes clearly more CPU than it once did, as where workers are in each other's way."""
+        return self._cpu.get(0.0) > _CROWDED * self._least_cpu
 
     @property
     def known(self) -> bool:
@@ -132,6 +140,8 @@ class Windows:
         local, remote = sample.local, sample.remote
         if local.tickets:
             self._cpu.add(local.cpu_s, local.tickets)
+            if local.tickets >= 2 * _TICKETS:
+                self._least_cpu = min(self._least_cpu, local.cpu_s / local.tickets)
             if not self._is_saturated(sample) or math.isnan(self._wait.value):
                 self._wait.add(self._waiting(sample, local), local.tickets)
         if sample.made_here.tickets and not local.tickets:
