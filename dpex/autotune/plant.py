@@ -215,8 +215,8 @@ class Shared:
         if plan != self._plan:
             return
         self._advance()
-        ended = []
-        limit = self._served + 1e-9 * max(1.0, self._served)
+        ended = []  # the first at least: rounding must not leave it a rest too small to move the clock
+        limit = max(self._served, self._jobs[0][0]) * (1.0 + 1e-9)
         while self._jobs and self._jobs[0][0] <= limit:
             ended.append(heapq.heappop(self._jobs)[2])
         self._replan()
@@ -240,7 +240,7 @@ class Rank:
         self._plant = plant
         self._clock = plant.clock
         self._steering = steering
-        self._random = random.Random(seed)
+        self._works, self._steps, self._errors = (random.Random(f"{seed} {what}") for what in ("work", "step", "error"))
         self.history = History()
         self.settings = steering.begin()
         self.workers: list[_Worker] = []
@@ -254,9 +254,13 @@ class Rank:
         self._window_at = self._others_s = 0.0
         self._peak = 0.0
         self._sums = _Sums()
+
+    def begin(self) -> None:
+        """Start the first workers and the consumer; the plant must know this rank by now."""
         self._draw()
         self._want()
-        self._clock.after(plant.period(0.0), self._sample)
+        self._clock.after(self._plant.period(0.0), self._sample)
+        self._clock.after(0.0, self.ask)
 
     # -- the loader ----------------------------------------------------------------------------------------------
 
@@ -277,7 +281,7 @@ class Rank:
         ticket = worker.ticket = self._pending.popleft()
         self._making.add(ticket)
         self._peak = max(self._peak, self.memory)
-        wait_s, cpu_s = self._plant.draw_work(self._random)
+        wait_s, cpu_s = self._plant.draw_work(self._works)
         began, encode_s = self._clock.now, self._plant.work.encode_s
         thrashing = 1.0
 
@@ -320,7 +324,7 @@ class Rank:
             return
         self._making.discard(ticket)
         self._ready.add(ticket)
-        self._sums.made(remote, cpu_s, encode_s, wall_s, self._random)
+        self._sums.made(remote, cpu_s, encode_s, wall_s, self._errors)
         self._deliver()
 
     def _end(self, worker: _Worker) -> None:
@@ -391,7 +395,7 @@ class Rank:
             self._head_at = self._clock.now
 
     def _make_here(self) -> None:
-        wait_s, cpu_s = self._plant.draw_work(self._random)
+        wait_s, cpu_s = self._plant.draw_work(self._works)
         began = self._unblock()
 
         def made() -> None:
@@ -427,7 +431,7 @@ class Rank:
         self._sums.batches += 1
         self.history.delivered.append(self._clock.now)
         self._draw()
-        gpu_s, cpu_s = self._plant.draw_step(self._random)
+        gpu_s, cpu_s = self._plant.draw_step(self._steps)
         self._sums.trainer_cpu_s += cpu_s
         started = self._clock.now
 
@@ -498,7 +502,7 @@ class Rank:
 
     def _noise(self, value: float) -> float:
         level = self._plant.world.noise
-        return value * max(0.0, self._random.gauss(1.0, level)) if level else value
+        return value * max(0.0, self._errors.gauss(1.0, level)) if level else value
 
 
 @dataclass
@@ -577,7 +581,7 @@ class Plant:
         for number, steer in enumerate(steering):
             rank = Rank(self, steer, world.seed * 1000 + number)
             self.ranks.append(rank)
-            self.clock.after(0.0, rank.ask)
+            rank.begin()
 
     def run(self, seconds: float) -> None:
         """Let simulated time pass."""

@@ -1,0 +1,420 @@
+"""The simulated loader against what is known of such systems: processor sharing, bottlenecks, order, loss, memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from dpex.autotune.plant import Clock, Fixed, History, Phase, Plant, Shared, Step, Work, World, simulate, with_phases
+from dpex.autotune.types import Decision, Sample, Settings
+
+
+class Recorder:
+    """Keeps every sample; changes settings at given moments."""
+
+    def __init__(self, start: Settings, *changes: tuple[float, Settings]) -> None:
+        self.samples: list[Sample] = []
+        self._start, self._changes = start, list(changes)
+
+    def begin(self) -> Settings:
+        return self._start
+
+    def step(self, sample: Sample) -> Decision | None:
+        self.samples.append(sample)
+        if not self._changes or sample.at < self._changes[0][0] - 1e-9:
+            return None
+        new = self._changes.pop(0)[1]
+        return Decision(
+            at=sample.at,
+            old=sample.settings,
+            new=new,
+            reason="explore",
+            text="",
+            evidence={},
+            predicted_rate=0.0,
+            predicted_stall=0.0,
+        )
+
+
+def world(work: Work, step: Step | None = None, *, phases: Iterable[Phase] = (), **constants: float) -> World:
+    """A world without costs but those named."""
+    free = {"own_s": 0.0, "fork_s": 0.0, "actor_s": 0.0, "rtt_s": 0.0} | constants
+    first = Phase(work=work, step=step or Step(), nodes=int(free.pop("nodes", 0)), link=free.pop("link", 1e12))
+    return World(phases=(first, *phases), **free)  # type: ignore[arg-type]
+
+
+def run(of: World, settings: Settings, seconds: float = 20.0) -> History:
+    return simulate(of, [Fixed(settings)] * of.ranks, seconds)[0]
+
+
+def recorded(of: World, start: Settings, *changes: tuple[float, Settings], seconds: float = 20.0) -> list[Sample]:
+    recorder = Recorder(start, *changes)
+    simulate(of, [recorder], seconds)
+    return recorder.samples
+
+
+def workers(local: int = 0, remote: int = 0, depth: int | None = None) -> Settings:
+    return Settings(local=local, remote=remote, depth=4 * (local + remote) if depth is None else depth)
+
+
+# -- sharing -----------------------------------------------------------------------------------------------------------
+
+
+def ends(capacity: float, *jobs: tuple[float, float], others: float = 0.0, each: float = 1.0) -> list[float]:
+    """When jobs (start, work) end, in the order given."""
+    clock = Clock()
+    shared = Shared(clock, capacity, each)
+    shared.set(others=others)
+    ended = [-1.0] * len(jobs)
+
+    def end(number: int) -> Callable[[], None]:
+        return lambda: ended.__setitem__(number, clock.now)
+
+    for number, (start, work) in enumerate(jobs):
+        clock.at(start, lambda work=work, number=number: shared.start(work, end(number)))  # type: ignore[misc]
+    clock.run(1e4)
+    return ended
+
+
+@pytest.mark.parametrize(("jobs", "cpus", "takes"), [(1, 4, 1.0), (4, 4, 1.0), (6, 4, 1.5), (8, 2, 4.0), (3, 0.5, 6.0)])
+def test_equal_jobs_share_cpus(jobs: int, cpus: float, takes: float) -> None:
+    assert ends(cpus, *[(0.0, 1.0)] * jobs) == pytest.approx([takes] * jobs)
+
+
+def test_a_shorter_job_ends_first_and_leaves_its_part_to_the_other() -> None:
+    assert ends(1, (0, 1), (0, 2)) == pytest.approx([2, 3])
+
+
+def test_a_later_job_takes_its_part_from_when_it_comes() -> None:
+    assert ends(1, (0, 2), (1, 2)) == pytest.approx([3, 4])
+
+
+def test_others_count_like_jobs() -> None:
+    assert ends(2, (0, 1), (0, 1), others=2) == pytest.approx([2, 2])
+
+
+def test_transfers_after_an_idle_hour_still_take_their_time() -> None:
+    """An idle link once ran up so much service that all transfers ended with the first."""
+    assert ends(1e6, (3600, 1e6), (3600, 3e6), each=1e15) == pytest.approx([3602, 3604])
+
+
+def test_capacity_may_change_under_way() -> None:
+    clock, ended = Clock(), []
+    shared = Shared(clock, 1.0, each=10.0)
+    shared.start(4.0, lambda: ended.append(clock.now))
+    clock.at(2.0, lambda: shared.set(capacity=4.0))
+    clock.run(10)
+    assert ended == pytest.approx([2.5])
+
+
+# -- rates by formula --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("local", "rate"), [(1, 20), (3, 60), (4, 80), (8, 80)])
+def test_cpu_bound(local: int, rate: float) -> None:
+    assert run(world(Work(cpu_s=0.05), cpus=4), workers(local)).rate(5, 20) == pytest.approx(rate, rel=0.01)
+
+
+def test_encoding_costs_a_worker_s_cpu() -> None:
+    history = run(world(Work(cpu_s=0.03, encode_s=0.01), cpus=2), workers(4))
+    assert history.rate(5, 20) == pytest.approx(50, rel=0.01)
+
+
+def test_the_consumer_takes_its_cpu_from_the_workers() -> None:
+    """2 CPUs, 30 ms in a worker and 5 + 5 ms in the consumer, which is never the limit."""
+    history = run(world(Work(cpu_s=0.03), Step(cpu_s=0.005), cpus=2, own_s=0.005), workers(8), 60)
+    assert history.rate(10, 60) == pytest.approx(2 / 0.04, rel=0.02)
+
+
+@pytest.mark.parametrize(("local", "depth", "rate"), [(1, 4, 10), (16, 64, 160), (16, 5, 50)])
+def test_wait_bound_by_workers_or_by_depth(local: int, depth: int, rate: float) -> None:
+    history = run(world(Work(wait_s=0.1), cpus=1), workers(local, depth=depth))
+    assert history.rate(5, 20) == pytest.approx(rate, rel=0.01)
+
+
+def test_consumer_bound() -> None:
+    history = run(world(Work(cpu_s=0.01), Step(gpu_s=0.02, cpu_s=0.004), cpus=8, own_s=0.001), workers(4))
+    assert history.rate(5, 20) == pytest.approx(1 / 0.025, rel=0.01)
+
+
+def test_remote_workers_have_a_cpu_each() -> None:
+    history = run(world(Work(cpu_s=0.05, wait_s=0.05), cpus=1, nodes=8), workers(remote=8))
+    assert history.rate(5, 20) == pytest.approx(80, rel=0.01)
+
+
+def test_there_are_no_more_remote_workers_than_nodes() -> None:
+    assert run(world(Work(cpu_s=0.1), nodes=3), workers(remote=8)).rate(5, 20) == pytest.approx(30, rel=0.01)
+
+
+def test_link_bound() -> None:
+    history = run(world(Work(cpu_s=0.02, batch_bytes=4e6), nodes=8, link=1e8), workers(remote=8))
+    assert history.rate(5, 20) == pytest.approx(25, rel=0.03)
+
+
+def test_both_lanes_add_up() -> None:
+    history = run(world(Work(cpu_s=0.1), cpus=2, nodes=3), workers(2, 3))
+    assert history.rate(5, 20) == pytest.approx(50, rel=0.01)
+
+
+@pytest.mark.parametrize("others", [0.0, 3.0])
+def test_in_process_everything_adds_up(others: float) -> None:
+    """On one CPU, of which others leave a quarter; there is nothing to hand over, so no own_s."""
+    of = world(Work(cpu_s=0.01, wait_s=0.02, encode_s=0.5), Step(gpu_s=0.03, cpu_s=0.01), own_s=0.5, cpus=1)
+    of = with_phases(of, *of.phases, Phase(others=others))
+    cpu_s = 0.02 * (1 + others)
+    assert run(of, Settings()).rate(5, 20) == pytest.approx(1 / (0.05 + cpu_s), rel=0.02)
+
+
+def test_thrashing_costs_more_per_process_beyond_the_cpus() -> None:
+    history = run(world(Work(cpu_s=0.04), cpus=2, thrash=0.1), workers(6), 60)
+    assert history.rate(10, 60) == pytest.approx(2 / (0.04 * 1.4), rel=0.02)
+
+
+def test_two_ranks_get_half_of_the_machine_each() -> None:
+    histories = simulate(world(Work(cpu_s=0.05), cpus=4, ranks=2), [Fixed(workers(4))] * 2, 20)
+    assert [history.rate(5, 20) for history in histories] == pytest.approx([40, 40], rel=0.02)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0])
+def test_spread_has_mean_one(sigma: float) -> None:
+    history = run(world(Work(wait_s=0.05, spread=sigma)), workers(8, depth=500), 400)
+    assert history.rate(20, 400) == pytest.approx(160, rel=0.05)
+
+
+def test_stragglers_hold_up_a_shallow_window() -> None:
+    of = world(Work(wait_s=0.02, rare=0.01, rare_factor=20), Step(gpu_s=0.004))
+    shallow, deep = (run(of, workers(8, depth=depth), 60).rate(5, 60) for depth in (8, 200))
+    assert shallow < 0.8 * deep
+    assert deep == pytest.approx(250, rel=0.02)
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+BUSY = world(Work(cpu_s=0.02, wait_s=0.03, spread=0.5), Step(gpu_s=0.01, cpu_s=0.002), cpus=3, own_s=0.001)
+
+
+def test_windows_are_short_at_first() -> None:
+    seconds = [sample.seconds for sample in recorded(BUSY, workers(2))]
+    assert (seconds[0], seconds[-1]) == pytest.approx((0.1, 1.0))
+    assert sum(seconds) == pytest.approx(20.0, abs=1.0)
+
+
+def test_the_consumer_s_time_adds_up_but_for_what_is_under_way() -> None:
+    samples = recorded(BUSY, workers(2))
+    spent = sum(sample.wait_s + sample.own_s + sample.work_s for sample in samples)
+    assert spent == pytest.approx(sum(sample.seconds for sample in samples), abs=0.1)
+
+
+def test_utilisation_is_rate_times_service() -> None:
+    """Little's law for the workers: those at work are the rate times what a batch takes."""
+    for sample in recorded(world(Work(wait_s=0.08), Step(gpu_s=0.02), cpus=2), workers(6))[-5:]:
+        assert sample.local.busy_s == pytest.approx(sample.local.tickets * 0.08)
+        assert sample.local.busy_s / sample.seconds == pytest.approx(sample.rate * 0.08, rel=0.05)
+
+
+def test_saturated_workers_are_always_at_work_and_the_window_is_full() -> None:
+    samples = recorded(world(Work(wait_s=0.08), cpus=2), workers(6, depth=10))[-10:]
+    assert sum(s.local.busy_s for s in samples) / sum(s.seconds for s in samples) == pytest.approx(6, rel=0.02)
+    assert {sample.ready + sample.in_flight for sample in samples} == {10}
+
+
+def test_little_s_law_for_the_window() -> None:
+    """Batches drawn and not delivered are the rate times the time from drawing to delivery."""
+    of = world(Work(wait_s=0.1), cpus=2)
+    drawn_to_delivered_s = 10 / run(of, workers(5, depth=10)).rate(5, 20)
+    assert drawn_to_delivered_s == pytest.approx(0.2, rel=0.01)
+
+
+def test_stages_of_a_local_worker() -> None:
+    lane = recorded(world(Work(cpu_s=0.02, wait_s=0.03, encode_s=0.005), cpus=8), workers(2))[-1].local
+    assert lane.cpu_s / lane.tickets == pytest.approx(0.025)
+    assert lane.encode_s / lane.tickets == pytest.approx(0.005)
+    assert lane.busy_s / lane.tickets == pytest.approx(0.055)
+    assert lane.services_s == pytest.approx([0.055] * len(lane.services_s))
+
+
+def test_a_remote_worker_s_time_is_without_the_way_back() -> None:
+    lane = recorded(world(Work(cpu_s=0.02, batch_bytes=1e6), nodes=2, link=2e7, rtt_s=0.5), workers(remote=2))[
+        -1
+    ].remote
+    assert lane.tickets
+    assert lane.busy_s / lane.tickets == pytest.approx(0.02)
+
+
+def test_thrashing_is_measured_as_cpu_time() -> None:
+    lane = recorded(world(Work(cpu_s=0.04), cpus=2, thrash=0.1), workers(6))[-1].local
+    assert lane.cpu_s / lane.tickets == pytest.approx(0.04 * 1.4, rel=0.02)
+
+
+def test_the_trainer_s_cpu_time() -> None:
+    made_here = recorded(world(Work(cpu_s=0.02), Step(gpu_s=0.01, cpu_s=0.005), own_s=0.5), Settings())[-1]
+    assert made_here.host.trainer_cpu_s / made_here.batches == pytest.approx(0.025, rel=0.05)
+    handed_over = recorded(world(Work(cpu_s=0.01), Step(gpu_s=0.01, cpu_s=0.005), own_s=0.005), workers(1))[-1]
+    assert handed_over.host.trainer_cpu_s / handed_over.batches == pytest.approx(0.01, rel=0.05)
+
+
+def test_in_process_wall_time_counts_what_others_take() -> None:
+    of = world(Work(cpu_s=0.02), Step(gpu_s=0.01), cpus=1)
+    lane = recorded(with_phases(of, *of.phases, Phase(others=1)), Settings())[-1].made_here
+    assert (lane.busy_s / lane.tickets, lane.cpu_s / lane.tickets) == pytest.approx((0.04, 0.02))
+
+
+@pytest.mark.parametrize(("local", "others", "had"), [(1, 1.0, 1.0), (1, 8.0, 3.556), (4, 4.0, 2.0)])
+def test_others_are_a_mean_over_the_window(local: int, others: float, had: float) -> None:
+    of = world(Work(cpu_s=0.05), cpus=4)
+    sample = recorded(with_phases(of, *of.phases, Phase(others=others)), workers(local))[-1]
+    assert sample.host.others == pytest.approx(had, rel=0.01)
+
+
+def test_waiting_for_the_next_in_turn_while_later_ones_are_ready() -> None:
+    even = recorded(world(Work(wait_s=0.05), Step(gpu_s=0.001)), workers(4))
+    assert sum(sample.head_s for sample in even) == pytest.approx(0, abs=0.01)
+    spread = recorded(world(Work(wait_s=0.05, spread=1.0), Step(gpu_s=0.001)), workers(4))
+    head_s, wait_s = (sum(getattr(sample, name) for sample in spread) for name in ("head_s", "wait_s"))
+    assert 0.2 * wait_s < head_s < wait_s
+
+
+def test_noise_is_on_measurements_only() -> None:
+    noisy = recorded(replace(BUSY, noise=0.2), workers(2))
+    assert [s.batches for s in noisy[:3]] == [s.batches for s in recorded(BUSY, workers(2))[:3]]
+    assert sum(s.wait_s + s.own_s + s.work_s for s in noisy) != pytest.approx(20.0, rel=1e-3)
+
+
+# -- order and depth ---------------------------------------------------------------------------------------------------
+
+
+def test_delivery_is_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch takes a second, the other three of the window a tenth; nothing overtakes it."""
+    waits = iter([1.0, 0.1, 0.1, 0.1] + [100.0] * 10)
+    monkeypatch.setattr(Plant, "draw_work", lambda self, rng: (next(waits), 0.0))
+    assert run(world(Work(wait_s=1)), workers(4, depth=4), 5).delivered == pytest.approx([1.0] * 4)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 17])
+def test_depth_is_never_exceeded(depth: int) -> None:
+    held = [sample.ready + sample.in_flight for sample in recorded(BUSY, workers(8, depth=depth))]
+    assert max(held) == depth
+
+
+def test_less_depth_is_reached_by_delivering() -> None:
+    of = world(Work(wait_s=0.05), Step(gpu_s=0.04))
+    samples = recorded(of, workers(4, depth=20), (5.0, workers(4, depth=4)))
+    assert max(s.ready + s.in_flight for s in samples if s.at <= 5.0) == 20
+    assert max(s.ready + s.in_flight for s in samples if s.at > 7.0) == 4
+
+
+# -- size --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("settings", "first"), [(workers(1), 0.3), (workers(remote=1), 2.1), (Settings(), 0.1)])
+def test_workers_take_time_to_start(settings: Settings, first: float) -> None:
+    history = run(world(Work(wait_s=0.1), nodes=1, fork_s=0.2, actor_s=2.0), settings)
+    assert history.delivered[0] == pytest.approx(first)
+
+
+def test_growth_and_giving_back() -> None:
+    recorder = Recorder(workers(1), (5.0, workers(4)), (10.0, workers(2)), (15.0, Settings()))
+    history = simulate(world(Work(wait_s=0.1)), [recorder], 20)[0]
+    assert [history.rate(at, at + 3) for at in (1, 6, 12, 17)] == pytest.approx([10, 40, 20, 10], rel=0.05)
+
+
+@pytest.mark.parametrize("change", [1.03, 1.5, 2.22])
+def test_any_way_between_lanes_goes_on_delivering(change: float) -> None:
+    of = world(Work(wait_s=0.1, spread=1.0), nodes=4, actor_s=0.3, fork_s=0.05)
+    places = [workers(2), Settings(), workers(remote=3), workers(1, 2), Settings(), workers(remote=1), workers(4)]
+    changes = [(change * (number + 1), place) for number, place in enumerate(places * 3)]
+    samples = recorded(of, workers(3), *changes, seconds=change * 25)
+    assert min(sum(s.batches for s in samples[i : i + 8]) for i in range(10, len(samples) - 8)) > 0
+
+
+def test_lost_nodes_lose_no_batch() -> None:
+    """A batch lost would stop delivery for good, as it is in order."""
+    of = world(
+        Work(cpu_s=0.1, spread=0.5), cpus=2, nodes=6, phases=[Phase(at=10.05, nodes=1), Phase(at=20.05, nodes=6)]
+    )
+    history = run(of, workers(2, 6, depth=64), 30)
+    assert [history.rate(start, start + 7) for start in (3, 13, 23)] == pytest.approx([80, 30, 80], rel=0.12)
+
+
+def test_the_last_node_is_lost_while_batches_are_to_be_made_here() -> None:
+    of = world(Work(wait_s=1.0), nodes=2, phases=[Phase(at=5.5, nodes=0)])
+    recorder = Recorder(workers(remote=2), (5.1, Settings(depth=2)))
+    history = simulate(of, [recorder], 12)[0]
+    assert history.rate(7, 12) == pytest.approx(1.0, rel=0.21)
+
+
+def test_loss_hits_ranks_alike() -> None:
+    of = world(Work(cpu_s=0.1), nodes=8, ranks=2, phases=[Phase(at=10, nodes=4)])
+    histories = simulate(of, [Fixed(workers(remote=4))] * 2, 20)
+    assert [history.rate(12, 20) for history in histories] == pytest.approx([20, 20], rel=0.05)
+
+
+def test_room_is_a_fair_share_of_what_is_free() -> None:
+    recorders = [Recorder(workers(remote=2)), Recorder(workers(remote=4))]
+    simulate(world(Work(cpu_s=0.1), nodes=8, ranks=2), recorders, 5)
+    assert [recorder.samples[-1].remote.room for recorder in recorders] == [2, 0]
+    assert [recorder.samples[-1].remote.running for recorder in recorders] == [2, 4]
+
+
+def test_worker_seconds_are_counted_by_lane() -> None:
+    history = run(world(Work(cpu_s=0.1), cpus=2, nodes=3, fork_s=0.0), workers(2, 3), 20.0)
+    assert (history.local_s / 2, history.remote_s / 3) == pytest.approx((20, 20), rel=0.06)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_workers_and_batches_in_flight() -> None:
+    """The consumer is slow, so all eight batches of the window are ready."""
+    of = world(Work(cpu_s=0.01, batch_bytes=1e8), Step(gpu_s=0.5), cpus=2, worker_bytes=3e8, memory=4e9)
+    recorder = Recorder(workers(3, depth=8))
+    history = simulate(of, [recorder], 20)[0]
+    assert max(mark.memory for mark in history.marks) == pytest.approx(3 * 3e8 + 8 * 1e8)
+    free = [sample.host.memory_free for sample in recorder.samples]
+    assert min(left for left in free if left is not None) == pytest.approx(4e9 - 1.7e9)
+
+
+def test_a_window_remembers_its_most_memory() -> None:
+    """Between samples two batches are held; at samples, every whole second, one of them has just been taken."""
+    of = world(Work(wait_s=0.5, batch_bytes=1e8), Step(gpu_s=1.0), worker_bytes=0.0)
+    assert {mark.memory for mark in run(of, workers(1, depth=2)).marks[-5:]} == {2e8}
+
+
+def test_remote_workers_need_no_memory_here() -> None:
+    of = world(Work(cpu_s=0.1, batch_bytes=1e6), nodes=4, worker_bytes=5e8)
+    assert max(mark.memory for mark in run(of, workers(remote=4, depth=8)).marks) <= 8e6
+
+
+# -- time and chance ---------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_gives_the_same_run_and_another_another() -> None:
+    of = replace(BUSY, noise=0.1)
+    same = [run(of, workers(3)) for _ in range(2)]
+    assert same[0].delivered == same[1].delivered
+    assert [mark.stall for mark in same[0].marks] == [mark.stall for mark in same[1].marks]
+    assert run(replace(of, seed=1), workers(3)).delivered != same[0].delivered
+
+
+def test_global_randomness_is_left_alone() -> None:
+    random.seed(7)
+    before = random.getstate()
+    run(BUSY, workers(2), 2)
+    assert random.getstate() == before
+
+
+def test_phases_change_only_what_they_name() -> None:
+    of = world(
+        Work(wait_s=0.1), Step(gpu_s=0.05), phases=[Phase(at=10, work=Work(wait_s=0.4)), Phase(at=20, step=Step())]
+    )
+    history = run(of, workers(4), 30)
+    assert [history.rate(start, start + 8) for start in (2, 12, 22)] == pytest.approx([20, 10, 10], rel=0.05)
+
+
+def test_as_many_controllers_as_ranks() -> None:
+    with pytest.raises(ValueError, match="2 ranks need as many controllers, got 1"):
+        Plant(World(ranks=2), [Fixed(Settings())])
