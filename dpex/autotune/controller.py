@@ -159,7 +159,7 @@ class Controller:
     def _undo(self, sample: Sample, trial: _Trial, rate: float) -> Decision:
         decision = trial.decision
         kind = _kind(decision.old, decision.new)
-        self._guard.remember(kind, decision.old, sample.at)
+        self._guard.remember(kind, sample.at)
         change = f"{(rate / trial.rate_before - 1) * 100:+.0f} %" if trial.rate_before else "nothing"
         text = f"back to {decision.old}: {decision.new} brought {change}, expected {decision.predicted_rate:.3g}/s"
         evidence = {"rate_before": trial.rate_before, "rate_after": rate}

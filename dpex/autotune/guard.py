@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.policy import Bounds
-from dpex.autotune.types import Sample, Settings
+from dpex.autotune.types import Sample
 
 _DEEPEST = 4096
 
 
 @dataclass
 class _Failure:
-    kind: str
-    limit: Settings
     until: float
     times: int
 
@@ -56,11 +53,11 @@ class Guard:
 
     # -- memory --------------------------------------------------------------------------------------------------
 
-    def remember(self, kind: str, limit: Settings, now: float) -> None:
-        """A change of this kind, away from ``limit``, did not help; each time in a row it is remembered for longer."""
+    def remember(self, kind: str, now: float) -> None:
+        """A change of this kind did not help; each time in a row it is remembered for longer."""
         times = self._failures[kind].times + 1 if kind in self._failures else 1
         keep_s = self._config.remember_s * min(10, 2 ** (times - 1))
-        self._failures[kind] = _Failure(kind, limit, now + keep_s, times)
+        self._failures[kind] = _Failure(now + keep_s, times)
 
     def forget(self) -> None:
         """The work has changed: everything may be tried again."""
@@ -70,7 +67,3 @@ class Guard:
         """Whether such a change failed lately."""
         failure = self._failures.get(kind)
         return failure is not None and now < failure.until
-
-    def __iter__(self) -> Iterator[tuple[str, Settings, float]]:
-        for failure in self._failures.values():
-            yield failure.kind, failure.limit, failure.until
