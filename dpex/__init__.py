@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dpex.autotune.config import AutotuneConfig
     from dpex.dataloader import DpexDataLoader
     from dpex.errors import ClusterError, DpexError, FixedWorkersError, OptionError, ShippingError, WorkerDiedError
     from dpex.stats import LaneStats, LoaderStats
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "AutotuneConfig": "dpex.autotune.config",
     "DpexDataLoader": "dpex.dataloader",
     "ClusterError": "dpex.errors",
     "DpexError": "dpex.errors",
@@ -29,6 +31,7 @@ _HOME = {
 }
 
 __all__ = [
+    "AutotuneConfig",
     "ClusterError",
     "DpexDataLoader",
     "DpexError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,6 +14,8 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.types import Decision, Settings
 from dpex.cpus import static_worker_count
 from dpex.epoch import (
     ArenaCache,
@@ -22,10 +25,11 @@ from dpex.epoch import (
     draws_ahead_safely,
 )
 from dpex.errors import FixedWorkersError, OptionError
-from dpex.lanes.maker import LaneMaker
+from dpex.lanes.maker import LaneMaker, RemoteRoom
 from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
 from dpex.pace import Sizes
 from dpex.stats import LoaderStats
+from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
 
 logger = logging.getLogger("dpex")
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
@@ -42,7 +46,7 @@ class DpexDataLoader(DataLoader[T_co]):
     attribute of its own name:
 
     Args:
-        num_workers: as in torch, or ``"auto"``.
+        num_workers: as in torch, or ``"auto"``: as many as pay, here and on the cluster, while training runs.
         distribute_mode: False: workers on this machine. True: on the Ray cluster. ``"auto"``: on the cluster if this
             process is connected to one.
         head_address: of the Ray cluster: ``"auto"``, ``"local"`` (a private one in this machine) or ``"host:port"``.
@@ -56,6 +60,10 @@ class DpexDataLoader(DataLoader[T_co]):
         runtime_env: Ray's ``runtime_env`` for the actors.
         local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work (always so where dpex's local
             lane cannot serve, as on other systems than Linux).
+        autotune: None: ``num_workers="auto"`` is tuned with the defaults, and a number is kept. An `AutotuneConfig`:
+            tuned within its limits, starting from ``num_workers`` (needs ``seeding="batch"``, which is the default
+            then). False: nothing is tuned; ``"auto"`` is a number chosen once. The number of workers of an iterable
+            dataset is kept in any case, and only the depth is tuned.
 
     Raises:
         ValueError, TypeError: as torch does, and `OptionError` (a ValueError) for dpex's own options.
@@ -88,17 +96,19 @@ class DpexDataLoader(DataLoader[T_co]):
         worker_resources: Mapping[str, Any] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         local_engine: Literal["dpex", "torch"] = "dpex",
+        autotune: AutotuneConfig | Literal[False] | None = None,
     ) -> None:
         workers = _worker_count(num_workers)
         auto = isinstance(workers, AutoWorkers)
         options = Options(
             distribute_mode=distribute_mode,
             head_address=head_address,
-            seeding=resolve_seeding(seeding, auto),
+            seeding=resolve_seeding(seeding, auto or isinstance(autotune, AutotuneConfig)),
             memory_budget=memory_budget,
             worker_resources=worker_resources,
             runtime_env=runtime_env,
             local_engine=local_engine,
+            autotune=autotune,
         )
         self.distribute_mode = options.distribute_mode
         self.head_address = options.head_address
@@ -107,8 +117,10 @@ class DpexDataLoader(DataLoader[T_co]):
         self.worker_resources = options.worker_resources
         self.runtime_env = options.runtime_env
         self.local_engine = options.local_engine
+        self.autotune = options.autotune
         self._prefetch_is_given = prefetch_factor not in (None, TORCH_PREFETCH_FACTOR)
         self._sizes: Sizes | None = None
+        self._pins: dict[str, int] = {}
         self._new_runtime()
         super().__init__(
             dataset,
@@ -138,10 +150,11 @@ class DpexDataLoader(DataLoader[T_co]):
         self._arenas = ArenaCache()
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._last_stats: list[LoaderStats] = [LoaderStats()]
+        self._tuner: Tuner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_iterators", "_arenas", "_share", "_last_stats"):
+        for name in ("_iterators", "_arenas", "_share", "_last_stats", "_tuner"):
             state.pop(name, None)
         return state
 
@@ -152,15 +165,20 @@ class DpexDataLoader(DataLoader[T_co]):
     def _get_iterator(self) -> _BaseDataLoaderIter:
         piped = isinstance(self.dataset, (IterDataPipe, MapDataPipe))
         sizes = self._current_sizes()
-        if piped or (sizes.remote == 0 and self._torch_engine()):
+        tuner = self._tuning()
+        if piped or (sizes.remote == 0 and tuner is None and self._torch_engine()):
             return super()._get_iterator()
-        if self.num_workers == 0 and (self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable):
+        if (
+            tuner is None
+            and self.num_workers == 0
+            and (self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable)
+        ):
             return _DpexInlineDataLoaderIter(self, self._arenas)
         self.check_worker_number_rationality()
-        if sizes.remote > 0:
+        if sizes.remote > 0 or (tuner is not None and self._is_distributed()):
             self._hold_cluster()
         kind = _DpexDataLoaderIter if self._dataset_kind == _DatasetKind.Iterable else _DpexMapDataLoaderIter
-        iterator = kind(self, self._lane_maker(), sizes, self._last_stats)
+        iterator = kind(self, self._lane_maker(), sizes, self._last_stats, tuner)
         self._iterators.add(iterator)
         return iterator
 
@@ -210,9 +228,59 @@ class DpexDataLoader(DataLoader[T_co]):
 
     # -- size ----------------------------------------------------------------------------------------------------
 
+    def _tuning(self) -> Tuner | None:
+        """The tuner of this loader, if it is tuned."""
+        if self._tuner is None and self._is_tuned():
+            self._tuner = self._new_tuner()
+        return self._tuner
+
+    def _is_tuned(self) -> bool:
+        if self.autotune is False or (self.autotune is None and not isinstance(self.num_workers, AutoWorkers)):
+            return False
+        if self.seeding == "worker" or isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            return False
+        if self._dataset_kind == _DatasetKind.Iterable and self.num_workers == 0:
+            return False
+        return sys.platform == "linux" and self.local_engine == "dpex"
+
+    def _new_tuner(self) -> Tuner:
+        limits = Limits(
+            streams=self._dataset_kind == _DatasetKind.Iterable,
+            may_inline=self.worker_init_fn is None and self.timeout == 0,
+            memory_budget=self.memory_budget,
+            prefetch_factor=self.prefetch_factor if self._prefetch_is_given else None,
+            pins=self._pins,
+        )
+        room = None
+        if self.distribute_mode is not False:
+            world_size = os.environ.get("WORLD_SIZE", "1")
+            ranks = int(world_size) if world_size.isdigit() else 1
+            room = RemoteRoom(self.worker_resources, world_size=ranks, every_s=ROOM_EVERY_S)
+        return Tuner(self.autotune or AutotuneConfig(), self._first_settings(limits), limits, room=room)
+
+    def _first_settings(self, limits: Limits) -> Settings:
+        if isinstance(self.num_workers, AutoWorkers) and not limits.streams:
+            start = cold_start()
+        else:
+            sizes = self._static_sizes()
+            depth = max(1, self.num_workers * (self.prefetch_factor or 2))
+            start = Settings(local=sizes.local, remote=sizes.remote, depth=depth)
+        pins = self._pins
+        local, remote = pins.get("local", start.local), pins.get("remote", start.remote)
+        return Settings(local=local, remote=remote, depth=pins.get("prefetch", start.depth))
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What was decided for this loader so far and why, oldest first; see `dpex.autotune.types.Decision`."""
+        return self._tuner.decisions if self._tuner is not None else []
+
     def _current_sizes(self) -> Sizes:
-        if self._sizes is not None:
-            return self._sizes
+        tuner = self._tuning()
+        if tuner is not None:
+            return tuner.sizes
+        return self._sizes if self._sizes is not None else self._static_sizes()
+
+    def _static_sizes(self) -> Sizes:
         remote = self._is_distributed()
         workers = int(self.num_workers)
         prefetch = workers * (self.prefetch_factor or 0) if self._prefetch_is_given else None
@@ -230,7 +298,8 @@ class DpexDataLoader(DataLoader[T_co]):
 
         Takes effect at once, also in the middle of an epoch and from any thread: new workers take tickets as soon as
         they are up, leaving ones finish what they hold. For an iterable dataset the hosts change at the next
-        ``iter()``, as a running stream cannot move.
+        ``iter()``, as a running stream cannot move. Where the loader tunes itself, what is named here is fixed from now
+        on (``prefetch``: as the most), and the rest is tuned on.
 
         Raises:
             OptionError: a count that is no whole number, or ``prefetch < 1``.
@@ -247,7 +316,14 @@ class DpexDataLoader(DataLoader[T_co]):
             remote=now.remote if remote is None else remote,
             prefetch=now.prefetch if prefetch is None else prefetch,
         )
-        self._sizes = sizes
+        tuner = self._tuning()
+        if tuner is not None:
+            named = {"local": local, "remote": remote, "prefetch": prefetch}
+            self._pins |= {name: count for name, count in named.items() if count is not None}
+            tuner.pin(self._pins)
+            sizes = tuner.sizes
+        else:
+            self._sizes = sizes
         for iterator in list(self._iterators):
             iterator._engine.resize(sizes)
 

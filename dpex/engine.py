@@ -15,23 +15,27 @@ import math
 import os
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from dpex.alerts import warn
+from dpex.autotune.types import LaneSample
 from dpex.clock import monotonic
 from dpex.cpus import static_worker_count
 from dpex.errors import WorkerDiedError
 from dpex.homes import Place
-from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, Lane, Made, Note, Released, Snapshot, Up
+from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, Lane, LaneTimes, Made, Note, Released, Snapshot, Up
+from dpex.meter import Look, Tally
 from dpex.pace import Pace, Sizes
 from dpex.pin import AHEAD, Pinner
 from dpex.schedule import Delivery, Schedule, Ticket
 from dpex.stats import LaneStats, LoaderStats
 from dpex.tenancy import Tenancy
-from dpex.worker import Failure
+from dpex.worker import Failure, Stages
 
 logger = logging.getLogger("dpex")
 
@@ -51,7 +55,7 @@ class Plan:
     stretch: bool
     memory_budget: int | None
     make_lane: Callable[[Literal["local", "remote"], int], Lane]
-    make_inline: Callable[[int, Any, int], Any]
+    make_inline: Callable[[int, Any, int], tuple[Any, Stages]]
     pinner: Pinner | None = None
 
 
@@ -83,13 +87,12 @@ class Engine:
             memory_budget=plan.memory_budget,
         )
         self._epoch = -1
-        self._batches = 0
+        self._tally = Tally()
+        self._here = LaneTimes()
+        self._granting = False
+        self._refused: str | None = None
         self._deaths = 0
         self._remade = 0
-        self._wait_s = 0.0
-        self._work_s = 0.0
-        self._first_batch_s = 0.0
-        self._returned_at: float | None = None
         self._collected_at = 0.0
         self.sampler: Iterator[Any] = iter(())
         self.schedule = self._new_schedule()
@@ -127,7 +130,7 @@ class Engine:
             self._carrier.clear()
             self._load = dict.fromkeys(self._load, 0)
             self.schedule = self._new_schedule()
-            self._returned_at = None
+            self._tally.returned_at = 0.0
             if self._lanes or self._sizes.local + self._sizes.remote:
                 self._fill()
 
@@ -157,20 +160,27 @@ class Engine:
     def next(self) -> Any:
         """The next batch; raises its error in its place, StopIteration at the end, RuntimeError on a timeout."""
         with self._lock:
-            entered = monotonic()
-            if self._returned_at is not None:
-                self._work_s += entered - self._returned_at
+            tally, over = self._tally, False
+            tally.entered_at = entered = monotonic()
+            if tally.returned_at:
+                tally.work_s += entered - tally.returned_at
+            else:
+                tally.start()
             try:
                 delivery = self._await_delivery(entered)
                 if self._plan.logicals or self._lanes:
                     self._fill()
                 return self._open(delivery)
+            except StopIteration:
+                over = True
+                raise
             finally:
-                self._returned_at = monotonic()
-                waited = self._returned_at - entered
-                self._wait_s += waited
-                if self._batches == 1:
-                    self._first_batch_s = waited
+                now = monotonic()
+                tally.inside_s += now - entered
+                tally.entered_at = 0.0
+                tally.returned_at = 0.0 if over else now
+                if tally.starting:
+                    tally.started(now - entered, got_one=not over)
 
     def _await_delivery(self, entered: float) -> Delivery:
         if self._closed:
@@ -184,7 +194,7 @@ class Engine:
                 self._await_pinning(self._plan.pinner, entered)
             delivery = self.schedule.pop()
             if delivery is not None:
-                self._batches += 1
+                self._tally.batches += 1
                 return delivery
             if self.schedule.finished:
                 raise StopIteration
@@ -208,13 +218,18 @@ class Engine:
         """Have what is next in turn pinned, and wait for the first of it."""
         deadline = entered + self._plan.timeout_s if self._plan.timeout_s > 0 else math.inf
         while (job := pinner.hand_over(self.schedule, 1 + AHEAD)) is not None and not job.finished.is_set():
-            self._lock.release()
-            try:
-                in_time = pinner.wait(job, deadline)
-            finally:
-                self._lock.acquire()
-            if not in_time:
+            if not self._blocked(partial(pinner.wait, job, deadline), head=False):
                 raise self._timed_out()
+
+    def _blocked(self, wait: Callable[[], Any], head: bool) -> Any:
+        """Wait without the lock; ``head``: it is only the next batch in turn that is missing."""
+        self._tally.block(monotonic(), head)
+        self._lock.release()
+        try:
+            return wait()
+        finally:
+            self._lock.acquire()
+            self._tally.unblock(monotonic())
 
     def _timed_out(self) -> RuntimeError:
         return RuntimeError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
@@ -235,11 +250,7 @@ class Engine:
             for fd in descriptors:
                 poller.register(fd, select.POLLIN)
             self._poller = (descriptors, poller)
-        self._lock.release()
-        try:
-            self._poller[1].poll(limit * 1000 + 0.5)
-        finally:
-            self._lock.acquire()
+        self._blocked(partial(self._poller[1].poll, limit * 1000 + 0.5), head=self.schedule.ready > 0)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         if self._wishes:
@@ -248,7 +259,8 @@ class Engine:
     def _widen_for_stragglers(self) -> None:
         """Finished batches wait behind a slow one, and nothing is left to hand out: look further ahead."""
         schedule = self.schedule
-        if self._plan.logicals or self._sizes.prefetch is not None or not schedule.ready or schedule.room:
+        said = self._sizes.prefetch is not None or self._sizes.depth is not None
+        if said or self._plan.logicals or not schedule.ready or schedule.room:
             return
         hosts = sum(lane.counts.running for lane in self._lanes.values())
         if schedule.in_flight < hosts and self._pace.widen(schedule.window, schedule.ready):
@@ -374,16 +386,25 @@ class Engine:
 
     def _make_inline(self) -> None:
         for ticket in self.schedule.take(1):
-            began = monotonic()
+            began, cpu_began = monotonic(), time.thread_time()
             try:
-                made = self._plan.make_inline(ticket.number, ticket.index, self._epoch)
+                made, stages = self._plan.make_inline(ticket.number, ticket.index, self._epoch)
             except BaseException:
                 self.schedule.give_back([ticket])
                 self.schedule.done(ticket.number, None)
                 self.schedule.pop()
                 raise
-            self._pace.learn(monotonic() - began, 0)
+            self._count_here(stages, monotonic() - began, time.thread_time() - cpu_began)
             self.schedule.done(ticket.number, lambda made=made: made)
+
+    def _count_here(self, stages: Stages, service_s: float, cpu_s: float) -> None:
+        here = self._here
+        here.tickets += 1
+        here.fetch_s += service_s - stages.collate_s
+        here.collate_s += stages.collate_s
+        here.cpu_s += cpu_s
+        here.services_s.append(service_s)
+        self._pace.learn_here(service_s)
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -536,35 +557,58 @@ class Engine:
             if not self._closed:
                 os.eventfd_write(self._wake, 1)
 
+    def wish(self, sizes: Sizes) -> None:
+        """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
+        self._wishes.append(sizes)
+        with self._wake_lock:
+            if not self._closed:
+                os.eventfd_write(self._wake, 1)
+
     def _grant_wishes(self) -> None:
         """Carry out the latest wish; those before it do not matter any more."""
         if self._wishes:
+            self._granting = True
             self._sizes = self._wishes.pop()
             if not self._plan.iterable:
                 for name, count in (("local", self._sizes.local), ("remote", self._sizes.remote)):
                     if count > 0 or name in self._lanes:
-                        self._lane(name, count)
+                        self._grant_lane(name, count)
+            self._granting = False
         self.schedule.set_window(self._pace.window(self._sizes))
         self._tenancy.rebalance()
         if self._lanes:
             self._fill()
 
+    def _grant_lane(self, name: str, count: int) -> None:
+        """A tuner's wish for remote workers that cannot be granted must not end the user's training."""
+        try:
+            self._lane(name, count)
+        except Exception as error:
+            if name == "local" or self._sizes.depth is None:
+                raise
+            logger.info("no remote workers for this loader: %s", error)
+            self._refused = str(error)
+            self._sizes = replace(self._sizes, remote=0, local=self._sizes.local or 1)
+            self._lane("local", self._sizes.local)
+
     # -- looking in ----------------------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
         """A snapshot; see `LoaderStats`."""
-        schedule = self.schedule
+        schedule, tally = self.schedule, self._tally
         return LoaderStats(
             epoch=max(0, self._epoch),
-            batches=self._batches,
+            batches=tally.batches,
             prefetch=schedule.window,
             in_flight=schedule.in_flight,
             ready=schedule.ready,
             batch_bytes=self._pace.nbytes,
             ready_bytes=schedule.ready * self._pace.nbytes,
-            wait_s=self._wait_s,
-            work_s=self._work_s,
-            first_batch_s=self._first_batch_s,
+            wait_s=tally.inside_s,
+            own_s=max(0.0, tally.inside_s - tally.blocked_s - tally.first_blocked_s),
+            head_s=tally.head_s,
+            work_s=tally.work_s,
+            first_batch_s=tally.first_batch_s,
             deaths=self._deaths,
             remade=self._remade,
             lanes={name: self._lane_stats(lane) for name, lane in self._lanes.items()},
@@ -584,6 +628,26 @@ class Engine:
             cpu_s=times.cpu_s,
         )
 
+    def look(self) -> Look:
+        """For the tuner, from its thread: does not wait for the consumer."""
+        now, schedule, lanes = monotonic(), self.schedule, dict(self._lanes)
+        return Look(
+            at=now,
+            epoch=max(0, self._epoch),
+            times=self._tally.times(now),
+            sizes=self._sizes,
+            unwilling=self._granting or bool(self._wishes),
+            refused=self._refused,
+            away_s=self._tally.away_s(now),
+            ready=schedule.ready,
+            in_flight=schedule.in_flight,
+            batch_bytes=self._pace.nbytes,
+            made_here=_lane_sample(self._here),
+            local=_lane_sample(lanes["local"].times, lanes["local"]) if "local" in lanes else LaneSample(),
+            remote=_lane_sample(lanes["remote"].times, lanes["remote"]) if "remote" in lanes else LaneSample(),
+            pids=tuple(h.pid for h in getattr(lanes.get("local"), "handles", ()) if h.pid and h.exitcode is None),
+        )
+
     def first_tenant(self, place: Place) -> int:
         """The lowest number of the logical workers that live there, or a number above all of them."""
         return min(self._tenancy.tenants(place), default=self._plan.logicals)
@@ -591,6 +655,19 @@ class Engine:
     def lane(self, name: str) -> Lane | None:
         """The lane of that name, if it was ever needed."""
         return self._lanes.get(name)
+
+
+def _lane_sample(times: LaneTimes, lane: Lane | None = None) -> LaneSample:
+    return LaneSample(
+        requested=lane.counts.requested if lane is not None else 0,
+        running=lane.counts.running if lane is not None else 0,
+        tickets=times.tickets,
+        read_s=times.fetch_s,
+        collate_s=times.collate_s,
+        encode_s=times.encode_s,
+        cpu_s=times.cpu_s,
+        services_s=tuple(times.services_s),
+    )
 
 
 def _gave_up(ticket: Ticket, why: str) -> WorkerDiedError:

@@ -33,7 +33,8 @@ from dpex.pin import Pinner
 from dpex.seeding import epoch_key, ticket_seed
 from dpex.stats import LoaderStats
 from dpex.transport.arena import Arena
-from dpex.worker import ArenaCollate, Fetcher, WorkerSetup, seed_ticket
+from dpex.tuner import Tuner
+from dpex.worker import ArenaCollate, Fetcher, Stages, WorkerSetup, seed_ticket
 
 INLINE_ARENA_BYTES = 1 << 20
 """Batches from this size on are stacked into reused memory when they are made in the training process."""
@@ -87,14 +88,14 @@ class InlineMaker:
         self._base_seed = setup.base_seed
         self._generator = np.random.MT19937()
 
-    def __call__(self, number: int, index: Any, epoch: int) -> Any:
-        """The batch; errors come as they are."""
+    def __call__(self, number: int, index: Any, epoch: int) -> tuple[Any, Stages]:
+        """The batch and its stage times; errors come as they are."""
         python, torch_state = random.getstate(), torch.default_generator.get_state()
         numpy_generator = _numpy_random.get_bit_generator()
         _numpy_random.set_bit_generator(self._generator)
         try:
             seed_ticket(ticket_seed(epoch_key(self._base_seed, epoch), number))
-            return self._fetcher.fetch(index)[0]
+            return self._fetcher.fetch(index)
         finally:
             random.setstate(python)
             torch.default_generator.set_state(torch_state)
@@ -104,7 +105,14 @@ class InlineMaker:
 class _DpexDataLoaderIter(_BaseDataLoaderIter):
     """Batches made by workers; drives an `Engine`. ``__next__`` is torch's, with its profiler mark and warnings."""
 
-    def __init__(self, loader: Any, make_lane: LaneMaker, sizes: Sizes, last_stats: list[LoaderStats]) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        make_lane: LaneMaker,
+        sizes: Sizes,
+        last_stats: list[LoaderStats],
+        tuner: Tuner | None = None,
+    ) -> None:
         super().__init__(loader)
         self._last_stats = last_stats
         if self._num_workers > 0 and loader.prefetch_factor <= 0:
@@ -126,7 +134,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         )
         inline: list[InlineMaker] = []
 
-        def make_inline(number: int, index: Any, epoch: int) -> Any:
+        def make_inline(number: int, index: Any, epoch: int) -> tuple[Any, Stages]:
             if not inline:
                 inline.append(InlineMaker(setup, Arena(shared=False)))
             return inline[0](number, index, epoch)
@@ -145,10 +153,12 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             pinner=pinner,
         )
         self._engine = Engine(plan, sizes)
-        self._finalizer = weakref.finalize(self, _end, self._engine, pinner)
+        self._finalizer = weakref.finalize(self, _end, self._engine, pinner, tuner)
         if pinner is not None:
             pinner.start(self._engine.listen)
         self._reset(loader, first_iter=True)
+        if tuner is not None:
+            tuner.watch(self._engine)
 
     def _may_stretch(self, loader: Any, per_batch: bool) -> bool:
         """Whether nobody can tell if workers run further ahead than torch's.
@@ -187,7 +197,9 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         self._finalizer()
 
 
-def _end(engine: Engine, pinner: Pinner | None) -> None:
+def _end(engine: Engine, pinner: Pinner | None, tuner: Tuner | None) -> None:
+    if tuner is not None:
+        tuner.leave(engine)
     if pinner is None:
         engine.close()
     else:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
 from dpex.seeding import SEEDINGS
 
@@ -43,6 +44,7 @@ class Options:
     worker_resources: Mapping[str, Any] | None = None
     runtime_env: Mapping[str, Any] | None = None
     local_engine: Literal["dpex", "torch"] = "dpex"
+    autotune: AutotuneConfig | Literal[False] | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -60,6 +62,16 @@ class Options:
             f"memory_budget={budget!r}: give a positive number of bytes, or None for no limit",
         )
         _require(self.local_engine in ("dpex", "torch"), f"local_engine={self.local_engine!r}: give 'dpex' or 'torch'")
+        _require(
+            self.autotune is None or self.autotune is False or isinstance(self.autotune, AutotuneConfig),
+            f"autotune={self.autotune!r}: give an AutotuneConfig(...), False for no tuning, or None to tune "
+            "num_workers='auto' with the defaults",
+        )
+        _require(
+            not (isinstance(self.autotune, AutotuneConfig) and self.seeding == "worker"),
+            "autotune=AutotuneConfig(...) changes the number of workers, and seeding='worker' ties the random state to "
+            "it: give seeding='batch' (the same batches with any number of workers), or autotune=False",
+        )
         for name in ("worker_resources", "runtime_env"):
             value = getattr(self, name)
             _require(value is None or isinstance(value, Mapping), f"{name}={value!r}: give a mapping or None")

@@ -8,6 +8,7 @@ How far it runs ahead (the *window*) is PyTorch's ``num_workers * prefetch_facto
   `REMOTE_BYTES` allow.
 * Under ``seeding="batch"``, when made batches wait behind a straggler while workers idle, the window widens.
 * An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept to the letter; so is ``memory_budget``.
+* A tuner that says the depth says it instead of these rules: only grouping widens it, and what is explicit limits it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ _LEAST_SEEN = 8
 
 @dataclass(kw_only=True)
 class Sizes:
-    """What is wanted: hosts by lane, and the window; ``prefetch=None`` leaves the window to dpex."""
+    """What is wanted: hosts by lane, and the window; ``prefetch=None`` leaves the window to dpex.
+
+    ``depth``: the window that a tuner asks for, within ``prefetch``; None: nobody tunes.
+    """
 
     local: int
     remote: int
     prefetch: int | None
+    depth: int | None = None
 
 
 class Pace:
@@ -56,6 +61,7 @@ class Pace:
         self._memory_budget = memory_budget
         self._largest = 0
         self._seen = 0
+        self._here_seen = 0
         self._straggler_window = 0
 
     def learn(self, service_s: float, nbytes: int) -> None:
@@ -65,6 +71,12 @@ class Pace:
         self.service_s += weight * (service_s - self.service_s)
         self.nbytes += weight * (nbytes - self.nbytes)
         self._largest = max(self._largest, nbytes)
+
+    def learn_here(self, service_s: float) -> None:
+        """Take in a batch that was made in this process: how large it is was not seen."""
+        self._here_seen += 1
+        if not self._seen:
+            self.service_s += max(0.02, 1.0 / self._here_seen) * (service_s - self.service_s)
 
     def regroup(self, sizes: Sizes, hosts: int) -> None:
         """Set the group, for that many running hosts, by what is known by now."""
@@ -78,10 +90,15 @@ class Pace:
 
     def window(self, sizes: Sizes) -> int:
         """Batches drawn and not yet delivered, at most."""
-        if sizes.prefetch is not None:
+        hosts = max(1, sizes.local + sizes.remote)
+        if sizes.depth is not None:
+            window = max(sizes.depth, hosts if self._logical else 1)
+            if self.stretch and self.group > 1:
+                window = max(window, 4 * self.group * hosts)
+            window = min(window, window if sizes.prefetch is None else sizes.prefetch)
+        elif sizes.prefetch is not None:
             window = sizes.prefetch
         else:
-            hosts = max(1, sizes.local + sizes.remote)
             window = max(self._base_window, self._straggler_window, 1 if self._logical else 2 * hosts)
             if self.stretch and self.group > 1:
                 window = max(window, 4 * self.group * hosts)

@@ -11,7 +11,7 @@ class LaneStats:
     """One lane at one moment; times are sums over the ``tickets`` it has made.
 
     ``wanted`` hosts were asked for by the user or the tuner, ``requested`` of them from the system, ``running`` exist.
-    ``fetch_s``, ``collate_s`` and ``encode_s`` are wall seconds inside workers; ``cpu_s`` is CPU time of the first two.
+    ``fetch_s``, ``collate_s`` and ``encode_s`` are wall seconds inside workers; ``cpu_s`` is CPU time of all three.
     """
 
     wanted: int = 0
@@ -32,7 +32,9 @@ class LoaderStats:
     ``prefetch`` is the most batches that may be drawn and not yet delivered; ``in_flight`` are being made or wait for a
     worker, ``ready`` are made and wait for the consumer. ``ready_bytes`` are an estimate from the sizes seen.
     ``wait_s`` is wall time the consumer spent inside ``next()``, ``work_s`` between two calls of it (host time: it is
-    not the GPU's stall). ``deaths`` counts workers that ended unexpectedly, ``remade`` tickets made again for them.
+    not the GPU's stall). Of ``wait_s``, ``own_s`` is the part in which it was not blocked but busy (decoding, handing
+    out work, making batches itself), ``head_s`` that in which later batches were ready and the next one was not.
+    ``deaths`` counts workers that ended unexpectedly, ``remade`` tickets made again for them.
     """
 
     epoch: int = 0
@@ -43,6 +45,8 @@ class LoaderStats:
     batch_bytes: float = 0.0
     ready_bytes: float = 0.0
     wait_s: float = 0.0
+    own_s: float = 0.0
+    head_s: float = 0.0
     work_s: float = 0.0
     first_batch_s: float = 0.0
     deaths: int = 0

@@ -50,11 +50,10 @@ class WorkerSetup:
 
 
 class Stages(NamedTuple):
-    """Seconds one ticket took: ``fetch_s`` and ``collate_s`` of wall time, and ``cpu_s`` of CPU time over both."""
+    """Seconds of wall time one ticket took."""
 
     fetch_s: float
     collate_s: float
-    cpu_s: float
 
 
 class StreamEnd:
@@ -113,11 +112,11 @@ class Fetcher:
 
     def fetch(self, index: Any) -> tuple[Any, Stages]:
         """The batch and its stage times; raises StopIteration at the end of a stream."""
-        began, cpu_began = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
         data = self._from_stream(index) if self._iterator is not None else self._from_map(index)
         fetched = time.perf_counter()
         batch = self._collate_fn(data)
-        return batch, Stages(fetched - began, time.perf_counter() - fetched, time.thread_time() - cpu_began)
+        return batch, Stages(fetched - began, time.perf_counter() - fetched)
 
     def _from_map(self, index: Any) -> Any:
         dataset = self._dataset
@@ -313,7 +312,7 @@ class WorkerCore:
             logical.state = None
 
 
-_NO_TIME = Stages(0.0, 0.0, 0.0)
+_NO_TIME = Stages(0.0, 0.0)
 
 
 def _copied(setup: WorkerSetup) -> WorkerSetup:

@@ -16,13 +16,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
-    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune": 0,
+    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, meter, hostinfo": 0,
     "options": 1,
     "transport": 2,
     "worker": 3,
     "lanes": 4,
     "tenancy, pin": 5,
-    "engine": 6,
+    "engine, tuner": 6,
     "epoch": 7,
     "dataloader": 8,
     "integrations, cli": 9,
@@ -37,6 +37,9 @@ PURE = {
     "dpex.stats": set(),
     "dpex.options": set(),
     "dpex.errors": set(),
+    "dpex.meter": set(),
+    "dpex.autotune.config": set(),
+    "dpex.autotune.types": set(),
     "dpex.clock": {"time"},
     "dpex.cpus": {"os", "pathlib"},
 }

@@ -141,6 +141,8 @@ ENDS = {
     "close": "data = loader(); it = iter(data); next(it); data.close(); data.close()",
     "context manager": "with loader() as data: next(iter(data))",
     "resized": "data = loader(seeding='batch'); it = iter(data); next(it); data.resize(local=4); next(it); del it",
+    "tuned": "data = loader(600, num_workers='auto'); assert len(list(data)) == 300; it = iter(data); next(it); del it",
+    "tuned, only the iterator": "it = iter(loader(num_workers='auto')); next(it); del it",
     "exception": """
 try:
     for batch in loader():
@@ -179,6 +181,8 @@ LATE = {
     "loader in a cycle": "data = loader(); it = iter(data); data.own = [data, it]; next(it)",
     "sys.exit": "it = iter(loader()); next(it); sys.exit(0)",
     "batches kept": "kept = list(loader(60))",
+    "tuned": "data = loader(2_000, num_workers='auto'); it = iter(data); [next(it) for _ in range(500)]",
+    "tuned, in a cycle": "data = loader(num_workers='auto'); it = iter(data); data.own = [data, it]; next(it)",
 }
 
 
@@ -206,6 +210,7 @@ ENDLESS = {
     "fixed workers": "data = loader(2_000_000)",
     "persistent": "data = loader(2_000_000, persistent_workers=True)",
     "resized": "data = loader(2_000_000, seeding='batch'); data.resize(local=3)",
+    "tuned": "data = loader(2_000_000, num_workers='auto')",
 }
 TRAINING = """
 for number, batch in enumerate(data):

@@ -9,8 +9,9 @@ All calls come from the thread that drives the epoch. A lane never blocks but in
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dpex.schedule import Ticket
@@ -18,6 +19,8 @@ from dpex.worker import RngState
 
 CRASHES_IN_A_ROW = 8
 """Unexpected ends of hosts without a result in between, beside one per host wanted, before work is given up."""
+RECENT = 64
+"""Service times that a lane remembers one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +102,17 @@ class LaneCounts:
 
 @dataclass(kw_only=True)
 class LaneTimes:
-    """Sums over the tickets a lane made: wall seconds by stage, CPU seconds, and the tickets counted."""
+    """Sums over the tickets a lane made: wall seconds by stage, CPU seconds of all, and the tickets counted.
+
+    ``services_s``: wall seconds of each of the latest.
+    """
 
     tickets: int = 0
     fetch_s: float = 0.0
     collate_s: float = 0.0
     encode_s: float = 0.0
     cpu_s: float = 0.0
+    services_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
 
 class Lane(Protocol):

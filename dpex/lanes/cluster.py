@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,24 @@ def is_connected() -> bool:
     """Whether this process is connected to a Ray cluster; does not import Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and hasattr(ray, "is_initialized") and bool(ray.is_initialized())
+
+
+def slots(needs: Mapping[str, float]) -> tuple[int, int]:
+    """Actors with these needs that there is room for: now, and if everything were free. Asks Ray, which may take long.
+
+    The trainer's own node does not count: what it has to spare serves better as local workers.
+    """
+    ray = importlib.import_module("ray")
+    state = importlib.import_module("ray._private.state")
+    own = ray.get_runtime_context().get_node_id()
+    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own}
+    free = state.available_resources_per_node()
+    return sum(_fit(free.get(node, {}), needs) for node in nodes), sum(_fit(has, needs) for has in nodes.values())
+
+
+def _fit(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    wanted = needs or {"CPU": 1.0}
+    return min(int(resources.get(name, 0.0) / need + 1e-6) for name, need in wanted.items())
 
 
 def stream_address() -> str | None:

@@ -237,7 +237,7 @@ class LocalLane:
             host.segments.pop(number, None)
 
     def _made(self, host: Host, group: int, results: list[tuple[Any, ...]]) -> None:
-        times, epoch_now = self.times, self._epoch
+        times, recent, epoch_now = self.times, self.times.services_s.append, self._epoch
         for epoch, number, kind, node, fetch_s, collate_s, cpu_s, encode_s, nbytes in results:
             host.held.pop((epoch, number), None)
             times.tickets += 1
@@ -245,10 +245,11 @@ class LocalLane:
             times.collate_s += collate_s
             times.encode_s += encode_s
             times.cpu_s += cpu_s
+            service_s = fetch_s + collate_s + encode_s
+            recent(service_s)
             self._crashes = 0
             if epoch == epoch_now:
                 value = Result(host, kind, node)
-                service_s = fetch_s + collate_s + encode_s
                 self._events.append(Made(epoch, number, host.number, value, kind == END, service_s, nbytes))
             elif kind == BATCH:
                 host.decoder.decode(node)  # nobody wants it: its slots go back at once

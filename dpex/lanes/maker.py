@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dpex.clock import monotonic
 from dpex.lanes.base import Lane
 from dpex.worker import WorkerSetup
 
@@ -38,3 +41,33 @@ class LaneMaker:
             first_hosts=count,
             probe_index=0 if self.counts_from_zero and len(setup.dataset) else None,
         )
+
+
+class RemoteRoom:
+    """How many more remote workers a loader may ask for: what the cluster has free, up to this rank's share of it."""
+
+    def __init__(self, worker_resources: Mapping[str, Any] | None, *, world_size: int, every_s: float) -> None:
+        self._worker_resources = worker_resources
+        self._world_size = max(1, world_size)
+        self._every_s = every_s
+        self._looked_at = -math.inf
+        self._found: tuple[int, int] | None = None
+
+    def __call__(self, requested: int) -> int | None:
+        """Beside the ``requested`` ones; None while no cluster is connected. May take long."""
+        now = monotonic()
+        if now - self._looked_at >= self._every_s:
+            self._looked_at = now
+            self._found = self._look()
+        if self._found is None:
+            return None
+        free, capacity = self._found
+        return max(0, min(free, capacity // self._world_size - requested))
+
+    def _look(self) -> tuple[int, int] | None:
+        from dpex.lanes.actors import actor_options, needs_of
+        from dpex.lanes.cluster import is_connected, slots
+
+        with contextlib.suppress(Exception):
+            return slots(needs_of(actor_options(self._worker_resources, None))) if is_connected() else None
+        return None

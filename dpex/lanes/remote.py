@@ -421,9 +421,10 @@ class RemoteLane:
             times.collate_s += collate_s
             times.encode_s += encode_s
             times.cpu_s += cpu_s
+            service_s = fetch_s + collate_s + encode_s
+            times.services_s.append(service_s)
             if epoch == self._epoch:
                 self._suspects.discard(number)
-                service_s = fetch_s + collate_s + encode_s
                 self._events.append(Made(epoch, number, host.number, value, kind == END, service_s, nbytes))
         if landed.snapshot is not None:
             self._events.append(Snapshot(*landed.snapshot))

@@ -268,6 +268,7 @@ class RemoteWorker:
         return [header, *arrays] if arrays and frame is None else header
 
     def _make(self, epoch: int, number: int, index: Any, logical: int, arrays: list[Any]) -> tuple[Any, ...]:
+        cpu_began = time.thread_time()
         made, stages = self._core.make(number, index, logical, epoch)
         began = time.perf_counter()
         kind, node = self._encoded(made, logical)
@@ -276,7 +277,8 @@ class RemoteWorker:
             slots.append((*ref, len(arrays)))
             arrays.append(base)
         self._box.lent.clear()
-        return (epoch, number, kind, node, *stages, time.perf_counter() - began, self._encoder.nbytes, slots)
+        encode_s, cpu_s = time.perf_counter() - began, time.thread_time() - cpu_began
+        return (epoch, number, kind, node, *stages, cpu_s, encode_s, self._encoder.nbytes, slots)
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:
         if isinstance(made, StreamEnd):

@@ -1,0 +1,389 @@
+"""Tunes a running loader: takes windows of measurements, asks the controller, carries out what it decides.
+
+One daemon thread ("dpex-tuner") per loader looks at the loader's engines while there are any. It never waits for the
+consumer and never makes it wait: what it reads it reads without the engine's lock, and what it wishes the consumer's
+thread carries out within its next turn. Windows are short at first and after each change, and grow to
+`AutotuneConfig.interval_s`; the first batch of a pass, the time between passes and long absences of the consumer (a
+validation) are in none of them.
+
+The tuner belongs to its loader and to each of the loader's iterators, and knows neither. The thread holds the tuner
+only while it looks; it ends with the last iterator, with the tuner, and with the interpreter.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.controller import Controller
+from dpex.autotune.types import Decision, HostSample, Sample, Settings
+from dpex.clock import Clock, monotonic
+from dpex.cpus import local_ranks, usable_cpus
+from dpex.hostinfo import HostMeter
+from dpex.meter import Look, since
+from dpex.pace import Sizes
+
+logger = logging.getLogger("dpex")
+
+SHORTEST_S = 0.05
+BATCHES = 4
+"""A window with fewer waits a while for more of them."""
+PATIENCE = 4.0
+"""How many times its length a window waits for that."""
+AWAY_S = 1.0
+AWAY_STEPS = 10.0
+"""A step that takes so long, and so many times what steps usually take, is none: the consumer is at something else."""
+AWAY_UNKNOWN_S = 60.0
+"""The same while no step has been seen."""
+AWAY_APART = 10
+"""Batches there must be between two absences: else steps have become that slow."""
+COLD_WORKERS = 4
+JOIN_S = 2.0
+
+ROOM_EVERY_S = 2.0
+
+Room = Callable[[int], "int | None"]
+"""Remote workers that this loader may still ask for, beside that many; None: there can be none."""
+
+
+def cold_start(cpus: float | None = None, ranks: int | None = None) -> Settings:
+    """Where tuning begins when nothing is known: few enough to start quickly, enough to see what a worker costs."""
+    cpus = usable_cpus() if cpus is None else cpus
+    ranks = local_ranks(os.environ) if ranks is None else ranks
+    local = max(1, min(COLD_WORKERS, math.floor(cpus / ranks)))
+    return Settings(local=local, depth=2 * local)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the loader rules out, whatever the configuration allows.
+
+    streams: workers keep their number, as running streams cannot move. may_inline: batches may be made in this process.
+    memory_budget: bytes in flight at most. prefetch_factor: batches in flight per worker at most. pins: what the user
+    fixed with ``resize``, by name ("local", "remote", "prefetch").
+    """
+
+    streams: bool = False
+    may_inline: bool = True
+    memory_budget: int | None = None
+    prefetch_factor: int | None = None
+    pins: Mapping[str, int] | None = None
+
+
+class Tunable(Protocol):
+    """What of an engine the tuner uses."""
+
+    def look(self) -> Look:
+        """What there is to see."""
+
+    def wish(self, sizes: Sizes) -> None:
+        """Have other sizes within the consumer's next turn."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+
+
+class Tuner:
+    """See the module. ``room`` is called in the tuner's thread and may take its time."""
+
+    def __init__(
+        self,
+        config: AutotuneConfig,
+        start: Settings,
+        limits: Limits,
+        *,
+        room: Room | None = None,
+        clock: Clock = monotonic,
+        host: HostMeter | None = None,
+    ) -> None:
+        self._config = config
+        self._limits = limits
+        self._room = room
+        self._clock = clock
+        self._host = host
+        self._engines: list[Tunable] = []
+        self._bases: dict[int, tuple[Look, float]] = {}
+        self._away: dict[int, int] = {}
+        self._length_s = SHORTEST_S
+        self._began_at: float | None = None
+        self._past: list[Decision] = []
+        self._refused = False
+        self._pid = os.getpid()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.settings = start
+        self._renew()
+
+    # -- what is wanted ----------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        """A controller for the limits as they are now, from the present setting, brought inside them."""
+        config = _within(self._config, self._limits, self.settings, remote=self._room is not None and not self._refused)
+        self.settings = _brought_inside(self.settings, config)
+        self._controller = Controller(config, self.settings)
+        self.settings = self._controller.begin()
+
+    @property
+    def sizes(self) -> Sizes:
+        """For an engine: the present setting, and the limits that it keeps by itself."""
+        now, limits = self.settings, self._limits
+        prefetch = (limits.pins or {}).get("prefetch")
+        if prefetch is None and limits.prefetch_factor is not None:
+            prefetch = limits.prefetch_factor * max(1, now.workers)
+        return Sizes(local=now.local, remote=now.remote, prefetch=prefetch, depth=now.depth)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """All so far, oldest first."""
+        return [*self._past, *self._controller.decisions]
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the user fixed everything there is to decide."""
+        return {"local", "remote", "prefetch"} <= set(self._limits.pins or {})
+
+    def pin(self, pins: Mapping[str, int]) -> None:
+        """From now on these are the user's; the rest is tuned on."""
+        now = self.settings
+        self._limits = replace(self._limits, pins=dict(pins))
+        self.settings = replace(now, local=pins.get("local", now.local), remote=pins.get("remote", now.remote))
+        self._past += self._controller.decisions
+        self._renew()
+        self._bases.clear()
+        fixed = ", ".join(f"{name}={count}" for name, count in pins.items())
+        logger.info("auto: %s is fixed by resize()%s", fixed, "; nothing is tuned any more" if self.is_frozen else "")
+
+    # -- engines -----------------------------------------------------------------------------------------------------
+
+    def watch(self, engine: Tunable) -> None:
+        """Tune this engine too; the thread starts with the first."""
+        self._leave_other_process()
+        self._engines.append(engine)
+        if self._thread is None or not self._thread.is_alive():
+            self._stop = threading.Event()
+            self._length_s = SHORTEST_S
+            arguments = (weakref.ref(self), self._stop)
+            self._thread = threading.Thread(target=_run, args=arguments, name="dpex-tuner", daemon=True)
+            self._thread.start()
+
+    def _leave_other_process(self) -> None:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._engines, self._thread = [], None
+            self._bases.clear()
+            self._away.clear()
+
+    def leave(self, engine: Tunable) -> None:
+        """It has ended; with the last of them the thread ends. Idempotent."""
+        if self._pid != os.getpid():
+            return
+        self._engines = [other for other in self._engines if other is not engine]
+        self._bases.pop(id(engine), None)
+        self._away.pop(id(engine), None)
+        if not self._engines:
+            self._end()
+
+    def _end(self) -> None:
+        thread, self._thread = self._thread, None
+        self._stop.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(JOIN_S)
+
+    # -- windows -----------------------------------------------------------------------------------------------------
+
+    def turn(self) -> float:
+        """One look; returns the seconds until the next."""
+        if self.is_frozen:
+            return self._config.interval_s
+        now = self._clock()
+        if self._host is None:
+            self._host = HostMeter(self._clock)
+            self._host.sample((), 0.0)
+        if self._began_at is None:
+            self._began_at = now
+        cpu_s = time.process_time()
+        looks = [(engine, engine.look()) for engine in self._engines if not engine.closed]
+        moved = [(engine, look) for engine, look in looks if self._has_base(engine, look, cpu_s)]
+        if not moved:
+            return self._length_s
+        engine, look = max(moved, key=lambda pair: self._progress(*pair))
+        base, base_cpu_s = self._bases[id(engine)]
+        seconds, batches = self._progress(engine, look)[1], self._progress(engine, look)[0]
+        if seconds < 0.98 * self._length_s:
+            return max(SHORTEST_S / 5, self._length_s - seconds)
+        few = batches < BATCHES and seconds < max(1.0, PATIENCE * self._length_s)
+        if few or look.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * self._step_s(look)):
+            return max(SHORTEST_S / 2, self._length_s / 4)
+        for other, other_look in looks:
+            self._bases[id(other)] = (other_look, cpu_s)
+        elapsed = max(1e-6, look.at - base.at)
+        trainer_cpu_s = (cpu_s - base_cpu_s) * min(1.0, seconds / elapsed)
+        self._step(look, self._sample(base, look, trainer_cpu_s))
+        return self._length_s
+
+    def _progress(self, engine: Tunable, look: Look) -> tuple[int, float]:
+        """Batches and seconds since the window began."""
+        base = self._bases[id(engine)][0]
+        return look.times.batches - base.times.batches, look.times.seconds - base.times.seconds
+
+    def _has_base(self, engine: Tunable, look: Look, cpu_s: float) -> bool:
+        """Whether a window of that engine is open; opens one where there is none, or where it would mislead."""
+        number = id(engine)
+        entry = self._bases.get(number)
+        if entry is None or look.unwilling or self._is_away(number, look, entry[0]):
+            self._bases[number] = (look, cpu_s)
+            return False
+        return True
+
+    def _is_away(self, number: int, look: Look, base: Look) -> bool:
+        """Whether the consumer is, or was until now, at something else than training."""
+        left_at = self._away.get(number)
+        if left_at is not None and look.times.batches == left_at:
+            return True
+        if left_at is not None and base.times.batches == left_at:
+            return True  # it has just come back
+        seldom = left_at is None or look.times.batches - left_at >= AWAY_APART
+        if seldom and look.away_s > max(AWAY_S, AWAY_STEPS * self._step_s(look)):
+            self._away[number] = look.times.batches
+            return True
+        return False
+
+    @staticmethod
+    def _step_s(look: Look) -> float:
+        """What a step took so far, on average, the present one left out."""
+        steps = look.times.batches
+        return (look.times.work_s - look.away_s) / steps if steps else AWAY_UNKNOWN_S / AWAY_STEPS
+
+    def _sample(self, base: Look, look: Look, trainer_cpu_s: float) -> Sample:
+        assert self._host is not None
+        then, now = base.times, look.times
+        wait_s, own_s = max(0.0, now.wait_s - then.wait_s), max(0.0, now.own_s - then.own_s)
+        work_s = max(0.0, now.work_s - then.work_s)
+        remote = since(base.remote, look.remote)
+        return Sample(
+            at=look.at - (self._began_at or 0.0),
+            seconds=wait_s + own_s + work_s,
+            settings=replace(self.settings, local=look.sizes.local, remote=look.sizes.remote),
+            epoch=look.epoch,
+            batches=max(0, now.batches - then.batches),
+            wait_s=wait_s,
+            own_s=own_s,
+            work_s=work_s,
+            head_s=max(0.0, now.head_s - then.head_s),
+            ready=look.ready,
+            in_flight=look.in_flight,
+            batch_bytes=look.batch_bytes,
+            made_here=since(base.made_here, look.made_here),
+            local=since(base.local, look.local),
+            remote=replace(remote, room=self._remote_room(remote.requested)),
+            host=self._host_sample(look, trainer_cpu_s),
+            gpu_busy=self._host.gpu_busy(),
+        )
+
+    def _host_sample(self, look: Look, trainer_cpu_s: float) -> HostSample:
+        """The machine; of the memory as much as makes the controller's share of it the user's budget for batches.
+
+        That budget is not for workers: what one takes is scaled alike, so that as many of them fit as before.
+        """
+        assert self._host is not None
+        host = self._host.sample(look.pids, trainer_cpu_s)
+        budget = self._limits.memory_budget
+        if budget is None:
+            return host
+        held = (look.ready + look.in_flight) * look.batch_bytes
+        free = max(0, int(budget / self._config.memory_share - held))
+        if host.memory_free is None or free >= host.memory_free:
+            return replace(host, memory_free=free, worker_bytes=0.0) if host.memory_free is None else host
+        scale = free / host.memory_free if host.memory_free else 0.0
+        return replace(host, memory_free=free, worker_bytes=host.worker_bytes * scale)
+
+    def _remote_room(self, requested: int) -> int | None:
+        return None if self._room is None or self._refused else self._room(requested)
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    def _step(self, look: Look, sample: Sample) -> None:
+        if look.refused is not None and not self._refused:
+            self._refuse(look)
+            return
+        started = sample.local.running + sample.remote.running, sample.local.requested + sample.remote.requested
+        decision = self._controller.step(sample)
+        if decision is not None:
+            self._carry_out(decision)
+            self._length_s = SHORTEST_S
+        elif started[0] == started[1] or started[0] >= sample.settings.workers:
+            self._length_s = min(self._config.interval_s, 2 * self._length_s)
+
+    def _refuse(self, look: Look) -> None:
+        """There can be no remote workers for this loader: its dataset cannot travel, or the cluster is gone."""
+        self._refused = True
+        self.settings = replace(self.settings, local=look.sizes.local, remote=0)
+        self._past += self._controller.decisions
+        self._renew()
+        self._wish()
+
+    def _carry_out(self, decision: Decision) -> None:
+        logger.info("auto: %s → %s (%s): %s", decision.old, decision.new, decision.reason, decision.text)
+        self.settings = decision.new
+        self._wish()
+
+    def _wish(self) -> None:
+        sizes = self.sizes
+        for engine in self._engines:
+            if not engine.closed:
+                engine.wish(sizes)
+
+
+def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event) -> None:
+    pause_s = SHORTEST_S
+    while not stop.wait(pause_s):
+        tuner = reference()
+        if tuner is None:
+            return
+        try:
+            pause_s = tuner.turn()
+        except Exception:
+            if not stop.is_set():
+                logger.exception("auto: tuning has stopped, and the present setting stays; this is an error in dpex")
+            return
+        del tuner
+
+
+def _within(config: AutotuneConfig, limits: Limits, now: Settings, *, remote: bool) -> AutotuneConfig:
+    """The configuration, narrowed to what this loader can do."""
+    pins = dict(limits.pins or {})
+    if limits.streams:
+        pins |= {"local": now.local, "remote": now.remote}
+    changes: dict[str, Any] = {}
+    if not limits.may_inline and not config.min_local and not config.min_remote:
+        changes["min_remote" if config.max_local == 0 else "min_local"] = 1
+    if not remote:
+        changes |= {"min_remote": 0, "max_remote": 0}
+    for lane in ("local", "remote"):
+        if lane in pins:
+            changes |= {f"min_{lane}": pins[lane], f"max_{lane}": pins[lane]}
+    if "prefetch" in pins:
+        changes["max_depth"] = pins["prefetch"]
+    return replace(config, **changes)
+
+
+def _brought_inside(settings: Settings, config: AutotuneConfig) -> Settings:
+    """The nearest setting that the configuration allows."""
+
+    def clip(value: int, low: int, high: int | None) -> int:
+        return max(low, value if high is None else min(value, high))
+
+    return Settings(
+        local=clip(settings.local, config.min_local, config.max_local),
+        remote=clip(settings.remote, config.min_remote, config.max_remote),
+        depth=clip(settings.depth, 1, config.max_depth),
+    )

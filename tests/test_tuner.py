@@ -1,0 +1,638 @@
+"""The bridge between a running loader and the controller: what is measured, what is carried out, and what stays."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import logging
+import os
+import pickle
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from families import Augmented, WhoMadeIt, assert_same, seeded, stacked, until
+from torch.utils.data import IterableDataset
+
+from dpex import AutotuneConfig, DpexDataLoader
+from dpex.autotune.types import Decision, LaneSample, Settings
+from dpex.clock import ManualClock
+from dpex.errors import OptionError
+from dpex.hostinfo import HostMeter, parse_available, parse_busy, parse_inactive, parse_private, parse_process
+from dpex.meter import Look, Tally, Times
+from dpex.pace import Pace, Sizes
+from dpex.tuner import AWAY_S, BATCHES, SHORTEST_S, Limits, Tuner, cold_start
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1, settle_s=0.0)
+ENDLESS = 10**7
+
+
+def tuner_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "dpex-tuner"]
+
+
+@pytest.fixture(autouse=True)
+def no_tuner_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    until(lambda: not tuner_threads(), 5.0)
+
+
+def train(loader: Any, enough: Callable[[], Any], step_s: float = 0.0, patience_s: float = 30.0) -> Any:
+    """Take batches until ``enough()``; returns the iterator."""
+    iterator = iter(loader)
+    deadline = time.monotonic() + patience_s
+    for number, _ in enumerate(iterator):
+        if step_s:
+            time.sleep(step_s)
+        if number % 8 == 0 and enough():
+            return iterator
+        assert time.monotonic() < deadline, f"{loader.decisions}, {loader.stats()}"
+    raise AssertionError("the data ended")
+
+
+# -- a real loader -----------------------------------------------------------------------------------------------------
+
+
+def test_work_that_waits_grows_far_beyond_the_cores_and_waits_less() -> None:
+    with DpexDataLoader(Augmented(ENDLESS, 0.005), batch_size=16, num_workers="auto") as loader:
+        _ = train(loader, lambda: loader.stats().lanes["local"].running >= 24)
+        first = loader.decisions[0]
+        assert first.old == cold_start()
+        assert first.new.local >= 24
+        assert first.reason == "too few"
+        assert first.evidence
+        assert first.text
+        began = time.perf_counter()
+        after = train(loader, lambda: time.perf_counter() - began > 2)._engine.stats()
+        assert after.wait_s / after.batches < 0.08 / 12  # a batch sleeps for 80 ms
+
+
+def test_a_slow_consumer_needs_few_workers() -> None:
+    data = Augmented(ENDLESS, 0.0005)
+    with DpexDataLoader(data, batch_size=8, num_workers=8, autotune=QUICK) as loader:
+        assert loader.seeding == "batch"
+        _ = train(loader, lambda: loader.stats().lanes["local"].wanted <= 3, step_s=0.02)
+        assert any(decision.reason in ("too many", "in-process") for decision in loader.decisions)
+
+
+def test_what_is_cheaper_to_make_than_to_send_is_made_in_the_training_process_and_can_go_back() -> None:
+    here = os.getpid()
+    with DpexDataLoader(WhoMadeIt(ENDLESS), batch_size=2, num_workers=2, autotune=QUICK) as loader:
+        iterator = train(loader, lambda: loader._tuner.settings.workers == 0, step_s=0.01)
+        until(lambda: int(next(iterator)[0, 1]) == here)
+        loader.resize(local=2)
+        until(lambda: int(next(iterator)[0, 1]) != here)
+
+
+def test_batches_are_the_same_whatever_is_decided() -> None:
+    length, batch_size = 4_000, 4
+
+    def batches(**options: Any) -> tuple[torch.Tensor, list[Decision]]:
+        data = Augmented(length, 0.0002)
+        with DpexDataLoader(data, batch_size=batch_size, shuffle=True, generator=seeded(), **options) as loader:
+            return stacked(loader), loader.decisions
+
+    plain, none = batches(num_workers=3, seeding="batch")
+    tuned, some = batches(num_workers="auto", autotune=replace(QUICK, interval_s=0.05))
+    assert not none
+    assert some
+    assert_same(tuned, plain)
+
+
+def test_any_sequence_of_settings_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In-process and back, at random times."""
+    wanted = [Settings(local=local, depth=depth) for local, depth in ((0, 1), (3, 9), (1, 1), (0, 2), (6, 40))]
+
+    class Restless:
+        decisions: tuple[Decision, ...] = ()
+
+        def __init__(self, config: AutotuneConfig, start: Settings) -> None:
+            self.start = start
+            self.turn = 0
+
+        def begin(self) -> Settings:
+            return self.start
+
+        def step(self, sample: Any) -> Decision:
+            new = wanted[self.turn % len(wanted)]
+            self.turn += 1
+            return a_decision(sample.settings, new)
+
+    plain = stacked(DpexDataLoader(Augmented(6_000), batch_size=4, num_workers=0, seeding="batch", generator=seeded()))
+    monkeypatch.setattr("dpex.tuner.Controller", Restless)
+    data = Augmented(6_000, 0.0003)
+    with DpexDataLoader(data, batch_size=4, num_workers="auto", generator=seeded()) as loader:
+        tuned = stacked(loader)
+        assert loader._tuner._controller.turn > len(wanted)
+    assert_same(tuned, plain)
+
+
+def a_decision(old: Settings, new: Settings) -> Decision:
+    return Decision(
+        at=0.0, old=old, new=new, reason="too few", text="why", evidence={}, predicted_rate=1.0, predicted_stall=0.0
+    )
+
+
+def test_each_decision_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dpex")
+    with DpexDataLoader(Augmented(ENDLESS, 0.005), batch_size=16, num_workers="auto") as loader:
+        train(loader, lambda: loader.decisions)
+        until(lambda: any("auto: " in record.message for record in caplog.records))
+        decision = loader.decisions[0]
+    lines = [record.message for record in caplog.records if record.message.startswith("auto: ")]
+    assert f"{decision.old} → {decision.new} (too few)" in lines[0]
+
+
+def test_the_next_epoch_begins_with_what_was_learnt() -> None:
+    with DpexDataLoader(Augmented(ENDLESS, 0.005), batch_size=16, num_workers="auto") as loader:
+        train(loader, lambda: loader.decisions)
+        learnt = loader._tuner.settings
+        again = iter(loader)
+        assert again._engine.look().sizes.local == learnt.local
+        assert learnt.local > cold_start().local
+        assert loader.num_workers == int(loader.num_workers)  # what frameworks see does not move
+
+
+@pytest.mark.parametrize("options", [{"num_workers": "auto", "autotune": False}, {"num_workers": 2}])
+def test_frozen(options: dict[str, Any]) -> None:
+    with DpexDataLoader(Augmented(400, 0.001), batch_size=2, **options) as loader:
+        for _ in loader:
+            assert not tuner_threads()
+        assert loader.decisions == []
+        assert loader._current_sizes() == Sizes(local=int(loader.num_workers), remote=0, prefetch=None)
+
+
+def test_resize_fixes_what_it_names(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dpex")
+    with DpexDataLoader(Augmented(ENDLESS, 0.005), batch_size=16, num_workers="auto") as loader:
+        loader.resize(local=3)
+        began = time.monotonic()
+        iterator = train(loader, lambda: time.monotonic() - began > 1.5)
+        assert iterator._engine.stats().lanes["local"].wanted == 3
+        assert all(decision.new.local == 3 for decision in loader.decisions)
+        loader.resize(prefetch=2)
+        iterator = train(loader, lambda: time.monotonic() - began > 2)
+        assert iterator._engine.stats().prefetch == 2
+        loader.resize(remote=0)
+        assert loader._tuner.is_frozen
+    assert "auto: local=3 is fixed by resize()" in caplog.text
+    assert "nothing is tuned any more" in caplog.text
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index in range(400):
+            time.sleep(0.001)
+            yield torch.tensor([index])
+
+
+def test_of_a_stream_only_the_depth_is_tuned() -> None:
+    with DpexDataLoader(Stream(), batch_size=4, num_workers=2, autotune=QUICK) as loader:
+        for _ in range(2):
+            for _ in loader:
+                assert loader.stats().lanes["local"].wanted == 2
+        assert {(d.new.local, d.new.remote) for d in loader.decisions} <= {(2, 0)}
+
+
+def test_a_depth_and_a_budget_that_were_given_are_walls() -> None:
+    sample_bytes = 8 * 4
+    options = {"num_workers": 2, "autotune": QUICK, "batch_size": 4, "memory_budget": 5 * 4 * sample_bytes}
+    with DpexDataLoader(Augmented(ENDLESS, 0.002), **options) as loader:
+        iterator = train(loader, lambda: len(loader.decisions) > 1 or loader.stats().batches > 300)
+        stats = iterator._engine.stats()
+        assert stats.prefetch <= 5
+    with DpexDataLoader(Augmented(ENDLESS, 0.002), batch_size=4, num_workers="auto", prefetch_factor=3) as loader:
+        iterator = train(loader, lambda: loader.decisions and loader.stats().batches > 100)
+        assert iterator._engine.stats().prefetch <= 3 * loader._tuner.settings.workers
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [True, 1, 0, "on", {"max_local": 4}, AutotuneConfig])
+def test_a_bad_value_is_named_and_so_is_the_remedy(bad: Any) -> None:
+    with pytest.raises(OptionError) as caught:
+        DpexDataLoader([1, 2], num_workers="auto", autotune=bad)
+    assert f"autotune={bad!r}: give an AutotuneConfig(...), False" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [2, "auto"])
+def test_tuning_needs_seeds_per_batch(workers: Any) -> None:
+    with pytest.raises(OptionError, match="seeding='batch'"):
+        DpexDataLoader([1, 2], num_workers=workers, seeding="worker", autotune=AutotuneConfig())
+    assert DpexDataLoader([1, 2], num_workers=workers, autotune=AutotuneConfig()).seeding == "batch"
+
+
+def test_auto_with_worker_seeds_is_a_number() -> None:
+    loader = DpexDataLoader([1, 2], num_workers="auto", seeding="worker")
+    assert loader._tuning() is None
+    assert loader._current_sizes().local == loader.num_workers
+
+
+def attributes(loader: Any) -> dict[str, Any]:
+    names = set(inspect.signature(type(loader)).parameters) - {"shuffle", "batch_sampler"}
+    return {name: getattr(loader, name) for name in names}
+
+
+HOWS: dict[str, Callable[[Any], Any]] = {
+    "rebuilt": lambda loader: type(loader)(**attributes(loader)),
+    "pickled": lambda loader: pickle.loads(pickle.dumps(loader)),
+    "copied": copy.copy,
+    "deep-copied": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("autotune", [None, False, AutotuneConfig(max_local=3)])
+def test_a_second_loader_is_tuned_alike(how: str, autotune: Any) -> None:
+    loader = DpexDataLoader(Augmented(80), num_workers="auto", autotune=autotune)
+    for _ in range(2):
+        assert len(list(loader)) == 80
+        loader = HOWS[how](loader)
+    assert loader.autotune == autotune
+    assert (loader._tuning() is None) == (autotune is False)
+    assert len(list(loader)) == 80
+
+
+def test_what_was_fixed_by_resize_stays_so_in_a_copy() -> None:
+    loader = DpexDataLoader([1, 2], num_workers="auto")
+    loader.resize(local=5)
+    assert pickle.loads(pickle.dumps(loader))._current_sizes().local == 5
+
+
+def test_work_that_needs_a_worker_is_not_made_in_the_training_process() -> None:
+    plain = DpexDataLoader([1, 2], num_workers="auto")._tuning()
+    with_init = DpexDataLoader([1, 2], num_workers="auto", worker_init_fn=print)._tuning()
+    with_timeout = DpexDataLoader([1, 2], num_workers="auto", timeout=5)._tuning()
+    assert [t._controller.config.min_local for t in (plain, with_init, with_timeout) if t] == [0, 1, 1]
+
+
+# -- life --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_thread_lives_as_long_as_iterators() -> None:
+    loader = DpexDataLoader(Augmented(400, 0.001), batch_size=2, num_workers="auto")
+    assert not tuner_threads()
+    first, second = iter(loader), iter(loader)
+    (thread,) = tuner_threads()
+    assert thread.daemon
+    next(first), next(second)
+    del first
+    gc.collect()
+    assert tuner_threads() == [thread]
+    for _ in second:
+        pass
+    assert not tuner_threads()
+    iterator = iter(loader)
+    assert tuner_threads()
+    loader.close()
+    assert not tuner_threads()
+    del iterator
+
+
+def test_tuning_goes_on_when_only_the_iterator_is_left() -> None:
+    loader = DpexDataLoader(Augmented(ENDLESS, 0.005), batch_size=16, num_workers="auto")
+    iterator, gone = iter(loader), weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+    for _ in iterator:
+        if iterator._engine.look().local.running > 8:
+            break
+    del iterator, _
+    gc.collect()
+    assert not tuner_threads()
+
+
+def test_persistent_workers_are_tuned_across_epochs() -> None:
+    loader = DpexDataLoader(Augmented(160, 0.002), batch_size=4, num_workers=2, persistent_workers=True, autotune=QUICK)
+    with loader:
+        for _ in range(12):
+            assert len(list(loader)) == 40
+        assert loader.decisions
+    assert not tuner_threads()
+
+
+def test_a_forked_child_has_a_tuner_of_its_own() -> None:
+    loader = DpexDataLoader(Augmented(200, 0.001), batch_size=2, num_workers="auto")
+    iterator = iter(loader)
+    next(iterator)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if not tuner_threads() and len(list(loader)) == 100 and not tuner_threads() else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(iterator)) == 99
+
+
+def test_an_error_in_the_controller_ends_tuning_and_not_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dpex.tuner.Controller.step", lambda *_: 1 / 0)
+    with DpexDataLoader(Augmented(2_000, 0.0005), batch_size=2, num_workers="auto") as loader:
+        assert len(list(loader)) == 1_000
+    assert "tuning has stopped" in caplog.text
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+class FakeEngine:
+    """Shows what the test says, and remembers what it was asked for."""
+
+    def __init__(self, clock: ManualClock, sizes: Sizes) -> None:
+        self.clock = clock
+        self.closed = False
+        self.wishes: list[Sizes] = []
+        none = LaneSample()
+        self.shown = Look(
+            at=0.0,
+            epoch=0,
+            times=Times(0, 0.0, 0.0, 0.0, 0.0),
+            sizes=sizes,
+            unwilling=False,
+            refused=None,
+            away_s=0.0,
+            ready=0,
+            in_flight=4,
+            batch_bytes=100.0,
+            made_here=none,
+            local=LaneSample(requested=2, running=2),
+            remote=none,
+            pids=(),
+        )
+
+    def look(self) -> Look:
+        return replace(self.shown, at=self.clock())
+
+    def wish(self, sizes: Sizes) -> None:
+        self.wishes.append(sizes)
+
+    def work(self, batches: int, wait_s: float, work_s: float) -> None:
+        """Let time pass in which the consumer gets batches."""
+        self.clock.advance(wait_s + work_s)
+        old, local = self.shown.times, self.shown.local
+        times = Times(old.batches + batches, old.wait_s + wait_s, old.own_s, old.work_s + work_s, old.head_s)
+        away_s = 0.0 if batches or wait_s else self.shown.away_s + work_s
+        local = replace(local, tickets=local.tickets + batches, read_s=local.read_s + 0.01 * batches)
+        self.shown = replace(self.shown, times=times, local=local, away_s=away_s)
+
+
+class FakeHost(HostMeter):
+    """Nothing else runs."""
+
+
+class Listener:
+    """In the place of a controller."""
+
+    def __init__(self, config: AutotuneConfig, start: Settings) -> None:
+        self.config, self.start, self.decisions = config, start, []
+        self.samples: list[Any] = []
+        self.answers: list[Settings] = []
+
+    def begin(self) -> Settings:
+        return self.start
+
+    def step(self, sample: Any) -> Decision | None:
+        self.samples.append(sample)
+        if not self.answers:
+            return None
+        self.decisions.append(a_decision(sample.settings, self.answers.pop()))
+        return self.decisions[-1]
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Tuner, FakeEngine, Listener]:
+    """A tuner without a thread."""
+    monkeypatch.setattr("dpex.tuner.Controller", Listener)
+    clock = ManualClock()
+    tuner = Tuner(AutotuneConfig(), Settings(local=2, depth=4), Limits(), clock=clock, host=FakeHost(clock))
+    engine = FakeEngine(clock, tuner.sizes)
+    tuner._engines.append(engine)
+    return tuner, engine, tuner._controller  # type: ignore[return-value]
+
+
+def test_windows_double_while_nothing_changes_and_are_short_after_a_change(parts: Any) -> None:
+    tuner, engine, listener = parts
+    tuner.turn()
+    for _ in range(300):
+        engine.work(1, 0.004, 0.006)
+        tuner.turn()
+    lengths = [sample.seconds for sample in listener.samples]
+    assert lengths[:6] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0], rel=0.02)
+    assert lengths[6:] == pytest.approx([1.0] * len(lengths[6:]), rel=0.02)
+    sample = listener.samples[3]
+    assert (sample.batches, sample.local.tickets) == (40, 40)
+    assert (sample.wait_s, sample.work_s) == (pytest.approx(0.16), pytest.approx(0.24))
+    listener.answers.append(Settings(local=5, depth=10))
+    for _ in range(100):
+        engine.work(1, 0.004, 0.006)
+        tuner.turn()
+    assert engine.wishes == [Sizes(local=5, remote=0, prefetch=None, depth=10)]
+    assert tuner.sizes == engine.wishes[0]
+    assert tuner._length_s >= SHORTEST_S
+
+
+def test_a_window_waits_for_a_few_batches(parts: Any) -> None:
+    tuner, engine, listener = parts
+    tuner.turn()
+    for _ in range(BATCHES - 1):
+        engine.work(1, 0.0, 0.1)
+        tuner.turn()
+    assert not listener.samples
+    engine.work(1, 0.0, 0.1)
+    tuner.turn()
+    assert [sample.batches for sample in listener.samples] == [BATCHES]
+
+
+def test_a_window_ends_although_nothing_comes_when_the_consumer_waits(parts: Any) -> None:
+    tuner, engine, listener = parts
+    tuner.turn()
+    engine.work(0, 1.2, 0.0)
+    tuner.turn()
+    assert [(sample.batches, sample.wait_s) for sample in listener.samples] == [(0, pytest.approx(1.2))]
+
+
+def test_a_validation_is_no_slow_step(parts: Any) -> None:
+    tuner, engine, listener = parts
+    tuner.turn()
+    for _ in range(50):
+        engine.work(1, 0.0, 0.01)
+        tuner.turn()
+    for _ in range(10):
+        engine.work(0, 0.0, 0.3 * AWAY_S)
+        tuner.turn()
+    for _ in range(200):
+        engine.work(1, 0.0, 0.01)
+        tuner.turn()
+    assert max(sample.work_s / sample.batches for sample in listener.samples) == pytest.approx(0.01)
+    assert len(listener.samples) == 5
+
+
+def test_steps_of_many_seconds_are_steps(parts: Any) -> None:
+    tuner, engine, listener = parts
+    tuner.turn()
+    for _ in range(60):
+        for _ in range(4):
+            engine.work(0, 0.0, 2.0)
+            tuner.turn()
+        engine.work(1, 0.0, 2.0)
+        tuner.turn()
+    assert listener.samples
+    assert sum(s.work_s for s in listener.samples) / sum(s.batches for s in listener.samples) == pytest.approx(
+        10, rel=0.3
+    )
+
+
+def test_a_window_does_not_begin_before_a_wish_is_granted(parts: Any) -> None:
+    tuner, engine, listener = parts
+    engine.shown = replace(engine.shown, unwilling=True)
+    for _ in range(20):
+        engine.work(1, 0.0, 0.05)
+        tuner.turn()
+    assert not listener.samples
+
+
+def test_of_two_iterators_the_one_that_moves_counts_and_both_are_changed(parts: Any) -> None:
+    tuner, engine, listener = parts
+    idle = FakeEngine(engine.clock, tuner.sizes)
+    tuner._engines.insert(0, idle)
+    listener.answers.append(Settings(local=3, depth=6))
+    tuner.turn()
+    for _ in range(10):
+        engine.work(1, 0.0, 0.01)
+        tuner.turn()
+    assert listener.samples[0].batches == 5
+    assert [wish.local for wish in engine.wishes + idle.wishes] == [3, 3]
+
+
+def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) -> None:
+    _, engine, listener = parts
+    assert listener.config.max_remote == 0
+    asked: list[int] = []
+    room = Tuner(AutotuneConfig(), Settings(local=2), Limits(), room=lambda n: asked.append(n) or 7, clock=engine.clock)
+    room._engines.append(engine)
+    room.turn()
+    engine.work(9, 0.0, 0.09)
+    room.turn()
+    assert asked == [0]
+    assert room._controller.samples[0].remote.room == 7
+    assert room._controller.config.max_remote is None
+    engine.shown = replace(engine.shown, refused="the dataset cannot travel")
+    engine.work(99, 0.0, 1.0)
+    room.turn()
+    assert room._controller.config.max_remote == 0
+
+
+def test_a_budget_bounds_the_memory_that_the_controller_sees(parts: Any) -> None:
+    tuner, engine, listener = parts
+    tuner._limits = Limits(memory_budget=2_000)
+    tuner.turn()
+    engine.work(9, 0.0, 0.09)
+    tuner.turn()
+    sample, share = listener.samples[0], tuner._config.memory_share
+    assert (sample.host.memory_free + sample.in_flight * 100) * share == pytest.approx(2_000, rel=0.01)
+
+
+@pytest.mark.parametrize(("cpus", "ranks", "local"), [(0.5, 1, 1), (2, 1, 2), (64, 1, 4), (8, 4, 2), (2, 8, 1)])
+def test_cold_start(cpus: float, ranks: int, local: int) -> None:
+    assert cold_start(cpus, ranks) == Settings(local=local, depth=2 * local)
+
+
+# -- what the tuner reads ----------------------------------------------------------------------------------------------
+
+
+def test_the_depth_is_the_tuners_but_for_groups_and_walls() -> None:
+    def pace(**changes: Any) -> Pace:
+        return Pace(**{"base_window": 64, "logical": False, "stretch": True, "memory_budget": None} | changes)
+
+    def sizes(**changes: Any) -> Sizes:
+        return Sizes(**{"local": 2, "remote": 0, "prefetch": None, "depth": 3} | changes)
+
+    assert pace().window(sizes()) == 3
+    assert pace().window(sizes(remote=9)) == 3
+    assert pace().window(sizes(prefetch=2)) == 2
+    assert pace(logical=True).window(sizes(local=5)) == 5
+    assert pace(memory_budget=100).window(sizes()) == 1
+    tiny = pace()
+    for _ in range(20):
+        tiny.learn(20e-6, 20)
+    tiny.regroup(sizes(), hosts=2)
+    assert tiny.window(sizes()) == 4 * tiny.group * 2
+
+
+def test_the_tally_splits_the_consumers_time_and_leaves_the_start_out() -> None:
+    tally = Tally()
+    tally.entered_at = 1.0
+    tally.start()
+    tally.block(1.5, head=False)
+    assert tally.times(2.0) == (0, 0.0, 0.0, 0.0, 0.0)
+    tally.unblock(2.0)
+    tally.batches, tally.inside_s, tally.entered_at, tally.returned_at = 1, 1.0, 0.0, 2.0
+    tally.started(1.0, got_one=True)
+    assert tally.times(2.5) == (0, 0.0, 0.0, 0.5, 0.0)
+    tally.work_s, tally.entered_at = 1.0, 3.0
+    tally.block(3.25, head=True)
+    assert tally.times(4.0) == (0, 0.75, 0.25, 1.0, 0.75)
+    assert tally.times(4.0).seconds == 2.0
+    assert tally.first_batch_s == 1.0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_engine_shows_where_time_went(workers: int) -> None:
+    loader = DpexDataLoader(Augmented(40, 0.005), batch_size=2, num_workers=workers, seeding="batch")
+    iterator = iter(loader)
+    next(iterator)
+    first = iterator._engine.look()
+    assert first.times.batches == 0
+    for _ in range(9):
+        next(iterator)
+    look = iterator._engine.look()
+    lane = look.local if workers else look.made_here
+    assert look.times.batches == 9
+    assert lane.tickets >= 9
+    assert 0.01 * lane.tickets <= lane.busy_s
+    assert 0 < lane.cpu_s < lane.busy_s
+    assert len(lane.services_s) == lane.tickets
+    if workers:
+        assert look.times.wait_s > look.times.own_s
+    else:
+        assert look.times.own_s >= 0.09
+    list(iterator)
+    ended = iterator._engine.look().times
+    assert iterator._engine.look().times == ended  # the time after the last batch is not the work's
+
+
+def test_proc_files_are_read() -> None:
+    stat = "cpu 1 1 1 1 1 1 1 1 0 0\ncpu0 100 20 30 900 50 1 2 3 0 0\ncpu1 1 0 0 9 0 0 0 0 0 0\nintr 4\n"
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert parse_busy(stat, [0]) == pytest.approx(156 / ticks)
+    assert parse_busy(stat, [0, 1]) == pytest.approx(157 / ticks)
+    assert parse_process("7 (a (b) c) S " + " ".join(map(str, range(4, 52)))) == pytest.approx((14 + 15) / ticks)
+    assert parse_available("MemTotal: 9 kB\nMemAvailable:   3 kB\n") == 3072
+    assert parse_available("MemTotal: 9 kB\n") is None
+    assert parse_private("Pss: 9 kB\nPrivate_Clean: 1 kB\nPrivate_Dirty: 2 kB\nPrivate_Hugetlb: 0 kB\n") == 3072
+    assert parse_inactive("anon 5\ninactive_file 7\n") == 7
+
+
+def test_the_host_is_sampled() -> None:
+    clock = ManualClock()
+    meter = HostMeter(clock)
+    for _ in range(3):
+        sample = meter.sample([os.getpid()], 0.5)
+        clock.advance(1.0)
+    assert sample.trainer_cpu_s == 0.5
+    assert 0 <= sample.others <= sample.cpus
+    assert sample.memory_free
+    assert meter.gpu_busy() is None or 0 <= meter.gpu_busy() <= 1
