@@ -32,13 +32,12 @@ class AutotuneConfig:
         max_depth: batches in flight at most, or None for what memory allows.
         stall_goal: share of the consumer's time lost to loading that is as good as none (0 to 0.5). 0.01: below one
             percent a measurement of a second cannot tell it from noise.
-        headroom: capacity kept beyond what the consumer needs (1 to 3), so that a slower moment is not felt. 1.05: the
-            rates of successive windows of steady work vary by some percent.
+        headroom: capacity beyond what the consumer needs that is looked for first (1 to 3), so that a slower moment is
+            not felt; fewer workers are taken where measured times, played through them, say that these are as fast.
+            1.05: the rates of successive windows of steady work vary by some percent.
         gain: a change must promise at least this relative gain in rate (0.005 to 1). 0.04: windows cannot show less.
         shrink_after: windows in a row that must agree before capacity is given back (1 to 100). 4: giving back too
             early costs a stall, too late costs only CPUs.
-        settle_s: a window that began less than this after the last worker came up does not count (0 to 60). 0.2: what
-            was made before has been delivered by then.
         remember_s: how long a change that did not help is not tried again while the work stays the same (1 to 1e6).
             60, doubled with each further failure up to ten times.
         explore_s: at most one exploration in this time, once settled (1 to 1e6). 20: with a trial of two windows it
@@ -61,7 +60,6 @@ class AutotuneConfig:
     headroom: float = 1.05
     gain: float = 0.04
     shrink_after: int = 4
-    settle_s: float = 0.2
     remember_s: float = 60.0
     explore_s: float = 20.0
     memory_share: float = 0.5
@@ -94,7 +92,6 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("headroom", 1, 3, False, False),
     ("gain", 0.005, 1, False, False),
     ("shrink_after", 1, 100, True, False),
-    ("settle_s", 0, 60, False, False),
     ("remember_s", 1, 1e6, False, False),
     ("explore_s", 1, 1e6, False, False),
     ("memory_share", 0.01, 0.9, False, False),

@@ -15,33 +15,53 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.guard import Guard
 from dpex.autotune.model import Estimate, Flow
 from dpex.autotune.policy import DEEPEST_PER_WORKER, Bounds, Plan, best, expect
+from dpex.autotune.trial import LEAST_BATCHES, Record, Trial
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings
 from dpex.autotune.window import Windows
 
-_TRIAL_BATCHES = 24
 _PATIENCE_S = 8.0
-_BEFORE = 4
 _NEW = 100
-_IDLE = 0.7
-_STARVED = 0.05
-_DISAPPOINTING = 0.8
+_STARVED = 0.03
+_DISAPPOINTING = 0.85
 _SPREAD = 0.5
-_ROOMY = 4
+_UNEVEN = 0.25
+_MUCH_LESS = 0.75
+_SHRINK_S = 1.5
 _SAME = 0.05
-_DISAPPOINTED = 0.96
+_DISAPPOINTED = 0.95
 _FULL = 0.85
+_HEADED = 0.03
+_BUSY = 0.93
+_LOST_AFTER = 2
+_LONG = 40
+_EAGER = 4
+_AMPLE = 1.5
+_JAMMED = 0.25
+_JAMMED_AFTER = 3
+_DEEPER = 4
+_RESTLESS_S = 30.0
+"""Work that changed more than once in this time may do so again: capacity is given back more slowly."""
+_DEEPEST = 2 * DEEPEST_PER_WORKER
 
 
 @dataclass
-class _Trial:
-    """A decision that is not judged yet: how it was before, and what came in since it took effect."""
+class _Ceiling:
+    """A rate that was seen not to be surpassed; believed for longer each time that it is found again."""
 
-    decision: Decision
-    rate_before: float
-    stall_before: float
-    batches: int = 0
-    seconds: float = 0.0
-    lost_s: float = 0.0
+    keep_s: float
+    rate: float = math.inf
+    until: float = 0.0
+    times: int = 0
+
+    def learn(self, rate: float, now: float) -> None:
+        self.rate, self.until = rate, now + self.keep_s * min(10, 2**self.times)
+        self.times += 1
+
+    def at(self, now: float) -> float:
+        return self.rate if now < self.until else math.inf
+
+    def forget(self) -> None:
+        self.rate, self.until, self.times = math.inf, 0.0, 0
 
 
 class Controller:
@@ -53,17 +73,21 @@ class Controller:
         self._settings = start
         self._windows = Windows()
         self._guard = Guard(config)
-        self._trial: _Trial | None = None
+        self._record, self._long = Record(), Record(_LONG)
+        self._trial: Trial | None = None
         self._settled_at = 0.0
         self._asked_at = 0.0
         self._was_running = -1
         self._agreeing: list[Plan] = []
         self._in_favour = 0
+        self._lost = 0
+        self._jammed = 0
         self._thought: tuple[tuple[Bounds, Settings], tuple[float, ...], Plan, Plan] | None = None
-        self._recent: list[tuple[float, float, float]] = []
-        self._ceiling = self._far_ceiling = math.inf
-        self._ceiling_until = self._far_ceiling_until = 0.0
+        self._ceiling, self._far_ceiling = _Ceiling(config.remember_s), _Ceiling(config.remember_s)
         self._explored_at = 0.0
+        self._pause_s = config.explore_s / _EAGER
+        self._changed: tuple[str, ...] = ()
+        self._changes: list[float] = []
 
     def begin(self) -> Settings:
         """The setting to begin with."""
@@ -74,26 +98,37 @@ class Controller:
         self._settings = sample.settings
         if not sample.batches and not sample.wait_s:
             return None  # the trainer was elsewhere: a validation, a checkpoint
-        if self._windows.add(sample):
-            self._reopen()
+        changed = self._windows.add(sample)
+        if changed:
+            self._reopen(sample, changed)
+        self._lost = self._lost + 1 if sample.remote.unplaced else 0
         if not self._is_settled(sample) or not self._windows.known:
             return None
+        lost_s = max(0.0, sample.seconds - self._windows.stepping_s)
+        self._record.add(sample, lost_s)
+        self._long.add(sample, lost_s)
         self._look_for_ceilings(sample)
-        self._recent.append((sample.seconds, sample.batches, sample.wait_s + sample.own_s))
-        del self._recent[:-_BEFORE]
-        if self._trial is None:
+        if self._trial is None or self._lost >= _LOST_AFTER:
             return self._plan(sample)
+        self._trial.since.add(sample, lost_s)
         judged, undoing = self._judge(self._trial, sample)
         return self._plan(sample) if judged and undoing is None else undoing
 
     # -- settling --------------------------------------------------------------------------------------------------
 
-    def _reopen(self) -> None:
+    def _reopen(self, sample: Sample, changed: tuple[str, ...]) -> None:
+        if self._trial is not None and self._trial.since.batches:
+            self._close(self._trial, sample, kept=True)
+        self._changed = changed
+        self._pause_s = self.config.explore_s / _EAGER
+        self._changes = [at for at in self._changes if sample.at - at < _RESTLESS_S] + [sample.at]
         self._guard.forget()
-        self._ceiling = self._far_ceiling = math.inf
+        self._ceiling.forget()
+        self._far_ceiling.forget()
         self._trial = None
         self._agreeing.clear()
-        self._recent.clear()
+        self._record.clear()
+        self._long.clear()
 
     def _is_settled(self, sample: Sample) -> bool:
         """Whether what was asked for is running, or will not be for a while, and the window saw nothing else."""
@@ -101,7 +136,8 @@ class Controller:
         if running != self._was_running:
             self._was_running = running
             self._settled_at = sample.at
-            self._recent.clear()
+            self._record.clear()
+            self._long.clear()
         missing = sample.settings.workers - sample.remote.unplaced > running
         if missing and (self._trial is not None or sample.at - self._asked_at < _PATIENCE_S):
             return sample.at - self._asked_at > 10 * _PATIENCE_S
@@ -109,65 +145,57 @@ class Controller:
 
     # -- judging ---------------------------------------------------------------------------------------------------
 
-    def _judge(self, trial: _Trial, sample: Sample) -> tuple[bool, Decision | None]:
+    def _judge(self, trial: Trial, sample: Sample) -> tuple[bool, Decision | None]:
         """Look at what the last decision brought, once enough is known; undo it if it was no good."""
-        trial.batches += sample.batches
-        trial.seconds += sample.seconds
-        trial.lost_s += sample.wait_s + sample.own_s
-        needed = _TRIAL_BATCHES * (1.0 + 4.0 * self._windows.variation() ** 2)
-        if trial.batches < needed and trial.seconds < (2.0 if trial.batches < _TRIAL_BATCHES else 10.0):
+        if not trial.is_over(self._windows, self.config):
             return False, None
         self._trial = None
-        decision = trial.decision
-        rate = trial.batches / trial.seconds
-        stall = min(1.0, trial.lost_s / trial.seconds)
-        kept = self._was_good(trial, rate, stall)
-        index = len(self.decisions) - 1
-        self.decisions[index] = replace(decision, outcome=Outcome(rate=rate, stall=stall, kept=kept, at=sample.at))
-        if decision.reason == "explore":
+        kept = trial.was_good(self._windows, self.config)
+        self._close(trial, sample, kept=kept)
+        if trial.decision.reason == "explore":
             self._explored_at = sample.at
-        self._learn_ceiling(trial, rate, sample)
-        return True, None if kept else self._undo(sample, trial, rate)
+            self._pause_s = self.config.explore_s / (_EAGER if kept else 1)
+            if kept:  # the model does not know why, and would go back
+                back, value = _kind(trial.decision.new, trial.decision.old)
+                self._guard.remember(back, sample.at, value)
+        self._learn_ceiling(trial, sample)
+        return True, None if kept else self._undo(sample, trial)
 
-    def _learn_ceiling(self, trial: _Trial, rate: float, sample: Sample) -> None:
+    def _close(self, trial: Trial, sample: Sample, *, kept: bool) -> None:
+        """Write down what a decision brought."""
+        outcome = Outcome(rate=trial.since.rate, stall=trial.since.stall, kept=kept, at=sample.at)
+        self.decisions[-1] = replace(trial.decision, outcome=outcome)
+
+    def _learn_ceiling(self, trial: Trial, sample: Sample) -> None:
         """A growth that helps far less than it should, even by what is known since: something else holds here.
 
         Spread service times make rates too uncertain to say so.
         """
         decision = trial.decision
-        grew = decision.new.workers > decision.old.workers
-        if grew and sample.at >= self._far_ceiling_until and self._windows.variation() < _SPREAD:
-            work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
-            if rate < _DISAPPOINTING * expect(work, decision.new).rate:
-                self._ceiling = max(rate, trial.rate_before)
-                self._ceiling_until = sample.at + self.config.remember_s
+        if decision.new.workers <= decision.old.workers or self._windows.variation() >= _SPREAD:
+            return
+        if sample.at < self._far_ceiling.until or self._jammed or trial.since.wait < _STARVED:
+            return
+        work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
+        rate = trial.since.rate
+        if rate < _DISAPPOINTING * expect(work, decision.new).rate:
+            self._ceiling.learn(max(rate, trial.before.rate), sample.at)
 
-    def _was_good(self, trial: _Trial, rate: float, stall: float) -> bool:
-        decision, gain = trial.decision, self.config.gain
-        if decision.reason == "explore":
-            needed = 0.25 * gain if decision.new.workers < decision.old.workers else gain
-            return rate >= trial.rate_before * (1.0 + needed)
-        if decision.reason in ("start", "undo", "changed", "limit", "lost") or not trial.rate_before:
-            return True
-        if decision.new.workers < decision.old.workers or decision.new.depth < decision.old.depth:
-            return rate >= (1.0 - gain) * trial.rate_before
-        if stall <= self.config.stall_goal:
-            return rate >= (1.0 - gain) * trial.rate_before
-        hoped = decision.predicted_rate / trial.rate_before - 1.0
-        return rate >= trial.rate_before * (1.0 + min(gain, hoped / 4))
-
-    def _undo(self, sample: Sample, trial: _Trial, rate: float) -> Decision:
+    def _undo(self, sample: Sample, trial: Trial) -> Decision:
         decision = trial.decision
-        kind = _kind(decision.old, decision.new)
-        self._guard.remember(kind, sample.at)
-        change = f"{(rate / trial.rate_before - 1) * 100:+.0f} %" if trial.rate_before else "nothing"
-        text = f"back to {decision.old}: {decision.new} brought {change}, expected {decision.predicted_rate:.3g}/s"
-        evidence = {"rate_before": trial.rate_before, "rate_after": rate}
+        kind, value = _kind(decision.old, decision.new)
+        self._guard.remember(kind, sample.at, value)
+        gain, _ = trial.gain(self._windows)
+        text = (
+            f"back to {decision.old}: {decision.new} brought {gain * 100:+.0f} %, "
+            f"expected {decision.predicted_rate:.3g}/s"
+        )
+        evidence = {"rate_before": trial.before.rate, "rate_after": trial.since.rate}
         plan = Plan(
             settings=decision.old,
-            rate=trial.rate_before,
-            stall=trial.stall_before,
-            flow=Flow(demand=rate, capacity=rate, slowdown=1.0),
+            rate=trial.before.rate,
+            stall=trial.before.stall,
+            flow=Flow(demand=trial.since.rate, capacity=trial.since.rate, slowdown=1.0),
         )
         return self._decide(sample, plan, "undo", text, evidence)
 
@@ -175,97 +203,152 @@ class Controller:
 
     def _plan(self, sample: Sample) -> Decision | None:
         now, config = sample.settings, self.config
-        work = self._windows.estimate(sample.host.cpus, self._ceiling, self._far_ceiling)
+        work = self._windows.estimate(sample.host.cpus, self._ceiling.at(sample.at), self._far_ceiling.at(sample.at))
         waiting = work.wait_s / max(1e-9, work.wait_s + work.cpu_s)
         bounds = self._guard.bounds(sample, self._windows.batch_bytes, waiting)
-        if now.depth > bounds.depth:
-            plan = expect(work, replace(now, depth=bounds.depth))
-            text = f"depth {bounds.depth} instead of {now.depth}: more would not leave the trainer its memory"
-            return self._decide(sample, plan, "limit", text, {"memory_free": float(sample.host.memory_free or 0)})
-        plan, here = self._think(work, bounds, now)
-        rate = self._measured_rate()
-        wanted = plan.settings
         evidence = {
-            "rate": rate,
-            "stall": self._measured_stall(),
+            "rate": self._record.rate,
+            "stall": self._record.stall,
             "step_ms": work.step_s * 1e3,
             "worker_cpu_ms": work.cpu_s * 1e3,
             "worker_wait_ms": work.wait_s * 1e3,
             "cpus": work.cpus,
+            "others": work.others,
         }
+        forced = self._forced(sample, work, bounds, evidence)
+        if forced is not None:
+            return forced
+        plan, here = self._think(work, bounds, now)
+        plan, here = self._at_most(plan), self._at_most(here)
+        rate = self._record.rate
+        wanted = plan.settings
         if wanted == now:
             self._agreeing.clear()
             self._in_favour = 0
             return self._explore(sample, rate, here, bounds, evidence)
         faster = plan.rate >= (1.0 + config.gain) * max(rate, here.rate, 1e-9)
-        kind = _kind(now, wanted)
-        if faster and not self._guard.forbids(kind, sample.at):
+        if faster and not self._forbids(now, wanted, sample.at):
             self._agreeing.clear()
             self._in_favour += 1
             if self._in_favour < self._votes(plan.rate / max(rate, 1e-9)):
                 return None
-            if wanted.remote > now.remote and 0 < wanted.local < now.local:
-                wanted = replace(wanted, local=now.local)  # until the remote ones are there
-            if wanted.workers:
-                wanted = replace(wanted, depth=max(wanted.depth, min(now.depth, bounds.depth)))
-            if wanted == now:
+            plan = self._cautiously(work, now, plan, bounds)
+            if plan.settings == now:
                 return None
-            plan = replace(plan, settings=wanted)
-            return self._decide(sample, plan, self._why(now, wanted), _explain(now, plan, evidence), evidence)
+            reason = self._why(now, plan.settings)
+            return self._decide(sample, plan, reason, _explain(now, plan, evidence), evidence)
         self._in_favour = 0
         return self._maybe_give_back(sample, plan, here, evidence) or self._explore(
             sample, rate, here, bounds, evidence
         )
 
+    def _forced(self, sample: Sample, work: Estimate, bounds: Bounds, evidence: Mapping[str, float]) -> Decision | None:
+        """What cannot stay as it is: more memory than there is, or remote workers that there is no place for."""
+        now = sample.settings
+        deepest = max(1, bounds.most_depth(now.local))
+        if now.depth > deepest:
+            plan = expect(work, replace(now, depth=deepest))
+            text = f"depth {deepest} instead of {now.depth}: more would not leave the trainer its memory"
+            return self._decide(
+                sample, plan, "limit", text, {**evidence, "memory_free": float(sample.host.memory_free or 0)}
+            )
+        if self._lost >= _LOST_AFTER and now.remote > bounds.remote:
+            plan = best(work, bounds, self.config)
+            text = f"{plan.settings} instead of {now}: the cluster has no place for {sample.remote.unplaced} of them"
+            return self._decide(sample, plan, "lost", text, {**evidence, "unplaced": float(sample.remote.unplaced)})
+        return None
+
+    @staticmethod
+    def _cautiously(work: Estimate, now: Settings, plan: Plan, bounds: Bounds) -> Plan:
+        """A move that keeps what there is, where that is as fast: what is too much is given back later."""
+        wanted = plan.settings
+        if not wanted.workers:
+            return plan
+        kept = Settings(local=max(now.local, wanted.local), remote=max(now.remote, wanted.remote))
+        depth = max(wanted.depth, min(now.depth, bounds.most_depth(wanted.local)))
+        if kept.workers > wanted.workers and kept.workers <= bounds.most_depth(kept.local):
+            kept = replace(kept, depth=min(depth, bounds.most_depth(kept.local)))
+            if expect(work, kept).rate >= _DISAPPOINTED * plan.rate:
+                return replace(plan, settings=kept)
+        return replace(plan, settings=replace(wanted, depth=depth))
+
+    def _at_most(self, plan: Plan) -> Plan:
+        """Workers make the waiting shorter and nothing else: a rate beyond what is left without it is an error."""
+        if not plan.settings.workers or len(self._record) < 2:
+            return plan
+        hope = self._record.rate / max(0.02, 1.0 - self._record.stall)
+        return replace(plan, rate=min(plan.rate, max(self._record.rate, hope)))
+
     def _think(self, work: Estimate, bounds: Bounds, now: Settings) -> tuple[Plan, Plan]:
         """The best plan and what to expect of the present setting; thought out anew only if something has changed."""
         about = (work.step_s, work.step_cpu_s + work.own_s, work.cpu_s, work.wait_s, work.far_s, work.here_s)
-        numbers = (*about, work.cpus, work.ceiling, work.far_ceiling, self._windows.variation())
+        rest = (work.travel_s, work.cpus, work.others, work.ceiling, work.far_ceiling, self._windows.variation())
+        numbers = (*about, *rest)
         depth = min(bounds.depth, DEEPEST_PER_WORKER * (bounds.local + bounds.remote))
-        key = (replace(bounds, depth=depth), now)
+        key = (replace(bounds, depth=depth, memory=_rounded(bounds.memory)), now)
         if self._thought is None or self._thought[0] != key or not _same(numbers, self._thought[1]):
             self._thought = (key, numbers, best(work, bounds, self.config), expect(work, now))
         return self._thought[2:]
 
     def _look_for_ceilings(self, sample: Sample) -> None:
-        """Remote workers that idle while the consumer starves: what they make does not come through any faster."""
-        if sample.at >= self._ceiling_until:
-            self._ceiling = math.inf
-        if sample.at >= self._far_ceiling_until:
-            self._far_ceiling = math.inf
-        remote = sample.remote
-        idle = remote.busy_s < _IDLE * remote.running * sample.seconds
-        starved = sample.wait_s > _STARVED * sample.seconds and sample.ready <= 1
-        if remote.running and remote.tickets and idle and starved and sample.in_flight > sample.settings.local:
-            self._far_ceiling = remote.tickets / sample.seconds
-            self._far_ceiling_until = sample.at + self.config.remember_s
+        """Remote workers that idle while the consumer starves, and batches that queue on the way from them: the link
+        carries no more than what comes through."""
+        jammed = self._windows.jammed > max(2.0, _JAMMED * sample.remote.running)
+        self._jammed = self._jammed + 1 if jammed and self._record.wait > _STARVED else 0
+        if self._jammed >= _JAMMED_AFTER and sample.at >= self._far_ceiling.until:
+            self._far_ceiling.learn(self._record.far_rate(_JAMMED_AFTER), sample.at)
 
     def _explore(
         self, sample: Sample, rate: float, here: Plan, bounds: Bounds, evidence: Mapping[str, float]
     ) -> Decision | None:
         """Where batches are waited for and the model knows nothing better: a small step, now and then.
 
-        Deeper, if the model finds that the setting should be faster than it is; else, on a full machine, one worker
-        less (caches, memory), and on another some more (waiting that overlaps).
+        Deeper, if later batches were ready or the model finds that the setting should be faster than it is; else, on a
+        full machine, one worker less (caches, memory), and on another some more (waiting that overlaps).
         """
-        now = sample.settings
-        due = sample.at - max(self._explored_at, self._asked_at) >= self.config.explore_s
-        if not due or sample.wait_s < _STARVED * sample.seconds or not now.workers:
+        now, record = sample.settings, self._record
+        if not now.workers or record.wait < _STARVED or sample.remote.unplaced:
+            return None
+        idle = record.busy < _BUSY  # else no depth helps: nobody has time to make more
+        headed = idle and record.head > max(_HEADED, record.wait / 3) and record.batches >= 2 * LEAST_BATCHES
+        deeper = replace(now, depth=min(bounds.most_depth(now.local), _DEEPER * now.depth, _DEEPEST * now.workers))
+        known_why = sample.at < self._far_ceiling.until
+        if headed and not known_why and deeper.depth > now.depth and not self._guard.forbids("deeper", sample.at):
+            hope = rate * (1.0 + record.head / 2)
+            plan = Plan(settings=deeper, rate=hope, stall=evidence["stall"], flow=here.flow)
+            text = (
+                f"{deeper} instead of {now}: in {record.head * 100:.0f} % of the time later batches were ready and "
+                "the next one in turn was not"
+            )
+            return self._decide(sample, plan, "spread", text, {**evidence, "head": record.head})
+        due = sample.at - max(self._explored_at, self._asked_at) >= self._pause_s
+        if not due or sample.wait_s < _STARVED * sample.seconds:
             return None
         full = sample.local.cpu_s + sample.host.trainer_cpu_s > _FULL * sample.host.cpus * sample.seconds
-        disappointed = rate < _DISAPPOINTED * here.rate
+        disappointed = self._long.rate * (1.0 + 2.0 * self._uncertainty()) < _DISAPPOINTED * here.rate
         if not disappointed and not (full and self._windows.is_crowded):
             return None
-        steps = [replace(now, depth=min(bounds.depth, 2 * now.depth))] if disappointed else []
+        steps = [deeper] if disappointed and idle else []
         local = now.local - 1 if full else now.local + max(1, now.local // 4)
-        if now.local and max(1, bounds.least_local) <= local <= bounds.local and local + now.remote <= bounds.depth:
-            steps.append(replace(now, local=local, depth=min(bounds.depth, max(now.depth, 2 * (local + now.remote)))))
-        wanted = next((s for s in steps if s != now and not self._guard.forbids(_kind(now, s), sample.at)), None)
+        if now.local and max(1, bounds.least_local) <= local <= bounds.local:
+            deep = min(bounds.most_depth(local), max(now.depth, 2 * (local + now.remote)))
+            if local + now.remote <= deep:
+                steps.append(replace(now, local=local, depth=deep))
+        wanted = next((s for s in steps if s != now and not self._forbids(now, s, sample.at)), None)
         if wanted is None:
             return None
         plan = Plan(settings=wanted, rate=rate, stall=evidence["stall"], flow=here.flow)
         text = f"{wanted} instead of {now}: a trial, as {evidence['stall'] * 100:.0f} % of the time is lost to loading"
         return self._decide(sample, plan, "explore", text, evidence)
+
+    def _forbids(self, old: Settings, new: Settings, now: float) -> bool:
+        kind, value = _kind(old, new)
+        return self._guard.forbids(kind, now, value)
+
+    def _uncertainty(self) -> float:
+        """Relative standard error of the rate under the present setting."""
+        loss, error = self._long.loss(self._windows.slowest_s())
+        return min(1.0, error / max(1e-9, self._windows.step_s + loss)) if math.isfinite(error) else 1.0
 
     def _votes(self, gain: float) -> int:
         """Windows in a row that must be for a change: one at first, or for much; more for little in steady work."""
@@ -279,19 +362,31 @@ class Controller:
         """Fewer would do: once enough windows in a row have said so."""
         now, wanted = sample.settings, plan.settings
         cheaper = wanted.workers <= now.workers - max(1, now.workers // 10)
-        fast = plan.rate >= (1.0 - self.config.gain) * max(here.rate, self._measured_rate())
-        if not cheaper or not fast or self._guard.forbids(_kind(now, wanted), sample.at):
+        less = self.config.gain if wanted.workers <= _MUCH_LESS * now.workers else self.config.stall_goal
+        fast = plan.rate >= (1.0 - less) * max(here.rate, self._record.rate)
+        if not cheaper or not fast or self._forbids(now, wanted, sample.at):
             self._agreeing.clear()
             return None
         self._agreeing.append(plan)
-        if len(self._agreeing) < self.config.shrink_after * (3 if self._windows.variation() > _SPREAD else 1):
+        beyond_doubt = plan.flow.capacity >= _AMPLE * plan.flow.demand and self._windows.variation() < _UNEVEN
+        known = self._windows.tickets >= (LEAST_BATCHES if beyond_doubt else _NEW)
+        hasty = sample.at - self._asked_at < _SHRINK_S
+        if len(self._agreeing) < self._agreement(plan) or not known or hasty:
             return None
         plan = max(self._agreeing, key=lambda agreed: agreed.settings.workers)
-        if plan.settings.workers and now.depth <= _ROOMY * plan.settings.depth:
-            plan = replace(plan, settings=replace(plan.settings, depth=max(now.depth, plan.settings.depth)))
+        if plan.settings.workers:
+            depth = max(plan.settings.depth, min(now.depth, _DEEPEST * plan.settings.workers))
+            plan = replace(plan, settings=replace(plan.settings, depth=depth))
         self._agreeing.clear()
         text = f"{plan.settings} instead of {now}: as fast ({plan.rate:.3g}/s), and the rest is free for others"
         return self._decide(sample, plan, "too many", text, evidence)
+
+    def _agreement(self, plan: Plan) -> int:
+        """Windows that must agree that fewer will do: few where that is beyond doubt, many where times are spread."""
+        least = self.config.shrink_after
+        if (plan.flow.capacity >= _AMPLE * plan.flow.demand or not plan.settings.workers) and len(self._changes) < 2:
+            return max(1, least // 2)
+        return least * (2 if self._windows.variation() > _SPREAD else 1) * max(1, len(self._changes))
 
     def _why(self, old: Settings, new: Settings) -> Reason:
         if not new.workers:
@@ -301,6 +396,8 @@ class Controller:
         return "too few" if new.workers > old.workers else "too many"
 
     def _decide(self, sample: Sample, plan: Plan, reason: Reason, text: str, evidence: Mapping[str, float]) -> Decision:
+        if self._changed:
+            text, self._changed = f"the work has changed ({', '.join(self._changed)}); {text}", ()
         decision = Decision(
             at=sample.at,
             old=sample.settings,
@@ -312,36 +409,34 @@ class Controller:
             predicted_stall=plan.stall,
         )
         self.decisions.append(decision)
-        self._trial = _Trial(decision, self._measured_rate(), self._measured_stall())
+        record = self._record
+        needed = max(LEAST_BATCHES, 2 * min(sample.settings.depth, 2 * sample.settings.workers + sample.ready))
+        self._trial = Trial(decision, record, needed) if reason != "undo" else None
+        self._record = Record()
+        self._long.clear()
         self._asked_at = sample.at
-        self._in_favour = 0
-        self._recent.clear()
+        self._in_favour = self._lost = 0
         return decision
 
-    # -- what was measured -------------------------------------------------------------------------------------------
 
-    def _measured_rate(self) -> float:
-        seconds = sum(seconds for seconds, _, _ in self._recent)
-        return sum(batches for _, batches, _ in self._recent) / seconds if seconds else 0.0
-
-    def _measured_stall(self) -> float:
-        seconds = sum(seconds for seconds, _, _ in self._recent)
-        return min(1.0, sum(lost for _, _, lost in self._recent) / seconds) if seconds else 0.0
+def _rounded(memory: float) -> float:
+    """Memory to some five percent: what is free varies all the time."""
+    return memory if math.isinf(memory) or memory <= 0 else round(math.log(memory) / _SAME)
 
 
 def _same(now: tuple[float, ...], before: tuple[float, ...]) -> bool:
     return all(a == b or abs(a - b) <= _SAME * abs(b) for a, b in zip(now, before, strict=True))
 
 
-def _kind(old: Settings, new: Settings) -> str:
-    """What sort of change it is, for remembering."""
+def _kind(old: Settings, new: Settings) -> tuple[str, int]:
+    """What sort of change it is, and to which number, for remembering."""
     if not new.workers or not old.workers:
-        return "to in-process" if not new.workers else "to workers"
+        return ("to in-process" if not new.workers else "to workers"), 0
     for lane in ("remote", "local"):
         change = getattr(new, lane) - getattr(old, lane)
         if change:
-            return f"{'more' if change > 0 else 'fewer'} {lane}"
-    return "deeper" if new.depth > old.depth else "shallower"
+            return f"{'more' if change > 0 else 'fewer'} {lane}", getattr(new, lane)
+    return ("deeper" if new.depth > old.depth else "shallower"), new.depth
 
 
 def _explain(old: Settings, plan: Plan, evidence: Mapping[str, float]) -> str:

@@ -16,6 +16,7 @@ _DEEPEST = 4096
 class _Failure:
     until: float
     times: int
+    value: int
 
 
 class Guard:
@@ -32,38 +33,42 @@ class Guard:
         config, host = self._config, sample.host
         by_cpu = math.ceil(host.cpus / max(0.02, 1.0 - waiting)) + 1
         local = min(by_cpu, config.max_waiting) if config.max_local is None else config.max_local
-        if host.worker_bytes > 0 and host.memory_free is not None:
-            spare = int(host.memory_free * config.memory_share / host.worker_bytes)
-            local = min(local, sample.local.requested + spare)
+        memory = math.inf
+        if host.memory_free is not None:
+            held = sample.ready + min(sample.in_flight, sample.local.running + sample.remote.running)
+            memory = host.memory_free + held * batch_bytes + sample.local.requested * host.worker_bytes
+        if host.worker_bytes > 0 and math.isfinite(memory):
+            local = min(local, max(1, int((memory - batch_bytes) / host.worker_bytes)))
         there = sample.remote
         room = there.requested - there.unplaced + there.room if there.room is not None else 0
         remote = room if config.max_remote is None else min(config.max_remote, room)
-        depth = _DEEPEST if config.max_depth is None else config.max_depth
-        if host.memory_free is not None and batch_bytes > 0:
-            held = (sample.ready + sample.in_flight) * batch_bytes
-            depth = min(depth, max(1, int((host.memory_free + held) * config.memory_share / batch_bytes)))
         least_remote = min(config.min_remote, remote)
         return Bounds(
             local=max(local, config.min_local),
             remote=max(remote, least_remote),
-            depth=depth,
+            depth=_DEEPEST if config.max_depth is None else config.max_depth,
+            memory=memory,
+            worker_bytes=host.worker_bytes,
+            batch_bytes=batch_bytes,
             least_local=config.min_local,
             least_remote=least_remote,
         )
 
     # -- memory --------------------------------------------------------------------------------------------------
 
-    def remember(self, kind: str, now: float) -> None:
-        """A change of this kind did not help; each time in a row it is remembered for longer."""
+    def remember(self, kind: str, now: float, value: int = 0) -> None:
+        """A change of this kind, to this number, did not help; each time in a row it is remembered for longer."""
         times = self._failures[kind].times + 1 if kind in self._failures else 1
         keep_s = self._config.remember_s * min(10, 2 ** (times - 1))
-        self._failures[kind] = _Failure(now + keep_s, times)
+        self._failures[kind] = _Failure(now + keep_s, times, value)
 
     def forget(self) -> None:
         """The work has changed: everything may be tried again."""
         self._failures.clear()
 
-    def forbids(self, kind: str, now: float) -> bool:
-        """Whether such a change failed lately."""
+    def forbids(self, kind: str, now: float, value: int = 0) -> bool:
+        """Whether such a change failed lately; where fewer workers were too few, a larger number may still do."""
         failure = self._failures.get(kind)
-        return failure is not None and now < failure.until
+        if failure is None or now >= failure.until:
+            return False
+        return not kind.startswith("fewer") or value <= failure.value

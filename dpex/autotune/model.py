@@ -1,8 +1,8 @@
 """What is known of the work, and what any setting would make of it.
 
-Two steps. The *fluid* step finds rates: who wants a CPU gets an equal part, so with more demand than CPUs everything
-that needs one takes κ times as long, and κ is where demand meets supply. The *replay* step then plays measured service
-times through an ordered window of the given depth, as closed queueing formulas mislead once service times are spread.
+Two steps. The *fluid* step finds rates: who wants a CPU gets an equal part of them, and who waits leaves it to others.
+The *replay* step then plays measured service times through an ordered window of the given depth, as closed queueing
+formulas know nothing of order and mislead once service times are spread.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
 
 from dpex.autotune.types import Settings
 
-_REPLAYED = 600
-_SLOWEST = 64.0
+_REPLAYED = (240, 1200)
+"""Batches, where service times do not vary and where they vary by their mean."""
+_ROUNDS = 3
+_LARGE = 1e100
+_EVEN = 0.1
+_STEPS = 97
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +32,10 @@ class Estimate:
     step_s: the consumer between two calls; step_cpu_s: its CPU in that. own_s: CPU of the consumer per batch that comes
     from a worker. here_s: making one in the training process.
     cpu_s, wait_s: a local worker's CPU, and its waiting for anything but a CPU. far_s: a remote worker's time.
-    spread: measured service times divided by their mean. cpus: free of others' work. ceiling, far_ceiling: batches per
-    second that all workers, and remote ones, were seen unable to surpass.
+    travel_s: the way to it and back. spread: measured service times divided by their mean. step_spread: standard
+    deviation of steps over their mean. cpus: that we may use.
+    others: how many of other people's programs want one of these. ceiling, far_ceiling: batches per second that all
+    workers, and remote ones, were seen unable to surpass.
     """
 
     step_s: float
@@ -37,8 +45,11 @@ class Estimate:
     cpu_s: float
     wait_s: float
     far_s: float
+    travel_s: float = 0.0
     spread: Sequence[float] = (1.0,)
+    step_spread: float = 0.0
     cpus: float = 1.0
+    others: float = 0.0
     ceiling: float = float("inf")
     far_ceiling: float = float("inf")
 
@@ -47,7 +58,7 @@ class Estimate:
 class Flow:
     """Rates without regard to depth. demand: batches per second if none were waited for. capacity: what workers make.
 
-    slowdown: κ, how many times longer CPU work takes than on an idle machine.
+    slowdown: how many times longer CPU work of workers takes than on an idle machine.
     """
 
     demand: float
@@ -61,48 +72,60 @@ class Flow:
 
 
 def fluid(work: Estimate, settings: Settings) -> Flow:
-    """Rates under a setting, at the κ where the demand for CPUs meets their number."""
+    """Rates under a setting, where workers, the consumer and others share the CPUs."""
     if not settings.workers:
         rate = 1.0 / max(1e-9, work.step_s + work.here_s)
         return Flow(demand=rate, capacity=rate, slowdown=1.0)
-    low, high = 1.0, _SLOWEST
-    flow, wanted = _balance(work, settings, low)
-    if wanted <= work.cpus:
-        return flow
-    for _ in range(24):
-        if high - low < 1e-3 * high:
-            break
-        middle = (low + high) / 2
-        if _balance(work, settings, middle)[1] > work.cpus:
-            low = middle
-        else:
-            high = middle
-    return _balance(work, settings, high)[0]
-
-
-def _balance(work: Estimate, settings: Settings, slowdown: float) -> tuple[Flow, float]:
-    """Rates where workers' CPU work takes ``slowdown`` times as long, and the CPUs that everybody wants then.
-
-    The consumer comes as one more to those who are at it, so it may be slowed even where workers are not.
-    """
-    local, remote = _capacities(work, settings, slowdown)
-    capacity = local + remote
     own_cpu = work.step_cpu_s + work.own_s
-    crowding, demand, rate = slowdown, 0.0, 0.0
-    for _ in range(3):
+    demand = 1.0 / max(1e-9, work.step_s + work.own_s)
+    at_it, capacity, slowdown = min(1.0, demand * own_cpu), 0.0, 1.0
+    for _ in range(_ROUNDS):
+        near = _local(work, settings.local, at_it)
+        far = min(settings.remote / max(1e-9, work.far_s), work.far_ceiling)
+        capacity = min(near.rate + far, work.ceiling)
+        share = min(1.0, demand / max(1e-12, near.rate + far), work.ceiling / max(1e-12, near.rate + far))
+        crowding = max(1.0, (share * near.at_it + 1.0 + work.others) / work.cpus)
         demand = 1.0 / max(1e-9, work.step_s + work.own_s + (crowding - 1.0) * own_cpu)
-        rate = min(demand, capacity)
-        at_it = rate * local / max(1e-12, capacity) * work.cpu_s * slowdown
-        crowding = max(slowdown, (at_it + 1.0) / work.cpus)
-    near = min(local, rate * local / max(1e-12, capacity))
-    return Flow(demand=demand, capacity=capacity, slowdown=slowdown), near * work.cpu_s + rate * own_cpu
+        at_it = min(1.0, min(demand, capacity) * own_cpu * crowding)
+        slowdown = 1.0 + share * (near.slowdown - 1.0)
+    return Flow(demand=demand, capacity=capacity, slowdown=slowdown)
 
 
-def _capacities(work: Estimate, settings: Settings, slowdown: float) -> tuple[float, float]:
-    local = settings.local / max(1e-9, work.wait_s + work.cpu_s * slowdown)
-    remote = min(settings.remote / max(1e-9, work.far_s), work.far_ceiling)
-    over = (local + remote) / work.ceiling
-    return (local, remote) if over <= 1.0 else (local / over, remote / over)
+class _Near(NamedTuple):
+    """Local workers that never lack a ticket. at_it: how many have or want a CPU, on average."""
+
+    rate: float
+    at_it: float
+    slowdown: float
+
+
+def _local(work: Estimate, workers: int, consumer: float) -> _Near:
+    """A closed network of two stations: waiting, where nobody is in another's way, and the CPUs, shared equally among
+    the workers there, ``consumer`` of a consumer and the others.
+
+    Its steady state has product form whatever the distributions of the two times are (Baskett, Chandy, Muntz and
+    Palacios, 1975): with n of N workers at the CPUs, which do r(n) of work per second together, it has weight
+    Z^(N-n) / (N-n)! · D^n / (r(1)···r(n)).
+    """
+    wait_s, cpu_s = work.wait_s, work.cpu_s
+    if not workers or cpu_s <= 1e-9:
+        return _Near(workers / max(1e-9, wait_s + cpu_s), 0.0, 1.0)
+    crowd = work.others + consumer
+    cpus = work.cpus
+    weight, total, working, there = 1.0, 0.0, 0.0, 0.0
+    if wait_s > 1e-6 * cpu_s:
+        total = 1.0
+        for n in range(1, workers + 1):
+            speed = n * min(1.0, cpus / (n + crowd))
+            weight *= (workers - n + 1) / wait_s * cpu_s / speed
+            total += weight
+            working += weight * speed
+            there += weight * n
+            if total > _LARGE:
+                weight, total, working, there = (x / _LARGE for x in (weight, total, working, there))
+    else:
+        total, working, there = 1.0, workers * min(1.0, cpus / (workers + crowd)), float(workers)
+    return _Near(working / total / cpu_s, there / total, there / working)
 
 
 def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
@@ -113,24 +136,40 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
     spread = list(work.spread) or [1.0]
     random.Random(0).shuffle(spread)
     mean = sum(spread) / len(spread) or 1.0
-    count = max(_REPLAYED, 6 * settings.depth, 4 * settings.workers)
+    varies = min(1.0, math.sqrt(sum((factor / mean - 1.0) ** 2 for factor in spread) / len(spread)))
+    least, most = _REPLAYED
+    count = max(int(least + (most - least) * varies), 6 * settings.depth, 4 * settings.workers)
     free = [(0.0, number < settings.local) for number in range(settings.workers)]
     heapq.heapify(free)
     delivered = [0.0] * count
     consumer = link = 0.0
-    period = 1.0 / flow.demand
+    period, far_period = 1.0 / flow.demand, 1.0 / work.far_ceiling
     half, half_at = count // 2, 0.0
+    periods = _periods(period, work.step_spread)
     for number in range(count):
         at, near = free[0]
         drawn = delivered[number - settings.depth] if number >= settings.depth else 0.0
         service = (near_s if near else work.far_s) * spread[number % len(spread)] / mean
         end = max(at, drawn) + service
         heapq.heapreplace(free, (end, near))
-        if not near and math.isfinite(work.far_ceiling):
-            link = end = max(link, end) + 1.0 / work.far_ceiling
-        consumer = max(consumer + period, end)
+        if not near:
+            end += work.travel_s
+            if far_period:
+                link = end = max(link, end) + far_period
+        consumer = max(consumer + periods[number % len(periods)], end)
         delivered[number] = consumer
         if number == half:
             half_at = consumer
     rate = (count - 1 - half) / max(1e-12, consumer - half_at)
     return min(rate, work.ceiling, flow.demand)
+
+
+def _periods(mean_s: float, spread: float) -> Sequence[float]:
+    """Steps of that mean and relative spread, log-normal, as the lengths of sequences mostly are; in fixed disorder."""
+    if spread < _EVEN:
+        return (mean_s,)
+    sigma = math.sqrt(math.log(1.0 + spread * spread))
+    normal = NormalDist()
+    factors = [math.exp(sigma * normal.inv_cdf((i + 0.5) / _STEPS)) for i in range(_STEPS)]
+    random.Random(1).shuffle(factors)
+    return [mean_s * factor * _STEPS / sum(factors) for factor in factors]

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dpex.autotune import plant
+from dpex.autotune import clockwork, plant
 from dpex.autotune.plant import Fixed, Plant, World
 from dpex.autotune.scenarios import FOLDER, ORACLE, Scenario
 from dpex.autotune.types import Settings
@@ -87,7 +87,7 @@ def key(scenario: Scenario) -> str:
 
 @cache
 def _source() -> str:
-    return Path(plant.__file__).read_text() + Path(__file__).read_text()
+    return "".join(Path(file).read_text() for file in (clockwork.__file__, plant.__file__, __file__))
 
 
 def truths(scenario: Scenario) -> list[Truth]:

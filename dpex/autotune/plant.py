@@ -8,15 +8,15 @@ delivered in order, as `dpex.engine` does it.
 
 from __future__ import annotations
 
-import heapq
+import math
 import random
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Protocol
 
+from dpex.autotune.clockwork import Clock, Shared
 from dpex.autotune.types import Decision, HostSample, LaneSample, Sample, Settings
 
 _SERVICES_KEPT = 32
@@ -124,106 +124,6 @@ class History:
         return (bisect_right(self.delivered, end) - bisect_right(self.delivered, start)) / max(_TINY, end - start)
 
 
-class Clock:
-    """Virtual time and what is to happen at it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
-
-    def at(self, when: float, act: Callable[[], None]) -> None:
-        """Do something at a moment, not before what was planned for the same moment earlier."""
-        heapq.heappush(self._events, (when, next(self._order), act))
-
-    def after(self, delay: float, act: Callable[[], None]) -> None:
-        """Do something a while from now."""
-        self.at(self.now + delay, act)
-
-    def run(self, until: float) -> None:
-        """Let time pass."""
-        while self._events and self._events[0][0] <= until:
-            self.now, _, act = heapq.heappop(self._events)
-            act()
-        self.now = until
-
-
-class Shared:
-    """A resource shared equally by its jobs, none of which gets more than ``each`` (work per second).
-
-    All jobs receive the same service per second, so one running total (``_served``) orders their ends: a job ends when
-    the total has grown by its work. ``others_s`` is what somebody else took so far, up to the last change.
-    """
-
-    def __init__(self, clock: Clock, capacity: float, each: float = 1.0) -> None:
-        self._clock = clock
-        self._capacity = capacity
-        self._each = each
-        self._others = 0.0
-        self._served = 0.0
-        self._since = 0.0
-        self._plan = 0
-        self.others_s = 0.0
-        self._jobs: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
-
-    def start(self, work: float, then: Callable[[], None]) -> None:
-        """A job of that much work; ``then`` happens at its end."""
-        if work <= 0:
-            self._clock.after(0.0, then)
-            return
-        self._advance()
-        heapq.heappush(self._jobs, (self._served + work, next(self._order), then))
-        self._replan()
-
-    def set(self, *, capacity: float | None = None, others: float | None = None) -> None:
-        """Change what there is to share, or what somebody else takes part in sharing."""
-        self._advance()
-        self._capacity = self._capacity if capacity is None else capacity
-        self._others = self._others if others is None else others
-        self._replan()
-
-    @property
-    def jobs(self) -> int:
-        """How many share it now."""
-        return len(self._jobs)
-
-    def taken_by_others(self) -> float:
-        """``others_s`` up to now."""
-        self._advance()
-        return self.others_s
-
-    def _speed(self) -> float:
-        wanting = len(self._jobs) + self._others
-        return min(self._each, self._capacity / wanting) if wanting else self._each
-
-    def _advance(self) -> None:
-        passed = self._clock.now - self._since
-        self._since = self._clock.now
-        if passed > 0:
-            self._served = self._served + passed * self._speed() if self._jobs else 0.0
-            self.others_s += passed * self._speed() * self._others
-
-    def _replan(self) -> None:
-        self._plan += 1
-        if self._jobs:
-            plan = self._plan
-            left = max(0.0, self._jobs[0][0] - self._served)
-            self._clock.after(left / self._speed(), lambda: self._ended(plan))
-
-    def _ended(self, plan: int) -> None:
-        if plan != self._plan:
-            return
-        self._advance()
-        ended = []  # the first at least: rounding must not leave it a rest too small to move the clock
-        limit = max(self._served, self._jobs[0][0]) * (1.0 + 1e-9)
-        while self._jobs and self._jobs[0][0] <= limit:
-            ended.append(heapq.heappop(self._jobs)[2])
-        self._replan()
-        for then in ended:
-            then()
-
-
 @dataclass(eq=False)
 class _Worker:
     remote: bool
@@ -283,12 +183,13 @@ class Rank:
         self._peak = max(self._peak, self.memory)
         wait_s, cpu_s = self._plant.draw_work(self._works)
         began, encode_s = self._clock.now, self._plant.work.encode_s
-        thrashing = 1.0
+        thrashing, asked_at = 1.0, 0.0
 
         def compute() -> None:
-            nonlocal thrashing
+            nonlocal thrashing, asked_at
             if worker.dead:
                 return
+            asked_at = self._clock.now
             if worker.remote:
                 self._clock.after(cpu_s + encode_s, computed)
             else:
@@ -298,7 +199,9 @@ class Rank:
         def computed() -> None:
             if worker.dead:
                 return
-            stages = cpu_s * thrashing, encode_s * thrashing, self._clock.now - began
+            now = self._clock.now
+            queued_s = max(0.0, now - asked_at - (cpu_s + encode_s) * thrashing)
+            stages = cpu_s * thrashing, encode_s * thrashing, now - began, queued_s
             if worker.remote:
                 self._free(worker)
                 size, link = self._plant.work.batch_bytes, self._plant.link
@@ -319,12 +222,12 @@ class Rank:
         elif self._pending:
             self._make(worker)
 
-    def _made(self, remote: bool, ticket: int, cpu_s: float, encode_s: float, wall_s: float) -> None:
+    def _made(self, remote: bool, ticket: int, cpu_s: float, encode_s: float, wall_s: float, queued_s: float) -> None:
         if ticket not in self._making:
             return
         self._making.discard(ticket)
         self._ready.add(ticket)
-        self._sums.made(remote, cpu_s, encode_s, wall_s, self._errors)
+        self._sums.made(remote, cpu_s, encode_s, wall_s, queued_s, self._errors)
         self._deliver()
 
     def _end(self, worker: _Worker) -> None:
@@ -399,7 +302,8 @@ class Rank:
         began = self._unblock()
 
         def made() -> None:
-            self._sums.made_here(self._clock.now - began, cpu_s)
+            wall_s = self._clock.now - began
+            self._sums.made_here(wall_s, cpu_s, wall_s - wait_s - cpu_s)
             self._take(began)
 
         self._clock.after(wait_s, lambda: self._plant.cpus.start(cpu_s, made))
@@ -407,7 +311,12 @@ class Rank:
     def _hand_out(self, own_s: float) -> None:
         began = self._unblock()
         self._sums.trainer_cpu_s += own_s
-        self._plant.cpus.start(own_s, lambda: self._take(began))
+
+        def handed() -> None:
+            self._sums.trainer_queued_s += max(0.0, self._clock.now - began - own_s)
+            self._take(began)
+
+        self._plant.cpus.start(own_s, handed)
 
     def _unblock(self) -> float:
         """The consumer waits no longer; now."""
@@ -436,7 +345,11 @@ class Rank:
         started = self._clock.now
 
         def done() -> None:
-            self._sums.work_s += self._clock.now - started
+            took_s = self._clock.now - started
+            self._sums.work_s += took_s
+            self._sums.steps += 1
+            self._sums.steps_squared += took_s * took_s
+            self._sums.trainer_queued_s += max(0.0, took_s - gpu_s - cpu_s)
             self.ask()
 
         self._plant.cpus.start(cpu_s, lambda: self._clock.after(gpu_s, done))
@@ -468,6 +381,7 @@ class Rank:
             own_s=noise(sums.own_s),
             work_s=noise(sums.work_s),
             head_s=noise(sums.head_s),
+            step_spread=sums.step_spread(),
             ready=len(self._ready),
             in_flight=len(self._making) + len(self._pending),
             batch_bytes=plant.work.batch_bytes,
@@ -481,6 +395,7 @@ class Rank:
                 cpus=plant.world.cpus / plant.world.ranks,
                 others=noise((self._others_s - others_s) / seconds / plant.world.ranks),
                 trainer_cpu_s=noise(sums.trainer_cpu_s),
+                trainer_queued_s=noise(sums.trainer_queued_s),
                 memory_free=int(plant.world.memory - plant.memory),
                 worker_bytes=plant.world.worker_bytes,
             ),
@@ -514,27 +429,38 @@ class _Sums:
     own_s: float = 0.0
     work_s: float = 0.0
     head_s: float = 0.0
+    steps: int = 0
+    steps_squared: float = 0.0
     trainer_cpu_s: float = 0.0
+    trainer_queued_s: float = 0.0
     lanes: dict[str, list[float]] = field(default_factory=dict)
     services: dict[str, list[float]] = field(default_factory=dict)
 
-    def made(self, remote: bool, cpu_s: float, encode_s: float, wall_s: float, rng: random.Random) -> None:
-        """A worker made a batch; what of ``wall_s`` is not encoding counts as reading."""
-        self._add("remote" if remote else "local", wall_s - encode_s, encode_s, cpu_s + encode_s, wall_s, rng)
+    def step_spread(self) -> float | None:
+        """Standard deviation over mean of the steps that ended in it."""
+        mean = self.work_s / self.steps if self.steps else 0.0
+        if self.steps < 2 or mean <= 0:
+            return None
+        return math.sqrt(max(0.0, self.steps_squared / self.steps / mean**2 - 1.0))
 
-    def made_here(self, wall_s: float, cpu_s: float) -> None:
+    def made(
+        self, remote: bool, cpu_s: float, encode_s: float, wall_s: float, queued_s: float, rng: random.Random
+    ) -> None:
+        """A worker made a batch; what of ``wall_s`` is not encoding counts as reading."""
+        lane = "remote" if remote else "local"
+        self._add(lane, (wall_s - encode_s, encode_s, cpu_s + encode_s, queued_s), wall_s, rng)
+
+    def made_here(self, wall_s: float, cpu_s: float, queued_s: float) -> None:
         """The training process made a batch."""
         self.trainer_cpu_s += cpu_s
-        self._add("here", wall_s, 0.0, cpu_s, wall_s, None)
+        self.trainer_queued_s += max(0.0, queued_s)
+        self._add("here", (wall_s, 0.0, cpu_s, max(0.0, queued_s)), wall_s, None)
 
-    def _add(
-        self, lane: str, read_s: float, encode_s: float, cpu_s: float, wall_s: float, rng: random.Random | None
-    ) -> None:
-        sums = self.lanes.setdefault(lane, [0, 0.0, 0.0, 0.0])
+    def _add(self, lane: str, stages_s: Sequence[float], wall_s: float, rng: random.Random | None) -> None:
+        sums = self.lanes.setdefault(lane, [0, 0.0, 0.0, 0.0, 0.0])
         sums[0] += 1
-        sums[1] += read_s
-        sums[2] += encode_s
-        sums[3] += cpu_s
+        for place, stage_s in enumerate(stages_s, 1):
+            sums[place] += stage_s
         kept = self.services.setdefault(lane, [])
         if len(kept) < _SERVICES_KEPT:
             kept.append(wall_s)
@@ -545,7 +471,7 @@ class _Sums:
         self, name: str, requested: int, running: int, noise: Callable[[float], float], room: int | None
     ) -> LaneSample:
         """The lane's part of a `Sample`."""
-        tickets, read_s, encode_s, cpu_s = self.lanes.get(name, [0, 0.0, 0.0, 0.0])
+        tickets, read_s, encode_s, cpu_s, queued_s = self.lanes.get(name, [0, 0.0, 0.0, 0.0, 0.0])
         return LaneSample(
             requested=requested,
             running=running,
@@ -553,6 +479,7 @@ class _Sums:
             read_s=noise(read_s),
             encode_s=noise(encode_s),
             cpu_s=noise(cpu_s),
+            queued_s=noise(queued_s),
             services_s=tuple(self.services.get(name, ())),
             room=room,
         )
@@ -689,8 +616,3 @@ def simulate(world: World, steering: Sequence[Steering], seconds: float) -> list
     plant = Plant(world, steering)
     plant.run(seconds)
     return [rank.history for rank in plant.ranks]
-
-
-def with_phases(world: World, *phases: Phase) -> World:
-    """The same world with other phases."""
-    return replace(world, phases=phases)

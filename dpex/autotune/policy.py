@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.model import Estimate, Flow, fluid, replay
 from dpex.autotune.types import Settings
 
-AS_FAST = 0.975
+AS_FAST = 0.98
 """A rate of this part of the best one counts as equal to it: windows cannot tell them apart."""
 DEEPEST_PER_WORKER = 16
-_NO_LOSS = 0.99
+_NEAR = 0.97
+_CHEAPER_TRIED = 4
 _DEPTHS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, DEEPEST_PER_WORKER)
 """Batches in flight per worker; two, as in PyTorch, are the least where memory allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Hard walls: workers by lane, and batches in flight."""
+    """Hard walls: workers by lane, batches in flight, and bytes for both."""
 
     local: int
     remote: int
     depth: int
+    memory: float = math.inf
+    worker_bytes: float = 0.0
+    batch_bytes: float = 0.0
     least_local: int = 0
     least_remote: int = 0
+
+    def most_depth(self, local: int) -> int:
+        """Batches in flight that there is room for beside so many local workers, at least one."""
+        if math.isinf(self.memory) or self.batch_bytes <= 0:
+            return self.depth
+        return max(1, min(self.depth, int((self.memory - local * self.worker_bytes) / self.batch_bytes)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +54,16 @@ def best(work: Estimate, bounds: Bounds, config: AutotuneConfig) -> Plan:
     """The cheapest setting whose predicted rate is as good as any's."""
     flows = [(settings, fluid(work, settings)) for settings in _candidates(work, bounds)]
     top = max(flow.rate for _, flow in flows)
-    enough = [(s, f) for s, f in flows if f.rate >= _NO_LOSS * top and _has_headroom(s, f, config)]
-    enough = enough or [(s, f) for s, f in flows if f.rate >= AS_FAST * top]
-    settings, _ = min(enough, key=lambda pair: (_cost(pair[0]), -pair[1].rate))
-    return _wider(work, _with_depth(work, settings, bounds, config), bounds, config)
+    near = sorted(((s, f) for s, f in flows if f.rate >= _NEAR * top), key=lambda pair: (_cost(pair[0]), -pair[1].rate))
+    roomy = next((s for s, f in near if f.rate >= AS_FAST * top and _has_headroom(s, f, config)), None)
+    roomy = roomy or max(near, key=lambda pair: pair[1].rate)[0]
+    plan = _wider(work, _with_depth(work, roomy, bounds, config), bounds, config)
+    cheaper = [settings for settings, _ in near if _cost(settings) < _cost(plan.settings)]
+    for settings in cheaper[-_CHEAPER_TRIED:]:
+        other = _with_depth(work, settings, bounds, config)
+        if other.rate >= AS_FAST * plan.rate:
+            return other
+    return plan
 
 
 def _wider(work: Estimate, plan: Plan, bounds: Bounds, config: AutotuneConfig) -> Plan:
@@ -59,7 +76,7 @@ def _wider(work: Estimate, plan: Plan, bounds: Bounds, config: AutotuneConfig) -
     for factor in (1.25, 1.5, 2.0):
         count = min(most, math.ceil(getattr(settings, lane) * factor))
         more = Settings(**{"local": settings.local, "remote": settings.remote, lane: count})
-        if more.workers > bounds.depth or count == getattr(plan.settings, lane):
+        if more.workers > bounds.most_depth(more.local) or count == getattr(plan.settings, lane):
             break
         other = _with_depth(work, more, bounds, config)
         if other.rate < (1.0 + config.gain) * plan.rate:
@@ -86,19 +103,24 @@ def _cost(settings: Settings) -> float:
 def _candidates(work: Estimate, bounds: Bounds) -> Iterable[Settings]:
     if bounds.least_local == bounds.least_remote == 0:
         yield Settings(depth=1)
-    for local in range(bounds.least_local, min(bounds.local, bounds.depth) + 1):
+    for local in range(bounds.least_local, bounds.local + 1):
+        deepest = bounds.most_depth(local)
         for remote in _remotes(work, local, bounds):
-            if 0 < local + remote <= max(bounds.depth, 1):
+            if local + remote > 0 and (local + remote <= deepest or (local, remote) == (1, 0)):
                 yield Settings(local=local, remote=remote, depth=1)
 
 
 def _remotes(work: Estimate, local: int, bounds: Bounds) -> Iterable[int]:
     """Numbers of remote workers worth a look beside so many local ones: none, all, and about what is missing."""
     low, high = bounds.least_remote, bounds.remote
+    if high == low:
+        return (low,)
     flow = fluid(work, Settings(local=local, remote=low, depth=1)) if local + low else None
     have = flow.capacity if flow is not None else 0.0
     missing = (1.0 / max(1e-9, work.step_s + work.own_s) - have) * work.far_s
     around = {low, high} | {low + int(missing * factor) + extra for factor in (1.0, 1.2) for extra in (0, 1, 2)}
+    if work.far_ceiling < math.inf:
+        around |= {low + int(work.far_ceiling * work.far_s) + extra for extra in (0, 1, 2)}
     return sorted(number for number in around if low <= number <= high)
 
 
@@ -106,7 +128,25 @@ def _with_depth(work: Estimate, settings: Settings, bounds: Bounds, config: Auto
     """The smallest depth that is as fast as the deepest."""
     if not settings.workers:
         return expect(work, replace(settings, depth=1))
-    depths = sorted({min(bounds.depth, max(2, round(settings.workers * factor))) for factor in _DEPTHS})
-    plans = [expect(work, replace(settings, depth=depth)) for depth in depths]
-    top = max(plan.rate for plan in plans)
-    return next(plan for plan in plans if plan.rate >= (1.0 - config.stall_goal) * top)
+    deepest = bounds.most_depth(settings.local)
+    far = work.travel_s / max(1e-9, work.far_s) * settings.remote
+    depths = sorted({min(deepest, max(2, round(settings.workers * factor + far))) for factor in _DEPTHS})
+    plans = _Plans(work, settings, depths)
+    wanted = (1.0 - config.stall_goal / 2) * plans[len(depths) - 1].rate
+    return plans[bisect_left(plans, wanted, 0, len(depths) - 1, key=lambda plan: plan.rate)]
+
+
+class _Plans(Sequence[Plan]):
+    """One for each depth, made when it is looked at."""
+
+    def __init__(self, work: Estimate, settings: Settings, depths: Sequence[int]) -> None:
+        self._work, self._settings, self._depths = work, settings, depths
+        self._made: dict[int, Plan] = {}
+
+    def __len__(self) -> int:
+        return len(self._depths)
+
+    def __getitem__(self, index: int) -> Plan:  # type: ignore[override]
+        if index not in self._made:
+            self._made[index] = expect(self._work, replace(self._settings, depth=self._depths[index]))
+        return self._made[index]

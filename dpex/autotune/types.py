@@ -37,7 +37,8 @@ class LaneSample:
     """One lane in a window; sums are over the ``tickets`` whose results came in it.
 
     requested: workers asked of the system, those running included. running: those that take tickets.
-    read_s, collate_s, encode_s: wall time in workers, by stage. cpu_s: CPU time of all stages.
+    read_s, collate_s, encode_s: wall time in workers, by stage. cpu_s: CPU time of all stages. queued_s: wall time in
+    which a worker could have run and had no CPU, None where the kernel does not tell.
     services_s: wall times of single batches, a fair choice of at most a few dozen.
     room: further workers there would be place for, None if unknown; unplaced: of those requested, how many the cluster
     has no place for.
@@ -50,6 +51,7 @@ class LaneSample:
     collate_s: float = 0.0
     encode_s: float = 0.0
     cpu_s: float = 0.0
+    queued_s: float | None = None
     services_s: tuple[float, ...] = ()
     room: int | None = None
     unplaced: int = 0
@@ -65,12 +67,15 @@ class HostSample:
     """The trainer's machine. cpus: what this process may use (affinity, cgroup quota, its share among local ranks).
 
     others: CPUs out of these that programs of others kept busy. trainer_cpu_s: CPU time of the training process in the
-    window. memory_free: bytes it may still take, None if unknown. worker_bytes: memory of a local worker, 0 if unknown.
+    window. trainer_queued_s: for how long its training thread could have run and had no CPU, None if unknown.
+    memory_free: bytes that batches and workers may take beyond those they have, None if unknown. worker_bytes: memory
+    of a local worker, 0 if unknown.
     """
 
     cpus: float = 1.0
     others: float = 0.0
     trainer_cpu_s: float = 0.0
+    trainer_queued_s: float | None = None
     memory_free: int | None = None
     worker_bytes: float = 0.0
 
@@ -82,6 +87,7 @@ class Sample:
     wait_s: the consumer was blocked in ``next()``. own_s: it was busy there (decoding, handing out work, or making the
     batch itself). work_s: between two calls. The three add up to ``seconds``, but for the call that is under way.
     head_s: part of ``wait_s`` in which later batches were ready and the next one in turn was not.
+    step_spread: standard deviation of steps within the window over their mean, None if unknown.
     ready, in_flight: batches at the end of the window. batch_bytes: mean size.
     gpu_busy: share of the window in which the GPU ran kernels (NVML), gpu_stall_s: its stream waited for data.
     """
@@ -95,6 +101,7 @@ class Sample:
     own_s: float = 0.0
     work_s: float = 0.0
     head_s: float = 0.0
+    step_spread: float | None = None
     ready: int = 0
     in_flight: int = 0
     batch_bytes: float = 0.0

@@ -1,87 +1,71 @@
-"""Turns windows of measurements into an estimate of the work, and notices when the work has changed."""
+"""Turns windows of measurements into an estimate of the work, and notices when the work has changed.
+
+Where the kernel tells how long somebody could have run and had no CPU, that is taken off: what is left is the work as
+it is on an idle machine. Where it does not, a full machine is reckoned with.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 
+from dpex.autotune.level import Level
 from dpex.autotune.model import Estimate
 from dpex.autotune.types import LaneSample, Sample
 
-_KEEP = 6
-_SPREAD_KEPT = 192
+_SPREAD_KEPT = 512
+_SPREAD_KNOWN = 32
 _SATURATED = 0.8
-_CHANGED = 1.35
-_AGREE = 2
 _TICKETS = 4
-_CROWDED = 1.08
-
-
-class Average:
-    """A mean that forgets: it is about that of the latest ``memory`` things."""
-
-    def __init__(self, memory: float = 300.0) -> None:
-        self.value = math.nan
-        self._memory = memory
-        self._weight = 0.0
-
-    def add(self, total: float, count: float) -> None:
-        """Take in ``count`` things that are ``total`` together."""
-        if count <= 0:
-            return
-        kept = self._weight
-        self.value = (total + (self.value * kept if kept else 0.0)) / (kept + count)
-        self._weight = min(kept + count, self._memory)
-
-    def clear(self) -> None:
-        """Know nothing any more."""
-        self.value, self._weight = math.nan, 0.0
-
-    def get(self, otherwise: float) -> float:
-        """The mean, or something else while there is none."""
-        return otherwise if math.isnan(self.value) else self.value
+_CROWDED = 1.1
+_CROWDED_ERROR = 0.025
+_IDLE = 0.85
+_OTHERS_KEPT = 4
+_MATTERS = 0.2
+_TRAVELS_KEPT = 3
+HERE_S = 8e-6
+"""What a batch costs more in the training process than what a worker says: random states are set and put back."""
 
 
 class Windows:
     """What is known of the work, from the windows since it last changed."""
 
     def __init__(self) -> None:
-        self._step, self._step_cpu, self._own = Average(), Average(), Average()
-        self._here, self._cpu, self._wait, self._far, self._far_cpu = (Average() for _ in range(5))
-        self._others = Average(3.0)
+        self._step, self._step_cpu, self._own = Level(), Level(), Level()
+        self._here, self._cpu, self._wait, self._far, self._far_cpu = (Level() for _ in range(5))
+        self._encode = Level()
+        self._travel = math.inf
+        self._travels: deque[float] = deque(maxlen=_TRAVELS_KEPT)
+        self._away = 0.0
+        self._step_spread = Level()
+        self._others: deque[float] = deque(maxlen=_OTHERS_KEPT)
         self._spread: deque[float] = deque(maxlen=_SPREAD_KEPT)
-        self._drift = 0
+        self._running = (-1, -1)
+        self._carried = [0.0, 0.0]
         self._least_cpu = math.inf
         self.batch_bytes = 0.0
+        self.stepping_s = 0.0
         self.tickets = 0
 
-    def add(self, sample: Sample) -> bool:
-        """Take a window in; True if it shows, after some that agree, that the work has changed."""
-        changed = self._has_changed(sample)
-        if changed:
-            self.forget()
+    def add(self, sample: Sample) -> tuple[str, ...]:
+        """Take a window in; what of the work has changed by it, in words, if anything."""
+        sample = _whole(sample)
+        self._notice_workers(sample)
+        changed = self._changes(sample)
         if sample.batch_bytes:
             self.batch_bytes = sample.batch_bytes
-        self._others.add(sample.host.others, 1)
+        self._others.append(sample.host.others * self._slowdown(sample))
         self._consumer(sample)
-        for lane in (sample.made_here, sample.local, sample.remote):
-            if lane.tickets and lane.services_s:
-                usual = self._usual(lane, sample)
-                if usual > 0:
-                    self._spread.extend(service / usual for service in lane.services_s)
+        self._services(sample)
         self._lanes(sample)
         self.tickets += sample.made_here.tickets + sample.local.tickets + sample.remote.tickets
         return changed
 
-    def forget(self) -> None:
-        """The work is another now."""
-        for average in (self._step, self._step_cpu, self._own, self._here, self._cpu, self._wait, self._far):
-            average.clear()
-        self._far_cpu.clear()
-        self._spread.clear()
-        self._least_cpu = math.inf
-        self._drift = 0
-        self.tickets = 0
+    @property
+    def known(self) -> bool:
+        """Whether there is enough to decide on."""
+        return self.tickets >= _TICKETS and self._step.known
 
     @property
     def is_crowded(self) -> bool:
@@ -89,15 +73,15 @@ class Windows:
         return self._cpu.get(0.0) > _CROWDED * self._least_cpu
 
     @property
-    def known(self) -> bool:
-        """Whether there is enough to decide on."""
-        return self.tickets >= _TICKETS and not math.isnan(self._step.value)
+    def step_s(self) -> float:
+        """The consumer between two calls, 0 if unknown."""
+        return self._step.get(0.0)
 
     def estimate(self, cpus: float, ceiling: float, far_ceiling: float) -> Estimate:
         """What a batch costs, as far as it is known."""
         cpu = self._cpu.get(self._far_cpu.get(self._here.get(0.01)))
         wait = self._wait.get(0.0)
-        here = self._here.get(cpu + wait)
+        here = self._here.get(max(0.0, cpu - self._encode.get(0.0)) + wait + HERE_S)
         return Estimate(
             step_s=self._step.get(0.0),
             step_cpu_s=self._step_cpu.get(0.0),
@@ -106,70 +90,19 @@ class Windows:
             cpu_s=cpu,
             wait_s=wait,
             far_s=self._far.get(cpu + wait),
+            travel_s=self._travel if math.isfinite(self._travel) else 0.0,
             spread=tuple(self._spread) or (1.0,),
-            cpus=max(0.5, cpus - self._others.get(0.0)),
+            step_spread=self._step_spread.get(0.0),
+            cpus=max(0.5, cpus),
+            others=sum(self._others) / len(self._others) if self._others else 0.0,
             ceiling=ceiling,
             far_ceiling=far_ceiling,
         )
 
-    # -- taking in -----------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _is_saturated(sample: Sample) -> bool:
-        used = sample.local.cpu_s + sample.host.trainer_cpu_s
-        return used / max(1e-9, sample.seconds) + sample.host.others >= _SATURATED * sample.host.cpus
-
-    def _consumer(self, sample: Sample) -> None:
-        if not sample.batches:
-            return
-        made_here = sample.made_here.tickets
-        own_cpu = sample.own_s + (sample.made_here.cpu_s if made_here else 0.0)
-        if made_here:
-            self._here.add(sample.made_here.busy_s, made_here)
-        else:
-            self._own.add(sample.own_s, sample.batches)
-        step_cpu = min(max(0.0, sample.host.trainer_cpu_s - own_cpu), sample.work_s)
-        self._step_cpu.add(step_cpu, sample.batches)
-        queueing = 0.0
-        if self._is_saturated(sample):
-            crowding = max(0.0, (self._at_it(sample.local) + 1.0 + sample.host.others) / sample.host.cpus - 1.0)
-            queueing = min(step_cpu * crowding, sample.work_s - step_cpu)
-        self._step.add(sample.work_s - queueing, sample.batches)
-
-    def _lanes(self, sample: Sample) -> None:
-        local, remote = sample.local, sample.remote
-        if local.tickets:
-            self._cpu.add(local.cpu_s, local.tickets)
-            if local.tickets >= 2 * _TICKETS:
-                self._least_cpu = min(self._least_cpu, local.cpu_s / local.tickets)
-            if not self._is_saturated(sample) or math.isnan(self._wait.value):
-                self._wait.add(self._waiting(sample, local), local.tickets)
-        if sample.made_here.tickets and not local.tickets:
-            self._cpu.add(sample.made_here.cpu_s, sample.made_here.tickets)
-            waiting = sample.made_here.busy_s - sample.made_here.cpu_s
-            self._wait.add(max(0.0, waiting), sample.made_here.tickets)
-        if remote.tickets:
-            self._far.add(remote.busy_s, remote.tickets)
-            self._far_cpu.add(remote.cpu_s, remote.tickets)
-
-    def _waiting(self, sample: Sample, local: LaneSample) -> float:
-        """Waiting of local workers for anything but a CPU, in all: on a full machine some of it was for a CPU."""
-        apart = max(0.0, local.busy_s - local.cpu_s)
-        if not self._is_saturated(sample):
-            return apart
-        return max(0.0, apart - local.cpu_s * self._crowding(sample, local))
-
-    def _crowding(self, sample: Sample, local: LaneSample) -> float:
-        """By how much more than itself CPU work takes on a full machine: everybody who is there gets an equal part."""
-        crowd = self._at_it(local) + sample.host.trainer_cpu_s / max(1e-9, sample.seconds) + sample.host.others
-        return max(0.0, crowd / max(1e-9, sample.host.cpus) - 1.0)
-
-    def _at_it(self, local: LaneSample) -> float:
-        """How many local workers have or want a CPU, on average; the others wait for something else."""
-        if not local.tickets or local.busy_s <= 0:
-            return 0.0
-        waiting = self._wait.get(0.0) * local.tickets
-        return local.running * min(1.0, max(local.cpu_s, local.busy_s - waiting) / local.busy_s)
+    def slowest_s(self) -> float:
+        """The longest that a batch took, of those remembered."""
+        usual = max(self._far.get(0.0), self._cpu.get(0.0) + self._wait.get(0.0))
+        return usual * max(self._spread, default=1.0)
 
     def variation(self) -> float:
         """Standard deviation of service times over their mean."""
@@ -178,33 +111,189 @@ class Windows:
         mean = sum(self._spread) / len(self._spread)
         return math.sqrt(sum((factor - mean) ** 2 for factor in self._spread) / len(self._spread)) / max(1e-9, mean)
 
+    # -- what a window says ------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _is_saturated(sample: Sample) -> bool:
+        used = sample.local.cpu_s + sample.host.trainer_cpu_s
+        return used / max(1e-9, sample.seconds) + sample.host.others >= _SATURATED * sample.host.cpus
+
+    def _slowdown(self, sample: Sample) -> float:
+        """How many times longer than itself CPU work took: who wants a CPU gets an equal part of them."""
+        local, host = sample.local, sample.host
+        used = local.cpu_s + host.trainer_cpu_s
+        if local.queued_s is not None or host.trainer_queued_s is not None:
+            queued = (local.queued_s or 0.0) + (host.trainer_queued_s or 0.0)
+            return 1.0 + queued / used if used > 0 else 1.0
+        if not self._is_saturated(sample):
+            return 1.0
+        crowd = self._at_it(local) + host.trainer_cpu_s / max(1e-9, sample.seconds) + host.others
+        return max(1.0, crowd / max(1e-9, host.cpus))
+
+    def _at_it(self, local: LaneSample) -> float:
+        """How many local workers have or want a CPU, on average; the others wait for something else."""
+        if not local.tickets or local.busy_s <= 0:
+            return 0.0
+        waiting = self._wait.get(0.0) * local.tickets
+        return local.running * min(1.0, max(local.cpu_s, local.busy_s - waiting) / local.busy_s)
+
+    def _waiting(self, sample: Sample, local: LaneSample) -> float:
+        """Waiting of local workers for anything but a CPU, in all."""
+        apart = max(0.0, local.busy_s - local.cpu_s)
+        queued = local.queued_s
+        if queued is None:
+            queued = local.cpu_s * (self._slowdown(sample) - 1.0)
+        return max(0.0, apart - queued)
+
+    def _knows_waiting(self, sample: Sample) -> bool:
+        return sample.local.queued_s is not None or not self._is_saturated(sample)
+
+    def _stepping(self, sample: Sample) -> float:
+        """Seconds of steps in the window, as they would be with a CPU always free."""
+        queued = sample.host.trainer_queued_s
+        inside = sample.work_s + sample.own_s
+        if queued is not None:
+            return max(0.0, sample.work_s - queued * sample.work_s / inside) if inside > 0 else 0.0
+        if not self._is_saturated(sample):
+            return sample.work_s
+        crowding = max(0.0, (self._at_it(sample.local) + 1.0 + sample.host.others) / sample.host.cpus - 1.0)
+        cpu_s = self._step_cpu_s(sample)
+        return sample.work_s - min(cpu_s * crowding, sample.work_s - cpu_s)
+
+    @staticmethod
+    def _step_cpu_s(sample: Sample) -> float:
+        own_cpu = sample.made_here.cpu_s if sample.made_here.tickets else sample.own_s
+        return min(max(0.0, sample.host.trainer_cpu_s - own_cpu), sample.work_s)
+
+    # -- taking in -----------------------------------------------------------------------------------------------
+
+    def _notice_workers(self, sample: Sample) -> None:
+        """With another number of workers each may cost something else (caches), and that is no change of the work."""
+        running = (sample.local.running, sample.remote.running)
+        if running != self._running:
+            self._running = running
+            self._travels.clear()
+            for level in (self._cpu, self._wait, self._far, self._step):
+                level.loosen()
+
+    def _consumer(self, sample: Sample) -> None:
+        self.stepping_s = self._stepping(sample)
+        self._carried[0] += self.stepping_s
+        self._carried[1] += self._step_cpu_s(sample)
+        if not sample.batches:
+            return  # steps longer than the window
+        if sample.made_here.tickets:
+            self._here.add(sample.made_here.busy_s, sample.made_here.tickets)
+        elif sample.local.tickets or sample.remote.tickets:
+            self._own.add(sample.own_s, sample.batches)
+        self._step.add(self._carried[0], sample.batches)
+        self._step_cpu.add(self._carried[1], sample.batches)
+        if sample.step_spread is not None:
+            self._step_spread.add(sample.step_spread * sample.batches, sample.batches)
+        self._carried = [0.0, 0.0]
+
+    def _lanes(self, sample: Sample) -> None:
+        local, remote, here = sample.local, sample.remote, sample.made_here
+        spread = self.variation()
+        if local.tickets:
+            self._cpu.add(local.cpu_s, local.tickets, spread)
+            self._encode.add(local.encode_s, local.tickets, spread)
+            if local.tickets >= max(_TICKETS, (spread / _CROWDED_ERROR) ** 2):
+                self._least_cpu = min(self._least_cpu, local.cpu_s / local.tickets)
+            if self._knows_waiting(sample) or not self._wait.known:
+                self._wait.add(self._waiting(sample, local), local.tickets, spread)
+        if here.tickets and not local.tickets:
+            self._cpu.add(here.cpu_s, here.tickets, spread)
+            queued = here.queued_s or 0.0
+            self._wait.add(max(0.0, here.busy_s - here.cpu_s - queued), here.tickets, spread)
+        if remote.tickets:
+            self._far.add(remote.busy_s, remote.tickets, spread)
+            self._far_cpu.add(remote.cpu_s, remote.tickets, spread)
+        self._travelling(sample)
+
+    def _travelling(self, sample: Sample) -> None:
+        """What is drawn and in nobody's hands is under way, or waits for a worker (Little's law): the least of that is
+        the way there and back. Where remote workers have time to spare nothing waits for them, and what is more than
+        the way explains queues on it."""
+        local, remote, seconds = sample.local, sample.remote, max(1e-9, sample.seconds)
+        self._away = 0.0
+        if not remote.tickets or remote.running < remote.requested:
+            return
+        at_work = (remote.busy_s + local.busy_s) / seconds
+        away = max(0.0, sample.in_flight - at_work)
+        self._travels.append(away * seconds / remote.tickets)
+        if len(self._travels) == _TRAVELS_KEPT:
+            self._travel = min(self._travel, sum(self._travels) / _TRAVELS_KEPT)
+            if remote.busy_s < _IDLE * remote.running * seconds and sample.wait_s > 0:
+                self._away = max(0.0, away - self._travel * remote.tickets / seconds)
+
+    @property
+    def jammed(self) -> float:
+        """Batches that queued on the way from remote workers in the latest window."""
+        return self._away
+
+    def _services(self, sample: Sample) -> None:
+        for lane in (sample.made_here, sample.local, sample.remote):
+            usual = self._usual(lane, sample) if lane.tickets and lane.services_s else 0.0
+            if usual > 0:
+                self._spread.extend(service / usual for service in lane.services_s)
+
     def _usual(self, lane: LaneSample, sample: Sample) -> float:
         """Mean service time of the lane, over more than this window where there was more."""
-        known = self._far.value if lane is sample.remote else self._cpu.value + self._wait.value
         here = lane.busy_s / lane.tickets
-        return here if math.isnan(known) or self._is_saturated(sample) else 0.5 * (here + known)
+        if lane is sample.remote:
+            known = self._far.value
+        else:
+            known = self._cpu.value * self._slowdown(sample) + self._wait.value
+        return here if math.isnan(known) else 0.5 * (here + known)
 
     # -- change --------------------------------------------------------------------------------------------------
 
-    def _has_changed(self, sample: Sample) -> bool:
-        seen: list[tuple[float, int, float]] = []
+    def _changes(self, sample: Sample) -> tuple[str, ...]:
+        """Levels that have moved start anew; parts of the work too small to matter are left alone."""
         local, remote, here = sample.local, sample.remote, sample.made_here
-        if local.tickets >= _TICKETS:
-            seen.append((local.cpu_s / local.tickets, local.tickets, self._cpu.value))
-            if not self._is_saturated(sample):
-                seen.append((self._waiting(sample, local) / local.tickets, local.tickets, self._wait.value))
-        if remote.tickets >= _TICKETS:
-            seen.append((remote.busy_s / remote.tickets, remote.tickets, self._far.value))
-        if here.tickets >= _TICKETS:
-            seen.append((here.busy_s / here.tickets, here.tickets, self._here.value))
-        if sample.batches >= _TICKETS and not self._is_saturated(sample):
-            seen.append((sample.work_s / sample.batches, sample.batches, self._step.value))
-        whole = max((known for _, _, known in seen if not math.isnan(known)), default=0.0)
-        off = False
-        for now, count, known in seen:
-            if known > 0.1 * whole > 0:
-                noise = 1.0 + 3.0 * self.variation() / math.sqrt(count)
-                limit = max(_CHANGED, noise)
-                off = off or now > limit * known or now < known / limit
-        self._drift = self._drift + 1 if off else 0
-        return self._drift >= _AGREE
+        spread = self.variation() if len(self._spread) >= _SPREAD_KNOWN else max(1.0, self.variation())
+        stepped = self._carried[0] + self._stepping(sample)
+        batches = sample.batches if sample.host.trainer_queued_s is not None or not self._is_saturated(sample) else 0
+        seen = [
+            ("CPU time of a batch", self._cpu, local.cpu_s, local.tickets, spread),
+            ("time of a remote batch", self._far, remote.busy_s, remote.tickets, spread),
+            ("time of a batch", self._here, here.busy_s, here.tickets, spread),
+        ]
+        if self._knows_waiting(sample):
+            seen.append(("waiting of a batch", self._wait, self._waiting(sample, local), local.tickets, spread))
+        seen.append(("step", self._step, stepped, batches, 0.0))
+        values = [max(level.value, total / count) for _, level, total, count, _ in seen[:-1] if level.known and count]
+        matters = _MATTERS * max(values, default=0.0)
+        moved = []
+        for what, level, total, count, varies in seen:
+            small = level is not self._step and count and max(level.value, total / count) < matters
+            if small or not level.has_moved(total, count, varies):
+                continue
+            moved.append(f"{what} {level.value * 1e3:.3g} → {total / count * 1e3:.3g} ms")
+            level.restart()
+            if level is not self._step:
+                self._forget_making(level)
+        return tuple(moved)
+
+    def _forget_making(self, moved: Level) -> None:
+        """A batch costs something else now: what the lanes that are not at it once said is of no use any more."""
+        self._least_cpu = math.inf
+        self._spread.clear()
+        if moved is self._here:
+            self._cpu.clear()
+            self._wait.clear()
+        else:
+            self._here.clear()
+        if not self._running[1]:
+            self._far.clear()
+            self._far_cpu.clear()
+
+
+def _whole(sample: Sample) -> Sample:
+    """The consumer's three times, made to add up to the window."""
+    total = sample.wait_s + sample.own_s + sample.work_s
+    if total <= 0 or not 0.5 * sample.seconds < total < 2.0 * sample.seconds:
+        return sample
+    factor = sample.seconds / total
+    return replace(sample, wait_s=sample.wait_s * factor, own_s=sample.own_s * factor, work_s=sample.work_s * factor)

@@ -97,7 +97,7 @@ def test_it_reopens_when_the_work_changes() -> None:
 def test_memory_is_a_wall() -> None:
     big = Phase(work=Work(wait_s=0.2, cpu_s=0.02, batch_bytes=2e8), step=Step(gpu_s=0.01))
     history, _ = run(world(big, memory=3e9))
-    assert max(mark.memory for mark in history.marks) < 3e9
+    assert max(mark.memory for mark in history.marks) <= 3e9
 
 
 def test_steady_work_is_left_alone() -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from dpex.autotune.plant import Clock, Fixed, History, Phase, Plant, Shared, Step, Work, World, simulate, with_phases
+from dpex.autotune.clockwork import Clock, Shared
+from dpex.autotune.plant import Fixed, History, Phase, Plant, Step, Work, World, simulate
 from dpex.autotune.types import Decision, Sample, Settings
 
 
@@ -163,7 +164,7 @@ def test_both_lanes_add_up() -> None:
 def test_in_process_everything_adds_up(others: float) -> None:
     """On one CPU, of which others leave a quarter; there is nothing to hand over, so no own_s."""
     of = world(Work(cpu_s=0.01, wait_s=0.02, encode_s=0.5), Step(gpu_s=0.03, cpu_s=0.01), own_s=0.5, cpus=1)
-    of = with_phases(of, *of.phases, Phase(others=others))
+    of = replace(of, phases=(*of.phases, Phase(others=others)))
     cpu_s = 0.02 * (1 + others)
     assert run(of, Settings()).rate(5, 20) == pytest.approx(1 / (0.05 + cpu_s), rel=0.02)
 
@@ -259,14 +260,14 @@ def test_the_trainer_s_cpu_time() -> None:
 
 def test_in_process_wall_time_counts_what_others_take() -> None:
     of = world(Work(cpu_s=0.02), Step(gpu_s=0.01), cpus=1)
-    lane = recorded(with_phases(of, *of.phases, Phase(others=1)), Settings())[-1].made_here
+    lane = recorded(replace(of, phases=(*of.phases, Phase(others=1))), Settings())[-1].made_here
     assert (lane.busy_s / lane.tickets, lane.cpu_s / lane.tickets) == pytest.approx((0.04, 0.02))
 
 
 @pytest.mark.parametrize(("local", "others", "had"), [(1, 1.0, 1.0), (1, 8.0, 3.556), (4, 4.0, 2.0)])
 def test_others_are_a_mean_over_the_window(local: int, others: float, had: float) -> None:
     of = world(Work(cpu_s=0.05), cpus=4)
-    sample = recorded(with_phases(of, *of.phases, Phase(others=others)), workers(local))[-1]
+    sample = recorded(replace(of, phases=(*of.phases, Phase(others=others))), workers(local))[-1]
     assert sample.host.others == pytest.approx(had, rel=0.01)
 
 

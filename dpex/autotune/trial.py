@@ -1,0 +1,156 @@
+"""Judges a decision: what a batch cost the consumer before and after it, and how sure that is.
+
+Compared is the time lost per batch (waiting in ``next()``, work there, steps slowed down for want of a CPU), with one
+and the same step added: so a consumer whose steps vary, or change meanwhile, is not taken for a better or worse loader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.types import Decision, Sample
+from dpex.autotune.window import Windows
+
+LEAST_BATCHES = 24
+_LEAST_WINDOWS = 2
+_ENOUGH = 4
+"""How many times the batches needed settle it, however uncertain it is."""
+_PATIENCE_S = 4.0
+_SLOW_S = 2.0
+_KEPT = 12
+
+
+@dataclass(frozen=True)
+class _Window:
+    seconds: float
+    batches: int
+    lost_s: float
+    waited_s: float
+    head_s: float
+    busy: float
+    far: int
+
+
+class Record:
+    """Windows under one setting, the latest ones."""
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        self._windows: deque[_Window] = deque(maxlen=kept)
+
+    def add(self, sample: Sample, lost_s: float) -> None:
+        """One window; ``lost_s``: seconds the consumer lost to loading in it."""
+        workers_s = (sample.local.running + sample.remote.running) * sample.seconds
+        busy = (sample.local.busy_s + sample.remote.busy_s) / workers_s if workers_s > 0 else 1.0
+        far = sample.remote.tickets
+        window = _Window(sample.seconds, sample.batches, lost_s, sample.wait_s, sample.head_s, busy, far)
+        self._windows.append(window)
+
+    def clear(self) -> None:
+        """Forget them."""
+        self._windows.clear()
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    @property
+    def seconds(self) -> float:
+        """Of all windows."""
+        return sum(window.seconds for window in self._windows)
+
+    @property
+    def batches(self) -> int:
+        """Of all windows."""
+        return sum(window.batches for window in self._windows)
+
+    @property
+    def rate(self) -> float:
+        """Batches per second."""
+        return self.batches / self.seconds if self._windows else 0.0
+
+    @property
+    def stall(self) -> float:
+        """Share of the time that was lost to loading."""
+        return min(1.0, sum(window.lost_s for window in self._windows) / self.seconds) if self._windows else 0.0
+
+    @property
+    def wait(self) -> float:
+        """Share of the time in which the consumer waited."""
+        return min(1.0, sum(window.waited_s for window in self._windows) / self.seconds) if self._windows else 0.0
+
+    @property
+    def head(self) -> float:
+        """Share of the time in which it waited while later batches were ready."""
+        return min(1.0, sum(window.head_s for window in self._windows) / self.seconds) if self._windows else 0.0
+
+    @property
+    def busy(self) -> float:
+        """Share of the workers' time in which they were at work."""
+        return sum(w.busy * w.seconds for w in self._windows) / self.seconds if self._windows else 1.0
+
+    def far_rate(self, latest: int) -> float:
+        """Batches per second from remote workers in the latest windows."""
+        windows = list(self._windows)[-latest:]
+        return sum(w.far for w in windows) / sum(w.seconds for w in windows) if windows else 0.0
+
+    def loss(self, slowest_s: float = 0.0) -> tuple[float, float]:
+        """Seconds lost per batch, and their standard error (of a ratio of sums over windows); at the least what one
+        batch more or less that takes ``slowest_s`` may cost."""
+        batches, count = self.batches, len(self._windows)
+        if not batches:
+            return math.inf, math.inf
+        loss = sum(window.lost_s for window in self._windows) / batches
+        if count < 2:
+            return loss, max(loss, slowest_s / batches)
+        off = sum((window.lost_s - loss * window.batches) ** 2 for window in self._windows)
+        return loss, max(math.sqrt(off * count / (count - 1)), slowest_s) / batches
+
+
+@dataclass
+class Trial:
+    """A decision that is not judged yet: how it was before, and what came in since it took effect."""
+
+    decision: Decision
+    before: Record
+    batches_needed: int
+    since: Record = field(default_factory=lambda: Record(64))
+
+    def gain(self, work: Windows) -> tuple[float, float]:
+        """By which part the rate rose, by what batches cost, and the standard error of that."""
+        step_s, slowest_s = work.step_s, work.slowest_s()
+        (was, was_error), (now, now_error) = self.before.loss(slowest_s), self.since.loss(slowest_s)
+        if not math.isfinite(now):
+            return -1.0, 0.0
+        if not math.isfinite(was):
+            return 0.0, 1.0
+        then, later = max(1e-9, step_s + was), max(1e-9, step_s + now)
+        return then / later - 1.0, (then / later) * math.hypot(was_error / then, now_error / later)
+
+    def is_over(self, work: Windows, config: AutotuneConfig) -> bool:
+        """Whether enough is known, or there was time enough."""
+        since = self.since
+        if since.batches < self.batches_needed or len(since) < _LEAST_WINDOWS:
+            return since.seconds >= (_SLOW_S if since.batches < LEAST_BATCHES else _PATIENCE_S) and len(since) > 1
+        gain, error = self.gain(work)
+        sure = abs(gain - self._needed(config)) >= error
+        return sure or since.batches >= _ENOUGH * self.batches_needed or since.seconds >= _PATIENCE_S
+
+    def _needed(self, config: AutotuneConfig) -> float:
+        """The gain that makes it worth keeping."""
+        decision = self.decision
+        fewer = decision.new.workers < decision.old.workers
+        if decision.reason == "explore":
+            return config.gain / 4 if fewer else config.gain
+        same = decision.new.workers == decision.old.workers
+        if fewer or (same and decision.new.depth < decision.old.depth) or self.since.stall <= config.stall_goal:
+            return -config.gain
+        return min(config.gain, (decision.predicted_rate / max(1e-9, self.before.rate) - 1.0) / 4)
+
+    def was_good(self, work: Windows, config: AutotuneConfig) -> bool:
+        """Whether to keep what it changed. What is uncertain is kept, but not what was only a try."""
+        gain, error = self.gain(work)
+        if self.decision.reason in ("start", "undo", "changed", "limit", "lost") or not self.before.rate:
+            return True
+        return gain + (-error / 2 if self.decision.reason == "explore" else error) >= self._needed(config)
