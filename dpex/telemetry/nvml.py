@@ -59,12 +59,17 @@ class GpuSample:
 # -- which GPUs --------------------------------------------------------------------------------------------------------
 
 
+def has_context(ordinal: int) -> bool:
+    """Whether this process uses that GPU; CUDA is initialised. Asking changes nothing."""
+    ask = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", None)
+    return ask is None or bool(ask(ordinal))
+
+
 def cuda_devices() -> dict[int, str]:
     """The GPUs on which this process has a CUDA context, by torch's number: their UUID as CUDA says it, or ""."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}
-    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", lambda ordinal: True)
     used = [ordinal for ordinal in range(torch.cuda.device_count()) if has_context(ordinal)]
     return {ordinal: str(getattr(torch.cuda.get_device_properties(ordinal), "uuid", "")) for ordinal in used}
 

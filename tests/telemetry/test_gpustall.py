@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -333,3 +334,78 @@ def test_cuda_is_not_initialised_by_being_measured(monkeypatch: pytest.MonkeyPat
     assert gpu.enter() is None
     gpu.leave(None, 1.0, starting=False, over=True)
     assert gpu.stall_s is None
+
+
+class FakeEvent:
+    """Knows what it was recorded on."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.streams: list[SimpleNamespace] = []
+
+    def record(self, stream: SimpleNamespace) -> None:
+        self.streams.append(stream)
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return 1500.0
+
+
+class FakeCuda:
+    """What `CudaEvents` asks torch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, used: set[int]) -> None:
+        self.used = used
+        self.initialised, self.capturing, self.device = True, False, 0
+        self.streams = {device: SimpleNamespace(device_index=device) for device in range(3)}
+        monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+        monkeypatch.setattr("torch.cuda.current_stream", lambda device: self.streams[device])
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda: self.initialised)
+        monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr("torch.cuda.current_device", lambda: self.device)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+        monkeypatch.setattr("torch._C._cuda_hasPrimaryContext", lambda device: device in self.used, raising=False)
+
+
+def test_events_stay_on_their_device_and_a_visit_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, events = FakeCuda(monkeypatch, {0, 1}), cudaevents.CudaEvents()
+    mine = cuda.streams[0]
+    assert events.is_open()
+    first = events.record()
+    cuda.streams[0] = other = SimpleNamespace(device_index=0)
+    second = events.record(like=first)
+    assert first.event.streams == second.event.streams == [mine]
+    assert events.is_passed(second)
+    assert events.apart_s(first, second) == 1.5
+    events.reuse(first)
+    events.reuse(second)
+    assert events.record().event.streams == [mine, other]
+    cuda.device = 1
+    assert events.is_open()
+    assert events.record().event.streams == [cuda.streams[1]]
+
+
+@pytest.mark.parametrize(
+    ("used", "current", "marked"),
+    [({0}, 0, 0), ({1}, 1, 1), ({1}, 0, 1), ({1, 2}, 2, 2), ({1, 2}, 0, None), (set(), 0, None)],
+)
+def test_no_event_is_made_on_a_device_that_nobody_uses(
+    monkeypatch: pytest.MonkeyPatch, used: set[int], current: int, marked: int | None
+) -> None:
+    cuda, events = FakeCuda(monkeypatch, used), cudaevents.CudaEvents()
+    cuda.device = current
+    assert events.is_open() == (marked is not None)
+    if marked is not None:
+        assert events.record().stream is cuda.streams[marked]
+
+
+def test_marks_wait_for_cuda_and_for_the_end_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, events = FakeCuda(monkeypatch, {0}), cudaevents.CudaEvents()
+    cuda.initialised = False
+    assert not events.is_open()
+    cuda.initialised = cuda.capturing = True
+    assert not events.is_open()
+    cuda.capturing = False
+    assert events.is_open()

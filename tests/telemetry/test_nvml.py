@@ -11,12 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dpex.telemetry.gpuwatch import GpuWatcher, view
-from dpex.telemetry.nvml import GpuSample, Reader, RunningCount, parse_visible
+from dpex.telemetry.nvml import GpuSample, Reader, RunningCount, cuda_devices, parse_visible
 
 ROOT = Path(__file__).parents[2]
 FIRST, SECOND, THIRD = "00000000-aaaa", "11111111-bbbb", "11112222-cccc"
@@ -315,6 +316,20 @@ used[0] = ""
 answer = early, len(read()), reader.is_hopeless
 """
     assert run(script, library) == [[[], False, 0], 1, False]
+
+
+def test_only_gpus_with_a_context_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank sees the GPUs of all ranks, and uses one."""
+
+    def properties(ordinal: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=f"uuid-{ordinal}")
+
+    cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 8, get_device_properties=properties)
+    internals = SimpleNamespace(_cuda_hasPrimaryContext=lambda ordinal: ordinal in (3, 5))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, _C=internals))
+    assert cuda_devices() == {3: "uuid-3", 5: "uuid-5"}
+    cuda.is_initialized = lambda: False
+    assert cuda_devices() == {}
 
 
 @STUBBED
