@@ -168,9 +168,10 @@ class Engine:
                 tally.work_s += entered - tally.returned_at
             else:
                 tally.start()
-            gpu = self._plan.gpu
-            mark = gpu.enter() if gpu is not None else None
+            gpu, mark = self._plan.gpu, None
             try:
+                if gpu is not None:
+                    mark = gpu.enter()
                 delivery = self._await_delivery(entered)
                 if self._plan.logicals or self._lanes:
                     self._fill()
