@@ -34,6 +34,7 @@ from dpex.pace import Pace, Sizes
 from dpex.pin import AHEAD, Pinner
 from dpex.schedule import Delivery, Schedule, Ticket
 from dpex.stats import LaneStats, LoaderStats
+from dpex.telemetry.gpustall import GpuStall
 from dpex.tenancy import Tenancy
 from dpex.worker import Failure, Stages
 
@@ -57,6 +58,7 @@ class Plan:
     make_lane: Callable[[Literal["local", "remote"], int], Lane]
     make_inline: Callable[[int, Any, int], tuple[Any, Stages]]
     pinner: Pinner | None = None
+    gpu: GpuStall[Any] | None = None
 
 
 class Engine:
@@ -166,7 +168,10 @@ class Engine:
                 tally.work_s += entered - tally.returned_at
             else:
                 tally.start()
+            gpu, mark = self._plan.gpu, None
             try:
+                if gpu is not None:
+                    mark = gpu.enter()
                 delivery = self._await_delivery(entered)
                 if self._plan.logicals or self._lanes:
                     self._fill()
@@ -179,6 +184,8 @@ class Engine:
                 tally.inside_s += now - entered
                 tally.entered_at = 0.0
                 tally.returned_at = 0.0 if over else now
+                if gpu is not None:
+                    gpu.leave(mark, now - entered, starting=tally.starting, over=over)
                 if tally.starting:
                     tally.started(now - entered, got_one=not over)
 
@@ -609,6 +616,7 @@ class Engine:
             head_s=tally.head_s,
             work_s=tally.work_s,
             first_batch_s=tally.first_batch_s,
+            gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
             deaths=self._deaths,
             remade=self._remade,
             lanes={name: self._lane_stats(lane) for name, lane in self._lanes.items()},
@@ -642,6 +650,7 @@ class Engine:
             ready=schedule.ready,
             in_flight=schedule.in_flight,
             batch_bytes=self._pace.nbytes,
+            gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
             made_here=_lane_sample(self._here),
             local=_lane_sample(lanes["local"].times, lanes["local"]) if "local" in lanes else LaneSample(),
             remote=_lane_sample(lanes["remote"].times, lanes["remote"]) if "remote" in lanes else LaneSample(),

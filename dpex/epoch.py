@@ -32,6 +32,7 @@ from dpex.pace import Sizes
 from dpex.pin import Pinner
 from dpex.seeding import epoch_key, ticket_seed
 from dpex.stats import LoaderStats
+from dpex.telemetry.cudaevents import cuda_stall
 from dpex.transport.arena import Arena
 from dpex.tuner import Tuner
 from dpex.worker import ArenaCollate, Fetcher, Stages, WorkerSetup, seed_ticket
@@ -151,6 +152,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             make_lane=lambda name, count: make_lane(name, count, setup, per_batch),
             make_inline=make_inline,
             pinner=pinner,
+            gpu=cuda_stall(),
         )
         self._engine = Engine(plan, sizes)
         self._finalizer = weakref.finalize(self, _end, self._engine, pinner, tuner)

@@ -1,4 +1,4 @@
-"""What this machine has to spare, as it changes: CPU time of others, memory, the GPU. Reads ``/proc`` and NVML.
+"""What this machine has to spare, as it changes: CPU time of others and memory. Reads ``/proc``.
 
 The parsers take text, so that they can be tested on any machine. `HostMeter` is used by one thread and reads each
 source no oftener than is worth it.
@@ -7,14 +7,12 @@ source no oftener than is worth it.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import os
 import sys
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 from dpex.autotune.types import HostSample
 from dpex.clock import Clock, monotonic
@@ -25,7 +23,6 @@ OTHERS_EVERY_S = 0.5
 OTHERS_FIRST_S = 0.1
 """At first something is better than nothing."""
 MEMORY_EVERY_S = 1.0
-GPU_EVERY_S = 1.0
 WORKER_EVERY_S = 5.0
 """Adding up a process's pages takes the kernel a millisecond or two."""
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -125,9 +122,6 @@ class HostMeter:
         self._memory_at = -math.inf
         self._worker_bytes = 0.0
         self._worker_at = -math.inf
-        self._gpu = Gpu()
-        self._gpu_busy: float | None = None
-        self._gpu_at = -math.inf
 
     def sample(self, pids: Collection[int], trainer_cpu_s: float) -> HostSample:
         """Now; ``pids`` are the local workers."""
@@ -152,13 +146,6 @@ class HostMeter:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 pid = pids[int(now) % len(pids)]
                 self._worker_bytes = max(0.9 * self._worker_bytes, parse_private(_read(f"/proc/{pid}/smaps_rollup")))
-
-    def gpu_busy(self) -> float | None:
-        """Share of the last second or so in which the GPU ran kernels; None where nobody can tell."""
-        now = self._clock()
-        if now - self._gpu_at >= GPU_EVERY_S:
-            self._gpu_busy, self._gpu_at = self._gpu.busy(), now
-        return self._gpu_busy
 
     def _measure_others(self, now: float, pids: frozenset[int]) -> None:
         """CPUs that others kept busy since last time. With a quota their CPU time is not taken from ours."""
@@ -191,40 +178,3 @@ def _free_memory() -> int | None:
     if free is None or limited is None:
         return limited if free is None else free
     return min(free, limited)
-
-
-class Gpu:
-    """The GPU that the training process uses, through NVML; never fails, and looks only once training uses one."""
-
-    def __init__(self) -> None:
-        self._handle: Any = None
-        self._nvml: Any = None
-        self._hopeless = False
-
-    def busy(self) -> float | None:
-        """Share of NVML's last sampling period (up to a second) in which kernels ran, or None."""
-        if self._hopeless:
-            return None
-        try:
-            if self._handle is None:
-                self._open()
-            if self._handle is not None:
-                return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu) / 100.0
-        except Exception:
-            self._hopeless = True
-        return None
-
-    def _open(self) -> None:
-        torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_initialized():
-            return
-        self._nvml = importlib.import_module("pynvml")
-        self._nvml.nvmlInit()
-        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        name = visible[local if local < len(visible) else 0] if visible else str(local)
-        if name.isdigit():
-            number = min(int(name), self._nvml.nvmlDeviceGetCount() - 1)
-            self._handle = self._nvml.nvmlDeviceGetHandleByIndex(number)
-        else:
-            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(name)

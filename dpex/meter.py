@@ -115,7 +115,7 @@ class Look:
 
     unwilling: a wish for other sizes was not granted yet. refused: why there can be no remote worker, if so.
     away_s: how long the consumer has been between two calls, 0 inside ``next()`` and between passes.
-    pids: local workers.
+    pids: local workers. gpu_stall_s: see `dpex.telemetry.gpustall`; None: no GPU.
     """
 
     at: float
@@ -132,6 +132,7 @@ class Look:
     local: LaneSample
     remote: LaneSample
     pids: tuple[int, ...]
+    gpu_stall_s: float | None = None
 
 
 def since(then: LaneSample, now: LaneSample, services_s: Iterable[float] = ()) -> LaneSample:

@@ -34,6 +34,8 @@ class LoaderStats:
     ``wait_s`` is wall time the consumer spent inside ``next()``, ``work_s`` between two calls of it (host time: it is
     not the GPU's stall). Of ``wait_s``, ``own_s`` is the part in which it was not blocked but busy (decoding, handing
     out work, making batches itself), ``head_s`` that in which later batches were ready and the next one was not.
+    ``gpu_stall_s`` is how long the GPU's stream lay idle meanwhile, the first batch of a pass left out and the last few
+    not yet known; None without a GPU (see `dpex.telemetry.gpustall`).
     ``deaths`` counts workers that ended unexpectedly, ``remade`` tickets made again for them.
     """
 
@@ -49,6 +51,7 @@ class LoaderStats:
     head_s: float = 0.0
     work_s: float = 0.0
     first_batch_s: float = 0.0
+    gpu_stall_s: float | None = None
     deaths: int = 0
     remade: int = 0
     lanes: Mapping[str, LaneStats] = field(default_factory=dict)

@@ -30,6 +30,7 @@ from dpex.cpus import local_ranks, usable_cpus
 from dpex.hostinfo import HostMeter
 from dpex.meter import Look, since
 from dpex.pace import Sizes
+from dpex.telemetry.gpuwatch import GpuView, view
 
 logger = logging.getLogger("dpex")
 
@@ -104,12 +105,15 @@ class Tuner:
         room: Room | None = None,
         clock: Clock = monotonic,
         host: HostMeter | None = None,
+        gpu_view: Callable[[], GpuView | None] = view,
     ) -> None:
         self._config = config
         self._limits = limits
         self._room = room
         self._clock = clock
         self._host = host
+        self._gpu_view = gpu_view
+        self._gpus: GpuView | None = None
         self._engines: list[Tunable] = []
         self._bases: dict[int, tuple[Look, float]] = {}
         self._away: dict[int, int] = {}
@@ -171,6 +175,7 @@ class Tuner:
         if self._thread is None or not self._thread.is_alive():
             self._stop = threading.Event()
             self._length_s = SHORTEST_S
+            self._gpus = self._gpu_view()
             arguments = (weakref.ref(self), self._stop)
             self._thread = threading.Thread(target=_run, args=arguments, name="dpex-tuner", daemon=True)
             self._thread.start()
@@ -178,7 +183,7 @@ class Tuner:
     def _leave_other_process(self) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._engines, self._thread = [], None
+            self._engines, self._thread, self._gpus = [], None, None
             self._bases.clear()
             self._away.clear()
 
@@ -197,6 +202,8 @@ class Tuner:
         self._stop.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_S)
+        if self._gpus is not None:
+            self._gpus.close()
 
     # -- windows -----------------------------------------------------------------------------------------------------
 
@@ -286,7 +293,8 @@ class Tuner:
             local=since(base.local, look.local),
             remote=replace(remote, room=self._remote_room(remote.requested)),
             host=self._host_sample(look, trainer_cpu_s),
-            gpu_busy=self._host.gpu_busy(),
+            gpu_busy=self._gpus.busy_ratio() if self._gpus is not None else None,
+            gpu_stall_s=_gpu_stall_s(base, look),
         )
 
     def _host_sample(self, look: Look, trainer_cpu_s: float) -> HostSample:
@@ -356,6 +364,10 @@ def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event) -> None
                 logger.exception("auto: tuning has stopped, and the present setting stays; this is an error in dpex")
             return
         del tuner
+
+
+def _gpu_stall_s(base: Look, look: Look) -> float | None:
+    return None if look.gpu_stall_s is None else max(0.0, look.gpu_stall_s - (base.gpu_stall_s or 0.0))
 
 
 def _within(config: AutotuneConfig, limits: Limits, now: Settings, *, remote: bool) -> AutotuneConfig:

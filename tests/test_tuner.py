@@ -444,6 +444,23 @@ def test_windows_double_while_nothing_changes_and_are_short_after_a_change(parts
     assert tuner._length_s >= SHORTEST_S
 
 
+def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
+    tuner, engine, listener = parts
+
+    class Gpus:
+        def busy_ratio(self) -> float:
+            return 0.75
+
+    tuner.turn()
+    for stall_s in (None, 0.0, 0.5, 1.5):
+        engine.shown = replace(engine.shown, gpu_stall_s=stall_s)
+        engine.work(40, 0.6, 0.6)
+        tuner.turn()
+        tuner._gpus = Gpus()
+    assert [sample.gpu_stall_s for sample in listener.samples] == [None, 0.0, 0.5, 1.0]
+    assert [sample.gpu_busy for sample in listener.samples] == [None, 0.75, 0.75, 0.75]
+
+
 def test_a_window_waits_for_a_few_batches(parts: Any) -> None:
     tuner, engine, listener = parts
     tuner.turn()
@@ -635,4 +652,3 @@ def test_the_host_is_sampled() -> None:
     assert sample.trainer_cpu_s == 0.5
     assert 0 <= sample.others <= sample.cpus
     assert sample.memory_free
-    assert meter.gpu_busy() is None or 0 <= meter.gpu_busy() <= 1

@@ -1,0 +1,1 @@
+"""Telemetry: what is measured, and how it is exported."""

@@ -1,0 +1,411 @@
+"""GPU stall on a simulated stream, in virtual time, against what that stream itself did not do."""
+
+from __future__ import annotations
+
+import gc
+import time
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from dpex import AutotuneConfig, DpexDataLoader
+from dpex.clock import ManualClock
+from dpex.engine import Plan
+from dpex.telemetry import cudaevents
+from dpex.telemetry.gpustall import AT_ONCE, PENDING, GpuStall
+
+MS = 1 / 1024
+"""A millisecond whose multiples floating point adds up exactly."""
+
+
+class FakeMark:
+    """An event that may be recorded anew."""
+
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+
+class Stream:
+    """A stream that works off what is queued, in order; and the `Events` on it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.free_at = 0.0
+        self.kernels: list[tuple[float, float]] = []
+        self.idle: list[FakeMark] = []
+        self.made = self.asked = 0
+        self.capturing = False
+        self.broken = False
+
+    def launch(self, seconds: float) -> None:
+        start = max(self.free_at, self.clock())
+        self.free_at = start + seconds
+        self.kernels.append((start, self.free_at))
+
+    def is_open(self) -> bool:
+        return not self.capturing
+
+    def record(self, like: FakeMark | None = None) -> FakeMark:
+        if self.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        assert not self.capturing
+        if not self.idle:
+            self.made += 1
+            self.idle.append(FakeMark())
+        mark = self.idle.pop()
+        mark.at_s = self.free_at = max(self.free_at, self.clock())
+        return mark
+
+    def is_passed(self, mark: FakeMark) -> bool:
+        assert not self.capturing, "asked while a graph was captured"
+        self.asked += 1
+        return mark.at_s <= self.clock()
+
+    def apart_s(self, first: FakeMark, second: FakeMark) -> float:
+        assert max(first.at_s, second.at_s) <= self.clock(), "read before it was passed: this would have to wait"
+        return second.at_s - first.at_s
+
+    def reuse(self, mark: FakeMark) -> None:
+        assert mark not in self.idle
+        self.idle.append(mark)
+
+
+class Step(NamedTuple):
+    """How long ``next()`` takes, what it queues on the stream then, and how long the host needs for that."""
+
+    wait_s: float
+    kernel_s: float
+    host_s: float = 0.0
+
+
+class Training:
+    """A loop, and what the stream really missed while it was inside ``next()``."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.stream = Stream(self.clock)
+        self.gpu: GpuStall[FakeMark] = GpuStall(self.stream)
+        self.stays: list[tuple[float, float]] = []
+
+    def visit(self, wait_s: float, *, starting: bool = False, over: bool = False) -> None:
+        entered = self.clock()
+        mark = self.gpu.enter()
+        self.clock.advance(wait_s)
+        self.gpu.leave(mark, self.clock() - entered, starting=starting, over=over)
+        self.stays.append((entered, self.clock()))
+
+    def step(self, step: Step, *, starting: bool = False) -> None:
+        self.visit(step.wait_s, starting=starting)
+        self.clock.advance(step.host_s)
+        self.stream.launch(step.kernel_s)
+
+    def end(self) -> None:
+        self.clock.advance(max(0.0, self.stream.free_at - self.clock()))
+        self.visit(0.0, over=True)
+
+    def missed_s(self) -> list[float]:
+        """By stay: its length less the kernels in it."""
+        return [
+            (until - since) - sum(max(0.0, min(until, done) - max(since, start)) for start, done in self.stream.kernels)
+            for since, until in self.stays
+        ]
+
+
+@pytest.mark.parametrize("percent", [0, 10, 50, 90])
+def test_a_planted_stall_is_found_exactly(percent: int) -> None:
+    training, wait_s = Training(), 40 * MS
+    for number in range(51):
+        training.step(Step(wait_s, wait_s * (100 - percent) / 100), starting=number == 0)
+    training.end()
+    assert training.gpu.start_s == wait_s
+    assert training.gpu.stall_s == pytest.approx(50 * wait_s * percent / 100, abs=0)
+    assert training.gpu.stall_s == sum(training.missed_s()[1:])
+
+
+def test_a_wait_that_queued_work_outlasts_is_no_stall() -> None:
+    training = Training()
+    for number in range(20):
+        training.step(Step(5 * MS, 8 * MS), starting=number == 0)
+    training.end()
+    assert training.gpu.stall_s == 0.0
+
+
+def test_a_late_launch_is_not_the_loaders_fault() -> None:
+    """The stream lies idle for 31 ms per step, and for 1 ms of them it is ``next()`` that keeps it waiting."""
+    training = Training()
+    for number in range(20):
+        training.step(Step(1 * MS, 2 * MS, host_s=30 * MS), starting=number == 0)
+        training.clock.advance(2 * MS)
+    training.end()
+    assert training.gpu.stall_s == 19 * MS
+
+
+steps = st.builds(
+    Step,
+    wait_s=st.integers(0, 40).map(lambda ms: ms * MS),
+    kernel_s=st.integers(0, 40).map(lambda ms: ms * MS),
+    host_s=st.integers(0, 10).map(lambda ms: ms * MS),
+)
+
+
+@given(st.lists(steps, min_size=1, max_size=PENDING))
+def test_any_loop_gives_what_the_stream_missed(loop: list[Step]) -> None:
+    training = Training()
+    for number, step in enumerate(loop):
+        training.step(step, starting=number == 0)
+    training.end()
+    first, *others = training.missed_s()
+    assert (training.gpu.start_s, training.gpu.stall_s) == (first, sum(others))
+
+
+def test_every_pass_has_a_start_of_its_own() -> None:
+    training = Training()
+    for _ in range(3):
+        training.visit(100 * MS, starting=True)
+        training.visit(1 * MS)
+        training.visit(0.0, over=True)
+    assert (training.gpu.start_s, training.gpu.stall_s) == (300 * MS, 3 * MS)
+
+
+def test_nothing_is_read_before_the_stream_has_come_to_it() -> None:
+    training = Training()
+    training.visit(10 * MS)
+    training.stream.launch(100 * MS)
+    training.visit(10 * MS)
+    assert training.gpu.stall_s == 10 * MS  # the first
+    training.visit(10 * MS)
+    assert training.gpu.stall_s == 10 * MS  # the stream is busy with what came before the second
+    training.clock.advance(100 * MS)
+    training.visit(0.0)
+    assert training.gpu.stall_s == 10 * MS
+    assert training.stream.asked == 4
+
+
+def test_a_gpu_far_behind_costs_neither_marks_nor_questions() -> None:
+    training = Training()
+    for _ in range(10 * PENDING):
+        training.step(Step(0.0, 1.0))
+    assert training.stream.made == 2 * PENDING
+    assert training.stream.asked <= 10 * PENDING  # one a call, which is answered "not yet"
+    training.end()
+    assert training.gpu.stall_s == 0.0
+    before = training.stream.asked
+    training.visit(0.0)
+    assert training.stream.asked - before <= AT_ONCE + 1
+
+
+def test_marks_are_used_again() -> None:
+    training = Training()
+    for _ in range(1000):
+        training.step(Step(3 * MS, 2 * MS))
+    assert training.stream.made <= 6
+    assert training.gpu.stall_s == 3 * MS + 998 * MS
+
+
+def test_nothing_is_marked_or_asked_while_a_graph_is_captured() -> None:
+    training = Training()
+    training.visit(1 * MS)
+    training.stream.capturing = True
+    training.visit(50 * MS)
+    assert training.stream.made == 2
+    training.stream.capturing = False
+    training.visit(0.0, over=True)
+    assert training.gpu.stall_s == 1 * MS
+
+
+def test_without_a_stream_there_is_no_figure() -> None:
+    training = Training()
+    training.stream.capturing = True  # or CUDA is not initialised
+    training.visit(1 * MS, starting=True, over=True)
+    assert (training.gpu.stall_s, training.gpu.start_s) == (None, None)
+
+
+def test_no_stall_is_longer_than_the_stay() -> None:
+    """Another thread queued work on this stream between the two marks."""
+    training = Training()
+    mark = training.gpu.enter()
+    training.stream.launch(100 * MS)
+    training.clock.advance(1 * MS)
+    training.gpu.leave(mark, 1 * MS, starting=False, over=False)
+    training.end()
+    assert training.gpu.stall_s == 1 * MS
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_error_of_the_gpu_ends_the_measurement_and_nothing_else(inside: bool) -> None:
+    training = Training()
+    training.visit(2 * MS)
+    training.visit(1 * MS)
+    mark = training.gpu.enter() if inside else None
+    training.stream.broken = True
+    training.gpu.leave(mark, 0.0, starting=False, over=False)
+    for _ in range(3):
+        training.visit(1 * MS)
+    assert training.gpu.stall_s == 3 * MS
+    assert training.stream.asked == 2
+
+
+# -- in a loader -------------------------------------------------------------------------------------------------------
+
+
+class Slow(Dataset[int]):
+    """Batches that take their time."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.002)
+        return index
+
+
+class HostStream(Stream):
+    """A stream on which nothing is queued: it misses all of every stay."""
+
+    def __init__(self) -> None:
+        super().__init__(time.perf_counter)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[HostStream]:
+    """One for each iterator that is made."""
+    made: list[HostStream] = []
+
+    def stall() -> GpuStall[Any]:
+        made.append(HostStream())
+        return GpuStall(made[-1])
+
+    monkeypatch.setattr("dpex.epoch.cuda_stall", stall)
+    return made
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_idle_gpu_stalls_as_long_as_the_consumer_is_inside_next(streams: list[HostStream], workers: int) -> None:
+    with DpexDataLoader(Slow(), num_workers=workers, seeding="batch", autotune=AutotuneConfig()) as loader:
+        iterator = iter(loader)
+        for _ in iterator:
+            pass
+        engine = iterator._engine
+        stats = loader.stats()
+        gpu = engine._plan.gpu
+        assert stats.gpu_stall_s == gpu.stall_s == engine.look().gpu_stall_s
+        assert len(streams) == 1
+        assert 0 < gpu.stall_s < stats.wait_s - stats.first_batch_s + 1e-9
+        assert 0 < gpu.start_s < stats.first_batch_s + 1e-9
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_visit_that_raises_is_left_too(streams: list[HostStream], workers: int) -> None:
+    class Bad(Slow):
+        def __getitem__(self, index: int) -> int:
+            raise ValueError("bad sample")
+
+    with DpexDataLoader(Bad(), num_workers=workers, seeding="batch", autotune=AutotuneConfig()) as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            with pytest.raises(ValueError, match="bad sample"):
+                next(iterator)
+        assert len(streams[0].idle) + 2 * len(iterator._engine._plan.gpu._pending) == streams[0].made
+
+
+def test_without_cuda_no_iterator_has_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.backends.cuda.is_built", lambda: False)
+    plans: list[Plan] = []
+    with DpexDataLoader(Slow(), num_workers=1) as loader:
+        iterator = iter(loader)
+        plans.append(iterator._engine._plan)
+        list(iterator)
+        assert loader.stats().gpu_stall_s is None
+        assert iterator._engine.look().gpu_stall_s is None
+    assert plans[0].gpu is None
+    gc.collect()
+
+
+def test_cuda_is_not_initialised_by_being_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch believes it was built with CUDA, and nobody has used it."""
+    monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
+    monkeypatch.setattr("torch.cuda._lazy_init", lambda: pytest.fail("CUDA was initialised"))
+    gpu = cudaevents.cuda_stall()
+    assert gpu is not None
+    assert gpu.enter() is None
+    gpu.leave(None, 1.0, starting=False, over=True)
+    assert gpu.stall_s is None
+
+
+class FakeEvent:
+    """Knows what it was recorded on."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.streams: list[SimpleNamespace] = []
+
+    def record(self, stream: SimpleNamespace) -> None:
+        self.streams.append(stream)
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return 1500.0
+
+
+class FakeCuda:
+    """What `CudaEvents` asks torch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, used: set[int]) -> None:
+        self.used = used
+        self.initialised, self.capturing, self.device = True, False, 0
+        self.streams = {device: SimpleNamespace(device_index=device) for device in range(3)}
+        monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+        monkeypatch.setattr("torch.cuda.current_stream", lambda device: self.streams[device])
+        monkeypatch.setattr("torch.cuda.is_initialized", lambda: self.initialised)
+        monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr("torch.cuda.current_device", lambda: self.device)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+        monkeypatch.setattr("torch._C._cuda_hasPrimaryContext", lambda device: device in self.used, raising=False)
+
+
+def test_events_stay_on_their_device_and_a_visit_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, events = FakeCuda(monkeypatch, {0, 1}), cudaevents.CudaEvents()
+    mine = cuda.streams[0]
+    assert events.is_open()
+    first = events.record()
+    cuda.streams[0] = other = SimpleNamespace(device_index=0)
+    second = events.record(like=first)
+    assert first.event.streams == second.event.streams == [mine]
+    assert events.is_passed(second)
+    assert events.apart_s(first, second) == 1.5
+    events.reuse(first)
+    events.reuse(second)
+    assert events.record().event.streams == [mine, other]
+    cuda.device = 1
+    assert events.is_open()
+    assert events.record().event.streams == [cuda.streams[1]]
+
+
+@pytest.mark.parametrize(
+    ("used", "current", "marked"),
+    [({0}, 0, 0), ({1}, 1, 1), ({1}, 0, 1), ({1, 2}, 2, 2), ({1, 2}, 0, None), (set(), 0, None)],
+)
+def test_no_event_is_made_on_a_device_that_nobody_uses(
+    monkeypatch: pytest.MonkeyPatch, used: set[int], current: int, marked: int | None
+) -> None:
+    cuda, events = FakeCuda(monkeypatch, used), cudaevents.CudaEvents()
+    cuda.device = current
+    assert events.is_open() == (marked is not None)
+    if marked is not None:
+        assert events.record().stream is cuda.streams[marked]
+
+
+def test_marks_wait_for_cuda_and_for_the_end_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, events = FakeCuda(monkeypatch, {0}), cudaevents.CudaEvents()
+    cuda.initialised = False
+    assert not events.is_open()
+    cuda.initialised = cuda.capturing = True
+    assert not events.is_open()
+    cuda.capturing = False
+    assert events.is_open()
