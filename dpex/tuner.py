@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
-from dpex.autotune.types import Decision, HostSample, Sample, Settings
+from dpex.autotune.types import Decision, HostSample, LaneSample, Sample, Settings
 from dpex.clock import Clock, monotonic
 from dpex.cpus import local_ranks, usable_cpus
 from dpex.hostinfo import HostMeter
@@ -51,8 +51,9 @@ JOIN_S = 2.0
 
 ROOM_EVERY_S = 2.0
 
-Room = Callable[[int], "int | None"]
-"""Remote workers that this loader may still ask for, beside that many; None: there can be none."""
+Room = Callable[[int, int], "tuple[int, int] | None"]
+"""From remote workers requested and those of them that run: how many more this loader may ask for, and how many of the
+requested find no place. None: there can be none."""
 
 
 def cold_start(cpus: float | None = None, ranks: int | None = None) -> Settings:
@@ -291,7 +292,7 @@ class Tuner:
             batch_bytes=look.batch_bytes,
             made_here=since(base.made_here, look.made_here),
             local=since(base.local, look.local),
-            remote=replace(remote, room=self._remote_room(remote.requested)),
+            remote=self._with_room(remote),
             host=self._host_sample(look, trainer_cpu_s),
             gpu_busy=self._gpus.busy_ratio() if self._gpus is not None else None,
             gpu_stall_s=_gpu_stall_s(base, look),
@@ -314,8 +315,9 @@ class Tuner:
         scale = free / host.memory_free if host.memory_free else 0.0
         return replace(host, memory_free=free, worker_bytes=host.worker_bytes * scale)
 
-    def _remote_room(self, requested: int) -> int | None:
-        return None if self._room is None or self._refused else self._room(requested)
+    def _with_room(self, remote: LaneSample) -> LaneSample:
+        found = None if self._room is None or self._refused else self._room(remote.requested, remote.running)
+        return remote if found is None else replace(remote, room=found[0], unplaced=found[1])
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -323,12 +325,13 @@ class Tuner:
         if look.refused is not None and not self._refused:
             self._refuse(look)
             return
-        started = sample.local.running + sample.remote.running, sample.local.requested + sample.remote.requested
+        running = sample.local.running + sample.remote.running
+        coming = sample.local.requested + sample.remote.requested - sample.remote.unplaced
         decision = self._controller.step(sample)
         if decision is not None:
             self._carry_out(decision)
             self._length_s = SHORTEST_S
-        elif started[0] == started[1] or started[0] >= sample.settings.workers:
+        elif running == coming or running >= sample.settings.workers:
             self._length_s = min(self._config.interval_s, 2 * self._length_s)
 
     def _refuse(self, look: Look) -> None:

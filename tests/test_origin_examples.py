@@ -1,9 +1,10 @@
-"""The examples of the 2021 Dpex run as people run them, with this machine's workers and small limits."""
+"""The examples of the 2021 Dpex and `auto.py` run as people run them, with this machine's workers and small limits."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,14 @@ pytestmark = pytest.mark.timeout(90)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
 def run(name: str, *arguments: str) -> tuple[str, str]:
     """What the example printed, and what it printed to stderr; it must end with 0."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=80,
@@ -64,3 +68,29 @@ def test_deleting_loaders_half_way_leaves_nothing() -> None:
     assert re.search(r"taken: 2 batches to train, 1 to test; held: .*process: [1-9]", out)
     assert re.search(r"the test loader goes on: [1-9]\d* more batches", out)
     assert "test loader deleted; left: nothing" in out
+
+
+def test_auto_shows_what_it_decides_and_why() -> None:
+    out, _ = run("auto.py", "--seconds", "16")
+    assert re.search(r"decision 1: \d local, depth \d+ → \d+ local, depth \d+ \(too few\): [1-9]\d? % of", out)
+    assert re.search(r"[█·]{20} stall +\d+%, +[\d.]+/s, \d+ workers", out)
+    rows = re.findall(r"^ +(fixed, 2|auto) +(\d+) ms +(\d+) ms +[\d.]+ +\d+% +\d+% +\d+ *$", out, re.MULTILINE)
+    assert [row[0] for row in rows] == ["fixed, 2"] * 2 + ["auto"] * 3
+    assert [row[1:] for row in rows[:2]] == [row[1:] for row in rows[2:4]]
+
+
+def test_auto_stopped_by_ctrl_c_says_what_it_saw() -> None:
+    started = subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "auto.py"), "--seconds", "60"],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None
+    assert any("workers" in line for line in started.stdout)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=30)
+    assert started.returncode == 130
+    assert re.search(r"stopped\n(.*\n)+ +fixed, 2 ", out)
+    assert err == ""

@@ -25,6 +25,7 @@ from dpex.autotune.types import Decision, LaneSample, Settings
 from dpex.clock import ManualClock
 from dpex.errors import OptionError
 from dpex.hostinfo import HostMeter, parse_available, parse_busy, parse_inactive, parse_private, parse_process
+from dpex.lanes.maker import RemoteRoom
 from dpex.meter import Look, Tally, Times
 from dpex.pace import Pace, Sizes
 from dpex.tuner import AWAY_S, BATCHES, SHORTEST_S, Limits, Tuner, cold_start
@@ -537,19 +538,44 @@ def test_of_two_iterators_the_one_that_moves_counts_and_both_are_changed(parts: 
 def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) -> None:
     _, engine, listener = parts
     assert listener.config.max_remote == 0
-    asked: list[int] = []
-    room = Tuner(AutotuneConfig(), Settings(local=2), Limits(), room=lambda n: asked.append(n) or 7, clock=engine.clock)
+    asked: list[tuple[int, int]] = []
+
+    def ask(requested: int, running: int) -> tuple[int, int]:
+        asked.append((requested, running))
+        return 7, 2
+
+    engine.shown = replace(engine.shown, remote=LaneSample(requested=5, running=3))
+    room = Tuner(AutotuneConfig(), Settings(local=2), Limits(), room=ask, clock=engine.clock)
     room._engines.append(engine)
     room.turn()
     engine.work(9, 0.0, 0.09)
     room.turn()
-    assert asked == [0]
-    assert room._controller.samples[0].remote.room == 7
+    assert asked == [(5, 3)]
+    seen = room._controller.samples[0].remote
+    assert (seen.requested, seen.running, seen.room, seen.unplaced) == (5, 3, 7, 2)
     assert room._controller.config.max_remote is None
     engine.shown = replace(engine.shown, refused="the dataset cannot travel")
     engine.work(99, 0.0, 1.0)
     room.turn()
     assert room._controller.config.max_remote == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "capacity", "ranks", "requested", "running", "expected"),
+    [
+        (8, 8, 1, 0, 0, (8, 0)),
+        (8, 8, 2, 1, 1, (3, 0)),
+        (1, 8, 1, 5, 0, (1, 0)),  # some of the five are starting
+        (0, 4, 1, 7, 5, (0, 2)),  # a node has gone, and one of the five runs on the trainer's
+        (0, 0, 1, 3, 0, (0, 3)),
+    ],
+)
+def test_room_on_the_cluster(
+    free: int, capacity: int, ranks: int, requested: int, running: int, expected: tuple[int, int]
+) -> None:
+    room = RemoteRoom(None, world_size=ranks, every_s=1e9)
+    room._look = lambda: (free, capacity)  # type: ignore[method-assign]
+    assert room(requested, running) == expected
 
 
 def test_a_budget_bounds_the_memory_that_the_controller_sees(parts: Any) -> None:

@@ -53,8 +53,11 @@ class RemoteRoom:
         self._looked_at = -math.inf
         self._found: tuple[int, int] | None = None
 
-    def __call__(self, requested: int) -> int | None:
-        """Beside the ``requested`` ones; None while no cluster is connected. May take long."""
+    def __call__(self, requested: int, running: int) -> tuple[int, int] | None:
+        """Beside the ``requested`` ones, and how many of these have no place (a node has gone).
+
+        None while no cluster is connected. May take long.
+        """
         now = monotonic()
         if now - self._looked_at >= self._every_s:
             self._looked_at = now
@@ -62,7 +65,8 @@ class RemoteRoom:
         if self._found is None:
             return None
         free, capacity = self._found
-        return max(0, min(free, capacity // self._world_size - requested))
+        share = capacity // self._world_size
+        return max(0, min(free, share - requested)), max(0, min(requested - running, requested - share))
 
     def _look(self) -> tuple[int, int] | None:
         from dpex.lanes.actors import actor_options, needs_of
