@@ -1,7 +1,7 @@
 """The global generators of Python, numpy and torch: setting them for a ticket, and telling whether anybody drew.
 
 Threads share these generators. A ticket that moved none of them while it was made did not draw from them, whatever
-other threads did; that is all that is asked of `SharedGenerators`. Reading all three takes some 12 microseconds.
+other threads did; that is all that is asked of `SharedGenerators`. It takes some 25 microseconds to see.
 
 What draws from a global generator and then puts its state back cannot be noticed.
 """

@@ -103,7 +103,7 @@ class LocalWorker:
         self._send(("serving", os.getpid()))
         if self._shared_queue:
             self._core.adopt(self._host)
-        buffer = memoryview(bytearray(TICKET_BYTES))
+        buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
         while True:
             received = receive(tickets, buffer)
             if received is None:

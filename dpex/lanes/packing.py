@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 NEW, LATER = -1, -2
 DEATHS_TOGETHER = 2
-"""Deaths in one epoch of processes with several hosts at work, until new hosts are apart: any may have been at fault."""
+"""Deaths in one epoch of processes with several hosts at work until new hosts are apart: any may have been at fault."""
 
 
 class Packing:
