@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dpex.dataloader import DpexDataLoader
     from dpex.errors import ClusterError, DpexError, FixedWorkersError, OptionError, ShippingError, WorkerDiedError
     from dpex.stats import LaneStats, LoaderStats
+    from dpex.threads import ticket_seed
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ _HOME = {
     "WorkerDiedError": "dpex.errors",
     "LaneStats": "dpex.stats",
     "LoaderStats": "dpex.stats",
+    "ticket_seed": "dpex.threads",
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "OptionError",
     "ShippingError",
     "WorkerDiedError",
+    "ticket_seed",
 ]
 
 

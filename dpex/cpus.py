@@ -90,6 +90,11 @@ def usable_cpus() -> float:
 
 def static_worker_count(cpus: float | None = None, ranks: int | None = None) -> int:
     """Workers for ``num_workers="auto"`` before anything was measured: this rank's CPUs less one for the trainer."""
+    return max(1, rank_cpus(cpus, ranks) - 1)
+
+
+def rank_cpus(cpus: float | None = None, ranks: int | None = None) -> int:
+    """Whole CPUs that are this rank's, at least one."""
     cpus = usable_cpus() if cpus is None else cpus
     ranks = local_ranks(os.environ) if ranks is None else ranks
-    return max(1, math.floor(cpus / ranks) - 1)
+    return max(1, math.floor(cpus / ranks))

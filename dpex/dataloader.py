@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision, Settings
-from dpex.cpus import static_worker_count
+from dpex.cpus import rank_cpus, static_worker_count
 from dpex.epoch import (
     ArenaCache,
     _DpexDataLoaderIter,
@@ -26,9 +26,11 @@ from dpex.epoch import (
 )
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.lanes.maker import LaneMaker, RemoteRoom
+from dpex.lanes.packing import Packing
 from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
 from dpex.pace import Sizes
 from dpex.stats import LoaderStats
+from dpex.threads import declares_thread_safe
 from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
 
 logger = logging.getLogger("dpex")
@@ -64,6 +66,12 @@ class DpexDataLoader(DataLoader[T_co]):
             tuned within its limits, starting from ``num_workers`` (needs ``seeding="batch"``, which is the default
             then). False: nothing is tuned; ``"auto"`` is a number chosen once. The number of workers of an iterable
             dataset is kept in any case, and only the depth is tuned.
+        thread_safe: True: several threads may call the dataset and ``collate_fn`` at once. Local workers beyond one per
+            CPU are then threads of the others instead of processes, at a fraction of the memory; the batches are the
+            same. ``worker_init_fn`` is called once per process, and ``get_worker_info()`` is right in each thread.
+            Needs ``seeding="batch"`` (the default then) and a map-style dataset that draws from generators of its own,
+            see `dpex.ticket_seed`; one that moves a global generator is noticed, warned of, and given processes. None:
+            whether the dataset has ``dpex_thread_safe = True``.
 
     Raises:
         ValueError, TypeError: as torch does, and `OptionError` (a ValueError) for dpex's own options.
@@ -97,18 +105,20 @@ class DpexDataLoader(DataLoader[T_co]):
         runtime_env: Mapping[str, Any] | None = None,
         local_engine: Literal["dpex", "torch"] = "dpex",
         autotune: AutotuneConfig | Literal[False] | None = None,
+        thread_safe: bool | None = None,
     ) -> None:
         workers = _worker_count(num_workers)
         auto = isinstance(workers, AutoWorkers)
         options = Options(
             distribute_mode=distribute_mode,
             head_address=head_address,
-            seeding=resolve_seeding(seeding, auto or isinstance(autotune, AutotuneConfig)),
+            seeding=resolve_seeding(seeding, auto or isinstance(autotune, AutotuneConfig) or bool(thread_safe)),
             memory_budget=memory_budget,
             worker_resources=worker_resources,
             runtime_env=runtime_env,
             local_engine=local_engine,
             autotune=autotune,
+            thread_safe=thread_safe,
         )
         self.distribute_mode = options.distribute_mode
         self.head_address = options.head_address
@@ -118,6 +128,7 @@ class DpexDataLoader(DataLoader[T_co]):
         self.runtime_env = options.runtime_env
         self.local_engine = options.local_engine
         self.autotune = options.autotune
+        self.thread_safe = options.thread_safe
         self._prefetch_is_given = prefetch_factor not in (None, TORCH_PREFETCH_FACTOR)
         self._sizes: Sizes | None = None
         self._pins: dict[str, int] = {}
@@ -142,6 +153,11 @@ class DpexDataLoader(DataLoader[T_co]):
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
         self.in_order = in_order
+        if thread_safe and self._dataset_kind == _DatasetKind.Iterable:
+            raise OptionError(
+                "thread_safe=True: workers of an IterableDataset each have a stream, and a process, of their own; "
+                "leave it out, or use a map-style dataset"
+            )
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -151,10 +167,11 @@ class DpexDataLoader(DataLoader[T_co]):
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._last_stats: list[LoaderStats] = [LoaderStats()]
         self._tuner: Tuner | None = None
+        self._packing: Packing | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_iterators", "_arenas", "_share", "_last_stats", "_tuner"):
+        for name in ("_iterators", "_arenas", "_share", "_last_stats", "_tuner", "_packing"):
             state.pop(name, None)
         return state
 
@@ -197,8 +214,20 @@ class DpexDataLoader(DataLoader[T_co]):
             head_address=self.head_address,
             worker_resources=self.worker_resources,
             runtime_env=self.runtime_env,
+            packing=self._how_to_pack(),
             counts_from_zero=self._dataset_kind == _DatasetKind.Map and draws_ahead_safely(self._index_sampler),
         )
+
+    def _how_to_pack(self) -> Packing:
+        """Kept for the loader's life: it knows whether this dataset was found to draw from global generators."""
+        if self._packing is None:
+            self._packing = Packing(rank_cpus() if self._may_use_threads() else None)
+        return self._packing
+
+    def _may_use_threads(self) -> bool:
+        if self.seeding != "batch" or self._dataset_kind == _DatasetKind.Iterable:
+            return False
+        return declares_thread_safe(self.dataset) if self.thread_safe is None else self.thread_safe
 
     def _hold_cluster(self) -> None:
         """Keep a share of the connection to Ray, so that actors wait between epochs instead of starting anew."""

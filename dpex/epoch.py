@@ -26,6 +26,7 @@ from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
 from dpex.engine import Engine, Plan
+from dpex.generators import seed_ticket
 from dpex.homes import Place
 from dpex.lanes.maker import LaneMaker
 from dpex.pace import Sizes
@@ -35,7 +36,7 @@ from dpex.stats import LoaderStats
 from dpex.telemetry.cudaevents import cuda_stall
 from dpex.transport.arena import Arena
 from dpex.tuner import Tuner
-from dpex.worker import ArenaCollate, Fetcher, Stages, WorkerSetup, seed_ticket
+from dpex.worker import ArenaCollate, Fetcher, Stages, WorkerSetup
 
 INLINE_ARENA_BYTES = 1 << 20
 """Batches from this size on are stacked into reused memory when they are made in the training process."""

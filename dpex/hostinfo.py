@@ -123,14 +123,14 @@ class HostMeter:
         self._worker_bytes = 0.0
         self._worker_at = -math.inf
 
-    def sample(self, pids: Collection[int], trainer_cpu_s: float) -> HostSample:
-        """Now; ``pids`` are the local workers."""
+    def sample(self, pids: Collection[int], trainer_cpu_s: float, workers: int = 0) -> HostSample:
+        """Now; ``pids`` are the processes of the local workers, which may be more in number than those."""
         now = self._clock()
         if now - self._others_at >= (OTHERS_EVERY_S if self._others_known else OTHERS_FIRST_S):
             self._measure_others(now, frozenset(pids))
         if now - self._memory_at >= MEMORY_EVERY_S:
             self._memory, self._memory_at = _free_memory(), now
-        self._measure_worker(now, tuple(pids))
+        self._measure_worker(now, tuple(pids), workers)
         return HostSample(
             cpus=self.cpus,
             others=self._others,
@@ -139,13 +139,14 @@ class HostMeter:
             worker_bytes=self._worker_bytes,
         )
 
-    def _measure_worker(self, now: float, pids: tuple[int, ...]) -> None:
-        """What one of the workers takes for itself, and the next time another: the most that any was seen to take."""
+    def _measure_worker(self, now: float, pids: tuple[int, ...], workers: int) -> None:
+        """What one process takes for itself, and the next time another, by worker: the most that was seen."""
         if now - self._worker_at >= WORKER_EVERY_S and pids:
             self._worker_at = now
             with contextlib.suppress(OSError, ValueError, IndexError):
                 pid = pids[int(now) % len(pids)]
-                self._worker_bytes = max(0.9 * self._worker_bytes, parse_private(_read(f"/proc/{pid}/smaps_rollup")))
+                private = parse_private(_read(f"/proc/{pid}/smaps_rollup"))
+                self._worker_bytes = max(0.9 * self._worker_bytes, private / max(1.0, workers / len(pids)))
 
     def _measure_others(self, now: float, pids: frozenset[int]) -> None:
         """CPUs that others kept busy since last time. With a quota their CPU time is not taken from ours."""

@@ -45,6 +45,7 @@ class Options:
     runtime_env: Mapping[str, Any] | None = None
     local_engine: Literal["dpex", "torch"] = "dpex"
     autotune: AutotuneConfig | Literal[False] | None = None
+    thread_safe: bool | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -72,13 +73,26 @@ class Options:
             "autotune=AutotuneConfig(...) changes the number of workers, and seeding='worker' ties the random state to "
             "it: give seeding='batch' (the same batches with any number of workers), or autotune=False",
         )
+        _require(
+            self.thread_safe in (None, True, False),
+            f"thread_safe={self.thread_safe!r}: give True, False, or None to go by the dataset's dpex_thread_safe",
+        )
+        _require(
+            not (self.thread_safe and self.seeding == "worker"),
+            "thread_safe=True lets workers share a process, whose random state seeding='worker' gives to one of them: "
+            "give seeding='batch'",
+        )
+        _require(
+            not (self.thread_safe and self.local_engine == "torch"),
+            "thread_safe=True does nothing with local_engine='torch', whose workers are processes: give one of the two",
+        )
         for name in ("worker_resources", "runtime_env"):
             value = getattr(self, name)
             _require(value is None or isinstance(value, Mapping), f"{name}={value!r}: give a mapping or None")
 
 
 def resolve_seeding(seeding: str | None, auto: bool) -> Seeding:
-    """The default is ``"worker"`` for a fixed number of workers and ``"batch"`` for ``"auto"``."""
+    """The default is ``"worker"`` for a fixed number of workers, ``"batch"`` for ``"auto"`` and what else needs it."""
     if seeding is None:
         return "batch" if auto else "worker"
     _require(seeding in SEEDINGS, f"seeding={seeding!r}: give 'worker', 'batch' or None")

@@ -304,7 +304,7 @@ class Tuner:
         That budget is not for workers: what one takes is scaled alike, so that as many of them fit as before.
         """
         assert self._host is not None
-        host = self._host.sample(look.pids, trainer_cpu_s)
+        host = self._host.sample(look.pids, trainer_cpu_s, look.local.running)
         budget = self._limits.memory_budget
         if budget is None:
             return host

@@ -27,6 +27,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from dpex.alerts import warn
+from dpex.generators import seed_ticket
 from dpex.seeding import epoch_key, ticket_seed
 from dpex.transport.arena import Arena
 
@@ -54,6 +55,9 @@ class Stages(NamedTuple):
 
     fetch_s: float
     collate_s: float
+
+
+NO_TIME = Stages(0.0, 0.0)
 
 
 class StreamEnd:
@@ -90,13 +94,6 @@ def seed_like_torch(base_seed: int, worker_id: int) -> int:
     torch.manual_seed(seed)
     np.random.seed(torch_worker._generate_state(base_seed, worker_id))
     return seed
-
-
-def seed_ticket(seed: int) -> None:
-    """Set the three global generators for one ticket; ``torch.manual_seed`` would cost a hundred times more."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
 
 
 class Fetcher:
@@ -280,7 +277,7 @@ class WorkerCore:
         logical = self._current
         assert logical is not None
         if logical.init_error is not None:
-            return Failure(logical.init_error), _NO_TIME
+            return Failure(logical.init_error), NO_TIME
         try:
             if logical.epoch != epoch:
                 logical.new_pass(epoch)
@@ -289,8 +286,8 @@ class WorkerCore:
             return logical.fetcher.fetch(index)  # type: ignore[union-attr]
         except Exception as error:
             if isinstance(error, StopIteration) and self._setup.iterable:
-                return StreamEnd(), _NO_TIME
-            return Failure(ExceptionWrapper(where=where(logical_number))), _NO_TIME
+                return StreamEnd(), NO_TIME
+            return Failure(ExceptionWrapper(where=where(logical_number))), NO_TIME
 
     def _seed(self, epoch: int, number: int) -> None:
         if self._key[0] != epoch:
@@ -310,9 +307,6 @@ class WorkerCore:
         if logical.state is not None:
             set_rng_state(logical.state)
             logical.state = None
-
-
-_NO_TIME = Stages(0.0, 0.0)
 
 
 def _copied(setup: WorkerSetup) -> WorkerSetup:

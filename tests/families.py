@@ -17,6 +17,8 @@ import psutil
 import torch
 from torch.utils.data import Dataset
 
+import dpex
+
 PATIENCE_S = 15.0
 
 
@@ -36,6 +38,30 @@ class Augmented(Dataset[torch.Tensor]):
             time.sleep(self.nap_s)
         numbers = [index, random.random(), np.random.rand(), torch.rand(()).item()]
         return torch.cat([torch.tensor(numbers, dtype=torch.float64), torch.rand(self.extra, dtype=torch.float64)])
+
+
+class ThreadSafe(Dataset[torch.Tensor]):
+    """Sample ``index``: float64 (3 + ``extra``,): the index, and numbers of generators of its own.
+
+    The generators are seeded by `dpex.ticket_seed` and by ``torch.initial_seed()``, which must be the same.
+    """
+
+    dpex_thread_safe = True
+
+    def __init__(self, length: int, nap_s: float = 0.0, extra: int = 0) -> None:
+        self.length = length
+        self.nap_s = nap_s
+        self.extra = extra
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.nap_s:
+            time.sleep(self.nap_s)
+        drawn = np.random.default_rng((dpex.ticket_seed(), index)).random(1 + self.extra)
+        again = np.random.default_rng((torch.initial_seed(), index)).random()
+        return torch.cat([torch.tensor([index, again], dtype=torch.float64), torch.from_numpy(drawn)])
 
 
 class WhoMadeIt(Dataset[torch.Tensor]):

@@ -19,7 +19,8 @@ TOGETHER = {
     "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, meter, hostinfo": 0,
     "options": 1,
     "transport": 2,
-    "worker": 3,
+    "generators": 2,
+    "worker, threads": 3,
     "lanes": 4,
     "tenancy, pin, telemetry": 5,
     "engine, tuner": 6,
@@ -43,6 +44,7 @@ PURE = {
     "dpex.autotune.types": set(),
     "dpex.clock": {"time"},
     "dpex.cpus": {"os", "pathlib"},
+    "dpex.lanes.packing": set(),
 }
 """Modules without torch, and what of the standard library's outside world each may touch."""
 OUTSIDE_WORLD = {

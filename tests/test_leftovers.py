@@ -31,10 +31,18 @@ PATIENCE_S = 10.0
 TESTS = Path(__file__).parent
 
 PREAMBLE = """
-import gc, os, sys, threading, time
+import gc, os, sys, threading, time, warnings
 import torch
 from dpex import DpexDataLoader
-from families import Augmented
+from families import Augmented, ThreadSafe
+
+def in_threads(length=400, workers=5):
+    # on one CPU: a process with five threads
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    warnings.simplefilter("ignore")
+    return DpexDataLoader(
+        ThreadSafe(length, 0.001, extra=700), batch_size=2, num_workers=workers, seeding="batch", timeout=30
+    )
 
 def loader(length=400, **options):
     options = {"batch_size": 2, "num_workers": 2, **options}
@@ -143,6 +151,9 @@ ENDS = {
     "resized": "data = loader(seeding='batch'); it = iter(data); next(it); data.resize(local=4); next(it); del it",
     "tuned": "data = loader(600, num_workers='auto'); assert len(list(data)) == 300; it = iter(data); next(it); del it",
     "tuned, only the iterator": "it = iter(loader(num_workers='auto')); next(it); del it",
+    "threads": "assert len(list(in_threads(200))) == 100",
+    "threads, delete the iterator": "it = iter(in_threads(2_000)); [next(it) for _ in range(50)]; del it",
+    "threads, resized": "data = in_threads(); it = iter(data); next(it); data.resize(local=9); next(it); del it",
     "exception": """
 try:
     for batch in loader():
@@ -179,6 +190,7 @@ LATE = {
     "iterator still alive": "it = iter(loader()); next(it)",
     "persistent": "data = loader(persistent_workers=True); next(iter(data))",
     "loader in a cycle": "data = loader(); it = iter(data); data.own = [data, it]; next(it)",
+    "threads": "it = iter(in_threads(2_000)); [next(it) for _ in range(50)]",
     "sys.exit": "it = iter(loader()); next(it); sys.exit(0)",
     "batches kept": "kept = list(loader(60))",
     "tuned": "data = loader(2_000, num_workers='auto'); it = iter(data); [next(it) for _ in range(500)]",
@@ -211,6 +223,7 @@ ENDLESS = {
     "persistent": "data = loader(2_000_000, persistent_workers=True)",
     "resized": "data = loader(2_000_000, seeding='batch'); data.resize(local=3)",
     "tuned": "data = loader(2_000_000, num_workers='auto')",
+    "threads": "data = in_threads(2_000_000)",
 }
 TRAINING = """
 for number, batch in enumerate(data):
@@ -251,7 +264,7 @@ report_leftovers(THREADS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGABRT])
-@pytest.mark.parametrize("what", ["map-style", "fixed workers"])
+@pytest.mark.parametrize("what", ["map-style", "fixed workers", "threads"])
 def test_killing_the_trainer_ends_its_workers(family: Family, number: signal.Signals, what: str) -> None:
     trainer = family.start_until_ready(ENDLESS[what] + TRAINING)
     trainer.send_signal(number)

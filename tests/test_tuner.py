@@ -669,6 +669,13 @@ def test_proc_files_are_read() -> None:
     assert parse_inactive("anon 5\ninactive_file 7\n") == 7
 
 
+def test_threads_of_a_process_share_its_memory() -> None:
+    one, four = (HostMeter(ManualClock()).sample([os.getpid()], 0.0, workers).worker_bytes for workers in (1, 4))
+    assert one is not None
+    assert four is not None
+    assert 0 < 4 * four == pytest.approx(one, rel=0.1)
+
+
 def test_the_host_is_sampled() -> None:
     clock = ManualClock()
     meter = HostMeter(clock)

@@ -5,7 +5,7 @@ The trainer owns one socket per worker (results, and tickets when there are logi
 shared; the moment between taking a message and writing it down is covered by a recount.
 
 Workers that are wanted are *promised* until the template is ready and has few others to fork; only then there is a
-host for each.
+host for each. A host is a process, or where the dataset allows it a thread of one (`packing`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import Any
 
 from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
 from dpex.lanes.cleanserver import starter_for
-from dpex.lanes.localhosts import Host, ProcessHandle, Result, how_it_ended
+from dpex.lanes.fleet import DIED_TOGETHER, DREW, Fleet
+from dpex.lanes.localhosts import Host, ProcessHandle, Result, WorkerProcess, how_it_ended
 from dpex.lanes.localworker import BATCH, END, TICKET_BYTES, WorkerPlan, receive
+from dpex.lanes.packing import Packing
 from dpex.lanes.template import TemplateHandle, private_pair
-from dpex.lanes.ticketqueue import BOARD_BYTES, LEAVE, Board, TicketQueue, hang_up, pack, write
+from dpex.lanes.ticketqueue import LEAVE, Board, TicketQueue, hang_up, pack, write
 from dpex.schedule import Ticket
 from dpex.transport.arena import SegmentSpec, open_segment
 from dpex.worker import RngState, WorkerSetup
@@ -38,12 +40,18 @@ class LocalLane:
 
     name = "local"
 
-    def __init__(self, setup: WorkerSetup, context: Any, *, shared_queue: bool, first_hosts: int) -> None:
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        context: Any,
+        *,
+        shared_queue: bool,
+        first_hosts: int,
+        packing: Packing | None = None,
+    ) -> None:
         self.counts = LaneCounts()
         self.times = LaneTimes()
         self.failed: str | None = None
-        self.handles: list[ProcessHandle] = []
-        """The latest worker at each place, as torch lists its workers; a new one takes the place of one that ended."""
         self._hosts: dict[int, Host] = {}
         self._by_fd: dict[int, Host] = {}
         self._group = 0
@@ -61,12 +69,19 @@ class LocalLane:
         self._epoll = select.epoll()
         self._board = Board()
         self._queue = TicketQueue() if shared_queue else None
+        shared = [self._board.fd] if self._queue is None else [self._board.fd, self._queue.reading_end]
+        self._fleet = Fleet(packing or Packing(), shared)
         try:
             self._start_template()
             self.resize(first_hosts)
         except BaseException:
             self._release_resources()
             raise
+
+    @property
+    def handles(self) -> list[ProcessHandle]:
+        """The latest process at each place, as torch lists its workers."""
+        return self._fleet.handles
 
     # -- starting ------------------------------------------------------------------------------------------------
 
@@ -77,31 +92,21 @@ class LocalLane:
     def _keep_promises(self) -> None:
         """Ask for workers that were promised, as far as the template can take it."""
         while self._promised and self._template.ready and len(self._hosts) - self.counts.running < FORKS_AT_ONCE:
+            if not self._fleet.has_room():
+                break
             self._promised -= 1
             self._add_host()
         self.counts.requested = len(self._hosts) + self._promised
 
     def _add_host(self) -> None:
         number, self._next_host = self._next_host, self._next_host + 1
+        row = self._board.take_row()
         ours, theirs = private_pair()
-        host = self._hosts[number] = Host(number, ours, self._board.take_row())
+        with theirs:
+            process = self._fleet.start(number, row, theirs.fileno(), self._template)
+        host = self._hosts[number] = process.hosts[number] = Host(number, process, ours, row)
         self._by_fd[ours.fileno()] = host
-        self._list(host.handle)
         self._epoll.register(ours.fileno(), select.EPOLLIN)
-        fds = [theirs.fileno(), self._board.fd]
-        if self._queue is not None:
-            fds.append(self._queue.reading_end)
-        try:
-            self._template.fork(number, fds, (BOARD_BYTES, host.row))
-        finally:
-            theirs.close()
-
-    def _list(self, handle: ProcessHandle) -> None:
-        for place, former in enumerate(self.handles):
-            if former.exitcode is not None:
-                self.handles[place] = handle
-                return
-        self.handles.append(handle)
 
     # -- size ----------------------------------------------------------------------------------------------------
 
@@ -173,6 +178,7 @@ class LocalLane:
     def new_epoch(self, epoch: int) -> None:
         """See `Lane.new_epoch`."""
         self._epoch = epoch
+        self._fleet.packing.new_epoch()
         if self._queue is not None:
             self._queue.groups.clear()
         self._board.new_epoch(epoch)
@@ -211,6 +217,8 @@ class LocalLane:
                 self._hang_up(host)
                 return
             self._read(host, *received)
+            if host.ended:
+                return
 
     def _read(self, host: Host, view: memoryview, fds: list[int]) -> None:
         message, segments, retired = marshal.loads(view)
@@ -219,13 +227,16 @@ class LocalLane:
         kind = message[0]
         if kind == "made":
             self._made(host, message[1], message[2])
+            if self._fleet.packing.untried and message[2]:
+                self._fleet.packing.tried()
+                self._keep_promises()
         elif kind == "released":
             self._events.append(Released(message[1], host.number, message[2]))
         elif kind == "snapshot":
             self._events.append(Snapshot(*message[1:]))
         elif kind == "serving":
             host.started = True
-            host.handle.pid = message[1]  # the template's news may come later than the last batch
+            host.process.handle.pid = message[1]  # the template's news may come later than the last batch
             self.counts.running += 1
             self._events.append(Up(host.number))
             self._keep_promises()
@@ -233,6 +244,10 @@ class LocalLane:
             if self._queue is not None and not host.leaving:
                 self._queue.one_left()
             host.leaving = True
+            if host.is_thread:
+                self._left(host)
+        elif kind == "draws":
+            self._drew(host.process, message[1])
         for number in retired:
             host.segments.pop(number, None)
 
@@ -263,19 +278,20 @@ class LocalLane:
             self._note(*news)
 
     def _note(self, what: str, number: int = -1, pid: int = 0, code: int = 0) -> None:
-        host = self._hosts.get(number)
+        process = self._fleet.processes.get(number)
         if what == "dead":
             self._template_died()
         elif what == "ready":
             self._keep_promises()
-        elif host is None:
+        elif process is None:
             return
         elif what == "up":
-            host.handle.pid = pid
+            process.handle.pid = pid
         else:
-            if not host.ended:
-                self._drain(host)
-            self._bury(host, code)
+            for host in list(process.hosts.values()):
+                if not host.ended:
+                    self._drain(host)
+            self._ended(process, code)
 
     def _template_died(self) -> None:
         with contextlib.suppress(KeyError, ValueError, OSError):
@@ -298,8 +314,8 @@ class LocalLane:
                 return
         self._events.append(Note(f"{text}; starting anew"))
         self._start_template()
-        for host in list(self._hosts.values()):
-            self._bury(host, -signal.SIGKILL)
+        for process in list(self._fleet.processes.values()):
+            self._ended(process, -signal.SIGKILL)
 
     def _hang_up(self, host: Host) -> None:
         """The worker's end of the socket is closed; how it ended comes from the template."""
@@ -310,26 +326,60 @@ class LocalLane:
             del self._by_fd[fd]
             host.socket.close()
 
-    def _bury(self, host: Host, code: int) -> None:
-        self._hang_up(host)
-        host.handle.exitcode = code
-        del self._hosts[host.number]
-        self.counts.requested -= 1
-        self.counts.running -= host.started
-        pid = host.handle.pid or 0
-        lost, guilty = self._what_it_held(host)
-        self._board.give_row(host.row)
-        expected = host.leaving and code == 0
-        self._events.append(Gone(host.number, lost, guilty, expected, how_it_ended(pid, code), pid))
+    def _ended(self, process: WorkerProcess, code: int) -> None:
+        """A process ended, and with it the hosts that were still there.
+
+        Where several of them worked, nobody knows whose ticket was at fault, and none is held guilty.
+        """
+        hosts = self._fleet.ended(process.number, code)
+        if not hosts:
+            return
+        expected = code == 0 and (process.drew or all(host.leaving for host in hosts))
+        held = [self._bury(host) for host in hosts]
+        at_work = [guilty for _, guilty in held if guilty is not None]
+        lost = tuple(number for numbers, _ in held for number in numbers)
+        pid = process.handle.pid or 0
+        guilty = at_work[0] if len(at_work) == 1 and not expected else None
+        self._events.append(Gone(hosts[0].number, lost, guilty, expected, how_it_ended(pid, code), pid))
+        self._events += [Gone(host.number, (), None, True, "its process ended", pid) for host in hosts[1:]]
         if self._closed:
             return
+        if len(at_work) > 1 and not expected and self._fleet.packing.died_together():
+            self._events.append(Note(DIED_TOGETHER))
+        self._after_an_end(expected, doubtful=not expected or process.drew)
+
+    def _left(self, host: Host) -> None:
+        """A host that is a thread left; its process may go on."""
+        self._bury(host)
+        self._events.append(Gone(host.number, (), None, True, "it left", host.process.handle.pid))
+        if not self._closed:
+            self._after_an_end(expected=True, doubtful=False)
+
+    def _after_an_end(self, expected: bool, doubtful: bool) -> None:
         if self._queue is not None and not self._hosts:
             self._lose_the_rest()
-        if not expected:
-            self._crashes += 1
-            self._suspicious = self._queue is not None
+        self._crashes += not expected
+        self._suspicious = self._suspicious or (doubtful and self._queue is not None)
         if self._crashes <= CRASHES_IN_A_ROW + self.counts.wanted:  # else the engine ends the epoch
             self._adjust()
+
+    def _bury(self, host: Host) -> tuple[tuple[int, ...], int | None]:
+        """Forget a host; returns the tickets it held, and the one it was working on."""
+        self._hang_up(host)
+        del self._hosts[host.number]
+        del host.process.hosts[host.number]
+        self.counts.requested -= 1
+        self.counts.running -= host.started
+        held = self._what_it_held(host)
+        self._board.give_row(host.row)
+        return held
+
+    def _drew(self, process: WorkerProcess, generator: str) -> None:
+        """A ticket moved a global generator: no two hosts share a process from now on. See `dpex.threads`."""
+        process.drew = True
+        if self._fleet.packing.keep_apart():
+            self._events.append(Note(DREW.format(generator=generator)))
+            self._keep_promises()
 
     def _what_it_held(self, host: Host) -> tuple[tuple[int, ...], int | None]:
         group, guilty = self._board.read(host.row)
@@ -377,19 +427,23 @@ class LocalLane:
         self._hear_template()
         if self._queue is not None:
             self._queue.shut_down()
+        for process in self._fleet.processes.values():
+            if process.control is not None:
+                hang_up(process.control)
         for host in self._hosts.values():
             if not host.ended:
                 hang_up(host.socket)
         self._template.end(grace_s)
         for what, *about in self._template.join(grace_s + 3.0):
-            if what == "exit" and about[0] in self._hosts:
-                self._hosts[about[0]].handle.exitcode = about[2]
+            if what == "exit" and about[0] in self._fleet.processes:
+                self._fleet.processes[about[0]].handle.exitcode = about[2]
         self.counts = LaneCounts()
         self._release_resources()
 
     def _release_resources(self) -> None:
         for host in self._hosts.values():
             host.socket.close()
+        self._fleet.close()
         self._hosts.clear()
         self._by_fd.clear()
         if self._queue is not None:

@@ -60,14 +60,38 @@ class ProcessHandle:
                 os.kill(self.pid, number)
 
 
-class Host:
-    """One worker process: its socket, its segments, what it was sent, and its row on the board."""
+class WorkerProcess:
+    """A process and the hosts that live there: one, or, with a ``control`` socket, one for each of its threads."""
 
-    def __init__(self, number: int, sock: socket.socket, row: int) -> None:
+    def __init__(self, number: int, host: int, control: socket.socket | None = None) -> None:
         self.number = number
+        self.control = control
+        self.handle = ProcessHandle(f"dpex-worker-{number}", host)
+        self.hosts: dict[int, Host] = {}
+        self.drew = False
+        """A ticket made here moved a global generator, and the process may end for that."""
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether it may be asked for a further host."""
+        return self.control is not None and not self.drew
+
+    def shut(self) -> None:
+        """It will not be asked for anything any more; idempotent."""
+        if self.control is not None:
+            self.control.close()
+            self.control = None
+
+
+class Host:
+    """One host: its process, its socket, its segments, what it was sent, and its row on the board."""
+
+    def __init__(self, number: int, process: WorkerProcess, sock: socket.socket, row: int) -> None:
+        self.number = number
+        self.process = process
         self.socket = sock
         self.row = row
-        self.handle = ProcessHandle(f"dpex-worker-{number}", number)
+        self.is_thread = process.control is not None
         self.segments: dict[int, Segment] = {}
         self.decoder = Decoder(self._lease)
         self.held: dict[tuple[int, int], Ticket] = {}

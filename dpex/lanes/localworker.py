@@ -78,7 +78,9 @@ def read_ticket_message(view: memoryview, fds: list[int]) -> Any:
 class LocalWorker:
     """Serves tickets until its socket ends or it is told to leave."""
 
-    def __init__(self, plan: WorkerPlan, host: int, results: socket.socket, board: mmap.mmap, row: int) -> None:
+    def __init__(
+        self, core: WorkerCore, shared_queue: bool, host: int, results: socket.socket, board: mmap.mmap, row: int
+    ) -> None:
         self._host = host
         self._results = results
         self._board = board
@@ -87,9 +89,9 @@ class LocalWorker:
         self._fds: list[int] = []
         self._arena = Arena(self._announce)
         self._encoder = Encoder(self._arena)
-        self._core = WorkerCore(plan.setup)
-        self._shared_queue = plan.shared_queue
-        ArenaCollate(self._arena, INLINE_BYTES, in_worker=True).install()
+        self._core = core
+        self._shared_queue = shared_queue
+        self.collate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
         self._out: list[tuple[Any, ...]] = []
         self._out_bytes = 0
         self._flushed = 0.0
@@ -101,7 +103,7 @@ class LocalWorker:
         self._send(("serving", os.getpid()))
         if self._shared_queue:
             self._core.adopt(self._host)
-        buffer = memoryview(bytearray(TICKET_BYTES))
+        buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
         while True:
             received = receive(tickets, buffer)
             if received is None:
@@ -205,7 +207,7 @@ class LocalWorker:
             self._results.send(data)
 
 
-def run_worker(open_plan: Callable[[], WorkerPlan], host: int, fds: list[int], board_bytes: int, row: int) -> None:
+def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes: int, host: int, row: int) -> None:
     """Process body; ``fds`` are the worker's own socket, the board, and the shared ticket socket if there is one."""
     prepare_process()
     results = socket.socket(fileno=fds[0])
@@ -213,4 +215,7 @@ def run_worker(open_plan: Callable[[], WorkerPlan], host: int, fds: list[int], b
     os.close(fds[1])
     tickets = socket.socket(fileno=fds[2]) if len(fds) > 2 else results
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone, or closed the loader
-        LocalWorker(open_plan(), host, results, board, row).serve(tickets)
+        plan = open_plan()
+        worker = LocalWorker(WorkerCore(plan.setup), plan.shared_queue, host, results, board, row)
+        worker.collate.install()
+        worker.serve(tickets)

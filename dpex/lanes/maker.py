@@ -10,6 +10,7 @@ from typing import Any
 
 from dpex.clock import monotonic
 from dpex.lanes.base import Lane
+from dpex.lanes.packing import Packing
 from dpex.worker import WorkerSetup
 
 
@@ -21,6 +22,7 @@ class LaneMaker:
     head_address: str
     worker_resources: Mapping[str, Any] | None
     runtime_env: Mapping[str, Any] | None
+    packing: Packing
     counts_from_zero: bool
     """The sampler is one of torch's for map-style data, so that 0 is an index every node can be probed with."""
 
@@ -29,7 +31,13 @@ class LaneMaker:
         if name == "local":
             from dpex.lanes.local import LocalLane
 
-            return LocalLane(setup, self.multiprocessing_context, shared_queue=shared_queue, first_hosts=count)
+            return LocalLane(
+                setup,
+                self.multiprocessing_context,
+                shared_queue=shared_queue,
+                first_hosts=count,
+                packing=self.packing,
+            )
         from dpex.lanes.remote import RemoteLane
 
         return RemoteLane(

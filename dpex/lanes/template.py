@@ -24,18 +24,21 @@ import socket
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from dpex.alerts import warn
 from dpex.clock import monotonic
 from dpex.lanes.localhosts import readable_within
+from dpex.lanes.localthreads import run_threads
 from dpex.lanes.localworker import WorkerPlan, run_worker
 
 MESSAGE_BYTES = 1 << 18
 START_LIMIT_S = 120.0
 """Importing torch from a slow disk can take a minute; a template that is not there after this never will be."""
 _PR_SET_PDEATHSIG = 1
+_BODIES: dict[str, Callable[..., None]] = {"host": run_worker, "threads": run_threads}
 _trainers_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -116,15 +119,15 @@ class _Template:
         message = pickle.loads(data)
         if message[0] == "end":
             return float(message[1])
-        _, host, arguments = message
-        self._fork(host, fds, arguments)
+        _, number, fork_for, arguments = message
+        self._fork(number, fds, _BODIES[fork_for], arguments)
         return None
 
-    def _fork(self, host: int, fds: list[int], arguments: tuple[Any, ...]) -> None:
+    def _fork(self, number: int, fds: list[int], body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         child = self._context.Process(
             target=_enter_worker,
-            args=(self._parcel, self._control, self._trainer_fd, os.getpid(), self._method, host, fds, arguments),
-            name=f"dpex-worker-{host}",
+            args=(self._parcel, self._control, self._trainer_fd, os.getpid(), self._method, body, fds, arguments),
+            name=f"dpex-worker-{number}",
             daemon=True,
         )
         with contextlib.suppress(Exception):
@@ -132,14 +135,14 @@ class _Template:
         child.start()
         for fd in fds:
             os.close(fd)
-        self._children[child.pid or 0] = (host, child)
-        self._tell("up", host, child.pid)
+        self._children[child.pid or 0] = (number, child)
+        self._tell("up", number, child.pid)
 
     def _reap(self) -> None:
-        for pid, (host, child) in list(self._children.items()):
+        for pid, (number, child) in list(self._children.items()):
             if child.exitcode is not None:
                 del self._children[pid]
-                self._tell("exit", host, pid, child.exitcode)
+                self._tell("exit", number, pid, child.exitcode)
                 child.close()
 
     def _tell(self, *message: Any) -> None:
@@ -175,7 +178,7 @@ def _enter_worker(
     trainer_fd: int,
     template_pid: int,
     start_method: str,
-    host: int,
+    body: Callable[..., None],
     fds: list[int],
     arguments: Any,
 ) -> None:
@@ -188,7 +191,7 @@ def _enter_worker(
     signal.signal(signal.SIGINT, _ignore)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(KeyboardInterrupt):
-        run_worker(parcel.open, host, fds, *arguments)
+        body(parcel.open, fds, *arguments)
 
 
 def _ignore(_signal: int, _frame: Any) -> None:
@@ -286,19 +289,19 @@ class TemplateHandle:
         """Why it has not become ready: the end of a sentence that begins with its name."""
         return f"was not ready within {START_LIMIT_S:.0f} s" if self.overdue else str(self._process.why_not())
 
-    def fork(self, host: int, fds: list[int], arguments: tuple[Any, ...]) -> None:
-        """Ask for a worker with these descriptors. If the template has ended, `news` says so.
+    def fork(self, number: int, fork_for: Literal["host", "threads"], fds: list[int], arguments: Any) -> None:
+        """Ask for a process with these descriptors: a worker, or one for several. `news` says if it ended.
 
         Some hundred requests find room in the socket; it is for the caller not to ask for more at once. (When it was a
         blocking socket, trainer and template waited for each other to read: four workers, resized every 2 ms.)
         """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._control, [pickle.dumps(("fork", host, arguments))], fds)
+            socket.send_fds(self._control, [pickle.dumps(("fork", number, fork_for, arguments))], fds)
 
     def news(self) -> list[tuple[Any, ...]]:
         """What happened since last time.
 
-        ``("ready", pid)``; ``("up", host, pid)`` and ``("exit", host, pid, exit code)``; ``("dead",)`` once it ended.
+        ``("ready", pid)``; ``("up", number, pid)`` and ``("exit", number, pid, code)``; ``("dead",)`` once it ended.
         """
         found: list[tuple[Any, ...]] = []
         while not self._closed:
