@@ -28,6 +28,7 @@ from dpex.errors import FixedWorkersError, OptionError
 from dpex.lanes.maker import LaneMaker, RemoteRoom
 from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
 from dpex.pace import Sizes
+from dpex.recording import check as check_trace
 from dpex.stats import LoaderStats
 from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
 
@@ -142,6 +143,8 @@ class DpexDataLoader(DataLoader[T_co]):
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
         self.in_order = in_order
+        if self._is_tuned():
+            check_trace(self.autotune or AutotuneConfig(), os.environ)
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
     "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, meter, hostinfo": 0,
-    "options": 1,
+    "options, recording": 1,
     "transport": 2,
     "worker": 3,
     "lanes": 4,
@@ -39,6 +39,8 @@ PURE = {
     "dpex.errors": set(),
     "dpex.meter": set(),
     "dpex.autotune.config": set(),
+    "dpex.autotune.explain": set(),
+    "dpex.autotune.trace": set(),
     "dpex.autotune.types": set(),
     "dpex.clock": {"time"},
     "dpex.cpus": {"os", "pathlib"},
