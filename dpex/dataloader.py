@@ -29,6 +29,7 @@ from dpex.lanes.maker import LaneMaker, RemoteRoom
 from dpex.lanes.packing import Packing
 from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
 from dpex.pace import Sizes
+from dpex.recording import check as check_trace
 from dpex.stats import LoaderStats
 from dpex.threads import declares_thread_safe
 from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
@@ -158,6 +159,8 @@ class DpexDataLoader(DataLoader[T_co]):
                 "thread_safe=True: workers of an IterableDataset each have a stream, and a process, of their own; "
                 "leave it out, or use a map-style dataset"
             )
+        if self._is_tuned():
+            check_trace(self.autotune or AutotuneConfig(), os.environ)
 
     # -- life ----------------------------------------------------------------------------------------------------
 

@@ -19,17 +19,19 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
+from dpex.autotune.trace import Origin, Recorded
 from dpex.autotune.types import Decision, HostSample, LaneSample, Sample, Settings
 from dpex.clock import Clock, monotonic
 from dpex.cpus import local_ranks, usable_cpus
 from dpex.hostinfo import HostMeter
 from dpex.meter import Look, since
 from dpex.pace import Sizes
+from dpex.recording import recorder
 from dpex.telemetry.gpuwatch import GpuView, view
 
 logger = logging.getLogger("dpex")
@@ -125,17 +127,24 @@ class Tuner:
         self._pid = os.getpid()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._recorder = recorder(config)
         self.settings = start
-        self._renew()
+        self._renew("")
 
     # -- what is wanted ----------------------------------------------------------------------------------------------
 
-    def _renew(self) -> None:
+    def _renew(self, why: str) -> None:
         """A controller for the limits as they are now, from the present setting, brought inside them."""
         config = _within(self._config, self._limits, self.settings, remote=self._room is not None and not self._refused)
         self.settings = _brought_inside(self.settings, config)
-        self._controller = Controller(config, self.settings)
+        self._controller = self._on_record(Controller(config, self.settings), config, why)
         self.settings = self._controller.begin()
+
+    def _on_record(self, controller: Controller, config: AutotuneConfig, why: str) -> Controller | Recorded:
+        if self._recorder is None:
+            return controller
+        limits = asdict(replace(self._limits, pins=dict(self._limits.pins or {})))
+        return Recorded(controller, self._recorder, Origin(config=config, start=self.settings, limits=limits, why=why))
 
     @property
     def sizes(self) -> Sizes:
@@ -162,9 +171,9 @@ class Tuner:
         self._limits = replace(self._limits, pins=dict(pins))
         self.settings = replace(now, local=pins.get("local", now.local), remote=pins.get("remote", now.remote))
         self._past += self._controller.decisions
-        self._renew()
-        self._bases.clear()
         fixed = ", ".join(f"{name}={count}" for name, count in pins.items())
+        self._renew(f"{fixed} is fixed by resize()")
+        self._bases.clear()
         logger.info("auto: %s is fixed by resize()%s", fixed, "; nothing is tuned any more" if self.is_frozen else "")
 
     # -- engines -----------------------------------------------------------------------------------------------------
@@ -210,9 +219,11 @@ class Tuner:
 
     def turn(self) -> float:
         """One look; returns the seconds until the next."""
-        if self.is_frozen:
-            return self._config.interval_s
         now = self._clock()
+        if self.is_frozen:
+            if isinstance(self._controller, Recorded):
+                self._controller.announce(0.0 if self._began_at is None else now - self._began_at)
+            return self._config.interval_s
         if self._host is None:
             self._host = HostMeter(self._clock)
             self._host.sample((), 0.0)
@@ -339,7 +350,7 @@ class Tuner:
         self._refused = True
         self.settings = replace(self.settings, local=look.sizes.local, remote=0)
         self._past += self._controller.decisions
-        self._renew()
+        self._renew(f"there can be no remote workers: {look.refused}")
         self._wish()
 
     def _carry_out(self, decision: Decision) -> None:

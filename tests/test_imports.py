@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
     "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, meter, hostinfo": 0,
-    "options": 1,
+    "options, recording": 1,
     "transport": 2,
     "generators": 2,
     "worker, threads": 3,
@@ -41,6 +41,8 @@ PURE = {
     "dpex.meter": set(),
     "dpex.telemetry.gpustall": {"logging"},
     "dpex.autotune.config": set(),
+    "dpex.autotune.explain": set(),
+    "dpex.autotune.trace": set(),
     "dpex.autotune.types": set(),
     "dpex.clock": {"time"},
     "dpex.cpus": {"os", "pathlib"},

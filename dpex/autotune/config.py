@@ -45,6 +45,9 @@ class AutotuneConfig:
         memory_share: part of the free memory that batches in flight may fill (0.01 to 0.9). 0.5: the trainer's own
             memory grows after its first steps.
         interval_s: how often windows are taken once the work is known (0.05 to 60); at first they are shorter. 1.0.
+        trace: a file in which the run is recorded for ``python -m dpex.autotune.replay``, some 1.2 kB per window.
+            ``{pid}`` and ``{rank}`` in it are filled in; a file that exists is left alone, and the name gets a number.
+            None: the environment variable ``DPEX_TRACE`` says where, and without it nothing is recorded.
 
     Raises:
         ConfigError: a value out of its range.
@@ -64,6 +67,7 @@ class AutotuneConfig:
     explore_s: float = 20.0
     memory_share: float = 0.5
     interval_s: float = 1.0
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         for name, low, high, whole, optional in _RANGES:
@@ -73,6 +77,8 @@ class AutotuneConfig:
                 upper = "" if high == math.inf else f" and at most {high:g}"
                 none = ", or None" if optional else ""
                 raise ConfigError(f"AutotuneConfig({name}={value!r}): give {kind} of at least {low:g}{upper}{none}")
+        if self.trace is not None and (not isinstance(self.trace, str) or not self.trace):
+            raise ConfigError(f"AutotuneConfig(trace={self.trace!r}): give a file's name, as a str, or None")
         for low_name, high_name in (("min_local", "max_local"), ("min_remote", "max_remote")):
             low_value, high_value = getattr(self, low_name), getattr(self, high_name)
             if high_value is not None and low_value > high_value:
@@ -97,4 +103,4 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("memory_share", 0.01, 0.9, False, False),
     ("interval_s", 0.05, 60, False, False),
 )
-assert {row[0] for row in _RANGES} == {field.name for field in fields(AutotuneConfig)}
+assert {"trace", *(row[0] for row in _RANGES)} == {field.name for field in fields(AutotuneConfig)}

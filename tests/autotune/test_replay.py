@@ -1,0 +1,290 @@
+"""A recorded run is decided again as it was, explained, and tried under other settings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpex.autotune import replay as command
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.controller import Controller
+from dpex.autotune.explain import quantity, report, summary
+from dpex.autotune.plant import Phase, Step, Work, World, simulate
+from dpex.autotune.replay import load, main, parse_changes, replay
+from dpex.autotune.scenarios import load as scenarios
+from dpex.autotune.scoreboard import cold_start
+from dpex.autotune.trace import Facts, Origin, Recorded, Recorder, line
+from dpex.autotune.types import Decision, Sample, Settings
+
+ROOT = Path(__file__).parents[2]
+WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))
+SLOW_STEP = Phase(at=12, step=Step(gpu_s=0.1))
+SHIFT = World(cpus=2, noise=0.02, phases=(WAIT, SLOW_STEP))
+
+
+def recorder(path: Path) -> Recorder:
+    file = path.open("a")
+    return Recorder(lambda record: (file.write(line(record)), file.flush()), lambda: Facts(dpex="0.1.0", wall_s=1e9))
+
+
+def recorded(
+    into: Recorder, config: AutotuneConfig | None = None, start: Settings | None = None, why: str = ""
+) -> Recorded:
+    config, start = config or AutotuneConfig(), start or Settings(local=2, depth=4)
+    return Recorded(Controller(config, start), into, Origin(config=config, start=start, why=why))
+
+
+@pytest.fixture
+def shift(tmp_path: Path) -> Path:
+    """Work that waits, and from 12 s on a consumer that is slow."""
+    path = tmp_path / "trace.jsonl"
+    simulate(SHIFT, [recorded(recorder(path))], 30)
+    return path
+
+
+@pytest.fixture
+def renewed(tmp_path: Path) -> Path:
+    """As if resize(local=3) had been called after 8 s."""
+    path = tmp_path / "trace.jsonl"
+    into = recorder(path)
+    pinned = AutotuneConfig(min_local=3, max_local=3)
+
+    class Pinning(Recorded):
+        def step(self, sample: Sample) -> Decision | None:
+            if sample.at > 8 and self.controller.config == AutotuneConfig():  # type: ignore[attr-defined]
+                self.__dict__ |= vars(recorded(into, pinned, Settings(local=3, depth=6), "local=3 is fixed"))
+            return super().step(sample)
+
+    start = Settings(local=2, depth=4)
+    origin = Origin(config=AutotuneConfig(), start=start)
+    simulate(SHIFT, [Pinning(Controller(AutotuneConfig(), start), into, origin)], 20)
+    return path
+
+
+def shown(*arguments: Any) -> tuple[int, list[str]]:
+    lines: list[str] = []
+    code = main([str(argument) for argument in arguments], lines.append)
+    return code, "\n".join(lines).split("\n")
+
+
+# -- the same again ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", sorted({scenario.family for scenario in scenarios().values()}))
+def test_scenarios_are_decided_again_as_they_were(family: str, tmp_path: Path) -> None:
+    scenario = next(each for each in scenarios().values() if each.family == family)
+    world = scenario.world
+    start = cold_start(world.cpus / world.ranks)
+    paths = [tmp_path / f"{rank}.jsonl" for rank in range(world.ranks)]
+    ranks = [recorded(recorder(path), start=start) for path in paths]
+    simulate(world, ranks, min(scenario.seconds, 15))
+    for path, rank in zip(paths, ranks, strict=True):
+        trace = load(str(path))
+        assert list(trace.decisions) == rank.decisions
+        windows = replay(trace)
+        assert [window.replayed for window in windows if window.replayed] == rank.decisions
+        assert all(window.is_same for window in windows)
+
+
+def test_each_controller_is_made_anew_where_it_was(renewed: Path) -> None:
+    trace = load(str(renewed))
+    assert [section.origin.why for section in trace.sections] == ["", "local=3 is fixed"]
+    assert all(trace.sections[1].steps)
+    assert all(window.is_same for window in replay(trace))
+    as_one = replace(trace.sections[0], steps=tuple(step for section in trace.sections for step in section.steps))
+    assert not all(window.is_same for window in replay(replace(trace, sections=(as_one,))))
+    code, lines = shown(renewed)
+    assert code == 0
+    assert any(text.startswith("  renewed   3 local, depth 6 from 8") and "local=3 is fixed" in text for text in lines)
+    assert any("given: " in text and "min_local=3" in text and "max_local=3" in text for text in lines)
+
+
+# -- explained ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_explained(shift: Path) -> None:
+    trace = load(str(shift))
+    code, lines = shown(shift)
+    text = "\n".join(lines)
+    assert code == 0
+    assert max(map(len, lines)) <= 120
+    assert lines[0] == "Recorded 2001-09-09 01:46:39 UTC by dpex 0.1.0"
+    assert f"Decisions: {len(trace.decisions)}" in lines
+    words = " ".join(text.split())
+    for number, decision in enumerate(trace.decisions, 1):
+        assert f"[{number}] at {decision.at:.2f} s: {decision.old} -> {decision.new} ({decision.reason})" in words
+        assert f"why {decision.text}" in words
+    assert "replayed the same" in words
+    assert lines[-1] == "This version of dpex decides the same on these windows."
+    rows = [row for row in lines if " - " in row and row.startswith(" ")]
+    assert 3 <= len(rows) <= 12
+    assert "[1]" in rows[0]
+    assert rows[0].count("#") > rows[len(rows) // 3].count("#")
+
+
+def test_figures_of_a_run(shift: Path) -> None:
+    trace = load(str(shift))
+    run = summary(trace)
+    assert run.windows == len(trace.samples)
+    assert run.batches == sum(sample.batches for sample in trace.samples)
+    assert run.seconds == pytest.approx(30, abs=1.1)
+    assert run.first == Settings(local=2, depth=4)
+    assert run.last == trace.decisions[-1].new
+    assert 0 < run.stall < 1
+
+
+def test_every_window_is_listed_on_request(shift: Path) -> None:
+    trace = load(str(shift))
+    _, without = shown(shift)
+    _, lines = shown(shift, "--windows")
+    assert len(lines) - len(without) == len(trace.samples) + 3
+    marked = [text for text in lines if text.endswith(" *")]
+    assert len(marked) == len(trace.decisions)
+
+
+def test_what_was_never_judged_is_said_to_be_so(shift: Path) -> None:
+    trace = load(str(shift))
+    bare = replace(trace, decisions=tuple(replace(each, outcome=None) for each in trace.decisions))
+    assert sum("measured  never" in text for text in report(bare, replay(bare), {})) == len(trace.decisions)
+
+
+def test_a_trace_without_windows_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    recorded(recorder(path)).announce()
+    code, lines = shown(path)
+    assert code == 0
+    assert any("no window was recorded" in text for text in lines)
+    assert shown(path, "--windows", "--json")[0] == 0
+
+
+def test_a_torn_trace_is_replayed_and_said_to_be_torn(shift: Path) -> None:
+    shift.write_bytes(shift.read_bytes()[:-9])
+    code, lines = shown(shift)
+    assert code == 0
+    assert any("the last line is incomplete" in text for text in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("step_ms", 6.328, "step 6.33 ms"),
+        ("settle_s", 2.0, "settle 2 s"),
+        ("memory_free", 2.5e9, "memory free 2.5 GB"),
+        ("batch_bytes", 3e6, "batch 3 MB"),
+        ("memory_free", float("inf"), "memory free inf"),
+        ("rate_before", 27.12, "rate before 27.1/s"),
+        ("stall", 0.012, "stall 1.2 %"),
+        ("hit_ratio", 0.5, "hit 50 %"),
+        ("cpus", 1.5, "cpus 1.5"),
+    ],
+)
+def test_evidence_has_units(name: str, value: float, text: str) -> None:
+    assert quantity(name, value) == text
+
+
+# -- otherwise ---------------------------------------------------------------------------------------------------------
+
+
+def test_another_configuration_decides_otherwise_and_the_first_difference_is_shown(shift: Path) -> None:
+    code, lines = shown(shift, "--set", "max_local=4", "--set", "max_depth=None")
+    assert code == 1
+    (number,) = [n for n, text in enumerate(lines) if "decides otherwise" in text]
+    first = load(str(shift)).decisions[0]
+    assert "with max_local=4, max_depth=None" in lines[number]
+    assert f"at {first.at:.2f} s" in lines[number]
+    assert lines[number + 1] == f"    recorded  {first.old} -> {first.new} (too few)"
+    assert "-> 4 local" in lines[number + 2]
+    assert any("recorded under the recorded settings" in text for text in lines)
+
+
+def test_another_controller_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Still:
+        def __init__(self, *_: object) -> None:
+            self.decisions: list[Decision] = []
+
+        def begin(self) -> Settings:
+            return Settings()
+
+        def step(self, _: Sample) -> None:
+            return None
+
+    monkeypatch.setattr(command, "Controller", Still)
+    code, lines = shown(shift)
+    assert code == 1
+    assert "    replayed  nothing" in lines
+
+
+def test_for_programs(shift: Path) -> None:
+    trace = load(str(shift))
+    code, lines = shown(shift, "--json", "--set", "max_local=4")
+    told = json.loads("\n".join(lines))
+    assert code == 1
+    assert told["changes"] == {"max_local": 4}
+    assert told["summary"]["windows"] == len(trace.samples)
+    decided = told["decisions"]
+    assert [each["recorded"]["at"] for each in decided if each["recorded"]] == [each.at for each in trace.decisions]
+    assert told["first_difference"] == decided[0]["window"]
+    assert json.loads("\n".join(shown(shift, "--json")[1]))["first_difference"] is None
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("max_locals=4", "with one of max_local, "),
+        ("max_local", "give KNOB=VALUE"),
+        ("trace=x", "with one of max_local, "),
+        ("max_local=many", "give a number, or None"),
+        ("max_local=-1", "give a whole number of at least 0"),
+    ],
+)
+def test_bad_changes_are_refused(shift: Path, change: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(shift, "--set", change) == (2, [""])
+    assert message in capsys.readouterr().err
+
+
+def test_changes_that_do_not_go_with_what_was_fixed_are_refused(
+    renewed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown(renewed, "--set", "max_local=2")[0] == 2
+    assert "min_local=3, max_local=2" in capsys.readouterr().err
+
+
+def test_changes_are_parsed() -> None:
+    assert parse_changes(["max_local=None", "gain=0.1", "shrink_after=2"]) == {
+        "max_local": None,
+        "gain": 0.1,
+        "shrink_after": 2,
+    }
+
+
+def test_unreadable_traces_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path / "missing.jsonl", tmp_path):
+        assert shown(path)[0] == 2
+        assert str(path) in capsys.readouterr().err
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    assert shown(other)[0] == 2
+    assert "other.csv, line 1" in capsys.readouterr().err
+
+
+def test_the_command_needs_no_torch(shift: Path) -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['replay', sys.argv[1]]\n"
+        "try:\n    runpy.run_module('dpex.autotune.replay', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "assert not {'torch', 'numpy', 'ray'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(shift)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Decisions: " in done.stdout

@@ -1,0 +1,287 @@
+"""What is written is read again exactly, and what cannot be read is refused by name and line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.trace import (
+    FORMAT,
+    VERSION,
+    Facts,
+    Origin,
+    Recorded,
+    Recorder,
+    Trace,
+    TraceError,
+    line,
+    plain,
+    read,
+)
+from dpex.autotune.types import Decision, HostSample, LaneSample, Outcome, Sample, Settings
+
+FACTS = Facts(dpex="0.1.0", wall_s=1_800_000_000.25, host={"name": "here", "cpus": 8})
+ORIGIN = Origin(config=AutotuneConfig(max_local=3), start=Settings(local=2, depth=4), limits={"pins": {"local": 3}})
+DECISION = Decision(
+    at=1.0,
+    old=Settings(local=2, depth=4),
+    new=Settings(local=3, depth=6),
+    reason="too few",
+    text="why",
+    evidence={"rate": 0.1},
+    predicted_rate=2.0,
+    predicted_stall=0.5,
+)
+
+
+def complete(kind: type, **some: Any) -> Any:
+    return st.builds(kind, **{field.name: ... for field in fields(kind)} | some)
+
+
+LANES = complete(LaneSample)
+SETTINGS = complete(Settings)
+SAMPLES = complete(Sample, settings=SETTINGS, made_here=LANES, local=LANES, remote=LANES, host=complete(HostSample))
+DECISIONS = complete(Decision, old=SETTINGS, new=SETTINGS, outcome=st.none() | complete(Outcome))
+
+
+def sample(at: float, **changes: Any) -> Sample:
+    return Sample(**{"at": at, "seconds": 1.0, "settings": Settings(local=2, depth=4)} | changes)
+
+
+class Player:
+    """Decides what it is told, and finds out later what each decision brought."""
+
+    def __init__(self, answers: Iterable[Decision | None]) -> None:
+        self.decisions: list[Decision] = []
+        self.answers = list(answers)
+
+    def begin(self) -> Settings:
+        return ORIGIN.start
+
+    def step(self, sample: Sample) -> Decision | None:
+        answer = self.answers.pop(0)
+        if answer is not None:
+            self.decisions.append(answer)
+        return answer
+
+    def judge(self, index: int, outcome: Outcome) -> None:
+        self.decisions[index] = replace(self.decisions[index], outcome=outcome)
+
+
+def record(samples: Iterable[Sample], answers: Iterable[Decision | None]) -> list[bytes]:
+    lines: list[bytes] = []
+    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
+    recorded = Recorded(Player(answers), recorder, ORIGIN)
+    for each in samples:
+        recorded.step(each)
+    return lines
+
+
+def a_trace() -> list[bytes]:
+    """Header, three samples, two decisions of which the first is judged, another controller, a sample."""
+    lines: list[bytes] = []
+    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
+    player = Player([DECISION, None, DECISION])
+    recorded = Recorded(player, recorder, ORIGIN)
+    recorded.step(sample(1.0, local=LaneSample(services_s=(0.1, 0.2))))
+    player.judge(0, Outcome(rate=1.5, stall=0.25, kept=False, at=2.0))
+    recorded.step(sample(2.0))
+    recorded.step(sample(3.0))
+    Recorded(Player([None]), recorder, replace(ORIGIN, why="local=3 is fixed by resize()")).step(sample(4.0))
+    return lines
+
+
+def strict(text: bytes) -> Any:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# -- a round trip ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(SAMPLES, min_size=1, max_size=3))
+def test_samples_come_back(samples: list[Sample]) -> None:
+    lines = record(samples, [None] * len(samples))
+    assert all(strict(text) for text in lines)
+    trace = read(lines, "t")
+    assert plain(trace.samples) == plain(samples)
+    assert trace.decisions == ()
+
+
+@given(DECISIONS)
+def test_decisions_come_back(decision: Decision) -> None:
+    lines: list[bytes] = []
+    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
+    player = Player([replace(decision, outcome=None), None])
+    recorded = Recorded(player, recorder, ORIGIN)
+    recorded.step(sample(1.0))
+    if decision.outcome is not None:
+        player.judge(0, decision.outcome)
+    recorded.step(sample(2.0))
+    assert all(strict(text) for text in lines)
+    assert plain(read(lines, "t").decisions) == plain([decision])
+
+
+def test_a_run_comes_back() -> None:
+    lines = a_trace()
+    kinds = [strict(text)["kind"] for text in lines]
+    assert kinds == ["header", "sample", "decision", "sample", "outcome", "sample", "decision", "renewed", "sample"]
+    trace = read(lines, "t")
+    assert (trace.header.dpex, trace.header.host) == ("0.1.0", FACTS.host)
+    assert trace.header.started_s == FACTS.wall_s - 1.0  # the first sample's ``at`` is 1 s later
+    first, second = trace.sections
+    assert first.origin == ORIGIN
+    assert [step.decision for step in first.steps] == [0, None, 1]
+    assert second.origin == replace(ORIGIN, why="local=3 is fixed by resize()")
+    assert [sample.at for sample in trace.samples] == [1.0, 2.0, 3.0, 4.0]
+    assert trace.samples[0].local.services_s == (0.1, 0.2)
+    assert [decision.outcome and decision.outcome.rate for decision in trace.decisions] == [1.5, None]
+    assert not trace.is_torn
+
+
+def test_a_controller_that_sees_nothing_is_announced_once() -> None:
+    lines: list[bytes] = []
+    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
+    recorded = Recorded(Player([None]), recorder, ORIGIN)
+    recorded.announce()
+    recorded.announce()
+    assert len(lines) == 1
+    assert read(lines, "t").sections[0].steps == ()
+
+
+def test_a_sample_that_breaks_the_controller_is_the_last_line() -> None:
+    class Broken(Player):
+        def step(self, sample: Sample) -> Decision | None:
+            raise ZeroDivisionError
+
+    lines: list[bytes] = []
+    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
+    with pytest.raises(ZeroDivisionError):
+        Recorded(Broken([]), recorder, ORIGIN).step(sample(1.0))
+    assert read(lines, "t").samples == [sample(1.0)]
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def test_wherever_a_run_dies_what_is_whole_is_read() -> None:
+    text = b"".join(a_trace())
+    header = text.index(b"\n") + 1
+    whole = read(a_trace(), "t").samples
+    for end in range(header, len(text) + 1):
+        trace = read(text[:end].splitlines(keepends=True), "t")
+        assert trace.samples == whole[: len(trace.samples)]
+        complete = text[:end].endswith((b"\n", b"}")) and text[end : end + 1] in (b"", b"\n")
+        assert trace.is_torn == (not complete and not text[:end].endswith(b"\n"))
+
+
+def test_a_broken_line_is_named() -> None:
+    lines = a_trace()
+    lines[3] = lines[3][:30] + b"\n"
+    with pytest.raises(TraceError, match=r"^t\.jsonl, line 4: no JSON .*head -n 3 t\.jsonl"):
+        read(lines, "t.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"at": None}, r"Sample\.at: None is no number"),
+        ({"at": True}, r"Sample\.at: True is no number"),
+        ({"batches": 1.5}, r"Sample\.batches: 1\.5 is no int"),
+        ({"settings": 3}, "Settings: 3 where an object"),
+        ({"local": {"services_s": {"a": 1}}}, "services_s"),
+        ({"kind": "decision", "number": 7}, "decision 7 where 1 should be"),
+        ({"kind": "outcome", "number": 7}, "outcome of decision 7, and there are 1"),
+        ({"kind": "outcome", "number": -1}, "outcome of decision -1"),
+        ({"kind": "decision", "number": 1}, "Decision without 'old'"),
+        ({"kind": "renewed"}, "origin"),
+        ({"kind": "renewed", "origin": {"config": {"gain": 99}, "start": {}}}, "gain=99"),
+    ],
+)
+def test_nonsense_is_named(change: dict[str, Any], message: str) -> None:
+    lines = a_trace()
+    lines[3] = line(strict(lines[3]) | change).encode()
+    with pytest.raises(TraceError, match=r"t, line 4: broken .*" + message):
+        read(lines, "t")
+
+
+@pytest.mark.parametrize("text", [b"1\n", b"[]\n", b'"x"\n'])
+def test_a_line_that_is_no_object_is_named(text: bytes) -> None:
+    with pytest.raises(TraceError, match=r"t, line 2: .* where an object should be"):
+        read([a_trace()[0], text], "t")
+
+
+@pytest.mark.parametrize("text", [b"epoch,loss\n", b"{}\n", b'{"kind": "sample"}\n', b"\x80\x02}q\x00.", b"[" * 99_999])
+def test_other_files_are_refused(text: bytes) -> None:
+    with pytest.raises(TraceError, match=r"^model\.pt, line 1: .*DPEX_TRACE"):
+        read([text], "model.pt")
+
+
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"^t: empty"):
+        read([], "t")
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+def with_header(**changes: Any) -> list[bytes]:
+    header, *others = a_trace()
+    return [line(strict(header) | changes).encode(), *others]
+
+
+def test_another_version_is_refused_with_the_remedy() -> None:
+    with pytest.raises(
+        TraceError, match=r"t, line 1: a trace of version 2\.0, written by dpex 9\.1.*reads 1\.x: replay"
+    ):
+        read(with_header(version="2.0", dpex="9.1", origin={"unknown": 1}), "t")
+    with pytest.raises(TraceError, match="version 'None'"):
+        read(with_header(version=None), "t")
+
+
+def test_what_a_newer_minor_version_adds_is_passed_over() -> None:
+    def enrich(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: enrich(item) for name, item in value.items()} | {"brand_new": [1, {"a": None}]}
+        return value
+
+    lines = [strict(text) for text in a_trace()]
+    newer = [enrich(record) for record in lines]
+    for record in newer:
+        record.get("evidence", {}).pop("brand_new", None)
+        for mapping in ("host", "limits"):
+            (record if mapping == "host" else record.get("origin", {})).get(mapping, {}).pop("brand_new", None)
+    newer[0]["version"] = f"{VERSION[0]}.{VERSION[1] + 1}"
+    newer[2]["reason"] = "a new reason"
+    newer.insert(2, {"kind": "weather", "rain": True})
+    trace, plain_one = read([line(record).encode() for record in newer], "t"), read(a_trace(), "t")
+    assert plain(trace.samples) == plain(plain_one.samples)
+    assert trace.decisions[0].reason == "a new reason"
+    assert trace.decisions[1:] == plain_one.decisions[1:]
+    assert trace.sections[0].origin.config == ORIGIN.config
+
+
+def test_what_an_older_version_lacks_takes_defaults() -> None:
+    old: list[dict[str, Any]] = [
+        {
+            "kind": "header",
+            "format": FORMAT,
+            "version": "1.0",
+            "dpex": "0.1",
+            "started_s": 0,
+            "origin": {"config": {}, "start": {"local": 1}},
+        },
+        {"kind": "sample", "at": 1, "seconds": 1, "settings": {}},
+    ]
+    trace: Trace = read([line(record).encode() for record in old], "t")
+    assert trace.samples == [Sample(at=1, seconds=1, settings=Settings())]
+    assert trace.sections[0].origin == Origin(config=AutotuneConfig(), start=Settings(local=1))
