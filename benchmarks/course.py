@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dpex.autotune.types import Decision, Settings
 
 MARK_EVERY_S = 0.1
+WARM_UP_WINDOWS = 3.0
 NEAR = 0.95
 """A rate of that share of the settled one counts as settled."""
 STRETCH = 0.1
@@ -25,7 +26,8 @@ STRETCH = 0.1
 class Drive:
     """What the consumer does: waits `step_s` after each batch, until `count` batches or `window_s` are over.
 
-    warm_up: batches before the clock starts; 0: it starts before `iter()`.
+    warm_up: batches before the clock starts, but not for longer than `WARM_UP_WINDOWS` windows; 0: it starts
+    before `iter()`.
     """
 
     step_s: float
@@ -101,7 +103,10 @@ def drive(loader: Iterable[Any], how: Drive) -> Course:
     for _ in range(how.warm_up):
         next(batches)
         sleep(step_s)
-        asked_s = start_s = clock()
+        asked_s = clock()
+        if asked_s - start_s > WARM_UP_WINDOWS * how.window_s:
+            break
+    start_s = asked_s if how.warm_up else start_s
     taken, inside_s, mark_s, end_s = 0, 0.0, start_s, start_s + window_s
     marks = []
     for _batch in batches:
