@@ -12,5 +12,10 @@ minute slows both sides.
     rows.py           the table: which work, which contestants, which target
     runner.py         rounds and ratios
     report.py         the printed table and the JSON file
+    course.py         one consumer from its first moment on: rate, stall, when it is settled
+    oracle.py         the rows of num_workers="auto", and how it is judged beside all fixed counts
+    screen.py         a short look at many fixed counts, so that only the best are measured at full length
+    autorunner.py     rounds of these rows
+    autoreport.py     their part of the table and of the file
     machine.py        what it was measured on: processor, memory, versions
 """

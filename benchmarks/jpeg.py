@@ -5,6 +5,7 @@ ImageNet file) and encoded once per process with quality 90; their bytes stay in
 """
 
 import random
+from functools import cache
 
 import cv2
 import numpy as np
@@ -18,7 +19,8 @@ STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 PHOTOGRAPHS = ("astronaut", "cat", "coffee", "rocket")
 
 
-def encoded_photographs(variants: int = 8) -> list[bytes]:
+@cache
+def encoded_photographs(variants: int = 8) -> tuple[bytes, ...]:
     """`variants` different crops of each photograph, as JPEG bytes."""
     from skimage import data
 
@@ -30,7 +32,7 @@ def encoded_photographs(variants: int = 8) -> list[bytes]:
             top, left = (int(rng.integers(0, side // 5 + 1)) for side in picture.shape[:2])
             resized = cv2.resize(picture[top:, left:], (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
             files.append(cv2.imencode(".jpg", resized, [cv2.IMWRITE_JPEG_QUALITY, 90])[1].tobytes())
-    return files
+    return tuple(files)
 
 
 def random_resized_crop(image: np.ndarray) -> np.ndarray:

@@ -26,17 +26,20 @@ class Contestant:
     engine: "torch" and "dpex" load on this machine, "dpex-remote" on the second raylet; "actors" is one actor
         call per batch there; "bare" is `dataset[i]` in this process alone, into one batch of memory already
         faulted in, its rate multiplied by `workers`: what as many cores could do at best.
+    workers: how many, or "auto" (dpex only).
     ahead: batches that "actors" keeps in flight per actor.
     """
 
     engine: Engine
-    workers: int
+    workers: int | Literal["auto"]
     seeding: Literal["worker", "batch"] | None = None
     ahead: int = 2
 
     @property
     def label(self) -> str:
         name = {"bare": "limit", "dpex-remote": "dpex, remote", "actors": "actor calls"}.get(self.engine)
+        if self.workers == "auto":
+            return f"{name or self.engine}, auto"
         unit = "core" if self.engine == "bare" else "worker"
         return f"{name or self.engine}, {self.workers} {unit}{'' if self.workers == 1 else 's'}"
 
@@ -44,9 +47,12 @@ class Contestant:
         return dataclasses.asdict(self)
 
 
-def open_loader(contestant: Contestant, work: Work) -> AbstractContextManager[Iterable[Any]]:
-    """The contestant's loader over `work`; leaving the context closes it. Remote ones need Ray connected."""
-    dataset = work.dataset()
+def open_loader(contestant: Contestant, work: Work, count: int | None = None) -> AbstractContextManager[Iterable[Any]]:
+    """The contestant's loader over `work`; leaving the context closes it. Remote ones need Ray connected.
+
+    count: batches of the measurement, for works that depend on it.
+    """
+    dataset = work.dataset(count) if work.counted else work.dataset()
     if contestant.engine == "bare":
         return nullcontext(BareLoop(dataset, work.batch_size))
     if contestant.engine == "actors":

@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
 
+from benchmarks.course import Course, Drive, drive, tuning
 from benchmarks.loaders import Contestant, open_loader
 from benchmarks.work import WORKS
 
@@ -27,16 +28,18 @@ class Request:
     """What to measure.
 
     warm_up: batches taken and not counted. window_s: seconds counted, or count: batches counted; either ends
-    with the pass. passes: how many "first-batch" starts. address: the Ray cluster's, or None.
+    with the pass. step_s: what the consumer waits after each batch ("course" only). passes: how many
+    "first-batch" starts. address: the Ray cluster's, or None.
     """
 
     work: str
     contestant: Contestant
-    quantity: Literal["rate", "first-batch"]
+    quantity: Literal["rate", "first-batch", "course"]
     warm_up: int
     window_s: float
     count: int | None
-    passes: int
+    passes: int = 1
+    step_s: float = 0.0
     address: str | None = None
 
     def to_json(self) -> str:
@@ -94,10 +97,26 @@ def connected(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def measure(request: Request) -> list[float]:
-    """Values of `request.quantity`: batches per second, or seconds to the first batch."""
+def course(request: Request) -> Course:
+    """One consumer's course; the loader is made and closed outside of it."""
+    with open_loader(request.contestant, WORKS[request.work], request.count) as loader:
+        how = Drive(step_s=request.step_s, window_s=request.window_s, count=request.count, warm_up=request.warm_up)
+        driven = drive(loader, how)
+        return replace(driven, **_tuning(loader)) if request.contestant.workers == "auto" else driven
+
+
+def _tuning(loader: Any) -> dict[str, Any]:
+    from dpex.tuner import cold_start
+
+    return tuning(loader.decisions, cold_start())
+
+
+def measure(request: Request) -> list[float] | dict[str, Any]:
+    """Values of `request.quantity`: batches per second, or seconds to the first batch; or the fields of a course."""
     contestant = request.contestant
-    with connected(request.address), open_loader(contestant, WORKS[request.work]) as loader:
+    if request.quantity == "course":
+        return course(request).as_dict()
+    with connected(request.address), open_loader(contestant, WORKS[request.work], request.count) as loader:
         if request.quantity == "first-batch":
             return first_batch_s(loader, request.passes)
         scale = contestant.workers if contestant.engine == "bare" else 1

@@ -10,7 +10,12 @@ from benchmarks.runner import Result, Spread
 def _value(result: Result, value: float) -> str:
     if result.row.quantity == "first-batch":
         return f"{1000 * value:,.1f} ms"
-    return f"{value:,.0f}/s" if value >= 100 else f"{value:,.1f}/s"
+    return per_second(value)
+
+
+def per_second(rate: float) -> str:
+    """A rate for people."""
+    return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:,.1f}/s"
 
 
 def _range(result: Result, spread: Spread) -> str:

@@ -10,21 +10,31 @@ from benchmarks.loaders import Contestant
 class Target:
     """What dpex should reach beside the best of the others.
 
-    kind: "ratio": rate over theirs, at least `bound`; "extra_ms": milliseconds more than theirs, at most
+    kind: "ratio": rate over theirs, at least `bound`; "lead": the same, more than `bound`; "extra_ms":
+    milliseconds more than theirs, at most `bound`; "extra_stall": points of stall more than theirs, at most
     `bound`.
     """
 
-    kind: Literal["ratio", "extra_ms"]
+    kind: Literal["ratio", "lead", "extra_ms", "extra_stall"]
     bound: float
 
     def met(self, value: float) -> bool:
+        if self.kind == "lead":
+            return value > self.bound
         return value >= self.bound if self.kind == "ratio" else value <= self.bound
 
     def show(self, value: float) -> str:
-        return f"{value:.2f}x" if self.kind == "ratio" else f"{value:+.1f} ms"
+        if self.kind in ("ratio", "lead"):
+            return f"{value:.2f}x"
+        return f"{value:+.1f} {'ms' if self.kind == 'extra_ms' else 'points'}"
 
     def __str__(self) -> str:
-        return f"at least {self.bound:g}x" if self.kind == "ratio" else f"at most {self.bound:+g} ms"
+        return {
+            "ratio": f"at least {self.bound:g}x",
+            "lead": f"more than {self.bound:g}x",
+            "extra_ms": f"at most {self.bound:+g} ms",
+            "extra_stall": f"a stall of at most {self.bound:+g} points",
+        }[self.kind]
 
 
 @dataclass(frozen=True, kw_only=True)

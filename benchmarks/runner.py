@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.cluster import two_raylets
 from benchmarks.loaders import Contestant
@@ -29,15 +30,24 @@ class MeasurementError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """rounds: measurements of each contestant. window_s: seconds of one. passes: of the first-batch row."""
+    """rounds: measurements of each contestant. window_s: seconds of one. passes: of the first-batch row.
+
+    auto_rounds, auto_window_s: the same of the rows of "auto". screen_s: seconds of the short look at each fixed
+    count there, after which only the best `finalists` of each engine (and torch with the number of cores) are
+    measured; 0: all are measured.
+    """
 
     rounds: int = 5
     window_s: float = 3.0
     passes: int = 15
+    auto_rounds: int = 1
+    auto_window_s: float = 20.0
+    screen_s: float = 1.0
+    finalists: int = 2
 
     @classmethod
     def quick(cls) -> "Settings":
-        return cls(rounds=2, window_s=1.0, passes=5)
+        return cls(rounds=2, window_s=1.0, passes=5, auto_window_s=4.0, screen_s=0.3, finalists=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,20 +137,31 @@ def _request(row: Row, contestant: Contestant, settings: Settings, address: str 
 
 def run_one(request: Request) -> tuple[float, ...]:
     """The values of one measurement, made in a fresh process. Raises MeasurementError."""
-    command = [sys.executable, "-m", "benchmarks.measure", request.to_json()]
-    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+    return tuple(measured(request))
+
+
+def measured(request: Request, limit_s: float = TIME_LIMIT_S) -> Any:
+    """What `benchmarks.measure` prints for the request, read as JSON. Raises MeasurementError."""
+    try:
+        return json.loads(run_module("benchmarks.measure", request.to_json(), limit_s).splitlines()[-1])
+    except MeasurementError as error:
+        raise MeasurementError(f"{request.contestant.label}: {error}") from error
+
+
+def run_module(module: str, argument: str, limit_s: float) -> str:
+    """Run a module of this package in a fresh process and return what it printed. Raises MeasurementError."""
     try:
         done = subprocess.run(
-            command,
+            [sys.executable, "-m", module, argument],
             cwd=ROOT,
-            env=environment,
+            env=os.environ | {"PYTHONWARNINGS": "ignore"},
             capture_output=True,
             text=True,
-            timeout=TIME_LIMIT_S,
+            timeout=limit_s,
             check=True,
         )
-        return tuple(json.loads(done.stdout.splitlines()[-1]))
+        return done.stdout
     except subprocess.TimeoutExpired as error:
-        raise MeasurementError(f"{request.contestant.label}: nothing after {TIME_LIMIT_S} s") from error
+        raise MeasurementError(f"nothing after {limit_s:g} s") from error
     except subprocess.CalledProcessError as error:
-        raise MeasurementError(f"{request.contestant.label}: {error.stderr.strip()[-2000:]}") from error
+        raise MeasurementError(error.stderr.strip()[-2000:]) from error
