@@ -27,7 +27,7 @@ from dpex.recording import VARIABLE, TraceFile, check, rank, wanted
 from dpex.tuner import Limits, Tuner
 
 ENDLESS = 10**7
-QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1, settle_s=0.0)
+QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
 
 
 def train(loader: Any, enough: Callable[[], Any], patience_s: float = 30.0) -> None:

@@ -31,7 +31,7 @@ from dpex.pace import Pace, Sizes
 from dpex.tuner import AWAY_S, BATCHES, SHORTEST_S, Limits, Tuner, cold_start
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1, settle_s=0.0)
+QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
 ENDLESS = 10**7
 
 
