@@ -24,6 +24,7 @@ TOGETHER = {
     "tenancy, pin": 5,
     "engine, tuner": 6,
     "epoch": 7,
+    "telemetry": 7,
     "dataloader": 8,
     "integrations, cli": 9,
 }
@@ -40,6 +41,8 @@ PURE = {
     "dpex.meter": set(),
     "dpex.autotune.config": set(),
     "dpex.autotune.types": set(),
+    "dpex.telemetry.catalogue": set(),
+    "dpex.telemetry.markdown": {"sys"},
     "dpex.clock": {"time"},
     "dpex.cpus": {"os", "pathlib"},
 }
