@@ -16,12 +16,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
-    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, meter, hostinfo": 0,
+    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, hostinfo": 0,
     "options": 1,
     "transport": 2,
     "worker": 3,
     "lanes": 4,
-    "tenancy, pin": 5,
+    "tenancy, pin, inline": 5,
     "engine, tuner": 6,
     "epoch": 7,
     "telemetry": 7,
@@ -38,6 +38,7 @@ PURE = {
     "dpex.stats": set(),
     "dpex.options": set(),
     "dpex.errors": set(),
+    "dpex.causes": set(),
     "dpex.meter": set(),
     "dpex.autotune.config": set(),
     "dpex.autotune.types": set(),
@@ -51,7 +52,10 @@ OUTSIDE_WORLD = {
     *("asyncio", "ctypes", "fcntl", "glob", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "random"),
     *("select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid"),
 }
-MAY_IMPORT_RAY = {f"dpex.lanes.{name}" for name in ("actors", "cluster", "inbox", "remote", "remoteworker")}
+MAY_IMPORT_RAY = {
+    *(f"dpex.lanes.{name}" for name in ("actors", "cluster", "inbox", "remote", "remoteworker")),
+    "dpex.telemetry.raymirror",
+}
 
 
 class Import(NamedTuple):

@@ -13,6 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dpex.causes import CAUSES
+from dpex.meter import STEP_BUCKETS, WAIT_BUCKETS
+
 Kind = Literal["counter", "gauge", "histogram", "info"]
 Unit = Literal["", "seconds", "bytes", "ratio", "batches_per_second"]
 """Nothing: a number of things, which the name says."""
@@ -56,13 +59,10 @@ class Metric:
         return count * (len(self.buckets) + 3 if self.kind == "histogram" else 1)
 
 
-WAIT, TRANSFER, WORK = STATES = ("wait", "transfer", "work")
-READ, TRANSFORM, COLLATE, SERIALIZE, FETCH, H2D, STRAGGLER, STARTUP, UNKNOWN = CAUSES = (
-    *("read", "transform", "collate", "serialize", "fetch", "h2d", "straggler", "startup", "unknown"),
-)
+STATES = ("wait", "transfer", "work")
 LANES = ("inline", "local", "remote")
 STAGES = ("load", "collate", "serialize")
-SHM, NETWORK, OBJECT_STORE, PINNED = PATHS = ("shm", "network", "object_store", "h2d")
+PATHS = ("shm", "network", "object_store", "h2d")
 
 LOADER = Label(name="loader", most=4, help='the loader\'s `name=`, else "loader-1" and so on')
 STATE = Label(name="state", values=STATES, help="exclusive; all three together are the wall time of all passes")
@@ -79,9 +79,6 @@ DIRECTION = Label(name="direction", values=("up", "down"))
 GPU = Label(name="gpu", most=8, help="the GPU's UUID")
 BUS = Label(name="direction", values=("rx", "tx"), help="rx: to the GPU, tx: from it")
 COLLECTOR = Label(name="collector", values=("loaders", "gpu"))
-
-WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
-STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 
 METRICS: tuple[Metric, ...] = (
     # -- consumer ----------------------------------------------------------------------------------------------------
@@ -240,7 +237,7 @@ METRICS: tuple[Metric, ...] = (
         unit="",
         group="queue",
         labels=(LOADER,),
-        help="Batches that are made and wait for the training loop.",
+        help="Batches that are made, were taken in and wait for the training loop.",
         how_to_read="Near 0: workers are behind. Near dpex_prefetch_limit_batches: the training loop is slower.",
     ),
     Metric(
