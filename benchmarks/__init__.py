@@ -12,5 +12,6 @@ minute slows both sides.
     rows.py           the table: which work, which contestants, which target
     runner.py         rounds and ratios
     report.py         the printed table and the JSON file
+    overhead.py       what metrics cost, a program of its own: `python -m benchmarks.overhead`
     machine.py        what it was measured on: processor, memory, versions
 """

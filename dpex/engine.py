@@ -15,7 +15,6 @@ import math
 import os
 import select
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -413,7 +412,7 @@ class Engine:
 
     def _make_inline(self) -> None:
         for ticket in self.schedule.take(1):
-            began, cpu_began = monotonic(), time.thread_time()
+            began = monotonic()
             try:
                 made, stages = self._plan.make_inline(ticket.number, ticket.index, self._epoch)
             except BaseException as error:
@@ -422,13 +421,16 @@ class Engine:
                 self.schedule.done(ticket.number, None)
                 self.schedule.pop()
                 raise
-            self._count_here(stages, monotonic() - began, time.thread_time() - cpu_began)
+            self._count_here(stages, monotonic() - began)
             self.schedule.done(ticket.number, lambda made=made: made, stages.samples)
 
-    def _count_here(self, stages: Stages, service_s: float, cpu_s: float) -> None:
-        stages = stages._replace(fetch_s=service_s - stages.collate_s)
-        self._here.count(stages, cpu_s, 0.0)
-        self._tally.made_here(Making(stages.fetch_s, stages.fetch_cpu_s, stages.collate_s))
+    def _count_here(self, stages: Stages, service_s: float) -> None:
+        """What is neither the dataset's nor the collate function's is seeding, which computes: it counts as loading."""
+        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, samples = stages
+        load_s = service_s - collate_s
+        load_cpu_s = fetch_cpu_s + load_s - fetch_s
+        self._here.count((load_s, collate_s, load_cpu_s, collate_cpu_s, samples), load_cpu_s + collate_cpu_s, 0.0)
+        self._tally.made_here(load_s, load_cpu_s, collate_s)
         self._pace.learn_here(service_s)
 
     # -- events --------------------------------------------------------------------------------------------------

@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from dpex.causes import Making
 from dpex.clock import monotonic
 from dpex.lanes.base import LaneTimes
 from dpex.meter import Sums, Tally, lane_sums
-from dpex.worker import Stages
 
 
 class InlineMeter:
@@ -44,17 +42,17 @@ class InlineMeter:
             batch = collate_fn(data)
             self._opened, cpu_ended = monotonic(), time.thread_time()
             samples = len(data) if self._auto_collation and isinstance(data, list) else 1
-            cpu = cpu_began - self._cpu_drawn_at, cpu_ended - cpu_began
-            self._made(Stages(began - self._drawn_at, self._opened - began, *cpu, samples))
+            load_s, collate_s = began - self._drawn_at, self._opened - began
+            self._made((load_s, collate_s, cpu_began - self._cpu_drawn_at, cpu_ended - cpu_began, samples))
             return batch
 
         return collate
 
-    def _made(self, stages: Stages) -> None:
-        self._times.count(stages, stages.fetch_cpu_s + stages.collate_cpu_s, 0.0)
-        self._tally.made_here(Making(stages.fetch_s, stages.fetch_cpu_s, stages.collate_s))
+    def _made(self, stages: tuple[float, float, float, float, int]) -> None:
+        self._times.count(stages, stages[2] + stages[3], 0.0)
+        self._tally.made_here(stages[0], stages[2], stages[1])
         self._tally.batches += 1
-        self._tally.samples += stages.samples
+        self._tally.samples += stages[4]
 
     def leave(self, error: BaseException | None = None) -> None:
         """It has got one, or that error."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from dpex.autotune.types import LaneSample
-from dpex.causes import CAUSES, NONE_YET, STARTUP, STRAGGLER, UNKNOWN, Making, by_stage, split
+from dpex.causes import CAUSES, COLLATE, NONE_YET, READ, STARTUP, STRAGGLER, TRANSFORM, UNKNOWN, Making, split
 from dpex.pace import Sizes
 
 LONG_S = 0.5
@@ -161,12 +161,15 @@ class Tally:
         for cause, seconds in split(pending_s, making):
             self.causes[cause] += seconds
 
-    def made_here(self, making: Making) -> None:
-        """The consumer has made a batch itself."""
+    def made_here(self, load_s: float, load_cpu_s: float, collate_s: float) -> None:
+        """The consumer has made a batch itself; see `Making`."""
         if not self.starting:
-            for cause, seconds in enumerate(by_stage(making)):
-                self.causes[cause] += seconds
-                self.named_s += seconds
+            causes = self.causes
+            transform_s = load_cpu_s if load_cpu_s < load_s else load_s
+            causes[READ] += load_s - transform_s
+            causes[TRANSFORM] += transform_s
+            causes[COLLATE] += collate_s
+            self.named_s += load_s + collate_s
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

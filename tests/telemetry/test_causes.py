@@ -148,7 +148,7 @@ def test_a_batch_made_in_the_training_process_is_its_own_explanation() -> None:
     consumer.call()
     consumer.tally.enter(consumer.clock())
     consumer.clock.advance(1.0)
-    consumer.tally.made_here(Making(load_s=0.5, load_cpu_s=0.25, collate_s=0.25))
+    consumer.tally.made_here(load_s=0.5, load_cpu_s=0.25, collate_s=0.25)
     consumer.tally.leave(consumer.clock(), consumer.clock(), over=False)
     assert consumer.causes == pytest.approx({READ: 0.25, TRANSFORM: 0.25, COLLATE: 0.25, UNKNOWN: 0.25})
 
