@@ -17,5 +17,6 @@ minute slows both sides.
     screen.py         a short look at many fixed counts, so that only the best are measured at full length
     autorunner.py     rounds of these rows
     autoreport.py     their part of the table and of the file
+    overhead.py       what metrics cost, a program of its own: `python -m benchmarks.overhead`
     machine.py        what it was measured on: processor, memory, versions
 """

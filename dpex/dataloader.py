@@ -8,10 +8,10 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from dpex.autotune.config import AutotuneConfig
@@ -22,6 +22,7 @@ from dpex.epoch import (
     _DpexDataLoaderIter,
     _DpexInlineDataLoaderIter,
     _DpexMapDataLoaderIter,
+    _MeteredInlineDataLoaderIter,
     draws_ahead_safely,
 )
 from dpex.errors import FixedWorkersError, OptionError
@@ -33,6 +34,10 @@ from dpex.recording import check as check_trace
 from dpex.stats import LoaderStats
 from dpex.threads import declares_thread_safe
 from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
+
+if TYPE_CHECKING:
+    from dpex.telemetry.ledger import Ledger
+    from dpex.telemetry.membership import Membership
 
 logger = logging.getLogger("dpex")
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
@@ -73,6 +78,15 @@ class DpexDataLoader(DataLoader[T_co]):
             Needs ``seeding="batch"`` (the default then) and a map-style dataset that draws from generators of its own,
             see `dpex.ticket_seed`; one that moves a global generator is noticed, warned of, and given processes. None:
             whether the dataset has ``dpex_thread_safe = True``.
+        name: of this loader in its metrics; None: "loader-1", "loader-2" and so on.
+        metrics_port: serve metrics for Prometheus on this port from the first ``iter()`` until the loader is closed or
+            dies; 0: on one that is free. The loaders of a process share one endpoint. None: ``$DPEX_METRICS_PORT``, or
+            no metrics.
+        metrics_host: the address to serve on; by default only this machine can reach it.
+        metrics_dir: where Prometheus looks for processes (``file_sd``); None: ``$DPEX_METRICS_DIR``, else ``dpex`` in
+            ``$XDG_RUNTIME_DIR``, else ``dpex-<uid>`` in the directory for temporary files.
+        metrics_certfile, metrics_keyfile: PEM files, to serve by TLS.
+        metrics_client_cafile: PEM file; only clients with a certificate of that authority are served.
 
     Raises:
         ValueError, TypeError: as torch does, and `OptionError` (a ValueError) for dpex's own options.
@@ -107,6 +121,13 @@ class DpexDataLoader(DataLoader[T_co]):
         local_engine: Literal["dpex", "torch"] = "dpex",
         autotune: AutotuneConfig | Literal[False] | None = None,
         thread_safe: bool | None = None,
+        name: str | None = None,
+        metrics_port: int | None = None,
+        metrics_host: str = "127.0.0.1",
+        metrics_dir: str | None = None,
+        metrics_certfile: str | None = None,
+        metrics_keyfile: str | None = None,
+        metrics_client_cafile: str | None = None,
     ) -> None:
         workers = _worker_count(num_workers)
         auto = isinstance(workers, AutoWorkers)
@@ -120,6 +141,13 @@ class DpexDataLoader(DataLoader[T_co]):
             local_engine=local_engine,
             autotune=autotune,
             thread_safe=thread_safe,
+            name=name,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
+            metrics_dir=metrics_dir,
+            metrics_certfile=metrics_certfile,
+            metrics_keyfile=metrics_keyfile,
+            metrics_client_cafile=metrics_client_cafile,
         )
         self.distribute_mode = options.distribute_mode
         self.head_address = options.head_address
@@ -130,6 +158,13 @@ class DpexDataLoader(DataLoader[T_co]):
         self.local_engine = options.local_engine
         self.autotune = options.autotune
         self.thread_safe = options.thread_safe
+        self.name = options.name
+        self.metrics_port = options.metrics_port
+        self.metrics_host = options.metrics_host
+        self.metrics_dir = options.metrics_dir
+        self.metrics_certfile = options.metrics_certfile
+        self.metrics_keyfile = options.metrics_keyfile
+        self.metrics_client_cafile = options.metrics_client_cafile
         self._prefetch_is_given = prefetch_factor not in (None, TORCH_PREFETCH_FACTOR)
         self._sizes: Sizes | None = None
         self._pins: dict[str, int] = {}
@@ -171,10 +206,11 @@ class DpexDataLoader(DataLoader[T_co]):
         self._last_stats: list[LoaderStats] = [LoaderStats()]
         self._tuner: Tuner | None = None
         self._packing: Packing | None = None
+        self._membership: Membership | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_iterators", "_arenas", "_share", "_last_stats", "_tuner", "_packing"):
+        for name in ("_iterators", "_arenas", "_share", "_last_stats", "_tuner", "_packing", "_membership"):
             state.pop(name, None)
         return state
 
@@ -193,14 +229,48 @@ class DpexDataLoader(DataLoader[T_co]):
             and self.num_workers == 0
             and (self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable)
         ):
-            return _DpexInlineDataLoaderIter(self, self._arenas)
+            ledger = self._ledger(on_cluster=False)
+            if ledger is None:
+                return _DpexInlineDataLoaderIter(self, self._arenas)
+            return _MeteredInlineDataLoaderIter(self, self._arenas, ledger)
         self.check_worker_number_rationality()
-        if sizes.remote > 0 or (tuner is not None and self._is_distributed()):
+        on_cluster = sizes.remote > 0 or (tuner is not None and self._is_distributed())
+        if on_cluster:
             self._hold_cluster()
+        ledger = self._ledger(on_cluster=on_cluster)
         kind = _DpexDataLoaderIter if self._dataset_kind == _DatasetKind.Iterable else _DpexMapDataLoaderIter
-        iterator = kind(self, self._lane_maker(), sizes, self._last_stats, tuner)
+        iterator = kind(self, self._lane_maker(), sizes, self._last_stats, tuner, ledger)
         self._iterators.add(iterator)
         return iterator
+
+    def _ledger(self, *, on_cluster: bool) -> Ledger | None:
+        """Where this loader's counts go, if they are exported: by the endpoint, or, on a cluster, in Ray's metrics."""
+        asked = self.metrics_port is not None or "DPEX_METRICS_PORT" in os.environ
+        if not (asked or on_cluster) or get_worker_info() is not None:
+            return None
+        if self._membership is None:
+            self._membership = self._enrol(in_ray=on_cluster or _ray_is_up())
+        if self._membership is None:
+            return None
+        self._membership.ledger.tuner = self._tuner
+        return self._membership.ledger
+
+    def _enrol(self, *, in_ray: bool) -> Membership | None:
+        from dpex.telemetry.exporter import Endpoint
+        from dpex.telemetry.membership import enrol
+
+        endpoint = None
+        if self.metrics_port is not None:
+            endpoint = Endpoint(
+                port=self.metrics_port,
+                host=self.metrics_host,
+                directory=self.metrics_dir,
+                certfile=self.metrics_certfile,
+                keyfile=self.metrics_keyfile,
+                client_cafile=self.metrics_client_cafile,
+            )
+        info = (type(self.dataset).__name__, str(self.batch_size), self.seeding)
+        return enrol(self, endpoint, self.name, info, in_ray=in_ray)
 
     def _torch_engine(self) -> bool:
         if self.local_engine == "torch":
@@ -247,6 +317,9 @@ class DpexDataLoader(DataLoader[T_co]):
         for iterator in list(self._iterators):
             iterator._shutdown_workers()
         self._iterator = None
+        membership, self._membership = self._membership, None
+        if membership is not None:
+            membership.end()
         share = self._share.detach() if self._share is not None else None
         if share is not None:
             _, give_back, arguments, _ = share
@@ -382,6 +455,11 @@ class DpexDataLoader(DataLoader[T_co]):
         if iterators:
             return max((iterator._engine.stats() for iterator in iterators), key=lambda stats: stats.batches)
         return self._last_stats[0]
+
+
+def _ray_is_up() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def _worker_count(num_workers: int | str) -> int:

@@ -15,8 +15,7 @@ import math
 import os
 import select
 import threading
-import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,17 +23,18 @@ from typing import Any, Literal
 
 from dpex.alerts import warn
 from dpex.autotune.types import LaneSample
+from dpex.causes import H2D, NONE_YET, STARTUP, STRAGGLER, Making
 from dpex.clock import monotonic
 from dpex.cpus import static_worker_count
 from dpex.errors import WorkerDiedError
+from dpex.gpu.stall import GpuStall
 from dpex.homes import Place
 from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, Lane, LaneTimes, Made, Note, Released, Snapshot, Up
-from dpex.meter import Look, Tally
+from dpex.meter import LaneSums, Look, Sums, Tally, lane_sums
 from dpex.pace import Pace, Sizes
 from dpex.pin import AHEAD, Pinner
 from dpex.schedule import Delivery, Schedule, Ticket
 from dpex.stats import LaneStats, LoaderStats
-from dpex.telemetry.gpustall import GpuStall
 from dpex.tenancy import Tenancy
 from dpex.worker import Failure, Stages
 
@@ -42,6 +42,8 @@ logger = logging.getLogger("dpex")
 
 COLLECT_EVERY_S = 0.001
 TICK_S = 1.0
+NOT_BLOCKED, ANY = -2, -1
+"""In place of the number of the batch that is waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +61,14 @@ class Plan:
     make_inline: Callable[[int, Any, int], tuple[Any, Stages]]
     pinner: Pinner | None = None
     gpu: GpuStall[Any] | None = None
+    metered: bool = False
 
 
 class Engine:
     """See the module."""
 
     def __init__(self, plan: Plan, sizes: Sizes) -> None:
+        began = monotonic()
         self._plan = plan
         self._sizes = sizes
         self._pid = os.getpid()
@@ -89,16 +93,20 @@ class Engine:
             memory_budget=plan.memory_budget,
         )
         self._epoch = -1
-        self._tally = Tally()
+        self._tally = Tally(detailed=plan.metered)
+        self._awaited = NOT_BLOCKED
+        self._awaited_making: tuple[float, ...] = ()
         self._here = LaneTimes()
         self._granting = False
         self._refused: str | None = None
-        self._deaths = 0
+        self._deaths: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter()
         self._remade = 0
         self._collected_at = 0.0
         self.sampler: Iterator[Any] = iter(())
         self.schedule = self._new_schedule()
         self._open_lanes()
+        self._tally.causes[STARTUP] += monotonic() - began
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -123,6 +131,7 @@ class Engine:
     def begin_epoch(self, sampler: Iterator[Any]) -> None:
         """Start a pass: tickets are drawn from ``sampler``, up to the window at once."""
         with self._lock:
+            began = monotonic()
             self._drop_undelivered()
             self._tenancy.new_epoch(self._epoch, self.schedule.issued() if self._plan.logicals else ())
             self._epoch += 1
@@ -135,6 +144,7 @@ class Engine:
             self._tally.returned_at = 0.0
             if self._lanes or self._sizes.local + self._sizes.remote:
                 self._fill()
+            self._tally.causes[STARTUP] += monotonic() - began
 
     def _drop_undelivered(self) -> None:
         """What was made in an epoch that was broken off: decoding and dropping it gives its memory back."""
@@ -162,12 +172,8 @@ class Engine:
     def next(self) -> Any:
         """The next batch; raises its error in its place, StopIteration at the end, RuntimeError on a timeout."""
         with self._lock:
-            tally, over = self._tally, False
-            tally.entered_at = entered = monotonic()
-            if tally.returned_at:
-                tally.work_s += entered - tally.returned_at
-            else:
-                tally.start()
+            tally, over, opened, entered = self._tally, False, 0.0, monotonic()
+            tally.enter(entered)
             gpu, mark = self._plan.gpu, None
             try:
                 if gpu is not None:
@@ -175,19 +181,19 @@ class Engine:
                 delivery = self._await_delivery(entered)
                 if self._plan.logicals or self._lanes:
                     self._fill()
+                opened = monotonic()
                 return self._open(delivery)
             except StopIteration:
                 over = True
                 raise
+            except WorkerDiedError:
+                self._errors["worker"] += 1
+                raise
             finally:
                 now = monotonic()
-                tally.inside_s += now - entered
-                tally.entered_at = 0.0
-                tally.returned_at = 0.0 if over else now
                 if gpu is not None:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
-                if tally.starting:
-                    tally.started(now - entered, got_one=not over)
+                tally.leave(opened, now, over=over)
 
     def _await_delivery(self, entered: float) -> Delivery:
         if self._closed:
@@ -201,7 +207,7 @@ class Engine:
                 self._await_pinning(self._plan.pinner, entered)
             delivery = self.schedule.pop()
             if delivery is not None:
-                self._tally.batches += 1
+                self._count(delivery)
                 return delivery
             if self.schedule.finished:
                 raise StopIteration
@@ -213,9 +219,20 @@ class Engine:
                     raise StopIteration
                 self._wait(entered)
 
+    def _count(self, delivery: Delivery) -> None:
+        tally = self._tally
+        tally.batches += 1
+        tally.samples += delivery.samples
+        if tally.pending_s:
+            tally.explain(Making(*self._awaited_making) if self._awaited_making else None)
+        self._awaited, self._awaited_making = NOT_BLOCKED, ()
+        if self._plan.pinner is not None:
+            tally.pinned_bytes += delivery.nbytes
+
     def _open(self, delivery: Delivery) -> Any:
         value = delivery.payload()
         if isinstance(value, Failure):
+            self._errors["batch"] += 1
             value.wrapper.reraise()
         if isinstance(value, WorkerDiedError):
             raise value
@@ -225,12 +242,12 @@ class Engine:
         """Have what is next in turn pinned, and wait for the first of it."""
         deadline = entered + self._plan.timeout_s if self._plan.timeout_s > 0 else math.inf
         while (job := pinner.hand_over(self.schedule, 1 + AHEAD)) is not None and not job.finished.is_set():
-            if not self._blocked(partial(pinner.wait, job, deadline), head=False):
+            if not self._blocked(partial(pinner.wait, job, deadline), H2D):
                 raise self._timed_out()
 
-    def _blocked(self, wait: Callable[[], Any], head: bool) -> Any:
-        """Wait without the lock; ``head``: it is only the next batch in turn that is missing."""
-        self._tally.block(monotonic(), head)
+    def _blocked(self, wait: Callable[[], Any], cause: int) -> Any:
+        """Wait without the lock, for that cause."""
+        self._tally.block(monotonic(), cause)
         self._lock.release()
         try:
             return wait()
@@ -238,7 +255,17 @@ class Engine:
             self._lock.acquire()
             self._tally.unblock(monotonic())
 
+    def _why_blocked(self) -> int:
+        """For want of what the consumer is about to wait; the batch itself may have to tell."""
+        if self.schedule.ready:
+            return STRAGGLER
+        if not any(lane.counts.running for lane in self._lanes.values()):
+            return STARTUP
+        self._awaited = self.schedule.next_number if self._plan.in_order else ANY
+        return NONE_YET
+
     def _timed_out(self) -> RuntimeError:
+        self._errors["timeout"] += 1
         return RuntimeError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
 
     def _wait(self, entered: float) -> None:
@@ -257,7 +284,7 @@ class Engine:
             for fd in descriptors:
                 poller.register(fd, select.POLLIN)
             self._poller = (descriptors, poller)
-        self._blocked(partial(self._poller[1].poll, limit * 1000 + 0.5), head=self.schedule.ready > 0)
+        self._blocked(partial(self._poller[1].poll, limit * 1000 + 0.5), self._why_blocked())
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         if self._wishes:
@@ -393,24 +420,25 @@ class Engine:
 
     def _make_inline(self) -> None:
         for ticket in self.schedule.take(1):
-            began, cpu_began = monotonic(), time.thread_time()
+            began = monotonic()
             try:
                 made, stages = self._plan.make_inline(ticket.number, ticket.index, self._epoch)
-            except BaseException:
+            except BaseException as error:
+                self._errors["batch"] += isinstance(error, Exception) and not isinstance(error, StopIteration)
                 self.schedule.give_back([ticket])
                 self.schedule.done(ticket.number, None)
                 self.schedule.pop()
                 raise
-            self._count_here(stages, monotonic() - began, time.thread_time() - cpu_began)
-            self.schedule.done(ticket.number, lambda made=made: made)
+            self._count_here(stages, monotonic() - began)
+            self.schedule.done(ticket.number, lambda made=made: made, stages.samples)
 
-    def _count_here(self, stages: Stages, service_s: float, cpu_s: float) -> None:
-        here = self._here
-        here.tickets += 1
-        here.fetch_s += service_s - stages.collate_s
-        here.collate_s += stages.collate_s
-        here.cpu_s += cpu_s
-        here.services_s.append(service_s)
+    def _count_here(self, stages: Stages, service_s: float) -> None:
+        """What is neither the dataset's nor the collate function's is seeding, which computes: it counts as loading."""
+        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, samples = stages
+        load_s = service_s - collate_s
+        load_cpu_s = fetch_cpu_s + load_s - fetch_s
+        self._here.count((load_s, collate_s, load_cpu_s, collate_cpu_s, samples), load_cpu_s + collate_cpu_s, 0.0)
+        self._tally.made_here(load_s, load_cpu_s, collate_s)
         self._pace.learn_here(service_s)
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -496,7 +524,9 @@ class Engine:
             self._tenancy.stream_ended(ticket.queue)
             schedule.end_queue(ticket.queue)
         else:
-            schedule.done(event.number, event.value)
+            schedule.done(event.number, event.value, event.samples, event.nbytes)
+        if self._awaited in (event.number, ANY):
+            self._awaited_making = event.making
 
     def _learn(self) -> None:
         """Set message size and window by what is known of the work."""
@@ -516,7 +546,7 @@ class Engine:
             error = _gave_up(ticket, event.why)
             self.schedule.done(ticket.number, lambda error=error: error)
         if not event.expected:
-            self._deaths += 1
+            self._deaths[lane.name] += 1
             self._remade += len(event.lost)
             if not given_up and not self._plan.iterable:
                 self._warn_of_death(event)
@@ -617,7 +647,7 @@ class Engine:
             work_s=tally.work_s,
             first_batch_s=tally.first_batch_s,
             gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
-            deaths=self._deaths,
+            deaths=self._deaths.total(),
             remade=self._remade,
             lanes={name: self._lane_stats(lane) for name, lane in self._lanes.items()},
         )
@@ -655,6 +685,32 @@ class Engine:
             local=_lane_sample(lanes["local"].times, lanes["local"]) if "local" in lanes else LaneSample(),
             remote=_lane_sample(lanes["remote"].times, lanes["remote"]) if "remote" in lanes else LaneSample(),
             pids=tuple(h.pid for h in getattr(lanes.get("local"), "handles", ()) if h.pid and h.exitcode is None),
+        )
+
+    def sums(self) -> Sums:
+        """For whoever exports metrics, from any thread: does not wait for the consumer either."""
+        tally, lanes = self._tally, dict(self._lanes)
+        local, remote = (lanes[name].times if name in lanes else LaneTimes() for name in ("local", "remote"))
+        moved = {"shm": local.nbytes, "network": remote.streamed_bytes, "h2d": tally.pinned_bytes}
+        return tally.sums(
+            monotonic(),
+            errors=dict(self._errors),
+            remade=self._remade,
+            moved_bytes={**moved, "object_store": remote.nbytes - remote.streamed_bytes},
+            lanes={"inline": lane_sums(self._here), **{name: self._lane_sums(lane) for name, lane in lanes.items()}},
+            ready=self.schedule.ready,
+            window=self.schedule.window,
+        )
+
+    def _lane_sums(self, lane: Lane) -> LaneSums:
+        sums = lane_sums(lane.times)
+        return replace(
+            sums,
+            deaths=self._deaths[lane.name],
+            wanted=lane.counts.wanted,
+            requested=lane.counts.requested,
+            running=lane.counts.running,
+            in_flight=self._load.get(lane.name, 0),
         )
 
     def first_tenant(self, place: Place) -> int:

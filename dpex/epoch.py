@@ -27,13 +27,15 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 
 from dpex.engine import Engine, Plan
 from dpex.generators import seed_ticket
+from dpex.gpu.events import cuda_stall
 from dpex.homes import Place
+from dpex.inline import InlineMeter
 from dpex.lanes.maker import LaneMaker
 from dpex.pace import Sizes
 from dpex.pin import Pinner
 from dpex.seeding import epoch_key, ticket_seed
 from dpex.stats import LoaderStats
-from dpex.telemetry.cudaevents import cuda_stall
+from dpex.telemetry.ledger import Entry, Ledger
 from dpex.transport.arena import Arena
 from dpex.tuner import Tuner
 from dpex.worker import ArenaCollate, Fetcher, Stages, WorkerSetup
@@ -79,6 +81,31 @@ class _DpexInlineDataLoaderIter(_SingleProcessDataLoaderIter):
             self._dataset_fetcher.collate_fn = ArenaCollate(arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False)
 
 
+class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
+    """The same, counted."""
+
+    def __init__(self, loader: Any, arenas: ArenaCache, ledger: Ledger) -> None:
+        super().__init__(loader, arenas)
+        self._meter = InlineMeter(auto_collation=self._auto_collation)
+        self._dataset_fetcher.collate_fn = self._meter.timed(self._dataset_fetcher.collate_fn)
+        weakref.finalize(self, ledger.watch(self._meter).end)
+
+    def _next_index(self) -> Any:
+        index = super()._next_index()  # type: ignore[no-untyped-call]
+        self._meter.drawn()
+        return index
+
+    def _next_data(self) -> Any:
+        self._meter.enter()
+        try:
+            data = super()._next_data()  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            self._meter.leave(error)
+            raise
+        self._meter.leave()
+        return data
+
+
 class InlineMaker:
     """Makes tickets in the training process under ``seeding="batch"``, leaving its random state as it was."""
 
@@ -114,6 +141,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         sizes: Sizes,
         last_stats: list[LoaderStats],
         tuner: Tuner | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         super().__init__(loader)
         self._last_stats = last_stats
@@ -154,9 +182,11 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             make_inline=make_inline,
             pinner=pinner,
             gpu=cuda_stall(),
+            metered=ledger is not None,
         )
         self._engine = Engine(plan, sizes)
-        self._finalizer = weakref.finalize(self, _end, self._engine, pinner, tuner)
+        entry = ledger.watch(self._engine) if ledger is not None else None
+        self._finalizer = weakref.finalize(self, _end, self._engine, pinner, tuner, entry)
         if pinner is not None:
             pinner.start(self._engine.listen)
         self._reset(loader, first_iter=True)
@@ -200,7 +230,9 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         self._finalizer()
 
 
-def _end(engine: Engine, pinner: Pinner | None, tuner: Tuner | None) -> None:
+def _end(engine: Engine, pinner: Pinner | None, tuner: Tuner | None, entry: Entry | None) -> None:
+    if entry is not None:
+        entry.end()
     if tuner is not None:
         tuner.leave(engine)
     if pinner is None:

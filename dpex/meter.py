@@ -6,13 +6,21 @@ meanwhile. The first call of a pass is left out: the time it takes is the start'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from dpex.autotune.types import LaneSample
+from dpex.causes import CAUSES, COLLATE, NONE_YET, READ, STARTUP, STRAGGLER, TRANSFORM, UNKNOWN, Making, split
 from dpex.pace import Sizes
 
+LONG_S = 0.5
+"""A wait that took so long without an end is put down by the batch before, so that what is counted keeps up."""
+WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+"""Upper bounds of the histogram of waits, seconds."""
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+"""The same for steps, and for batches in workers."""
 _TRIES = 4
 
 
@@ -31,44 +39,103 @@ class Times(NamedTuple):
         return self.wait_s + self.own_s + self.work_s
 
 
+class Spent(NamedTuple):
+    """The consumer's wall time in its passes: waiting, by cause; taking batches in; and working."""
+
+    causes: tuple[float, ...]
+    transfer_s: float
+    work_s: float
+
+    @property
+    def wait_s(self) -> float:
+        """All causes."""
+        return sum(self.causes)
+
+
 class Tally:
-    """Sums of the consumer's seconds. `Engine.next` writes some of them itself, as a call for each would cost more.
+    """Sums of the consumer's seconds, and what its waits are put down to (see `causes`).
 
     ``entered_at``, ``blocked_at``, ``returned_at``: when the present stay inside ``next()``, the wait in it, or the
-    step after it began; 0: there is none. ``starting``: the present call is the first of a pass.
+    step after it began; 0: there is none. ``starting``: the present call is the first of a pass. ``cause``: of the
+    present wait. ``named_s``: what of the present call has its cause, or will have it (``pending_s``) once the batch is
+    here. ``causes``: seconds by cause. ``waits``, ``steps``: histograms, kept where ``detailed``.
     """
 
     __slots__ = (
-        *("batches", "blocked_at", "blocked_s", "entered_at", "first_batch_s", "first_blocked_s", "head", "head_s"),
-        *("inside_s", "returned_at", "start_s", "starting", "starts", "work_s", "_before"),
+        *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at"),
+        *("first_batch_s", "first_blocked_s", "head_s", "inside_s", "named_s", "pending_s", "pinned_bytes"),
+        *("returned_at", "samples", "start_s", "starting", "starts", "steps", "transfer_s", "waited_s", "waits"),
+        *("work_s", "_before", "_latest"),
     )
 
-    def __init__(self) -> None:
-        self.batches = self.starts = 0
-        self.entered_at = self.blocked_at = self.returned_at = 0.0
+    def __init__(self, *, detailed: bool = False) -> None:
+        self.batches = self.starts = self.samples = self.pinned_bytes = 0
+        self.entered_at = self.blocked_at = self.returned_at = self.delivered_at = 0.0
         self.inside_s = self.blocked_s = self.head_s = self.work_s = self.start_s = self.first_batch_s = 0.0
-        self.first_blocked_s = 0.0
-        self.head = self.starting = False
+        self.first_blocked_s = self.named_s = self.pending_s = self.transfer_s = self.waited_s = 0.0
+        self.cause = NONE_YET
+        self.causes = [0.0] * len(CAUSES)
+        self.detailed = detailed
+        self.waits = [0] * (len(WAIT_BUCKETS) + 1)
+        self.steps = [0] * (len(STEP_BUCKETS) + 1)
+        self.starting = False
         self._before = (0.0, 0.0)
+        self._latest: Making | None = None
 
-    def start(self) -> None:
-        """The first call of a pass begins."""
-        self.starting = True
-        self._before = (self.blocked_s, self.head_s)
+    # -- calls of next() ---------------------------------------------------------------------------------------------
 
-    def started(self, inside_s: float, got_one: bool) -> None:
-        """It has ended."""
+    def enter(self, now: float) -> None:
+        """The consumer asks for a batch."""
+        self.entered_at = now
+        if self.returned_at:
+            step_s = now - self.returned_at
+            self.work_s += step_s
+            if self.detailed:
+                self.steps[bisect_left(STEP_BUCKETS, step_s)] += 1
+        else:
+            self.starting = True
+            self._before = (self.blocked_s, self.head_s)
+
+    def leave(self, opened: float, now: float, *, over: bool) -> None:
+        """It has got one, which it began to take in at ``opened`` (0: there was none), or the pass is ``over``."""
+        entered = self.entered_at
+        self.entered_at = 0.0
+        self.inside_s += now - entered
+        if self.starting:
+            self._started(now - entered, got_one=not over)
+        else:
+            if self.pending_s:
+                self.explain(None)
+            waited_s = (opened or now) - entered
+            self.causes[UNKNOWN] += waited_s - self.named_s
+            self.named_s = 0.0
+            if opened:
+                self.transfer_s += now - opened
+                if self.detailed:
+                    self.waited_s += waited_s
+                    self.waits[bisect_left(WAIT_BUCKETS, waited_s)] += 1
+        self.returned_at = 0.0 if over else now
+        if opened:
+            self.delivered_at = now
+
+    def _started(self, inside_s: float, got_one: bool) -> None:
         self.first_blocked_s += self.blocked_s - self._before[0]
         self.blocked_s, self.head_s = self._before
         self.start_s += inside_s
         self.starts += got_one
         if self.batches == 1:
             self.first_batch_s = inside_s
+        self.pending_s = self.named_s = 0.0
+        self.causes[STARTUP] += inside_s
         self.starting = False
 
-    def block(self, now: float, head: bool) -> None:
-        """The consumer begins to wait; ``head``: later batches are ready."""
-        self.head = head
+    # -- waits in them -----------------------------------------------------------------------------------------------
+
+    def block(self, now: float, cause: int) -> None:
+        """The consumer begins to wait."""
+        if self.pending_s > LONG_S:
+            self.explain(self._latest)
+        self.cause = cause
         self.blocked_at = now
 
     def unblock(self, now: float) -> None:
@@ -76,8 +143,35 @@ class Tally:
         waited = now - self.blocked_at
         self.blocked_at = 0.0
         self.blocked_s += waited
-        if self.head:
+        cause = self.cause
+        if cause == STRAGGLER:
             self.head_s += waited
+        if self.starting:
+            return
+        self.named_s += waited
+        if cause >= 0:
+            self.causes[cause] += waited
+        else:
+            self.pending_s += waited
+
+    def explain(self, making: Making | None) -> None:
+        """Put down what is pending to the stages of that batch."""
+        self._latest = making or self._latest
+        pending_s, self.pending_s = self.pending_s, 0.0
+        for cause, seconds in split(pending_s, making):
+            self.causes[cause] += seconds
+
+    def made_here(self, load_s: float, load_cpu_s: float, collate_s: float) -> None:
+        """The consumer has made a batch itself; see `Making`."""
+        if not self.starting:
+            causes = self.causes
+            transform_s = load_cpu_s if load_cpu_s < load_s else load_s
+            causes[READ] += load_s - transform_s
+            causes[TRANSFORM] += transform_s
+            causes[COLLATE] += collate_s
+            self.named_s += load_s + collate_s
+
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     def away_s(self, now: float) -> float:
         """How long the present step has taken so far."""
@@ -105,8 +199,42 @@ class Tally:
             work_s += max(0.0, now - returned_at)
         if blocked_at:
             blocked_s += max(0.0, now - blocked_at)
-            head_s += max(0.0, now - blocked_at) if self.head else 0.0
+            head_s += max(0.0, now - blocked_at) if self.cause == STRAGGLER else 0.0
         return Times(batches, blocked_s, max(0.0, inside_s - blocked_s), work_s, head_s)
+
+    def spent(self, now: float) -> Spent:
+        """So far. Of what is under way, only what has its cause already: so no part of it ever shrinks."""
+        for _ in range(_TRIES):
+            mark = (self.batches, self.entered_at, self.blocked_at, self.returned_at)
+            found = self._spent(now)
+            if mark == (self.batches, self.entered_at, self.blocked_at, self.returned_at):
+                break
+        return found
+
+    def sums(self, now: float, **others: Any) -> Sums:
+        """All that is counted here, and those fields of `Sums` that others count."""
+        return Sums(
+            spent=self.spent(now),
+            batches=self.batches,
+            samples=self.samples,
+            delivered_at=self.delivered_at,
+            waits=tuple(self.waits),
+            waited_s=self.waited_s,
+            steps=tuple(self.steps),
+            stepped_s=self.work_s,
+            **others,
+        )
+
+    def _spent(self, now: float) -> Spent:
+        causes, work_s = list(self.causes), self.work_s
+        entered_at, blocked_at, cause, returned_at = self.entered_at, self.blocked_at, self.cause, self.returned_at
+        if entered_at and self.starting:
+            causes[STARTUP] += max(0.0, now - entered_at)
+        elif entered_at and blocked_at and cause >= 0:
+            causes[cause] += max(0.0, now - blocked_at)
+        elif not entered_at and returned_at:
+            work_s += max(0.0, now - returned_at)
+        return Spent(tuple(causes), self.transfer_s, work_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +243,7 @@ class Look:
 
     unwilling: a wish for other sizes was not granted yet. refused: why there can be no remote worker, if so.
     away_s: how long the consumer has been between two calls, 0 inside ``next()`` and between passes.
-    pids: local workers. gpu_stall_s: see `dpex.telemetry.gpustall`; None: no GPU.
+    pids: local workers. gpu_stall_s: see `dpex.gpu.stall`; None: no GPU.
     """
 
     at: float
@@ -133,6 +261,73 @@ class Look:
     remote: LaneSample
     pids: tuple[int, ...]
     gpu_stall_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneSums:
+    """One lane: seconds by stage (`load_s` is ``dataset[i]``), how long single batches took, and workers now."""
+
+    load_s: float = 0.0
+    collate_s: float = 0.0
+    encode_s: float = 0.0
+    load_cpu_s: float = 0.0
+    collate_cpu_s: float = 0.0
+    encode_cpu_s: float = 0.0
+    services: tuple[int, ...] = ()
+    deaths: int = 0
+    wanted: int = 0
+    requested: int = 0
+    running: int = 0
+    in_flight: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """An engine's counts since it was made, by name where there are several, and its queue now.
+
+    waits, steps: batches by `WAIT_BUCKETS` and `STEP_BUCKETS`; waited_s, stepped_s: their sums. delivered_at: when the
+    latest batch was delivered, by the monotonic clock, 0: none yet.
+    """
+
+    spent: Spent
+    batches: int
+    samples: int
+    delivered_at: float
+    waits: tuple[int, ...]
+    waited_s: float
+    steps: tuple[int, ...]
+    stepped_s: float
+    errors: Mapping[str, int]
+    moved_bytes: Mapping[str, int]
+    lanes: Mapping[str, LaneSums]
+    remade: int = 0
+    ready: int = 0
+    window: int = 0
+
+
+class Counted(Protocol):
+    """What a lane counts of its batches; see `dpex.lanes.base.LaneTimes`."""
+
+    fetch_s: float
+    collate_s: float
+    encode_s: float
+    cpu_s: float
+    fetch_cpu_s: float
+    collate_cpu_s: float
+    services: list[int]
+
+
+def lane_sums(times: Counted) -> LaneSums:
+    """The same as a value; CPU time that is neither the dataset's nor the collate function's is the encoder's."""
+    return LaneSums(
+        load_s=times.fetch_s,
+        collate_s=times.collate_s,
+        encode_s=times.encode_s,
+        load_cpu_s=times.fetch_cpu_s,
+        collate_cpu_s=times.collate_cpu_s,
+        encode_cpu_s=max(0.0, times.cpu_s - times.fetch_cpu_s - times.collate_cpu_s),
+        services=tuple(times.services),
+    )
 
 
 def since(then: LaneSample, now: LaneSample, services_s: Iterable[float] = ()) -> LaneSample:

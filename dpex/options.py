@@ -15,6 +15,11 @@ from dpex.errors import OptionError
 from dpex.seeding import SEEDINGS
 
 Seeding = Literal["worker", "batch"]
+_FILES = (
+    ("metrics_certfile", "a certificate's file"),
+    ("metrics_keyfile", "a private key's file"),
+    ("metrics_client_cafile", "an authority's certificate file"),
+)
 _ADDRESS = re.compile(r"^(auto|local|(ray://)?[^\s:/]+:\d{1,5})$")
 
 
@@ -46,6 +51,13 @@ class Options:
     local_engine: Literal["dpex", "torch"] = "dpex"
     autotune: AutotuneConfig | Literal[False] | None = None
     thread_safe: bool | None = None
+    name: str | None = None
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    metrics_dir: str | None = None
+    metrics_certfile: str | None = None
+    metrics_keyfile: str | None = None
+    metrics_client_cafile: str | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -89,6 +101,32 @@ class Options:
         for name in ("worker_resources", "runtime_env"):
             value = getattr(self, name)
             _require(value is None or isinstance(value, Mapping), f"{name}={value!r}: give a mapping or None")
+        self._check_metrics()
+
+    def _check_metrics(self) -> None:
+        port = self.metrics_port
+        _require(
+            port is None or (isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= 65535),
+            f"metrics_port={port!r}: give a port from 1 to 65535, 0 for one that is free, or None for no metrics",
+        )
+        _require(
+            isinstance(self.metrics_host, str) and bool(self.metrics_host),
+            f"metrics_host={self.metrics_host!r}: give an address of this machine, such as '127.0.0.1' or '0.0.0.0'",
+        )
+        for name, what in (("name", "a name"), ("metrics_dir", "a directory"), *_FILES):
+            value = getattr(self, name)
+            _require(
+                value is None or (isinstance(value, str) and bool(value)), f"{name}={value!r}: give {what} or None"
+            )
+        certfile, keyfile, cafile = (getattr(self, name) for name, _ in _FILES)
+        _require(
+            (certfile is None) == (keyfile is None),
+            f"metrics_certfile={certfile!r}, metrics_keyfile={keyfile!r}: give both for TLS, or neither",
+        )
+        _require(
+            cafile is None or certfile is not None,
+            f"metrics_client_cafile={cafile!r}: give metrics_certfile and metrics_keyfile too, as it needs TLS",
+        )
 
 
 def resolve_seeding(seeding: str | None, auto: bool) -> Seeding:

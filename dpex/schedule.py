@@ -51,11 +51,13 @@ class Ticket:
 
 
 class Delivery(NamedTuple):
-    """What `Schedule.pop` hands out: the ticket's number, its queue, and the payload given to `done` or `fail`."""
+    """What `Schedule.pop` hands out: the ticket's number, its queue, and what was given to `done`."""
 
     number: int
     queue: int
     payload: Any
+    samples: int = 0
+    nbytes: int = 0
 
 
 SHARED: Final = 0
@@ -159,13 +161,16 @@ class Schedule:
 
     # -- results -------------------------------------------------------------------------------------------------
 
-    def done(self, number: int, payload: Any) -> bool:
-        """The batch of ticket ``number`` was made. False, and nothing changes, if it is not wanted (any more)."""
+    def done(self, number: int, payload: Any, samples: int = 0, nbytes: int = 0) -> bool:
+        """The batch of ticket ``number`` was made, of so many samples and bytes.
+
+        False, and nothing changes, if it is not wanted (any more).
+        """
         ticket = self._open.get(number)
         if ticket is None:
             return False
         self._close(ticket)
-        self._ready[number] = Delivery(number, ticket.queue, payload)
+        self._ready[number] = Delivery(number, ticket.queue, payload, samples, nbytes)
         return True
 
     def end_queue(self, queue: int) -> None:
@@ -245,6 +250,11 @@ class Schedule:
     def finished(self) -> bool:
         """Everything was delivered, and nothing more will be drawn."""
         return not self._open and not self._ready and (self._sampler_ended or not any(self._active))
+
+    @property
+    def next_number(self) -> int:
+        """With ``in_order``: the batch whose turn it is."""
+        return self._next
 
     @property
     def ready(self) -> int:

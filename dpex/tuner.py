@@ -28,11 +28,11 @@ from dpex.autotune.trace import Origin, Recorded
 from dpex.autotune.types import Decision, HostSample, LaneSample, Sample, Settings
 from dpex.clock import Clock, monotonic
 from dpex.cpus import local_ranks, usable_cpus
+from dpex.gpu.watch import GpuView, view
 from dpex.hostinfo import HostMeter
 from dpex.meter import Look, since
 from dpex.pace import Sizes
 from dpex.recording import recorder
-from dpex.telemetry.gpuwatch import GpuView, view
 
 logger = logging.getLogger("dpex")
 

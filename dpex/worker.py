@@ -51,13 +51,16 @@ class WorkerSetup:
 
 
 class Stages(NamedTuple):
-    """Seconds of wall time one ticket took."""
+    """Seconds of wall time one ticket took, CPU seconds of the thread among them, and how many samples it got."""
 
     fetch_s: float
     collate_s: float
+    fetch_cpu_s: float
+    collate_cpu_s: float
+    samples: int
 
 
-NO_TIME = Stages(0.0, 0.0)
+NO_TIME = Stages(0.0, 0.0, 0.0, 0.0, 0)
 
 
 class StreamEnd:
@@ -109,11 +112,15 @@ class Fetcher:
 
     def fetch(self, index: Any) -> tuple[Any, Stages]:
         """The batch and its stage times; raises StopIteration at the end of a stream."""
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.thread_time()
         data = self._from_stream(index) if self._iterator is not None else self._from_map(index)
-        fetched = time.perf_counter()
+        fetched, cpu_fetched = time.perf_counter(), time.thread_time()
+        samples = _length(data if type(data) is list else index) if self._auto_collation else 1
         batch = self._collate_fn(data)
-        return batch, Stages(fetched - began, time.perf_counter() - fetched)
+        ended, cpu_ended = time.perf_counter(), time.thread_time()
+        return batch, Stages(
+            fetched - began, ended - fetched, cpu_fetched - cpu_began, cpu_ended - cpu_fetched, samples
+        )
 
     def _from_map(self, index: Any) -> Any:
         dataset = self._dataset
@@ -139,6 +146,13 @@ class Fetcher:
         if not data or (self._drop_last and len(data) < len(index)):
             raise StopIteration
         return data
+
+
+def _length(items: Any) -> int:
+    try:
+        return len(items)
+    except TypeError:
+        return 1
 
 
 class ArenaCollate:

@@ -16,15 +16,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
-    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, meter, hostinfo": 0,
+    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, hostinfo": 0,
     "options, recording": 1,
     "transport": 2,
     "generators": 2,
     "worker, threads": 3,
     "lanes": 4,
-    "tenancy, pin, telemetry": 5,
+    "tenancy, pin, inline, gpu": 5,
     "engine, tuner": 6,
     "epoch": 7,
+    "telemetry": 7,
     "dataloader": 8,
     "integrations, cli": 9,
 }
@@ -38,12 +39,15 @@ PURE = {
     "dpex.stats": set(),
     "dpex.options": set(),
     "dpex.errors": set(),
+    "dpex.causes": set(),
     "dpex.meter": set(),
-    "dpex.telemetry.gpustall": {"logging"},
+    "dpex.gpu.stall": {"logging"},
     "dpex.autotune.config": set(),
     "dpex.autotune.explain": set(),
     "dpex.autotune.trace": set(),
     "dpex.autotune.types": set(),
+    "dpex.telemetry.catalogue": set(),
+    "dpex.telemetry.markdown": {"sys"},
     "dpex.clock": {"time"},
     "dpex.cpus": {"os", "pathlib"},
     "dpex.lanes.packing": set(),
@@ -53,7 +57,10 @@ OUTSIDE_WORLD = {
     *("asyncio", "ctypes", "fcntl", "glob", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "random"),
     *("select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid"),
 }
-MAY_IMPORT_RAY = {f"dpex.lanes.{name}" for name in ("actors", "cluster", "inbox", "remote", "remoteworker")}
+MAY_IMPORT_RAY = {
+    *(f"dpex.lanes.{name}" for name in ("actors", "cluster", "inbox", "remote", "remoteworker")),
+    "dpex.telemetry.raymirror",
+}
 
 
 class Import(NamedTuple):

@@ -9,11 +9,13 @@ All calls come from the thread that drives the epoch. A lane never blocks but in
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from dpex.meter import STEP_BUCKETS
 from dpex.schedule import Ticket
 from dpex.worker import RngState
 
@@ -23,11 +25,10 @@ RECENT = 64
 """Service times that a lane remembers one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """A ticket's result arrived. ``value()`` decodes it: the batch, a `Failure` or a `StreamEnd`.
 
-    ``service_s`` is how long the worker was busy with it, ``nbytes`` the size of its buffers.
+    ``service_s`` is how long the worker was busy with it, ``nbytes`` the size of its buffers, ``making`` a `Making`.
     """
 
     epoch: int
@@ -37,6 +38,8 @@ class Made:
     stream_end: bool = False
     service_s: float = 0.0
     nbytes: int = 0
+    samples: int = 0
+    making: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +105,10 @@ class LaneCounts:
 
 @dataclass(kw_only=True)
 class LaneTimes:
-    """Sums over the tickets a lane made: wall seconds by stage, CPU seconds of all, and the tickets counted.
+    """Sums over the tickets a lane made: their number, wall seconds by stage, CPU seconds of all and by stage.
 
-    ``services_s``: wall seconds of each of the latest.
+    ``services_s``: wall seconds of each of the latest; ``services``: how many took how long, by `STEP_BUCKETS`.
+    ``nbytes``: of all batches; ``streamed_bytes``: of those that came on a connection of their own.
     """
 
     tickets: int = 0
@@ -112,7 +116,30 @@ class LaneTimes:
     collate_s: float = 0.0
     encode_s: float = 0.0
     cpu_s: float = 0.0
+    fetch_cpu_s: float = 0.0
+    collate_cpu_s: float = 0.0
+    nbytes: int = 0
+    streamed_bytes: int = 0
     services_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    services: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
+
+    def count(
+        self, stages: tuple[float, float, float, float, int], cpu_s: float, encode_s: float, nbytes: int = 0
+    ) -> float:
+        """Add one ticket, with stages as in `Stages`; returns how long its worker was busy with it."""
+        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, _ = stages
+        self.tickets += 1
+        self.fetch_s += fetch_s
+        self.collate_s += collate_s
+        self.encode_s += encode_s
+        self.cpu_s += cpu_s
+        self.fetch_cpu_s += fetch_cpu_s
+        self.collate_cpu_s += collate_cpu_s
+        self.nbytes += nbytes
+        service_s = fetch_s + collate_s + encode_s
+        self.services_s.append(service_s)
+        self.services[bisect_left(STEP_BUCKETS, service_s)] += 1
+        return service_s
 
 
 class Lane(Protocol):

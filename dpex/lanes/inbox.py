@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpex.clock import monotonic
 from dpex.lanes.cluster import Cluster
 from dpex.lanes.remoteworker import BATCH, END
 from dpex.lanes.stream import Receiver, StreamBrokenError, Target
@@ -32,10 +33,15 @@ Tag = tuple[int, int]
 
 
 class Landed(NamedTuple):
-    """The results of one call; each is (epoch, number, kind, value, fetch_s, collate_s, cpu_s, encode_s, nbytes)."""
+    """The results of one call; each is (epoch, number, kind, value, stages, cpu_s, encode_s, nbytes).
+
+    at: when the last of it was here (`clock`). streamed: large buffers came on a connection of their own.
+    """
 
     results: list[tuple[Any, ...]]
     snapshot: tuple[Any, ...] | None
+    at: float
+    streamed: bool
 
 
 class Result:
@@ -150,24 +156,25 @@ class Inbox:
         made, snapshot, frame = marshal.loads(header)
         if frame is None or self._receiver is None:
             stale = all(result[0] != self.epoch for result in made)
-            self._landed(tag, made, snapshot, [] if stale else [self._copy(array) for array in arrays])
+            buffers = [] if stale else [self._copy(array) for array in arrays]
+            self._landed(tag, made, snapshot, buffers, streamed=False)
             return
 
         def here(buffers: list[Any] | None) -> None:
             if buffers is None:
                 self._answer(tag, StreamBrokenError("the connection that carries its batches broke"))
             else:
-                self._landed(tag, made, snapshot, buffers)
+                self._landed(tag, made, snapshot, buffers, streamed=True)
 
         self._receiver.when_here(tag[0], frame, here)
 
-    def _landed(self, tag: Tag, made: list[Any], snapshot: Any, buffers: list[Any]) -> None:
+    def _landed(self, tag: Tag, made: list[Any], snapshot: Any, buffers: list[Any], *, streamed: bool) -> None:
         results = []
-        for epoch, number, kind, node, fetch_s, collate_s, cpu_s, encode_s, nbytes, places in made:
+        for epoch, number, kind, node, stages, cpu_s, encode_s, nbytes, places in made:
             slots = {(segment, slot): buffers[which] for segment, slot, which in places} if buffers else {}
             value = Result(kind, node, slots)
-            results.append((epoch, number, kind, value, fetch_s, collate_s, cpu_s, encode_s, nbytes))
-        self._answer(tag, Landed(results, snapshot))
+            results.append((epoch, number, kind, value, stages, cpu_s, encode_s, nbytes))
+        self._answer(tag, Landed(results, snapshot, monotonic(), streamed))
 
     def _memory(self, nbytes: int) -> Any:
         with self._cluster.landing_lock:

@@ -252,20 +252,16 @@ class LocalLane:
             host.segments.pop(number, None)
 
     def _made(self, host: Host, group: int, results: list[tuple[Any, ...]]) -> None:
-        times, recent, epoch_now = self.times, self.times.services_s.append, self._epoch
-        for epoch, number, kind, node, fetch_s, collate_s, cpu_s, encode_s, nbytes in results:
+        count, epoch_now = self.times.count, self._epoch
+        for epoch, number, kind, node, stages, cpu_s, encode_s, nbytes in results:
             host.held.pop((epoch, number), None)
-            times.tickets += 1
-            times.fetch_s += fetch_s
-            times.collate_s += collate_s
-            times.encode_s += encode_s
-            times.cpu_s += cpu_s
-            service_s = fetch_s + collate_s + encode_s
-            recent(service_s)
+            service_s = count(stages, cpu_s, encode_s, nbytes)
             self._crashes = 0
             if epoch == epoch_now:
                 value = Result(host, kind, node)
-                self._events.append(Made(epoch, number, host.number, value, kind == END, service_s, nbytes))
+                making = (stages[0], stages[2], stages[1], encode_s, 0.0)
+                end, samples = kind == END, stages[4]
+                self._events.append(Made(epoch, number, host.number, value, end, service_s, nbytes, samples, making))
             elif kind == BATCH:
                 host.decoder.decode(node)  # nobody wants it: its slots go back at once
         if group and self._queue is not None:

@@ -146,7 +146,7 @@ class LocalWorker:
         kind, node = self._encoded(made, logical)
         now = time.perf_counter()
         cpu_s = time.thread_time() - cpu_began
-        self._out.append((epoch, number, kind, node, *stages, cpu_s, now - began, self._encoder.nbytes))
+        self._out.append((epoch, number, kind, node, tuple(stages), cpu_s, now - began, self._encoder.nbytes))
         if now - self._flushed > _FLUSH_S or self._out_bytes > _RESULT_BYTES:
             self._flush(NO_GROUP)
             self._flushed = time.perf_counter()

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from dpex.clock import monotonic
 from dpex.lanes.actors import actor_class, actor_options, cause_of_death, needs_of
 from dpex.lanes.base import Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
 from dpex.lanes.cluster import Actor, connect, kill, release, stream_address
@@ -46,7 +47,7 @@ _LOOK_EVERY_S = 1.0
 class _Call:
     """A message to a host that was not answered yet; one that goes ``alone`` waits until the host has no other."""
 
-    __slots__ = ("alone", "kind", "logical", "ref", "submit", "tickets")
+    __slots__ = ("alone", "kind", "logical", "ref", "sent_at", "submit", "tickets")
 
     def __init__(
         self, kind: str, submit: Callable[[], Any], tickets: list[Ticket], logical: int = -1, alone: bool = False
@@ -57,6 +58,7 @@ class _Call:
         self.logical = logical
         self.alone = alone
         self.ref: Any = None
+        self.sent_at = 0.0
 
 
 class _Host:
@@ -70,6 +72,7 @@ class _Host:
         self.probing = False
         self.leaving = False
         self.source: Source | None = None
+        self.answered_at = 0.0
         self.calls: dict[int, _Call] = {}
         self.waiting: deque[_Call] = deque()
 
@@ -369,6 +372,7 @@ class RemoteLane:
     def _submit_now(self, host: _Host, call: _Call) -> None:
         number, self._next_call = self._next_call, self._next_call + 1
         host.calls[number] = call
+        call.sent_at = monotonic()
         call.ref = call.submit()
         self._inbox.expect(call.ref, (host.number, number), call.kind == "work")
 
@@ -398,7 +402,7 @@ class RemoteLane:
 
     def _answered(self, host: _Host, call: _Call, answer: Any) -> None:
         if call.kind == "work":
-            self._made(host, answer)
+            self._made(host, call, answer)
         elif call.kind == "hello":
             self._said_hello(host, answer)
         elif call.kind == "prepare":
@@ -412,20 +416,18 @@ class RemoteLane:
             if host.leaving and host.idle:
                 self._part(host)
 
-    def _made(self, host: _Host, landed: Landed) -> None:
-        times = self.times
+    def _made(self, host: _Host, call: _Call, landed: Landed) -> None:
         self.crashes = 0
-        for epoch, number, kind, value, fetch_s, collate_s, cpu_s, encode_s, nbytes in landed.results:
-            times.tickets += 1
-            times.fetch_s += fetch_s
-            times.collate_s += collate_s
-            times.encode_s += encode_s
-            times.cpu_s += cpu_s
-            service_s = fetch_s + collate_s + encode_s
-            times.services_s.append(service_s)
+        transit_s = _transit_s(host, call, landed)
+        for epoch, number, kind, value, stages, cpu_s, encode_s, nbytes in landed.results:
+            service_s = self.times.count(stages, cpu_s, encode_s, nbytes)
+            if landed.streamed:
+                self.times.streamed_bytes += nbytes
             if epoch == self._epoch:
                 self._suspects.discard(number)
-                self._events.append(Made(epoch, number, host.number, value, kind == END, service_s, nbytes))
+                making = (stages[0], stages[2], stages[1], encode_s, transit_s)
+                end, samples = kind == END, stages[4]
+                self._events.append(Made(epoch, number, host.number, value, end, service_s, nbytes, samples, making))
         if landed.snapshot is not None:
             self._events.append(Snapshot(*landed.snapshot))
 
@@ -502,6 +504,17 @@ class RemoteLane:
         self._parcel.clear()
         self.counts = LaneCounts()
         release(self._cluster, shut_down=shut_down)
+
+
+def _transit_s(host: _Host, call: _Call, landed: Landed) -> float:
+    """Seconds on the way, for each batch of an answer.
+
+    The host had nothing else to do from when it was sent this call, or else gave its last answer, until this answer was
+    here; what of that it was not busy with the batches is the way's. No clock but the trainer's is needed.
+    """
+    began, host.answered_at = max(call.sent_at, host.answered_at), landed.at
+    busy_s: float = sum(stages[0] + stages[1] + encode_s for *_, stages, _, encode_s, _ in landed.results)
+    return max(0.0, landed.at - began - busy_s) / len(landed.results)
 
 
 def _message(tickets: list[Ticket], epoch: int) -> bytes:

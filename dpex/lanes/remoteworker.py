@@ -278,7 +278,7 @@ class RemoteWorker:
             arrays.append(base)
         self._box.lent.clear()
         encode_s, cpu_s = time.perf_counter() - began, time.thread_time() - cpu_began
-        return (epoch, number, kind, node, *stages, cpu_s, encode_s, self._encoder.nbytes, slots)
+        return (epoch, number, kind, node, tuple(stages), cpu_s, encode_s, self._encoder.nbytes, slots)
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:
         if isinstance(made, StreamEnd):

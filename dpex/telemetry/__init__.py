@@ -1,1 +1,1 @@
-"""Telemetry: what is measured, and how it is exported."""
+"""What dpex measures, named and exported: the catalogue of metrics, the collector, the endpoint and how it is found."""

@@ -19,9 +19,9 @@ import torch
 from torch.utils.data import Dataset
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.telemetry.cudaevents import cuda_stall
-from dpex.telemetry.gpuwatch import GpuWatcher, view
-from dpex.telemetry.nvml import Reader
+from dpex.gpu.events import cuda_stall
+from dpex.gpu.nvml import Reader
+from dpex.gpu.watch import GpuWatcher, view
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.clock import ManualClock
 from dpex.engine import Plan
-from dpex.telemetry import cudaevents
-from dpex.telemetry.gpustall import AT_ONCE, PENDING, GpuStall
+from dpex.gpu import events as cudaevents
+from dpex.gpu.stall import AT_ONCE, PENDING, GpuStall
 
 MS = 1 / 1024
 """A millisecond whose multiples floating point adds up exactly."""

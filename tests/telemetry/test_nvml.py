@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from dpex.telemetry.gpuwatch import GpuWatcher, view
-from dpex.telemetry.nvml import GpuSample, Reader, RunningCount, cuda_devices, parse_visible
+from dpex.gpu.nvml import GpuSample, Reader, RunningCount, cuda_devices, parse_visible
+from dpex.gpu.watch import GpuWatcher, view
 
 ROOT = Path(__file__).parents[2]
 FIRST, SECOND, THIRD = "00000000-aaaa", "11111111-bbbb", "11112222-cccc"
@@ -25,7 +25,7 @@ REST = "-0000-0000-000000000000"
 PRELUDE = """
 import ctypes, json, logging, sys
 from dataclasses import asdict
-from dpex.telemetry import nvml
+from dpex.gpu import nvml
 
 class Notes(logging.Handler):
     def emit(self, record):

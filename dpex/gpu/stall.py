@@ -31,7 +31,7 @@ Mark = TypeVar("Mark")
 
 
 class Events(Protocol[Mark]):
-    """Marks on a stream; `dpex.telemetry.cudaevents` has the real ones."""
+    """Marks on a stream; `dpex.gpu.events` has the real ones."""
 
     def is_open(self) -> bool:
         """Whether there is a stream that may be marked, and marks that may be asked about, at this moment."""

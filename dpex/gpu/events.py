@@ -1,4 +1,4 @@
-"""CUDA events as marks for `gpustall`, on the current stream of the calling thread. Initialises nothing.
+"""CUDA events as marks for `stall`, on the current stream of the calling thread. Initialises nothing.
 
 The device is the current one; if nothing in this process has used that, the only one that was used, if there is one (a
 script that says ``"cuda:1"`` everywhere). An event on a device that nobody uses would cost hundreds of megabytes there.
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dpex.telemetry.gpustall import GpuStall
-from dpex.telemetry.nvml import has_context
+from dpex.gpu.nvml import has_context
+from dpex.gpu.stall import GpuStall
 
 
 class CudaMark(NamedTuple):
@@ -23,7 +23,7 @@ class CudaMark(NamedTuple):
 
 
 class CudaEvents:
-    """`dpex.telemetry.gpustall.Events`, for torch. Events are kept and recorded anew, each on its own device."""
+    """`dpex.gpu.stall.Events`, for torch. Events are kept and recorded anew, each on its own device."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[int, list[torch.cuda.Event]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """What NVML tells about the GPUs that this process uses: how busy, how full, how many bytes over PCIe.
 
 Asking is not free: some calls take a lock of the driver that also kernel launches need. So it is for one thread, once a
-second or less often (see `dpex.telemetry.gpuwatch`), with handles that are kept, and what a device does not offer is
+second or less often (see `dpex.gpu.watch`), with handles that are kept, and what a device does not offer is
 asked once. Without pynvml, a driver or a GPU there is simply nothing; each such finding is logged once, for debugging.
 Nothing here initialises CUDA or imports torch.
 """

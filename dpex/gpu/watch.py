@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from dpex.telemetry.nvml import GpuSample, Reader, may_have_gpu
+from dpex.gpu.nvml import GpuSample, Reader, may_have_gpu
 
 PERIOD_S = 1.0
 JOIN_S = 2.0

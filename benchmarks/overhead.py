@@ -1,0 +1,147 @@
+"""What metrics cost: `python -m benchmarks.overhead`.
+
+First the time per batch without and with `metrics_port`, in turns within one process, so that both meet the same
+machine: the loaders do next to nothing themselves, and nobody scrapes. Then a training loop, alone and while another
+process scrapes it 100 times a second, in turns too.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.machine import machine
+from dpex import DpexDataLoader
+from dpex.telemetry.exporter import exporter
+
+KINDS: dict[str, dict[str, Any]] = {
+    "torch's in-process iterator": {"num_workers": 0},
+    "engine, in-process": {"num_workers": 0, "seeding": "batch"},
+    "engine, 2 workers": {"num_workers": 2, "seeding": "batch"},
+}
+SCRAPER = """
+import sys, time, urllib.request
+port, every_s, count = int(sys.argv[1]), float(sys.argv[2]), 0
+began = time.perf_counter()
+print(flush=True)
+while True:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        answer.read()
+    count += 1
+    print(count / (time.perf_counter() - began), flush=True)
+    time.sleep(max(0.0, began + count * every_s - time.perf_counter()))
+"""
+SCRAPE_EVERY_S = 0.01
+
+
+class Floats(torch.utils.data.Dataset[torch.Tensor]):
+    """Five floats that are there already."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.sample = torch.zeros(5)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.sample
+
+
+def seconds_for(batches: Iterator[Any], count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        next(batches)
+    return time.perf_counter() - began
+
+
+def cost_per_batch(kind: dict[str, Any], rounds: int, count: int) -> tuple[float, float, float]:
+    """Microseconds per batch off and on, and the median of the differences within a round."""
+    data = Floats(count * (rounds + 2))
+    with DpexDataLoader(data, **kind) as off, DpexDataLoader(data, metrics_port=0, **kind) as on:
+        passes = [iter(off), iter(on)]
+        for batches in passes:
+            seconds_for(batches, count)
+        pairs = []
+        for number in range(rounds):
+            order = (0, 1) if number % 2 else (1, 0)
+            taken = {which: seconds_for(passes[which], count) / count * 1e6 for which in order}
+            pairs.append((taken[0], taken[1]))
+        return median(a for a, _ in pairs), median(b for _, b in pairs), median(b - a for a, b in pairs)
+
+
+def train(batches: Iterator[Any], seconds: float, work: torch.Tensor) -> float:
+    """Batches per second of a loop that computes about two milliseconds a step."""
+    count, began = 0, time.perf_counter()
+    while (now := time.perf_counter()) - began < seconds:
+        next(batches)
+        while time.perf_counter() - now < 0.002:
+            work @ work
+        count += 1
+    return count / (time.perf_counter() - began)
+
+
+@contextmanager
+def storm(port: int) -> Iterator[list[float]]:
+    """Scrapes in another process; the list holds their rate in the end."""
+    rates: list[float] = []
+    arguments = [sys.executable, "-c", SCRAPER, str(port), str(SCRAPE_EVERY_S)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as scraper:
+        assert scraper.stdout is not None
+        scraper.stdout.readline()
+        try:
+            yield rates
+        finally:
+            scraper.kill()
+            lines = scraper.stdout.read().split()
+            rates.append(float(lines[-1]) if lines else 0.0)
+
+
+def loss_under_storm(rounds: int, seconds: float) -> tuple[float, float, float, float]:
+    """Batches per second alone and in the storm, the median loss within a round, and scrapes per second."""
+    work = torch.ones(64, 64)
+    rates: list[float] = []
+    with DpexDataLoader(Floats(10**7), num_workers=1, seeding="batch", metrics_port=0) as loader:
+        batches = iter(loader)
+        train(batches, seconds, work)
+        pairs = []
+        for _ in range(rounds):
+            alone = train(batches, seconds, work)
+            with storm(exporter.port or 0) as found:
+                stormy = train(batches, seconds, work)
+            rates += found
+            pairs.append((alone, stormy))
+    losses = [1.0 - stormy / alone for alone, stormy in pairs]
+    return median(a for a, _ in pairs), median(b for _, b in pairs), median(losses), median(rates)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60, help="of the first part (60)")
+    parser.add_argument("--batches", type=int, default=500, help="per round (500)")
+    parser.add_argument("--storms", type=int, default=3, help="rounds of the second part (3)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    host = machine()
+    print(f"{host['processor']}, {host['cores']} cores, load {host['load_1min']}; medians, in turns")
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["DPEX_METRICS_DIR"] = directory
+        for name, kind in KINDS.items():
+            off, on, difference = cost_per_batch(kind, options.rounds, options.batches)
+            print(f"{name:30} {off:8.2f} us off {on:8.2f} us on {on / off:6.3f}x {difference:+6.2f} us per batch")
+        alone, stormy, loss, rate = loss_under_storm(options.storms, 2.0)
+        print(f"{'scraped ' + format(rate, '.0f') + ' times a second':30} {alone:8.1f}/s alone {stormy:8.1f}/s", end="")
+        print(f" {100 * loss:+.1f} % of the batches lost")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""Counts what torch's own in-process iterator does, for a loader without workers whose metrics are exported.
+
+Used by the consumer's thread; `InlineMeter.sums` may be called from any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from dpex.clock import monotonic
+from dpex.lanes.base import LaneTimes
+from dpex.meter import Sums, Tally, lane_sums
+
+
+class InlineMeter:
+    """Told of each call of ``next()`` what came when: `enter`, `drawn`, the collate function, `leave`."""
+
+    def __init__(self, *, auto_collation: bool) -> None:
+        self._auto_collation = auto_collation
+        self._tally = Tally(detailed=True)
+        self._times = LaneTimes()
+        self._errors: Counter[str] = Counter()
+        self._opened = self._drawn_at = self._cpu_drawn_at = 0.0
+
+    def enter(self) -> None:
+        """The consumer asks for a batch."""
+        self._opened = 0.0
+        self._tally.enter(monotonic())
+
+    def drawn(self) -> None:
+        """The sampler said which one."""
+        self._drawn_at, self._cpu_drawn_at = monotonic(), time.thread_time()
+
+    def timed(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The collate function, which ends the making of a batch."""
+
+        def collate(data: Any) -> Any:
+            began, cpu_began = monotonic(), time.thread_time()
+            batch = collate_fn(data)
+            self._opened, cpu_ended = monotonic(), time.thread_time()
+            samples = len(data) if self._auto_collation and isinstance(data, list) else 1
+            load_s, collate_s = began - self._drawn_at, self._opened - began
+            self._made((load_s, collate_s, cpu_began - self._cpu_drawn_at, cpu_ended - cpu_began, samples))
+            return batch
+
+        return collate
+
+    def _made(self, stages: tuple[float, float, float, float, int]) -> None:
+        self._times.count(stages, stages[2] + stages[3], 0.0)
+        self._tally.made_here(stages[0], stages[2], stages[1])
+        self._tally.batches += 1
+        self._tally.samples += stages[4]
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """It has got one, or that error."""
+        over = isinstance(error, StopIteration)
+        self._errors["batch"] += isinstance(error, Exception) and not over
+        self._tally.leave(self._opened, monotonic(), over=over)
+
+    def sums(self) -> Sums:
+        """The counts so far."""
+        return self._tally.sums(
+            monotonic(), errors=dict(self._errors), lanes={"inline": lane_sums(self._times)}, moved_bytes={"h2d": 0}
+        )

@@ -1,0 +1,150 @@
+"""Builds Prometheus's families from ledgers and GPU readings when they are scraped; nothing is done per batch.
+
+prometheus-client is imported with the first scrape. Nothing here waits for a loader.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import platform
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import dpex
+from dpex.clock import monotonic
+from dpex.telemetry.catalogue import BY_NAME, METRICS, Metric
+from dpex.telemetry.ledger import Key, Ledger, Readings
+from dpex.telemetry.sources import GpuReading, GpuSource
+
+logger = logging.getLogger("dpex")
+
+_GPU_GAUGES = (
+    *("kernel_active_ratio", "sm_active_ratio", "sm_occupancy_ratio", "dram_active_ratio"),
+    *("memory_used_bytes", "memory_size_bytes"),
+)
+
+
+class Families:
+    """The families of one scrape, by metric; each is made when its first sample comes."""
+
+    def __init__(self) -> None:
+        self._core = importlib.import_module("prometheus_client.metrics_core")
+        self._found: dict[str, Any] = {}
+
+    def add(self, name: str, labels: Iterable[str], value: float) -> None:
+        """One sample of a counter, a gauge or an info."""
+        self._family(BY_NAME[name]).add_metric(list(labels), value)
+
+    def add_histogram(self, name: str, labels: Iterable[str], counts: Iterable[int], total: float) -> None:
+        """All samples of a histogram; ``counts`` are those of the single buckets, the infinite one last."""
+        metric, buckets, sum_so_far = BY_NAME[name], [], 0
+        for bound, count in zip([*map(str, metric.buckets), "+Inf"], counts, strict=True):
+            sum_so_far += count
+            buckets.append((bound, sum_so_far))
+        self._family(metric).add_metric(list(labels), buckets, total)
+
+    def _family(self, metric: Metric) -> Any:
+        if metric.name not in self._found:
+            self._found[metric.name] = self.new(metric)
+        return self._found[metric.name]
+
+    def new(self, metric: Metric) -> Any:
+        """An empty family."""
+        kinds = {"counter": "Counter", "histogram": "Histogram"}
+        make = getattr(self._core, f"{kinds.get(metric.kind, 'Gauge')}MetricFamily")
+        return make(metric.name, metric.help, labels=metric.label_names, unit=metric.unit)
+
+    def in_order(self) -> list[Any]:
+        """In the order of the catalogue."""
+        return [self._found[metric.name] for metric in METRICS if metric.name in self._found]
+
+
+class Collector:
+    """What a registry asks at each scrape. ``gpu`` may be set at any time; without it there are no GPU series."""
+
+    def __init__(self, ledgers: Callable[[], Iterable[Ledger]], gpu: GpuSource | None = None) -> None:
+        self.gpu = gpu
+        self._ledgers = ledgers
+        self._lock = threading.Lock()
+        self._errors = {"loaders": 0, "gpu": 0}
+        self._pcie = _Growing()
+
+    def describe(self) -> list[Any]:
+        """All families, without samples."""
+        families = Families()
+        return [families.new(metric) for metric in METRICS]
+
+    def collect(self) -> Iterator[Any]:
+        """All families with their samples; one scrape at a time."""
+        with self._lock:
+            families = Families()
+            families.add("dpex_build_info", _versions(), 1.0)
+            self._run("loaders", self._add_loaders, families)
+            if self.gpu is not None:
+                self._run("gpu", self._add_gpus, families)
+            for name, count in self._errors.items():
+                if name != "gpu" or self.gpu is not None:
+                    families.add("dpex_collect_errors_total", [name], count)
+        yield from families.in_order()
+
+    def _run(self, name: str, collect: Callable[[Families], None], families: Families) -> None:
+        began = monotonic()
+        try:
+            collect(families)
+        except Exception:
+            self._errors[name] += 1
+            logger.exception("metrics of %s could not be collected; this is an error in dpex", name)
+        families.add("dpex_collect_duration_seconds", [name], monotonic() - began)
+
+    def _add_loaders(self, families: Families) -> None:
+        merged: dict[str, Readings] = {}
+        infos: dict[str, tuple[str, ...]] = {}
+        for ledger in self._ledgers():
+            merged.setdefault(ledger.name, Readings()).add(ledger.read())
+            infos[ledger.name] = ledger.info
+        for loader, readings in merged.items():
+            for values in (readings.counters, readings.gauges):
+                for key, value in values.items():
+                    families.add(key[0], (loader, *key[1:]), value)
+            for key, (counts, total) in readings.histograms.items():
+                families.add_histogram(key[0], (loader, *key[1:]), counts, total)
+            if infos[loader]:
+                families.add("dpex_loader_info", (loader, *infos[loader]), 1.0)
+
+    def _add_gpus(self, families: Families) -> None:
+        assert self.gpu is not None
+        for gpu in self.gpu.read():
+            families.add("dpex_gpu_info", [gpu.uuid, gpu.index, gpu.model], 1.0)
+            for name in _GPU_GAUGES:
+                value = getattr(gpu, name)
+                if value is not None:
+                    families.add(f"dpex_gpu_{name}", [gpu.uuid], value)
+            self._add_bus(families, gpu)
+
+    def _add_bus(self, families: Families, gpu: GpuReading) -> None:
+        for direction, value in (("rx", gpu.pcie_rx_bytes), ("tx", gpu.pcie_tx_bytes)):
+            if value is not None:
+                name = "dpex_gpu_pcie_bytes_total"
+                families.add(name, [gpu.uuid, direction], self._pcie((name, gpu.uuid, direction), value))
+
+
+class _Growing:
+    """Makes of a count that the driver may wrap or restart one that only grows."""
+
+    def __init__(self) -> None:
+        self._last: dict[Key, float] = {}
+        self._sums: dict[Key, float] = {}
+
+    def __call__(self, key: Key, value: float) -> float:
+        last = self._last.get(key, value)
+        self._last[key] = value
+        self._sums[key] = self._sums.get(key, 0.0) + (value - last if value >= last else value)
+        return self._sums[key]
+
+
+def _versions() -> list[str]:
+    torch = sys.modules.get("torch")
+    return [dpex.__version__, platform.python_version(), str(getattr(torch, "__version__", ""))]

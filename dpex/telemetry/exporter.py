@@ -1,0 +1,209 @@
+"""The endpoint of this process: one for all its loaders, up while at least one that asked for it lives.
+
+prometheus-client serves it from daemon threads; the registry is dpex's own. A process that was forked from one that
+serves never does so itself, and neither does a worker. All state is behind one lock that no batch ever takes; a garbage
+collection may end a loader in any thread, so what a loader's end calls (`Membership.leave`) may run inside any of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import itertools
+import logging
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpex.errors import OptionError
+from dpex.telemetry.collector import Collector
+from dpex.telemetry.discovery import DIRECTORY_VARIABLE, Announcement, default_directory, identity
+from dpex.telemetry.ledger import Ledger
+
+logger = logging.getLogger("dpex")
+
+PORT_VARIABLE = "DPEX_METRICS_PORT"
+STOP_S = 2.0
+_ANY = ("0.0.0.0", "::", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where to serve. port 0: whichever is free. directory: for ``file_sd``, None: the default one.
+
+    certfile, keyfile: TLS. client_cafile: only clients with a certificate of that authority are served.
+    """
+
+    port: int
+    host: str = "127.0.0.1"
+    directory: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    client_cafile: str | None = None
+
+
+class _Server:
+    """The running server, its registry and its announcement."""
+
+    def __init__(self, endpoint: Endpoint, collector: Collector) -> None:
+        self.endpoint = endpoint
+        client = importlib.import_module("prometheus_client")
+        client.disable_created_metrics()
+        registry = client.CollectorRegistry()
+        registry.register(collector)
+        self._http, self.thread = _listen(client, endpoint, registry)
+        self.thread.name = "dpex-metrics"
+        self.port = int(self._http.server_port)
+        self._announcement = self._announce()
+
+    def _announce(self) -> Announcement | None:
+        endpoint = self.endpoint
+        given = endpoint.directory or os.environ.get(DIRECTORY_VARIABLE)
+        directory = Path(given) if given else default_directory(os.environ)
+        host = socket.gethostname() if endpoint.host in _ANY else endpoint.host
+        target = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        scheme = {"__scheme__": "https"} if endpoint.certfile else {}
+        try:
+            found = Announcement(directory, target, {**identity(os.environ), **scheme}, own=not given)
+        except OSError as error:
+            logger.warning("metrics: Prometheus cannot find this process by itself, it serves at %s: %s", target, error)
+            return None
+        logger.info("metrics are served at %s, announced in %s", target, found.path)
+        return found
+
+    def stop(self) -> None:
+        """Within `STOP_S`, from any thread; idempotent."""
+        if self._announcement is not None:
+            self._announcement.withdraw()
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and the daemon threads with it
+            ending = threading.Thread(target=self._end, name="dpex-metrics-stop", daemon=True)
+            ending.start()
+            if threading.current_thread() is not self.thread:
+                ending.join(STOP_S)
+
+    def _end(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def abandon(self) -> None:
+        """In a forked process: give up the parent's socket, so that its port is free once the parent has ended."""
+        self._http.socket.close()
+
+
+def _listen(client: Any, endpoint: Endpoint, registry: Any) -> tuple[Any, threading.Thread]:
+    try:
+        server, thread = client.start_http_server(
+            endpoint.port,
+            addr=endpoint.host,
+            registry=registry,
+            certfile=endpoint.certfile,
+            keyfile=endpoint.keyfile,
+            client_cafile=endpoint.client_cafile,
+            client_auth_required=endpoint.client_cafile is not None,
+        )
+    except OSError as error:
+        raise OptionError(_why_not(endpoint, error)) from error
+    return server, thread
+
+
+def _why_not(endpoint: Endpoint, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"metrics_port={endpoint.port}: the port is taken on {endpoint.host}; give 0, and each process takes one "
+            "that is free and that Prometheus finds through metrics_dir"
+        )
+    if endpoint.certfile and error.errno not in (errno.EACCES, errno.EADDRNOTAVAIL):
+        return f"metrics_certfile={endpoint.certfile!r}, metrics_keyfile={endpoint.keyfile!r}: {error}"
+    return f"metrics_host={endpoint.host!r}, metrics_port={endpoint.port}: cannot listen there: {error}"
+
+
+class Exporter:
+    """See the module. There is one, `exporter`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        self._known: weakref.WeakValueDictionary[str, Ledger] = weakref.WeakValueDictionary()
+        self._members: dict[int, Ledger] = {}
+        self._tokens = itertools.count()
+        self._server: _Server | None = None
+        self._hooked = False
+        self._forked = False
+        self.collector = Collector(self.ledgers)
+
+    def ledger(self, name: str | None, info: Sequence[str]) -> Ledger:
+        """The ledger of that name, or one with a new name; loaders of one name share theirs."""
+        with self._lock:
+            name = name or f"loader-{next(self._numbers)}"
+            found = self._known.get(name)
+            if found is None:
+                found = self._known[name] = Ledger(name)
+            found.info = tuple(info)
+            return found
+
+    def ledgers(self) -> list[Ledger]:
+        """Those that are exported."""
+        return list({id(ledger): ledger for ledger in list(self._members.values())}.values())
+
+    @property
+    def port(self) -> int | None:
+        """Where this process serves, if it does."""
+        server = self._server
+        return None if server is None else server.port
+
+    def join(self, endpoint: Endpoint, ledger: Ledger) -> int | None:
+        """Export this ledger too; returns what `leave` takes. None: this process never serves.
+
+        Raises:
+            OptionError: the port is taken, or is not the one that other loaders of this process are served at.
+        """
+        with self._lock:
+            if self._forked:
+                return None
+            token = next(self._tokens)
+            self._members[token] = ledger  # first, so that no loader that ends meanwhile stops the server
+            try:
+                self._serve(endpoint)
+            except BaseException:
+                del self._members[token]
+                raise
+            return token
+
+    def _serve(self, endpoint: Endpoint) -> None:
+        if not self._hooked:
+            self._hooked = True
+            os.register_at_fork(after_in_child=self._leave_to_parent)
+        if self._server is None:
+            self._server = _Server(endpoint, self.collector)
+        elif endpoint.port not in (0, self._server.port):
+            raise OptionError(
+                f"metrics_port={endpoint.port}: the loaders of a process share one endpoint, and there is one on port "
+                f"{self._server.port}; give that, or 0"
+            )
+
+    def leave(self, token: int) -> None:
+        """This loader is no more; with the last one the server stops. Idempotent."""
+        with self._lock:
+            self._members.pop(token, None)
+            if self._members:
+                return
+            server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+
+    def _leave_to_parent(self) -> None:
+        self._lock = threading.RLock()
+        server, self._server = self._server, None
+        self._members = {}
+        if server is not None:
+            self._forked = True
+            server.abandon()
+
+
+exporter = Exporter()

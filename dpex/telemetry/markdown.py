@@ -1,0 +1,78 @@
+"""``docs/metrics.md`` from the catalogue: ``python -m dpex.telemetry.markdown > docs/metrics.md``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from dpex.telemetry.catalogue import METRICS, Group, Label, Metric
+
+_TITLES: dict[Group, str] = {
+    "consumer": "The training loop",
+    "workers": "Workers",
+    "queue": "Queues and bytes",
+    "tuner": "The tuner",
+    "gpu": "GPU",
+    "process": "The process",
+}
+_PREFACE = """\
+# Metrics
+
+The lists below are made from `dpex/telemetry/catalogue.py`: `python -m dpex.telemetry.markdown > docs/metrics.md`.
+
+`DpexDataLoader(..., metrics_port=0)`, or `DPEX_METRICS_PORT=0` for a script that is not to be changed, serves them from
+the training process at a free port (any other number: at that one). All loaders of a process share one endpoint; it is
+up from the first `iter()` until the last of them is closed or dies. Only this machine can reach it unless
+`metrics_host=` says otherwise. `metrics_certfile=` and `metrics_keyfile=` make it TLS, and with
+`metrics_client_cafile=` only clients with a certificate of that authority are served. There are no passwords:
+prometheus-client has none, and its maintainers declined them (client_python, pull request 610).
+
+Each process announces itself by a file in `metrics_dir=`, else `$DPEX_METRICS_DIR`, else `$XDG_RUNTIME_DIR/dpex`, else
+`dpex-<uid>` in the directory for temporary files. Files of processes that were killed go when the next one starts.
+
+```yaml
+scrape_configs:
+  - job_name: dpex
+    file_sd_configs:
+      - files: ["/run/user/1000/dpex/dpex-*.json"]
+```
+
+The target's labels are `run_id` (`$DPEX_RUN_ID`, else torchrun's or Slurm's, else one of this process), `rank` and
+`node`; the metrics themselves have only those named below. Several ranks on one machine need `metrics_port=0`.
+
+On a Ray cluster the headline series are in Ray's own metrics as well, as `ray_dpex_…`: the training loop's seconds,
+causes, batches, samples, and workers. Ray exports metrics only where `ray[default]` is installed.
+
+Loaders whose batches PyTorch's own iterators make (`local_engine="torch"`, DataPipes, other systems than Linux) have no
+metrics. What is under way is counted at the latest when it has ended; a long wait by the second.
+"""
+
+
+def as_markdown(metrics: Iterable[Metric] = METRICS) -> str:
+    """The documentation of these metrics."""
+    metrics = tuple(metrics)
+    parts = [_PREFACE]
+    for group, title in _TITLES.items():
+        parts.append(f"\n## {title}\n")
+        parts += [_described(metric) for metric in metrics if metric.group == group]
+    return "".join(parts)
+
+
+def _described(metric: Metric) -> str:
+    kind = " ".join(part for part in (metric.kind, metric.unit and f"in {metric.unit.replace('_', ' ')}") if part)
+    lines = [f"\n### `{metric.name}`\n", f"*{kind}.* {metric.help} **Read it:** {metric.how_to_read}\n"]
+    if metric.labels:
+        lines += [_labelled(label) for label in metric.labels]
+    if metric.buckets:
+        lines += [f"\nBuckets: {', '.join(f'{bound:g}' for bound in metric.buckets)}, +Inf."]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _labelled(label: Label) -> str:
+    values = " | ".join(f"`{value}`" for value in label.values)
+    about = ": ".join(part for part in (values, label.help) if part)
+    return f"- `{label.name}`" + (f" = {about}" if values else f": {about}" if about else "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(as_markdown())

@@ -1,0 +1,406 @@
+"""The endpoint as Prometheus sees it: scraped over HTTP while a real loader trains."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import Augmented, until
+from torch.utils.data import IterableDataset
+
+from dpex import DpexDataLoader
+from dpex.errors import OptionError
+from dpex.telemetry.catalogue import BY_NAME, CAUSES, METRICS
+from dpex.telemetry.exporter import exporter
+
+ROOT = Path(__file__).parents[2]
+LINE = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+
+Scrape = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("DPEX_METRICS_DIR", str(tmp_path / "sd"))
+    monkeypatch.delenv("DPEX_METRICS_PORT", raising=False)
+    yield
+    gc.collect()
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith("dpex-metrics")])
+    assert exporter.port is None
+    assert not list((tmp_path / "sd").glob("*"))
+
+
+def text(port: int | None = None, context: ssl.SSLContext | None = None) -> str:
+    scheme = "https" if context is not None else "http"
+    url = f"{scheme}://localhost:{port or exporter.port}/metrics"
+    with urllib.request.urlopen(url, timeout=10, context=context) as answer:
+        return str(answer.read().decode())
+
+
+def scrape(port: int | None = None) -> Scrape:
+    found: Scrape = {}
+    for line in text(port).splitlines():
+        if not line.startswith("#"):
+            match = LINE.fullmatch(line)
+            assert match, line
+            labels = frozenset(re.findall(r'(\w+)="([^"]*)"', match["labels"] or ""))
+            found[match["name"], labels] = float(match["value"])
+    return found
+
+
+def value(found: Scrape, name: str, **labels: str) -> float:
+    """The sum over all series that have these labels."""
+    wanted = set(labels.items())
+    values = [number for (series, has), number in found.items() if series == name and wanted <= has]
+    assert values, f"no series {name} {labels}"
+    return sum(values)
+
+
+def announced(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text())[0] for path in sorted(directory.glob("*.json"))]
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.zeros(3)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "in-process": {"num_workers": 0},
+    "in-process, batch seeds": {"num_workers": 0, "seeding": "batch"},
+    "logical workers": {"num_workers": 2},
+    "shared queue": {"num_workers": 2, "seeding": "batch"},
+    "tuned": {"num_workers": "auto"},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+# -- what is seen ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_loop_is_scraped(kind: str) -> None:
+    data = Augmented(200, 0.0005, extra=2000)
+    with DpexDataLoader(data, batch_size=4, metrics_port=0, name="train", **KINDS[kind]) as loader:
+        before: Scrape = {}
+        for number, _ in enumerate(loader):
+            if number % 10 == 9:
+                now = scrape()
+                assert value(now, "dpex_batches_total", loader="train") == number + 1
+                assert value(now, "dpex_samples_total") == 4 * (number + 1)
+                shrunk = {key for key in before if key[0].endswith("_total") and now[key] < before[key]}
+                assert not shrunk
+                before = now
+        wait_s = value(before, "dpex_consumer_seconds_total", state="wait")
+        assert value(before, "dpex_stall_seconds_total") == pytest.approx(wait_s)
+        made = value(before, "dpex_worker_batch_seconds_count")
+        assert 50 <= made <= 50 + 4 * 2
+        assert value(before, "dpex_worker_seconds_total", stage="load") >= 0.0005 * 4 * 50
+        assert value(before, "dpex_batch_wait_seconds_count") == 49
+        after = scrape()
+        assert value(after, "dpex_batches_total") == 50
+        assert abs(value(after, "dpex_last_batch_timestamp_seconds") - time.time()) < 60
+
+
+@pytest.mark.parametrize("kind", ["in-process", "shared queue"])
+def test_counts_go_on_over_epochs_and_from_close_to_the_next_iter(kind: str) -> None:
+    loader = DpexDataLoader(Augmented(40), batch_size=4, metrics_port=0, **KINDS[kind])
+    for epoch in range(3):
+        assert len(list(loader)) == 10
+        assert value(scrape(), "dpex_batches_total") == 10 * (epoch + 1)
+    assert value(scrape(), "dpex_ready_batches") == 0
+    loader.close()
+    assert exporter.port is None
+    iterator = iter(loader)
+    next(iterator)
+    assert value(scrape(), "dpex_batches_total") == 1
+    loader.close()
+
+
+def test_wall_time_is_wait_transfer_and_work() -> None:
+    """What is planted is found: each batch takes 20 ms to make, each step as long."""
+    with DpexDataLoader(Augmented(80, 0.005), batch_size=4, num_workers=0, metrics_port=0) as loader:
+        began = time.perf_counter()
+        for _ in loader:
+            time.sleep(0.02)
+        wall_s = time.perf_counter() - began
+        found = scrape()
+    total_s = value(found, "dpex_consumer_seconds_total")
+    assert 0.9 * wall_s < total_s <= wall_s
+    wait_s, work_s = (value(found, "dpex_consumer_seconds_total", state=state) for state in ("wait", "work"))
+    assert wait_s >= 20 * 0.02
+    assert work_s >= 20 * 0.02
+    assert value(found, "dpex_stall_seconds_total", cause="read") > 0.5 * wait_s  # sleeping is no computing
+
+
+def test_every_series_is_in_the_catalogue_with_its_labels() -> None:
+    with DpexDataLoader(Augmented(8), batch_size=2, num_workers=1, metrics_port=0) as loader:
+        list(loader)
+        types = dict(re.findall(r"# TYPE (\w+) (\w+)", text()))
+        found = scrape()
+    assert set(types) <= set(BY_NAME)
+    for name, kind in types.items():
+        assert kind == {"info": "gauge"}.get(BY_NAME[name].kind, BY_NAME[name].kind)
+    for series, labels in found:
+        metric = BY_NAME[series] if series in BY_NAME else BY_NAME[re.sub(r"_(bucket|sum|count)$", "", series)]
+        assert {name for name, _ in labels} - {"le"} == set(metric.label_names)
+        allowed = {label.name: label.values for label in metric.labels if label.values}
+        assert all(one in allowed[name] for name, one in labels if name in allowed)
+    expected = {m.name for m in METRICS if m.group in ("consumer", "workers", "queue")}
+    assert expected <= set(types)
+    assert all(value(found, "dpex_stall_seconds_total", cause=cause) >= 0 for cause in CAUSES)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_promtool_finds_nothing_to_say() -> None:
+    with DpexDataLoader(Augmented(8), batch_size=2, num_workers="auto", metrics_port=0) as loader:
+        list(loader)
+        exposition = text()
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=exposition, text=True, capture_output=True, check=False, timeout=30
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_errors_of_the_dataset_and_deaths_are_counted() -> None:
+    class Bad(Augmented):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 5:
+                raise KeyError(index)
+            return super().__getitem__(index)
+
+    with DpexDataLoader(Bad(400, 0.002), batch_size=2, num_workers=2, metrics_port=0) as loader:
+        iterator = iter(loader)
+        with pytest.raises(KeyError):
+            list(iterator)
+        assert value(scrape(), "dpex_errors_total", kind="batch") == 1
+        os.kill(iterator._workers[0].pid, 9)
+        with pytest.warns(RuntimeWarning, match="The epoch goes on"):
+            list(iterator)
+        assert value(scrape(), "dpex_worker_restarts_total", lane="local") == 1
+
+
+def test_two_loaders_share_an_endpoint() -> None:
+    with (
+        DpexDataLoader(Augmented(40), batch_size=2, num_workers=1, metrics_port=0, name="train") as train,
+        DpexDataLoader(Augmented(40), batch_size=2, num_workers=0, metrics_port=0, name="validation") as validation,
+    ):
+        batches = iter(train)
+        next(batches)
+        port = exporter.port
+        list(validation)
+        assert exporter.port == port
+        found = scrape()
+        assert value(found, "dpex_batches_total", loader="train") == 1
+        assert value(found, "dpex_batches_total", loader="validation") == 20
+        validation.close()
+        assert {dict(labels).get("loader") for name, labels in scrape() if name == "dpex_batches_total"} == {"train"}
+
+
+def test_loaders_without_a_name_get_one_each() -> None:
+    loaders = [DpexDataLoader([1, 2], metrics_port=0) for _ in range(2)]
+    for loader in loaders:
+        list(loader)
+    names = {dict(labels)["loader"] for name, labels in scrape() if name == "dpex_batches_total"}
+    assert len(names) == 2
+    assert all(re.fullmatch(r"loader-\d+", name) for name in names)
+    assert [loader.name for loader in loaders] == [None, None]
+
+
+def test_a_stream_counts_its_samples() -> None:
+    with DpexDataLoader(Endless(), batch_size=5, num_workers=1, metrics_port=0) as loader:
+        assert len(list(islice(loader, 7))) == 7
+        until(lambda: value(scrape(), "dpex_samples_total") == 35)
+
+
+# -- coming and going --------------------------------------------------------------------------------------------------
+
+
+def test_it_ends_with_the_last_loader(tmp_path: Path) -> None:
+    loaders = [DpexDataLoader([1, 2, 3], metrics_port=0) for _ in range(2)]
+    for loader in loaders:
+        list(loader)
+    port = exporter.port
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "dpex-metrics"] == [True]
+    assert [found["targets"] for found in announced(tmp_path / "sd")] == [[f"127.0.0.1:{port}"]]
+    loaders.pop()
+    gc.collect()
+    assert exporter.port == port
+    loaders.clear()
+    del loader
+    gc.collect()
+    assert exporter.port is None
+    assert announced(tmp_path / "sd") == []
+    with pytest.raises(urllib.error.URLError):
+        text(port)
+
+
+def test_closing_twice_and_pickling() -> None:
+    loader = DpexDataLoader([1, 2, 3], metrics_port=0)
+    list(loader)
+    again = pickle.loads(pickle.dumps(loader))
+    loader.close()
+    loader.close()
+    assert list(again)
+    assert exporter.port is not None
+    again.close()
+
+
+def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
+    code = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
+        port = int(other.stdout.readline())  # type: ignore[union-attr]
+        loader = DpexDataLoader([1, 2], metrics_port=port)
+        with pytest.raises(OptionError, match=rf"metrics_port={port}.*taken.*give 0"):
+            iter(loader)
+        assert exporter.ledgers() == []
+        other.communicate("\n")
+    assert list(loader)
+    assert exporter.port == port
+    with pytest.raises(OptionError, match=f"metrics_port=1: .*share one endpoint.*{port}"):
+        iter(DpexDataLoader([1, 2], metrics_port=1))
+    loader.close()
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"metrics_host='192\.0\.2\.1', metrics_port=0: cannot listen there"):
+        iter(DpexDataLoader([1, 2], metrics_port=0, metrics_host="192.0.2.1"))
+
+
+def test_the_environment_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPEX_METRICS_PORT", "0")
+    loader = DpexDataLoader([1, 2])
+    list(loader)
+    assert value(scrape(), "dpex_batches_total") == 2
+    loader.close()
+    monkeypatch.setenv("DPEX_METRICS_PORT", "many")
+    with pytest.raises(OptionError, match="DPEX_METRICS_PORT='many': give a port"):
+        iter(loader)
+
+
+class NestedLoader(Augmented):
+    """Loads with a loader of its own, inside a worker."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        inner = sum(batch.sum() for batch in DpexDataLoader(torch.ones(4), metrics_port=0))
+        return torch.tensor([float(inner), float(exporter.port or 0)])
+
+
+def test_workers_do_not_serve() -> None:
+    with DpexDataLoader(NestedLoader(4), batch_size=2, num_workers=1, metrics_port=0) as loader:
+        assert torch.cat(list(loader)).tolist() == [[4.0, 0.0]] * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_does_not_serve_and_frees_the_port(tmp_path: Path) -> None:
+    loader = DpexDataLoader([1, 2, 3], metrics_port=0)
+    list(loader)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            loaded = list(loader) == list(DpexDataLoader([1, 2, 3], metrics_port=0))
+            threads = [thread.name for thread in threading.enumerate()]
+            loader.close()
+            os.write(writing, json.dumps([len(threads), exporter.port, loaded]).encode())
+        finally:
+            os._exit(0)
+    assert json.loads(os.read(reading, 1000)) == [1, None, True]
+    os.waitpid(pid, 0)
+    assert value(scrape(), "dpex_batches_total") == 3
+    assert len(announced(tmp_path / "sd")) == 1
+    loader.close()
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------------
+
+
+def openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificates and is not installed")
+    for name in ("server", "client"):
+        key, cert = str(tmp_path / f"{name}.key"), str(tmp_path / f"{name}.pem")
+        openssl(
+            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+        )
+    return tmp_path
+
+
+def test_tls(certificates: Path) -> None:
+    files = {
+        f"metrics_{kind}file": str(certificates / f"server.{end}") for kind, end in (("cert", "pem"), ("key", "key"))
+    }
+    with DpexDataLoader([1, 2], metrics_port=0, **files) as loader:
+        list(loader)
+        context = ssl.create_default_context(cafile=str(certificates / "server.pem"))
+        assert "dpex_batches_total" in text(context=context)
+        assert announced(certificates / "sd")[0]["labels"]["__scheme__"] == "https"
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            text()
+
+
+def test_only_clients_with_a_certificate(certificates: Path) -> None:
+    files = {
+        f"metrics_{kind}file": str(certificates / f"server.{end}") for kind, end in (("cert", "pem"), ("key", "key"))
+    }
+    authority = str(certificates / "client.pem")
+    with DpexDataLoader([1, 2], metrics_port=0, metrics_client_cafile=authority, **files) as loader:
+        list(loader)
+        context = ssl.create_default_context(cafile=str(certificates / "server.pem"))
+        with pytest.raises((urllib.error.URLError, OSError)):
+            text(context=context)
+        context.load_cert_chain(authority, str(certificates / "client.key"))
+        assert "dpex_batches_total" in text(context=context)
+
+
+def test_a_certificate_that_is_not_there_is_named() -> None:
+    loader = DpexDataLoader([1, 2], metrics_port=0, metrics_certfile="/nowhere.pem", metrics_keyfile="/nowhere.key")
+    with pytest.raises(OptionError, match=r"metrics_certfile='/nowhere\.pem'"):
+        iter(loader)
+
+
+# -- off ---------------------------------------------------------------------------------------------------------------
+
+
+def test_off_costs_nothing() -> None:
+    """No thread, no import, no ledger, no detail; in a process of its own."""
+    code = (
+        "import sys, threading\n"
+        "from dpex import DpexDataLoader\n"
+        "loader = DpexDataLoader([1, 2, 3], num_workers=1)\n"
+        "iterator = iter(loader)\n"
+        "next(iterator)\n"
+        "assert [t.name for t in threading.enumerate()] == ['MainThread'], threading.enumerate()\n"
+        "assert not {'prometheus_client', 'dpex.telemetry.exporter'} & set(sys.modules)\n"
+        "assert not iterator._engine._tally.detailed\n"
+        "assert sum(iterator._engine._tally.steps) == 0\n"
+    )
+    environment = {name: one for name, one in os.environ.items() if not name.startswith("DPEX_")}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment, timeout=60)

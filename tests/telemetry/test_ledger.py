@@ -1,0 +1,251 @@
+"""Counts outlive iterators, never shrink, and leave out what nobody can tell."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.causes import CAUSES
+from dpex.meter import LaneSums, Spent, Sums
+from dpex.telemetry.catalogue import BY_NAME, METRICS
+from dpex.telemetry.collector import Collector
+from dpex.telemetry.ledger import Ledger, Readings
+from dpex.telemetry.sources import GpuReading
+
+NOTHING = Sums(
+    spent=Spent((0.0,) * len(CAUSES), 0.0, 0.0),
+    batches=0,
+    samples=0,
+    delivered_at=0.0,
+    waits=(0,) * 14,
+    waited_s=0.0,
+    steps=(0,) * 14,
+    stepped_s=0.0,
+    errors={},
+    moved_bytes={},
+    lanes={},
+)
+
+
+class Engine:
+    """Says what it is told to."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.now = replace(NOTHING, **changes)
+
+    def sums(self) -> Sums:
+        return self.now
+
+
+def batches(ledger: Ledger) -> float:
+    return ledger.read().counters["dpex_batches_total",]
+
+
+def test_what_has_ended_stays_counted() -> None:
+    ledger = Ledger("a")
+    for epoch in range(4):
+        engine = Engine(batches=10, ready=3, waits=(1,) * 14, waited_s=0.5)
+        entry = ledger.watch(engine)
+        assert batches(ledger) == 10 * (epoch + 1)
+        entry.end()
+        entry.end()
+        engine.now = replace(engine.now, batches=1000)
+        found = ledger.read()
+        assert found.counters["dpex_batches_total",] == 10 * (epoch + 1)
+        assert found.gauges["dpex_ready_batches",] == 0
+        assert found.histograms["dpex_batch_wait_seconds",] == ([epoch + 1] * 14, 0.5 * (epoch + 1))
+    assert len(ledger._state[1]) <= 2  # the rest is folded
+
+
+def test_iterators_at_the_same_time_add_up() -> None:
+    ledger = Ledger("a")
+    entries = [ledger.watch(Engine(batches=5, ready=2, window=4)) for _ in range(2)]
+    assert batches(ledger) == 10
+    assert ledger.read().gauges["dpex_ready_batches",] == 4
+    entries[0].end()
+    assert batches(ledger) == 10
+    assert ledger.read().gauges["dpex_prefetch_limit_batches",] == 4
+
+
+def test_a_count_that_was_read_in_the_middle_of_a_change_does_not_shrink() -> None:
+    ledger, engine = Ledger("a"), Engine(batches=7)
+    ledger.watch(engine)
+    assert batches(ledger) == 7
+    engine.now = replace(engine.now, batches=5)
+    assert batches(ledger) == 7
+    engine.now = replace(engine.now, batches=8)
+    assert batches(ledger) == 8
+
+
+def test_time_stamps_are_compared_not_added() -> None:
+    found = Readings(gauges={("dpex_last_batch_timestamp_seconds",): 5.0, ("dpex_ready_batches",): 1.0})
+    found.add(Readings(gauges={("dpex_last_batch_timestamp_seconds",): 4.0, ("dpex_ready_batches",): 1.0}))
+    assert list(found.gauges.values()) == [5.0, 2.0]
+
+
+def a_decision(old: Settings, new: Settings, stall: float, outcome: Outcome | None = None) -> Decision:
+    return Decision(
+        at=0.0,
+        old=old,
+        new=new,
+        reason="too few",
+        text="",
+        evidence={},
+        predicted_rate=10.0,
+        predicted_stall=stall,
+        outcome=outcome,
+    )
+
+
+def test_decisions_by_knob_and_direction_and_what_they_brought() -> None:
+    few, many = Settings(local=1, depth=2), Settings(local=4, remote=2, depth=8)
+
+    class Tuner:
+        decisions = (
+            a_decision(few, many, 0.1, Outcome(rate=9.0, stall=0.2, kept=True, at=1.0)),
+            a_decision(many, few, 0.0, Outcome(rate=8.0, stall=0.3, kept=False, at=2.0)),
+            a_decision(few, replace(few, depth=3), 0.7),
+        )
+
+    ledger = Ledger("a")
+    ledger.tuner = Tuner()
+    found = ledger.read()
+    changes = {key[1:]: value for key, value in found.counters.items() if key[0] == "dpex_tuner_decisions_total"}
+    assert changes == {
+        ("local", "up"): 1,
+        ("local", "down"): 1,
+        ("remote", "up"): 1,
+        ("remote", "down"): 1,
+        ("depth", "up"): 2,
+        ("depth", "down"): 1,
+    }
+    assert found.counters["dpex_tuner_undone_total",] == 1
+    assert found.gauges["dpex_tuner_predicted_stall_ratio",] == 0.0
+    assert found.gauges["dpex_tuner_measured_stall_ratio",] == 0.3
+    assert found.gauges["dpex_tuner_prediction_error_ratio",] == pytest.approx(0.2)
+
+
+# -- the collector -----------------------------------------------------------------------------------------------------
+
+
+def samples(collector: Collector) -> dict[tuple[str, frozenset[Any]], float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in collector.collect()
+        for sample in family.samples
+    }
+
+
+class Gpus:
+    def __init__(self, *readings: GpuReading) -> None:
+        self.readings = readings
+
+    def read(self) -> tuple[GpuReading, ...]:
+        return self.readings
+
+
+BARE = GpuReading(uuid="GPU-1", index="0", model="X")
+
+
+def test_all_families_are_described_under_their_names() -> None:
+    described = {family.name: family for family in Collector(list).describe()}
+    assert set(described) == {metric.name.removesuffix("_total") for metric in METRICS}
+    assert all(family.documentation for family in described.values())
+
+
+def test_without_a_gpu_there_are_no_gpu_series() -> None:
+    assert not [key for key in samples(Collector(list)) if "gpu" in key[0] or ("collector", "gpu") in key[1]]
+
+
+def test_what_a_gpu_cannot_tell_has_no_series() -> None:
+    found = samples(Collector(list, Gpus(replace(BARE, sm_active_ratio=0.5))))
+    gpu = {name for name, _ in found if "gpu" in name}
+    assert gpu == {"dpex_gpu_info", "dpex_gpu_sm_active_ratio"}
+
+
+def test_every_gpu_metric_of_the_catalogue_can_be_had() -> None:
+    full = GpuReading(
+        uuid="GPU-1",
+        index="0",
+        model="X",
+        kernel_active_ratio=0.9,
+        sm_active_ratio=0.5,
+        sm_occupancy_ratio=0.25,
+        dram_active_ratio=0.1,
+        memory_used_bytes=1.0,
+        memory_size_bytes=2.0,
+        pcie_rx_bytes=3.0,
+        pcie_tx_bytes=4.0,
+    )
+
+    class Stalls:
+        def stall_s(self) -> float:
+            return 1.5
+
+    ledger = Ledger("a")
+    ledger.stall = Stalls()
+    found = samples(Collector(lambda: [ledger], Gpus(full)))
+    assert {name for name, _ in found if "gpu" in name} == {m.name for m in METRICS if m.group == "gpu"}
+    assert found["dpex_gpu_stall_seconds_total", frozenset({("loader", "a")})] == 1.5
+
+
+def test_a_driver_that_counts_anew_does_not_make_a_counter_shrink() -> None:
+    gpus = Gpus(replace(BARE, pcie_rx_bytes=100.0))
+    collector = Collector(list, gpus)
+    key = "dpex_gpu_pcie_bytes_total", frozenset({("gpu", "GPU-1"), ("direction", "rx")})
+    seen = []
+    for count in (100.0, 150.0, 20.0, 30.0):
+        gpus.readings = (replace(BARE, pcie_rx_bytes=count),)
+        seen.append(samples(collector)[key])
+    assert seen == [0.0, 50.0, 70.0, 80.0]
+
+
+def test_a_source_that_fails_is_counted_and_the_rest_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def read(self) -> tuple[GpuReading, ...]:
+            raise RuntimeError("the driver is gone")
+
+    ledger = Ledger("a", ("D", "4", "batch"))
+    ledger.watch(Engine(batches=3, lanes={"local": LaneSums(services=(0,) * 14, running=2)}))
+    collector = Collector(lambda: [ledger], Broken())
+    for scrape in (1, 2):
+        found = samples(collector)
+        assert found["dpex_collect_errors_total", frozenset({("collector", "gpu")})] == scrape
+        assert found["dpex_batches_total", frozenset({("loader", "a")})] == 3
+    assert "the driver is gone" in caplog.text
+
+
+def test_buckets_are_cumulative_and_end_in_all() -> None:
+    ledger = Ledger("a")
+    ledger.watch(Engine(waits=(1, 2, 0, 3, *(0,) * 9, 4), waited_s=9.5))
+    found = samples(Collector(lambda: [ledger]))
+    counts = {
+        dict(labels)["le"]: count for (name, labels), count in found.items() if name == "dpex_batch_wait_seconds_bucket"
+    }
+    bounds = [*map(str, BY_NAME["dpex_batch_wait_seconds"].buckets), "+Inf"]
+    assert [counts[bound] for bound in bounds] == [1, 3, 3, *(6,) * 10, 10]
+    assert found["dpex_batch_wait_seconds_sum", frozenset({("loader", "a")})] == 9.5
+
+
+def test_many_scrapes_at_once_agree() -> None:
+    ledger, engine = Ledger("a"), Engine()
+    ledger.watch(engine)
+    collector = Collector(lambda: [ledger])
+    seen: list[list[float]] = [[] for _ in range(4)]
+
+    def look(own: list[float]) -> None:
+        key = "dpex_batches_total", frozenset({("loader", "a")})
+        own.extend(samples(collector)[key] for _ in range(30))
+
+    threads = [threading.Thread(target=look, args=(own,)) for own in seen]
+    for thread in threads:
+        thread.start()
+    for number in range(2000):
+        engine.now = replace(engine.now, batches=number)
+    for thread in threads:
+        thread.join()
+    assert all(own == sorted(own) and len(own) == 30 for own in seen)

@@ -1,0 +1,150 @@
+"""The headline series as somebody sees them who scrapes a Ray cluster and has never heard of dpex's endpoint."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import families
+import pytest
+from families import Augmented, until
+
+from dpex import DpexDataLoader
+from dpex.telemetry.catalogue import BY_NAME
+from dpex.telemetry.ledger import Ledger
+from dpex.telemetry.raymirror import HEADLINES, RayMirror, mirror
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+ray = pytest.importorskip("ray")
+AGENT_NEEDS = ("aiohttp", "aiohttp_cors", "opencensus", "opentelemetry", "pydantic")
+"""What of ``ray[default]`` there must be for a node to export metrics."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """A private Ray; yields the address of what exports its metrics, or "" where this Ray lacks that part."""
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 << 20,
+        log_to_driver=False,
+        _system_config={"metrics_report_interval_ms": 500},
+    )
+    for module in (families, sys.modules[__name__]):
+        ray.cloudpickle.register_pickle_by_value(module)
+    yield metrics_address() if all(map(find_spec, AGENT_NEEDS)) else ""
+    ray.shutdown()
+    for module in (families, sys.modules[__name__]):
+        ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+def metrics_address() -> str:
+    """Known once the node's agent is up."""
+    node = until(lambda: next((node for node in ray.nodes() if node["MetricsExportPort"] > 0), None), 60.0)
+    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+
+
+def scraped(address: str, name: str, loader: str) -> dict[str, float]:
+    """Values of that series by the rest of its labels."""
+    try:
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return {}
+    lines = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", text, re.MULTILINE)
+    return {labels: float(value) for labels, value in lines if f'loader="{loader}"' in labels}
+
+
+def mirror_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "dpex-ray-metrics"]
+
+
+def test_headlines_are_in_the_catalogue() -> None:
+    assert set(HEADLINES) <= set(BY_NAME)
+    assert not [name for name in HEADLINES if BY_NAME[name].kind not in ("counter", "gauge")]
+
+
+def test_a_loader_on_the_cluster_hands_its_counts_to_ray(cluster: str) -> None:
+    loader = DpexDataLoader(Augmented(24), batch_size=2, num_workers=1, distribute_mode=True, name="on-ray")
+    assert len(list(loader)) == 12
+    assert [thread.daemon for thread in mirror_threads()] == [True]
+    loader.close()
+    assert not mirror_threads()
+    assert mirror._written["on-ray", ("dpex_batches_total",)] == 12
+
+
+def test_a_scrape_of_the_cluster_shows_the_loader(cluster: str) -> None:
+    """The one of the test before, which has ended."""
+    if not cluster:
+        pytest.skip("this Ray exports no metrics: its agent needs ray[default]")
+    found = until(lambda: scraped(cluster, "ray_dpex_batches_total", "on-ray"), 60.0)
+    assert list(found.values()) == [12.0]
+    states = scraped(cluster, "ray_dpex_consumer_seconds_total", "on-ray")
+    assert all('state="' in labels for labels in states)
+    assert sum(states.values()) > 0
+    assert scraped(cluster, "ray_dpex_workers_running", "on-ray")
+
+
+def test_only_what_is_new_is_added(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, added = Ledger("a"), []
+
+    class Metric:
+        def inc(self, value: float, tags: dict[str, str]) -> None:
+            assert value > 0, "Ray refuses that"
+            added.append((value, tags))
+
+        def set(self, value: float, tags: dict[str, str]) -> None:
+            pass
+
+    own = RayMirror()
+    monkeypatch.setattr(own, "_metric", lambda name: Metric())
+    loader = DpexDataLoader(Augmented(8), batch_size=2, num_workers=0, seeding="batch")
+    iterator = iter(loader)
+    entry = ledger.watch(iterator._engine)
+    own.write(ledger)
+    assert [value for value, tags in added if not tags.keys() - {"loader"}] == []
+    for _ in range(3):
+        next(iterator)
+    own.write(ledger)
+    own.write(ledger)
+    entry.end()
+    own.write(ledger)
+    assert [value for value, tags in added if tags == {"loader": "a"}] == [3.0, 6.0]  # batches, samples
+
+
+def test_an_endpoint_beside_it(cluster: str, tmp_path: Any) -> None:
+    """A loader that serves metrics shows them in Ray too, once Ray is there, and one thread is enough for all."""
+    loaders = [
+        DpexDataLoader(Augmented(8), batch_size=2, metrics_port=0, metrics_dir=str(tmp_path), name=name)
+        for name in ("beside-1", "beside-2")
+    ]
+    for loader in loaders:
+        list(loader)
+    assert len(mirror_threads()) == 1
+    del loader
+    loaders.clear()
+    gc.collect()
+    until(lambda: not mirror_threads())
+    assert mirror._written["beside-2", ("dpex_samples_total",)] == 8
+
+
+def test_when_ray_ends_nothing_breaks(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpex.telemetry.raymirror.ray_is_up", lambda: False)
+    own = RayMirror(every_s=0.01)
+    token = own.join(Ledger("b"))
+    turns = time.monotonic() + 0.1
+    until(lambda: time.monotonic() > turns)
+    assert own._thread is not None
+    assert own._thread.is_alive()
+    own.leave(token)
+    own.leave(token)
+    assert own._thread is None
+    assert mirror._members == {}
