@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import get_native_id
 from typing import Any, Literal
 
 from dpex.alerts import warn
@@ -93,6 +94,7 @@ class Engine:
             memory_budget=plan.memory_budget,
         )
         self._epoch = -1
+        self._consumer = 0
         self._tally = Tally(detailed=plan.metered)
         self._awaited = NOT_BLOCKED
         self._awaited_making: tuple[float, ...] = ()
@@ -142,6 +144,7 @@ class Engine:
             self._load = dict.fromkeys(self._load, 0)
             self.schedule = self._new_schedule()
             self._tally.returned_at = 0.0
+            self._consumer = get_native_id()
             if self._lanes or self._sizes.local + self._sizes.remote:
                 self._fill()
             self._tally.causes[STARTUP] += monotonic() - began
@@ -681,6 +684,7 @@ class Engine:
             in_flight=schedule.in_flight,
             batch_bytes=self._pace.nbytes,
             gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
+            thread=self._consumer,
             made_here=_lane_sample(self._here),
             local=_lane_sample(lanes["local"].times, lanes["local"]) if "local" in lanes else LaneSample(),
             remote=_lane_sample(lanes["remote"].times, lanes["remote"]) if "remote" in lanes else LaneSample(),

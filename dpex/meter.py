@@ -32,6 +32,7 @@ class Times(NamedTuple):
     own_s: float
     work_s: float
     head_s: float
+    work_squared: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -65,7 +66,7 @@ class Tally:
         *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at"),
         *("first_batch_s", "first_blocked_s", "head_s", "inside_s", "named_s", "pending_s", "pinned_bytes"),
         *("returned_at", "samples", "start_s", "starting", "starts", "steps", "transfer_s", "waited_s", "waits"),
-        *("work_s", "_before", "_latest"),
+        *("work_s", "work_squared", "_before", "_latest"),
     )
 
     def __init__(self, *, detailed: bool = False) -> None:
@@ -79,6 +80,7 @@ class Tally:
         self.waits = [0] * (len(WAIT_BUCKETS) + 1)
         self.steps = [0] * (len(STEP_BUCKETS) + 1)
         self.starting = False
+        self.work_squared = 0.0
         self._before = (0.0, 0.0)
         self._latest: Making | None = None
 
@@ -90,6 +92,7 @@ class Tally:
         if self.returned_at:
             step_s = now - self.returned_at
             self.work_s += step_s
+            self.work_squared += step_s * step_s
             if self.detailed:
                 self.steps[bisect_left(STEP_BUCKETS, step_s)] += 1
         else:
@@ -190,7 +193,9 @@ class Tally:
     def _times(self, now: float) -> Times:
         batches, inside_s, work_s = self.batches - self.starts, self.inside_s - self.start_s, self.work_s
         if self.starting:
-            return Times(batches, self._before[0], inside_s - self._before[0], work_s, self._before[1])
+            return Times(
+                batches, self._before[0], inside_s - self._before[0], work_s, self._before[1], self.work_squared
+            )
         blocked_s, head_s = self.blocked_s, self.head_s
         entered_at, blocked_at, returned_at = self.entered_at, self.blocked_at, self.returned_at
         if entered_at:
@@ -200,7 +205,7 @@ class Tally:
         if blocked_at:
             blocked_s += max(0.0, now - blocked_at)
             head_s += max(0.0, now - blocked_at) if self.cause == STRAGGLER else 0.0
-        return Times(batches, blocked_s, max(0.0, inside_s - blocked_s), work_s, head_s)
+        return Times(batches, blocked_s, max(0.0, inside_s - blocked_s), work_s, head_s, self.work_squared)
 
     def spent(self, now: float) -> Spent:
         """So far. Of what is under way, only what has its cause already: so no part of it ever shrinks."""
@@ -243,7 +248,8 @@ class Look:
 
     unwilling: a wish for other sizes was not granted yet. refused: why there can be no remote worker, if so.
     away_s: how long the consumer has been between two calls, 0 inside ``next()`` and between passes.
-    pids: local workers. gpu_stall_s: see `dpex.gpu.stall`; None: no GPU.
+    pids: local workers. thread: the consumer's native id, 0 if unknown. gpu_stall_s: see `dpex.gpu.stall`; None: no
+    GPU.
     """
 
     at: float
@@ -260,6 +266,7 @@ class Look:
     local: LaneSample
     remote: LaneSample
     pids: tuple[int, ...]
+    thread: int = 0
     gpu_stall_s: float | None = None
 
 

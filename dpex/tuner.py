@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from dpex import runqueue
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
 from dpex.autotune.trace import Origin, Recorded
@@ -96,6 +97,15 @@ class Tunable(Protocol):
         """Whether it has ended."""
 
 
+@dataclass(frozen=True)
+class _Base:
+    """Where a window begins."""
+
+    look: Look
+    cpu_s: float
+    queued: runqueue.Queued
+
+
 class Tuner:
     """See the module. ``room`` is called in the tuner's thread and may take its time."""
 
@@ -118,7 +128,7 @@ class Tuner:
         self._gpu_view = gpu_view
         self._gpus: GpuView | None = None
         self._engines: list[Tunable] = []
-        self._bases: dict[int, tuple[Look, float]] = {}
+        self._bases: dict[int, _Base] = {}
         self._away: dict[int, int] = {}
         self._length_s = SHORTEST_S
         self._began_at: float | None = None
@@ -235,7 +245,7 @@ class Tuner:
         if not moved:
             return self._length_s
         engine, look = max(moved, key=lambda pair: self._progress(*pair))
-        base, base_cpu_s = self._bases[id(engine)]
+        base = self._bases[id(engine)]
         seconds, batches = self._progress(engine, look)[1], self._progress(engine, look)[0]
         if seconds < 0.98 * self._length_s:
             return max(SHORTEST_S / 5, self._length_s - seconds)
@@ -243,23 +253,21 @@ class Tuner:
         if few or look.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * self._step_s(look)):
             return max(SHORTEST_S / 2, self._length_s / 4)
         for other, other_look in looks:
-            self._bases[id(other)] = (other_look, cpu_s)
-        elapsed = max(1e-6, look.at - base.at)
-        trainer_cpu_s = (cpu_s - base_cpu_s) * min(1.0, seconds / elapsed)
-        self._step(look, self._sample(base, look, trainer_cpu_s))
+            self._bases[id(other)] = _Base(other_look, cpu_s, runqueue.look(other_look.pids, other_look.thread))
+        self._step(look, self._sample(base, self._bases[id(engine)]))
         return self._length_s
 
     def _progress(self, engine: Tunable, look: Look) -> tuple[int, float]:
         """Batches and seconds since the window began."""
-        base = self._bases[id(engine)][0]
+        base = self._bases[id(engine)].look
         return look.times.batches - base.times.batches, look.times.seconds - base.times.seconds
 
     def _has_base(self, engine: Tunable, look: Look, cpu_s: float) -> bool:
         """Whether a window of that engine is open; opens one where there is none, or where it would mislead."""
         number = id(engine)
         entry = self._bases.get(number)
-        if entry is None or look.unwilling or self._is_away(number, look, entry[0]):
-            self._bases[number] = (look, cpu_s)
+        if entry is None or look.unwilling or self._is_away(number, look, entry.look):
+            self._bases[number] = _Base(look, cpu_s, runqueue.look(look.pids, look.thread))
             return False
         return True
 
@@ -282,49 +290,48 @@ class Tuner:
         steps = look.times.batches
         return (look.times.work_s - look.away_s) / steps if steps else AWAY_UNKNOWN_S / AWAY_STEPS
 
-    def _sample(self, base: Look, look: Look, trainer_cpu_s: float) -> Sample:
-        assert self._host is not None
+    def _sample(self, before: _Base, after: _Base) -> Sample:
+        base, look = before.look, after.look
         then, now = base.times, look.times
         wait_s, own_s = max(0.0, now.wait_s - then.wait_s), max(0.0, now.own_s - then.own_s)
         work_s = max(0.0, now.work_s - then.work_s)
-        remote = since(base.remote, look.remote)
+        batches = max(0, now.batches - then.batches)
+        part = min(1.0, (wait_s + own_s + work_s) / max(1e-6, look.at - base.at))  # the rest was between passes
+        local_queued_s, trainer_queued_s = after.queued.since(before.queued)
         return Sample(
             at=look.at - (self._began_at or 0.0),
             seconds=wait_s + own_s + work_s,
             settings=replace(self.settings, local=look.sizes.local, remote=look.sizes.remote),
             epoch=look.epoch,
-            batches=max(0, now.batches - then.batches),
+            batches=batches,
             wait_s=wait_s,
             own_s=own_s,
             work_s=work_s,
             head_s=max(0.0, now.head_s - then.head_s),
+            step_spread=_spread(batches, work_s, now.work_squared - then.work_squared),
             ready=look.ready,
             in_flight=look.in_flight,
             batch_bytes=look.batch_bytes,
             made_here=since(base.made_here, look.made_here),
-            local=since(base.local, look.local),
-            remote=self._with_room(remote),
-            host=self._host_sample(look, trainer_cpu_s),
+            local=replace(since(base.local, look.local), queued_s=local_queued_s),
+            remote=self._with_room(since(base.remote, look.remote)),
+            host=self._host_sample(look, (after.cpu_s - before.cpu_s) * part, trainer_queued_s),
             gpu_busy=self._gpus.busy_ratio() if self._gpus is not None else None,
             gpu_stall_s=_gpu_stall_s(base, look),
         )
 
-    def _host_sample(self, look: Look, trainer_cpu_s: float) -> HostSample:
-        """The machine; of the memory as much as makes the controller's share of it the user's budget for batches.
-
-        That budget is not for workers: what one takes is scaled alike, so that as many of them fit as before.
-        """
+    def _host_sample(self, look: Look, trainer_cpu_s: float, trainer_queued_s: float | None) -> HostSample:
+        """The machine; of its free memory as much as leaves the trainer what it may need."""
         assert self._host is not None
         host = self._host.sample(look.pids, trainer_cpu_s, look.local.running)
+        free = host.memory_free
+        if free is not None:
+            workers = look.local.running + look.remote.running
+            batches = look.ready + min(look.in_flight, workers)
+            held = batches * look.batch_bytes + look.local.requested * host.worker_bytes
+            free = int(self._config.memory_share * (free + held) - held)
         budget = self._limits.memory_budget
-        if budget is None:
-            return host
-        held = (look.ready + look.in_flight) * look.batch_bytes
-        free = max(0, int(budget / self._config.memory_share - held))
-        if host.memory_free is None or free >= host.memory_free:
-            return replace(host, memory_free=free, worker_bytes=0.0) if host.memory_free is None else host
-        scale = free / host.memory_free if host.memory_free else 0.0
-        return replace(host, memory_free=free, worker_bytes=host.worker_bytes * scale)
+        return replace(host, memory_free=free, batch_budget=budget, trainer_queued_s=trainer_queued_s)
 
     def _with_room(self, remote: LaneSample) -> LaneSample:
         found = None if self._room is None or self._refused else self._room(remote.requested, remote.running)
@@ -363,6 +370,13 @@ class Tuner:
         for engine in self._engines:
             if not engine.closed:
                 engine.wish(sizes)
+
+
+def _spread(steps: int, sum_s: float, squares: float) -> float | None:
+    """Standard deviation over mean, of that many; None if they are too few."""
+    if steps < BATCHES or sum_s <= 0:
+        return None
+    return math.sqrt(max(0.0, squares * steps / sum_s**2 - 1.0))
 
 
 def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event) -> None:

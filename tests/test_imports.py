@@ -16,7 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
-    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, hostinfo": 0,
+    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter": 0,
+    "hostinfo, runqueue": 0,
     "options, recording": 1,
     "transport": 2,
     "generators": 2,

@@ -42,8 +42,8 @@ class AutotuneConfig:
             60, doubled with each further failure up to ten times.
         explore_s: at most one exploration in this time, once settled (1 to 1e6). 20: with a trial of two windows it
             costs less than a percent even if it fails.
-        memory_share: part of the free memory that batches in flight may fill (0.01 to 0.9). 0.5: the trainer's own
-            memory grows after its first steps.
+        memory_share: part of the memory that is free without them that workers and batches in flight may fill (0.01 to
+            0.9). 0.5: the trainer's own memory grows after its first steps.
         interval_s: how often windows are taken once the work is known (0.05 to 60); at first they are shorter. 1.0.
         trace: a file in which the run is recorded for ``python -m dpex.autotune.replay``, some 1.2 kB per window.
             ``{pid}`` and ``{rank}`` in it are filled in; a file that exists is left alone, and the name gets a number.

@@ -35,18 +35,20 @@ class Guard:
         local = min(by_cpu, config.max_waiting) if config.max_local is None else config.max_local
         memory = math.inf
         if host.memory_free is not None:
-            held = sample.ready + min(sample.in_flight, sample.local.running + sample.remote.running)
-            memory = host.memory_free + held * batch_bytes + sample.local.requested * host.worker_bytes
+            memory = host.memory_free + sample.held * batch_bytes + sample.local.requested * host.worker_bytes
         if host.worker_bytes > 0 and math.isfinite(memory):
             local = min(local, max(1, int((memory - batch_bytes) / host.worker_bytes)))
         there = sample.remote
         room = there.requested - there.unplaced + there.room if there.room is not None else 0
         remote = room if config.max_remote is None else min(config.max_remote, room)
+        depth = _DEEPEST if config.max_depth is None else config.max_depth
+        if host.batch_budget is not None and batch_bytes > 0:
+            depth = max(1, min(depth, int(host.batch_budget / batch_bytes)))
         least_remote = min(config.min_remote, remote)
         return Bounds(
             local=max(local, config.min_local),
             remote=max(remote, least_remote),
-            depth=_DEEPEST if config.max_depth is None else config.max_depth,
+            depth=depth,
             memory=memory,
             worker_bytes=host.worker_bytes,
             batch_bytes=batch_bytes,

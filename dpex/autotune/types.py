@@ -68,8 +68,8 @@ class HostSample:
 
     others: CPUs out of these that programs of others kept busy. trainer_cpu_s: CPU time of the training process in the
     window. trainer_queued_s: for how long its training thread could have run and had no CPU, None if unknown.
-    memory_free: bytes that batches and workers may take beyond those they have, None if unknown. worker_bytes: memory
-    of a local worker, 0 if unknown.
+    memory_free: bytes that batches and workers may take beyond those they have (below 0: they have too many), None if
+    unknown. batch_budget: bytes of batches in flight at most. worker_bytes: memory of a local worker, 0 if unknown.
     """
 
     cpus: float = 1.0
@@ -77,6 +77,7 @@ class HostSample:
     trainer_cpu_s: float = 0.0
     trainer_queued_s: float | None = None
     memory_free: int | None = None
+    batch_budget: int | None = None
     worker_bytes: float = 0.0
 
 
@@ -116,6 +117,11 @@ class Sample:
     def rate(self) -> float:
         """Batches per second."""
         return self.batches / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def held(self) -> int:
+        """Batches that take memory: those that are ready, and those workers are at."""
+        return self.ready + min(self.in_flight, self.local.running + self.remote.running)
 
     @property
     def stall(self) -> float:

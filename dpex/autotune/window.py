@@ -145,6 +145,14 @@ class Windows:
             queued = local.cpu_s * (self._slowdown(sample) - 1.0)
         return max(0.0, apart - queued)
 
+    @staticmethod
+    def _queued_here(sample: Sample) -> float:
+        """Queueing for a CPU while the training process made batches."""
+        if sample.made_here.queued_s is not None:
+            return sample.made_here.queued_s
+        inside = sample.work_s + sample.own_s
+        return (sample.host.trainer_queued_s or 0.0) * sample.own_s / inside if inside > 0 else 0.0
+
     def _knows_waiting(self, sample: Sample) -> bool:
         return sample.local.queued_s is not None or not self._is_saturated(sample)
 
@@ -183,7 +191,8 @@ class Windows:
         if not sample.batches:
             return  # steps longer than the window
         if sample.made_here.tickets:
-            self._here.add(sample.made_here.busy_s, sample.made_here.tickets)
+            here_s = max(0.0, sample.made_here.busy_s - self._queued_here(sample))
+            self._here.add(here_s, sample.made_here.tickets)
         elif sample.local.tickets or sample.remote.tickets:
             self._own.add(sample.own_s, sample.batches)
         self._step.add(self._carried[0], sample.batches)
@@ -204,7 +213,7 @@ class Windows:
                 self._wait.add(self._waiting(sample, local), local.tickets, spread)
         if here.tickets and not local.tickets:
             self._cpu.add(here.cpu_s, here.tickets, spread)
-            queued = here.queued_s or 0.0
+            queued = self._queued_here(sample)
             self._wait.add(max(0.0, here.busy_s - here.cpu_s - queued), here.tickets, spread)
         if remote.tickets:
             self._far.add(remote.busy_s, remote.tickets, spread)
