@@ -152,6 +152,41 @@ def test_wall_time_is_wait_transfer_and_work() -> None:
     assert value(found, "dpex_stall_seconds_total", cause="read") > 0.5 * wait_s  # sleeping is no computing
 
 
+class OneIsSlow(Augmented):
+    """Sample 20 takes 300 ms."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.3 if index == 20 else 0.001)
+        return torch.zeros(3)
+
+
+def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
+    time.sleep(0.02)
+    return torch.stack(samples)
+
+
+def causes_of(loader: DpexDataLoader[torch.Tensor]) -> dict[str, float]:
+    with loader:
+        list(loader)
+        found = scrape()
+        return {cause: value(found, "dpex_stall_seconds_total", cause=cause) for cause in CAUSES}
+
+
+def test_a_batch_that_holds_up_others_is_a_straggler() -> None:
+    options: dict[str, Any] = {"num_workers": 2, "seeding": "batch", "prefetch_factor": 4}
+    causes = causes_of(DpexDataLoader(OneIsSlow(60), batch_size=1, metrics_port=0, **options))
+    assert causes["straggler"] > 0.1
+    assert causes["straggler"] == max(seconds for cause, seconds in causes.items() if cause != "startup")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_collate_function_is_found(workers: int) -> None:
+    data = Augmented(80)
+    causes = causes_of(DpexDataLoader(data, 4, num_workers=workers, collate_fn=slow_collate, metrics_port=0))
+    assert causes["collate"] > 15 * 0.02
+    assert causes["collate"] > 0.7 * sum(seconds for cause, seconds in causes.items() if cause != "startup")
+
+
 def test_every_series_is_in_the_catalogue_with_its_labels() -> None:
     with DpexDataLoader(Augmented(8), batch_size=2, num_workers=1, metrics_port=0) as loader:
         list(loader)
