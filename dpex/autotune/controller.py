@@ -281,9 +281,11 @@ class Controller:
 
     def _think(self, work: Estimate, bounds: Bounds, now: Settings) -> tuple[Plan, Plan]:
         """The best plan and what to expect of the present setting; thought out anew only if something has changed."""
-        about = (work.step_s, work.step_cpu_s + work.own_s, work.cpu_s, work.wait_s, work.far_s, work.here_s)
-        rest = (work.travel_s, work.cpus, work.others, work.ceiling, work.far_ceiling, self._windows.variation())
-        numbers = (*about, *rest)
+        seconds = (work.step_s, work.step_s + work.step_cpu_s + work.own_s, work.far_s, work.far_s + work.travel_s)
+        making = (work.cpu_s + work.wait_s, work.cpu_s + work.wait_s + 2.0 * work.cpu_s, work.here_s)
+        ceilings = (1.0 / work.ceiling, 1.0 / work.far_ceiling)
+        rest = (work.cpus, work.cpus + work.others, *ceilings, 0.5 + self._windows.variation())
+        numbers = (*seconds, *making, *rest)
         depth = min(bounds.depth, DEEPEST_PER_WORKER * (bounds.local + bounds.remote))
         key = (replace(bounds, depth=depth, memory=_rounded(bounds.memory)), now)
         if self._thought is None or self._thought[0] != key or not _same(numbers, self._thought[1]):

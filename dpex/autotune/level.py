@@ -55,9 +55,9 @@ class Level:
         return self.value if self.known else otherwise
 
     @property
-    def error(self) -> float:
-        """Standard error of the mean, relative to it; 1 while nobody can tell."""
-        return self._sigma / math.sqrt(self._windows) if self._windows >= _TRUSTED else 1.0
+    def weight(self) -> float:
+        """How many things the value is about."""
+        return self._weight
 
     @property
     def _sigma(self) -> float:
@@ -102,12 +102,13 @@ class Level:
         if most > len(windows):
             return False
         windows = windows[-most:]
-        chance = spread / math.sqrt(sum(window.count for window in windows))
-        limit = max(least, _SIGMAS * max(self._sigma / math.sqrt(len(windows)), chance))
+        chance = spread * math.sqrt(1.0 / sum(window.count for window in windows) + 1.0 / self._weight)
+        noise = _SIGMAS * max(self._sigma / math.sqrt(len(windows)), chance)
         off = [window.mean / self.value for window in windows]
         mean = sum(off) / len(off)
-        up = mean > 1.0 + limit and min(off) > 1.0 + limit / 2
-        return up or (mean < 1.0 / (1.0 + limit) and max(off) < 1.0 / (1.0 + limit / 2))
+        above, below = 1.0 + max(least, noise), min(1.0 / (1.0 + least), 1.0 - noise)
+        up = mean > above and min(off) > (1.0 + above) / 2
+        return up or (mean < below and max(off) < (1.0 + below) / 2)
 
     def restart(self) -> None:
         """It has moved: only the latest windows are of the new level."""

@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ _REPLAYED = (240, 1200)
 """Batches, where service times do not vary and where they vary by their mean."""
 _ROUNDS = 3
 _LARGE = 1e100
+_NOTHING = 1e-9
 _EVEN = 0.1
 _STEPS = 97
 
@@ -52,6 +54,12 @@ class Estimate:
     others: float = 0.0
     ceiling: float = float("inf")
     far_ceiling: float = float("inf")
+
+    @cached_property
+    def variation(self) -> float:
+        """Standard deviation of service times over their mean."""
+        mean = sum(self.spread) / len(self.spread) or 1.0
+        return math.sqrt(sum((factor / mean - 1.0) ** 2 for factor in self.spread) / len(self.spread))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +129,8 @@ def _local(work: Estimate, workers: int, consumer: float) -> _Near:
             total += weight
             working += weight * speed
             there += weight * n
+            if weight < _NOTHING * total:
+                break  # past the peak: each weight is a smaller part of the one before it
             if total > _LARGE:
                 weight, total, working, there = (x / _LARGE for x in (weight, total, working, there))
     else:
@@ -136,9 +146,8 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
     spread = list(work.spread) or [1.0]
     random.Random(0).shuffle(spread)
     mean = sum(spread) / len(spread) or 1.0
-    varies = min(1.0, math.sqrt(sum((factor / mean - 1.0) ** 2 for factor in spread) / len(spread)))
     least, most = _REPLAYED
-    count = max(int(least + (most - least) * varies), 6 * settings.depth, 4 * settings.workers)
+    count = max(int(least + (most - least) * min(1.0, work.variation)), 6 * settings.depth, 4 * settings.workers)
     free = [(0.0, number < settings.local) for number in range(settings.workers)]
     heapq.heapify(free)
     delivered = [0.0] * count

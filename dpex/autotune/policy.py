@@ -18,6 +18,9 @@ _NEAR = 0.97
 _CHEAPER_TRIED = 4
 _DEPTHS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, DEEPEST_PER_WORKER)
 """Batches in flight per worker; two, as in PyTorch, are the least where memory allows."""
+_EVEN = 0.2
+_DEPTHS_IF_EVEN = 3
+"""So many of these are worth a look where times vary by less than that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +133,9 @@ def _with_depth(work: Estimate, settings: Settings, bounds: Bounds, config: Auto
         return expect(work, replace(settings, depth=1))
     deepest = bounds.most_depth(settings.local)
     far = work.travel_s / max(1e-9, work.far_s) * settings.remote
-    depths = sorted({min(deepest, max(2, round(settings.workers * factor + far))) for factor in _DEPTHS})
+    even = work.variation < _EVEN and work.step_spread < _EVEN
+    factors = _DEPTHS[:_DEPTHS_IF_EVEN] if even else _DEPTHS
+    depths = sorted({min(deepest, max(2, round(settings.workers * factor + far))) for factor in factors})
     plans = _Plans(work, settings, depths)
     wanted = (1.0 - config.stall_goal / 2) * plans[len(depths) - 1].rate
     return plans[bisect_left(plans, wanted, 0, len(depths) - 1, key=lambda plan: plan.rate)]

@@ -11,7 +11,7 @@ import json
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 from dpex.autotune.config import AutotuneConfig
@@ -108,14 +108,15 @@ class Result:
 # -- judging -----------------------------------------------------------------------------------------------------------
 
 
-def play(scenario: Scenario, steering: Callable[[], Steering] | None = None) -> Result:
-    """Let the controller, or whatever ``steering`` makes for each rank, loose on a scenario.
+def play(scenario: Scenario, steering: Callable[[], Steering] | None = None, seed: int = 0) -> Result:
+    """Let the controller, or whatever ``steering`` makes for each rank, loose on a scenario. With a ``seed`` the draws
+    are others than those of the best static settings kept, which are as good on average.
 
     Raises:
         StaleOracleError: the best static settings kept are not of this plant and this scenario.
     """
     found = truths(scenario)
-    world = scenario.world
+    world = replace(scenario.world, seed=scenario.world.seed + seed)
     start = cold_start(world.cpus / world.ranks)
     steer = steering or (lambda: Controller(AutotuneConfig(), start))
     histories = simulate(world, [steer() for _ in range(world.ranks)], scenario.seconds)
@@ -241,6 +242,7 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     parser.add_argument("--decisions", action="store_true", help="list decisions too")
     parser.add_argument("--misses", action="store_true", help="print only the rows of KNOWN_MISSES in the tests")
     parser.add_argument("--refresh", action="store_true", help="search again for the best static settings (minutes)")
+    parser.add_argument("--seed", type=int, default=0, help="play with other draws than those everybody has seen")
     options = parser.parse_args(arguments)
     chosen = [s for s in known.values() if not options.only or {s.name, s.family} & set(options.only)]
     if not chosen:
@@ -248,7 +250,7 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     if options.refresh:
         searched = refresh(chosen, list(known.values()))
         write(f"searched: {', '.join(searched) or 'nothing, all was up to date'}")
-    results = [play(scenario) for scenario in chosen]
+    results = [play(scenario, seed=options.seed) for scenario in chosen]
     for line in _report(results, options):
         write(line)
     return int(any(result.missed() for result in results))

@@ -20,6 +20,7 @@ _SATURATED = 0.8
 _TICKETS = 4
 _CROWDED = 1.1
 _CROWDED_ERROR = 0.025
+_ERROR_BEFORE = 0.04
 _IDLE = 0.85
 _OTHERS_KEPT = 4
 _MATTERS = 0.2
@@ -181,6 +182,8 @@ class Windows:
         if running != self._running:
             self._running = running
             self._travels.clear()
+            if self._cpu.weight >= _TICKETS and self._cpu.weight >= (self.variation() / _ERROR_BEFORE) ** 2:
+                self._least_cpu = min(self._least_cpu, self._cpu.value)
             for level in (self._cpu, self._wait, self._far, self._step):
                 level.loosen()
 
