@@ -450,6 +450,7 @@ def test_a_new_worker_takes_the_place_of_one_that_ended_in_the_list_of_workers()
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
+        until(lambda: all(worker.pid for worker in iterator._workers))
         first, second = (worker.pid for worker in iterator._workers)
         kill(first)
         while iterator._workers[0].pid in (first, None):

@@ -66,7 +66,8 @@ def test_threads_make_what_processes_and_the_trainer_make(
         iterator = iter(loader)
         got = [next(iterator) for _ in range(60)]
         until(lambda: iterator._engine._collect() or loader.stats().lanes["local"].running == workers)
-        assert len(living_workers(iterator)) == (workers if thread_safe is False else min(workers, PROCESSES))
+        processes = workers if thread_safe is False else min(workers, PROCESSES)
+        until(lambda: iterator._engine._collect() or len(living_workers(iterator)) == processes)
         assert sum(population(iterator)) == workers
         assert max(population(iterator)) - min(population(iterator)) <= 1
         assert_same(torch.cat([*got, *iterator]), wanted)

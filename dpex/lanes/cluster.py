@@ -42,14 +42,17 @@ def is_connected() -> bool:
 def slots(needs: Mapping[str, float]) -> tuple[int, int]:
     """Actors with these needs that there is room for: now, and if everything were free. Asks Ray, which may take long.
 
-    The trainer's own node does not count: what it has to spare serves better as local workers.
+    The trainer's own node does not count: what it has to spare serves better as local workers. This process's own parked
+    actors count as free.
     """
     ray = importlib.import_module("ray")
     state = importlib.import_module("ray._private.state")
     own = ray.get_runtime_context().get_node_id()
     nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own}
     free = state.available_resources_per_node()
-    return sum(_fit(free.get(node, {}), needs) for node in nodes), sum(_fit(has, needs) for has in nodes.values())
+    capacity = sum(_fit(has, needs) for has in nodes.values())
+    parked = len(_current.pool) if _current is not None else 0
+    return min(capacity, sum(_fit(free.get(node, {}), needs) for node in nodes) + parked), capacity
 
 
 def _fit(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
