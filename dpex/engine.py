@@ -30,7 +30,7 @@ from dpex.errors import WorkerDiedError
 from dpex.homes import Place
 from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, Lane, LaneTimes, Made, Note, Released, Snapshot, Up
 from dpex.meter import Look, Tally
-from dpex.pace import Pace, Sizes
+from dpex.pace import TINY_S, Pace, Sizes
 from dpex.pin import AHEAD, Pinner
 from dpex.schedule import Delivery, Schedule, Ticket
 from dpex.stats import LaneStats, LoaderStats
@@ -41,6 +41,7 @@ logger = logging.getLogger("dpex")
 
 COLLECT_EVERY_S = 0.001
 TICK_S = 1.0
+CPU_CLOCK_EVERY = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,7 @@ class Engine:
         self._epoch = -1
         self._tally = Tally()
         self._here = LaneTimes()
+        self._here_cpu_ratio = 1.0
         self._granting = False
         self._refused: str | None = None
         self._deaths = 0
@@ -167,6 +169,9 @@ class Engine:
             else:
                 tally.start()
             try:
+                self._attend(entered)
+                if self._plan.pinner is None and self.schedule.idle and self._all_inline():
+                    return self._straight_through()
                 delivery = self._await_delivery(entered)
                 if self._plan.logicals or self._lanes:
                     self._fill()
@@ -182,13 +187,16 @@ class Engine:
                 if tally.starting:
                     tally.started(now - entered, got_one=not over)
 
-    def _await_delivery(self, entered: float) -> Delivery:
+    def _attend(self, entered: float) -> None:
+        """To what happened since the last batch."""
         if self._closed:
             raise StopIteration if self.schedule.finished else RuntimeError("this iterator was closed")
         if self._wishes:
             self._grant_wishes()
         if entered - self._collected_at > COLLECT_EVERY_S:
             self._collect()
+
+    def _await_delivery(self, entered: float) -> Delivery:
         while True:
             if self._plan.pinner is not None:
                 self._await_pinning(self._plan.pinner, entered)
@@ -380,22 +388,47 @@ class Engine:
     # -- in this process -----------------------------------------------------------------------------------------
 
     def _all_inline(self) -> bool:
-        return self._sizes.local + self._sizes.remote == 0 and not any(
-            lane.counts.requested for lane in self._lanes.values()
-        )
+        sizes = self._sizes
+        if sizes.local or sizes.remote:
+            return False
+        return not self._lanes or not any(lane.counts.requested for lane in self._lanes.values())
+
+    def _straight_through(self) -> Any:
+        """Draw, make and deliver one batch, with nothing else on its way: an error of its own is its delivery."""
+        try:
+            index = next(self.sampler)
+        except StopIteration:
+            self.schedule.end_of_sampler()
+            raise
+        made = self._made_here(self.schedule.straight_through(), index)
+        self._tally.batches += 1
+        return made
 
     def _make_inline(self) -> None:
         for ticket in self.schedule.take(1):
-            began, cpu_began = monotonic(), time.thread_time()
             try:
-                made, stages = self._plan.make_inline(ticket.number, ticket.index, self._epoch)
+                made = self._made_here(ticket.number, ticket.index)
             except BaseException:
                 self.schedule.give_back([ticket])
                 self.schedule.done(ticket.number, None)
                 self.schedule.pop()
                 raise
-            self._count_here(stages, monotonic() - began, time.thread_time() - cpu_began)
             self.schedule.done(ticket.number, lambda made=made: made)
+
+    def _made_here(self, number: int, index: Any) -> Any:
+        clocked = self._cpu_clock_due()
+        cpu_began = time.thread_time() if clocked else 0.0
+        began = monotonic()
+        made, stages = self._plan.make_inline(number, index, self._epoch)
+        service_s = monotonic() - began
+        if clocked:
+            self._here_cpu_ratio = (time.thread_time() - cpu_began) / max(service_s, 1e-9)
+        self._count_here(stages, service_s, service_s * self._here_cpu_ratio)
+        return made
+
+    def _cpu_clock_due(self) -> bool:
+        """The CPU clock is a system call, half a microsecond that only each few of the tiny batches are worth."""
+        return self._pace.service_s > TINY_S or not self._here.tickets % CPU_CLOCK_EVERY
 
     def _count_here(self, stages: Stages, service_s: float, cpu_s: float) -> None:
         here = self._here

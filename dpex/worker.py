@@ -1,8 +1,9 @@
 """What runs inside a worker of any lane: seed, fetch, collate, time each stage, catch errors.
 
 A *host* (a process or an actor) hosts one or more *logical workers*. Under ``seeding="batch"`` there is one per host,
-and its random state is set anew before each ticket. Under ``seeding="worker"``, and for streams, logical worker *k* is
-what PyTorch calls worker *k*: it has its own random state, dataset copy and ``get_worker_info()``, and may move.
+and each ticket has a random state of its own (`ticketseeding`). Under ``seeding="worker"``, and for streams, logical
+worker *k* is what PyTorch calls worker *k*: it has its own random state, dataset copy and ``get_worker_info()``, and
+may move.
 
 `WorkerCore` owns the process's global random state and torch's global worker info; it is used by one thread.
 """
@@ -27,7 +28,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from dpex.alerts import warn
-from dpex.seeding import epoch_key, ticket_seed
+from dpex.ticketseeding import TicketSeeding
 from dpex.transport.arena import Arena
 
 RngState = bytes
@@ -90,13 +91,6 @@ def seed_like_torch(base_seed: int, worker_id: int) -> int:
     torch.manual_seed(seed)
     np.random.seed(torch_worker._generate_state(base_seed, worker_id))
     return seed
-
-
-def seed_ticket(seed: int) -> None:
-    """Set the three global generators for one ticket; ``torch.manual_seed`` would cost a hundred times more."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
 
 
 class Fetcher:
@@ -185,6 +179,8 @@ class ArenaCollate:
         """``default_collate(batch)`` without touching torch's table (for use in the training process)."""
         table = torch_collate.default_collate_fn_map
         if table.get(torch.Tensor) is _torch_stack:
+            if type(batch) is list and batch and type(batch[0]) is torch.Tensor:
+                return self.stack(batch)
             table = {**table, torch.Tensor: self.stack}
         return torch_collate.collate(batch, collate_fn_map=table)
 
@@ -256,7 +252,7 @@ class WorkerCore:
         self._setup = setup
         self._logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
-        self._key: tuple[int, int] = (-1, 0)
+        self._seeding = TicketSeeding(setup.base_seed, keep=False) if setup.per_batch_seed else None
 
     def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
         """Host logical worker ``number``, from a random ``state`` that another host gave up, or from its seed."""
@@ -284,18 +280,12 @@ class WorkerCore:
         try:
             if logical.epoch != epoch:
                 logical.new_pass(epoch)
-            if self._setup.per_batch_seed:
-                self._seed(epoch, number)
-            return logical.fetcher.fetch(index)  # type: ignore[union-attr]
+            fetch = logical.fetcher.fetch  # type: ignore[union-attr]
+            return fetch(index) if self._seeding is None else self._seeding.make(fetch, index, number, epoch)
         except Exception as error:
             if isinstance(error, StopIteration) and self._setup.iterable:
                 return StreamEnd(), _NO_TIME
             return Failure(ExceptionWrapper(where=where(logical_number))), _NO_TIME
-
-    def _seed(self, epoch: int, number: int) -> None:
-        if self._key[0] != epoch:
-            self._key = (epoch, epoch_key(self._setup.base_seed, epoch))
-        seed_ticket(ticket_seed(self._key[1], number))
 
     def _park(self) -> None:
         if self._current is not None:

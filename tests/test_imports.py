@@ -18,7 +18,7 @@ PACKAGE = ROOT / "dpex"
 TOGETHER = {
     "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, meter, hostinfo": 0,
     "options": 1,
-    "transport": 2,
+    "transport, globalrandom, ticketseeding": 2,
     "worker": 3,
     "lanes": 4,
     "tenancy, pin": 5,
