@@ -173,7 +173,7 @@ class Engine:
                 if self._plan.pinner is None and self.schedule.idle and self._all_inline():
                     return self._straight_through()
                 delivery = self._await_delivery(entered)
-                if self._plan.logicals or self._lanes:
+                if self._plan.logicals or (self._lanes and not self._all_inline()):
                     self._fill()
                 return self._open(delivery)
             except StopIteration:

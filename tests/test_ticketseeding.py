@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import seeded
+from families import seeded, until
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader, ticketseeding
@@ -263,3 +263,17 @@ def test_one_batch_of_an_epoch_is_made_twice_at_most() -> None:
     for _ in DpexDataLoader(dataset, 2, seeding="batch"):
         pass
     assert dataset.asked == [*range(22), 20, 21, *range(22, 60)]
+
+
+def test_once_the_workers_have_left_nothing_is_drawn_ahead() -> None:
+    """Every batch goes straight through then, as if there had never been a worker."""
+    loader = DpexDataLoader(range(1_000_000), num_workers=2, seeding="batch")
+    with loader:
+        iterator: Any = iter(loader)
+        numbers = [next(iterator).item()]
+        loader.resize(local=0)
+        engine = iterator._engine
+        until(lambda: numbers.append(next(iterator).item()) or engine.lane("local").counts.requested == 0)
+        numbers += [next(iterator).item() for _ in range(engine.schedule.in_flight + engine.schedule.ready + 1)]
+        assert engine.schedule.idle
+        assert numbers == list(range(len(numbers)))
