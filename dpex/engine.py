@@ -181,8 +181,13 @@ class Engine:
             try:
                 if gpu is not None:
                     mark = gpu.enter()
+                self._attend(entered)
+                if self._plan.pinner is None and self.schedule.idle and self._all_inline():
+                    made = self._straight_through()
+                    opened = monotonic()
+                    return made
                 delivery = self._await_delivery(entered)
-                if self._plan.logicals or self._lanes:
+                if self._plan.logicals or (self._lanes and not self._all_inline()):
                     self._fill()
                 opened = monotonic()
                 return self._open(delivery)
@@ -198,13 +203,16 @@ class Engine:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
                 tally.leave(opened, now, over=over)
 
-    def _await_delivery(self, entered: float) -> Delivery:
+    def _attend(self, entered: float) -> None:
+        """To what happened since the last batch."""
         if self._closed:
             raise StopIteration if self.schedule.finished else RuntimeError("this iterator was closed")
         if self._wishes:
             self._grant_wishes()
         if entered - self._collected_at > COLLECT_EVERY_S:
             self._collect()
+
+    def _await_delivery(self, entered: float) -> Delivery:
         while True:
             if self._plan.pinner is not None:
                 self._await_pinning(self._plan.pinner, entered)
@@ -417,23 +425,44 @@ class Engine:
     # -- in this process -----------------------------------------------------------------------------------------
 
     def _all_inline(self) -> bool:
-        return self._sizes.local + self._sizes.remote == 0 and not any(
-            lane.counts.requested for lane in self._lanes.values()
-        )
+        sizes = self._sizes
+        if sizes.local or sizes.remote:
+            return False
+        return not self._lanes or not any(lane.counts.requested for lane in self._lanes.values())
+
+    def _straight_through(self) -> Any:
+        """Draw, make and deliver one batch, with nothing else on its way: an error of its own is its delivery."""
+        try:
+            index = next(self.sampler)
+        except StopIteration:
+            self.schedule.end_of_sampler()
+            raise
+        made, samples = self._made_here(self.schedule.straight_through(), index)
+        self._tally.batches += 1
+        self._tally.samples += samples
+        return made
 
     def _make_inline(self) -> None:
         for ticket in self.schedule.take(1):
-            began = monotonic()
             try:
-                made, stages = self._plan.make_inline(ticket.number, ticket.index, self._epoch)
-            except BaseException as error:
-                self._errors["batch"] += isinstance(error, Exception) and not isinstance(error, StopIteration)
+                made, samples = self._made_here(ticket.number, ticket.index)
+            except BaseException:
                 self.schedule.give_back([ticket])
                 self.schedule.done(ticket.number, None)
                 self.schedule.pop()
                 raise
-            self._count_here(stages, monotonic() - began)
-            self.schedule.done(ticket.number, lambda made=made: made, stages.samples)
+            self.schedule.done(ticket.number, lambda made=made: made, samples)
+
+    def _made_here(self, number: int, index: Any) -> tuple[Any, int]:
+        """A batch made in this process, and how many samples it has."""
+        began = monotonic()
+        try:
+            made, stages = self._plan.make_inline(number, index, self._epoch)
+        except BaseException as error:
+            self._errors["batch"] += isinstance(error, Exception) and not isinstance(error, StopIteration)
+            raise
+        self._count_here(stages, monotonic() - began)
+        return made, stages.samples
 
     def _count_here(self, stages: Stages, service_s: float) -> None:
         """What is neither the dataset's nor the collate function's is seeding, which computes: it counts as loading."""

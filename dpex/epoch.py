@@ -6,12 +6,10 @@ rules are PyTorch's own code.
 
 from __future__ import annotations
 
-import random
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -26,16 +24,15 @@ from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
 from dpex.engine import Engine, Plan
-from dpex.generators import seed_ticket
 from dpex.gpu.events import cuda_stall
 from dpex.homes import Place
 from dpex.inline import InlineMeter
 from dpex.lanes.maker import LaneMaker
 from dpex.pace import Sizes
 from dpex.pin import Pinner
-from dpex.seeding import epoch_key, ticket_seed
 from dpex.stats import LoaderStats
 from dpex.telemetry.ledger import Entry, Ledger
+from dpex.ticketseeding import TicketSeeding
 from dpex.transport.arena import Arena
 from dpex.tuner import Tuner
 from dpex.worker import ArenaCollate, Fetcher, Stages, WorkerSetup
@@ -43,7 +40,6 @@ from dpex.worker import ArenaCollate, Fetcher, Stages, WorkerSetup
 INLINE_ARENA_BYTES = 1 << 20
 """Batches from this size on are stacked into reused memory when they are made in the training process."""
 
-_numpy_random: Any = np.random
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
@@ -114,21 +110,11 @@ class InlineMaker:
         if collate_fn is default_collate:
             collate_fn = ArenaCollate(arena, INLINE_ARENA_BYTES, in_worker=False)
         self._fetcher = Fetcher(setup, setup.dataset, collate_fn)
-        self._base_seed = setup.base_seed
-        self._generator = np.random.MT19937()
+        self._seeding = TicketSeeding(setup.base_seed, keep=True)
 
     def __call__(self, number: int, index: Any, epoch: int) -> tuple[Any, Stages]:
         """The batch and its stage times; errors come as they are."""
-        python, torch_state = random.getstate(), torch.default_generator.get_state()
-        numpy_generator = _numpy_random.get_bit_generator()
-        _numpy_random.set_bit_generator(self._generator)
-        try:
-            seed_ticket(ticket_seed(epoch_key(self._base_seed, epoch), number))
-            return self._fetcher.fetch(index)
-        finally:
-            random.setstate(python)
-            torch.default_generator.set_state(torch_state)
-            _numpy_random.set_bit_generator(numpy_generator)
+        return self._seeding.make(self._fetcher.fetch, index, number, epoch)
 
 
 class _DpexDataLoaderIter(_BaseDataLoaderIter):

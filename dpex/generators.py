@@ -17,17 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpex.ticketseeding import seed_ticket
+
 _numpy_random: Any = np.random
 _MT19937_BYTES = 625 * 4
 """numpy's ``struct s_mt19937_state``: 624 words and the position in them."""
 NAMES = ("Python's global generator (random)", "numpy's global generator (np.random)", "torch's default generator")
-
-
-def seed_ticket(seed: int) -> None:
-    """Set the three global generators for one ticket; ``torch.manual_seed`` would cost a hundred times more."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
 
 
 def standing() -> tuple[Any, Any, bytes]:

@@ -119,6 +119,20 @@ class Schedule:
                     fallback = queue
         return fallback
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is drawn and not delivered, and there is more to draw."""
+        return not self._open and not self._ready and not self._sampler_ended
+
+    def straight_through(self) -> int:
+        """Draw a ticket, make it and deliver it, all at once, when the schedule is `idle`; returns its number."""
+        if not self.idle or self._bound:
+            raise ScheduleError("only an idle schedule without logical workers lets a ticket straight through")
+        number = self.drawn
+        self.drawn = self._next = number + 1
+        self.delivered += 1
+        return number
+
     def end_of_sampler(self) -> None:
         """The sampler has nothing more."""
         self._sampler_ended = True

@@ -1,8 +1,9 @@
 """What runs inside a worker of any lane: seed, fetch, collate, time each stage, catch errors.
 
 A *host* (a process or an actor) hosts one or more *logical workers*. Under ``seeding="batch"`` there is one per host,
-and its random state is set anew before each ticket. Under ``seeding="worker"``, and for streams, logical worker *k* is
-what PyTorch calls worker *k*: it has its own random state, dataset copy and ``get_worker_info()``, and may move.
+and each ticket has a random state of its own (`ticketseeding`). Under ``seeding="worker"``, and for streams, logical
+worker *k* is what PyTorch calls worker *k*: it has its own random state, dataset copy and ``get_worker_info()``, and
+may move.
 
 `WorkerCore` owns the process's global random state and torch's global worker info; it is used by one thread.
 """
@@ -27,11 +28,12 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from dpex.alerts import warn
-from dpex.generators import seed_ticket
-from dpex.seeding import epoch_key, ticket_seed
+from dpex.ticketseeding import TicketSeeding
 from dpex.transport.arena import Arena
 
 RngState = bytes
+TINY_S = 0.0003
+CPU_CLOCK_EVERY = 16
 """Pickled states of `random`, numpy's and torch's global generators."""
 
 
@@ -109,18 +111,33 @@ class Fetcher:
         self._drop_last = setup.drop_last
         self._iterator = iter(dataset) if setup.iterable else None
         self._ended = False
+        self._unclocked = 0
+        self._ratios = (1.0, 1.0)
 
     def fetch(self, index: Any) -> tuple[Any, Stages]:
-        """The batch and its stage times; raises StopIteration at the end of a stream."""
-        began, cpu_began = time.perf_counter(), time.thread_time()
+        """The batch and its stage times; raises StopIteration at the end of a stream.
+
+        The CPU clock is a system call: of tiny batches it is read for each `CPU_CLOCK_EVERY`-th, which stands for all.
+        """
+        clocked = self._unclocked == 0
+        cpu_began = time.thread_time() if clocked else 0.0
+        began = time.perf_counter()
         data = self._from_stream(index) if self._iterator is not None else self._from_map(index)
-        fetched, cpu_fetched = time.perf_counter(), time.thread_time()
+        fetched = time.perf_counter()
+        cpu_fetched = time.thread_time() if clocked else 0.0
         samples = _length(data if type(data) is list else index) if self._auto_collation else 1
         batch = self._collate_fn(data)
-        ended, cpu_ended = time.perf_counter(), time.thread_time()
-        return batch, Stages(
-            fetched - began, ended - fetched, cpu_fetched - cpu_began, cpu_ended - cpu_fetched, samples
-        )
+        ended = time.perf_counter()
+        fetch_s, collate_s = fetched - began, ended - fetched
+        if clocked:
+            cpu_ended = time.thread_time()
+            self._ratios = (
+                (cpu_fetched - cpu_began) / fetch_s if fetch_s > 0 else 1.0,
+                (cpu_ended - cpu_fetched) / collate_s if collate_s > 0 else 1.0,
+            )
+        fetch_ratio, collate_ratio = self._ratios
+        self._unclocked = 0 if ended - began > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
+        return batch, Stages(fetch_s, collate_s, fetch_s * fetch_ratio, collate_s * collate_ratio, samples)
 
     def _from_map(self, index: Any) -> Any:
         dataset = self._dataset
@@ -196,6 +213,8 @@ class ArenaCollate:
         """``default_collate(batch)`` without touching torch's table (for use in the training process)."""
         table = torch_collate.default_collate_fn_map
         if table.get(torch.Tensor) is _torch_stack:
+            if type(batch) is list and batch and type(batch[0]) is torch.Tensor:
+                return self.stack(batch)
             table = {**table, torch.Tensor: self.stack}
         return torch_collate.collate(batch, collate_fn_map=table)
 
@@ -267,7 +286,7 @@ class WorkerCore:
         self._setup = setup
         self._logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
-        self._key: tuple[int, int] = (-1, 0)
+        self._seeding = TicketSeeding(setup.base_seed, keep=False) if setup.per_batch_seed else None
 
     def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
         """Host logical worker ``number``, from a random ``state`` that another host gave up, or from its seed."""
@@ -295,18 +314,12 @@ class WorkerCore:
         try:
             if logical.epoch != epoch:
                 logical.new_pass(epoch)
-            if self._setup.per_batch_seed:
-                self._seed(epoch, number)
-            return logical.fetcher.fetch(index)  # type: ignore[union-attr]
+            fetch = logical.fetcher.fetch  # type: ignore[union-attr]
+            return fetch(index) if self._seeding is None else self._seeding.make(fetch, index, number, epoch)
         except Exception as error:
             if isinstance(error, StopIteration) and self._setup.iterable:
                 return StreamEnd(), NO_TIME
             return Failure(ExceptionWrapper(where=where(logical_number))), NO_TIME
-
-    def _seed(self, epoch: int, number: int) -> None:
-        if self._key[0] != epoch:
-            self._key = (epoch, epoch_key(self._setup.base_seed, epoch))
-        seed_ticket(ticket_seed(self._key[1], number))
 
     def _park(self) -> None:
         if self._current is not None:

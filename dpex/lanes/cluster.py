@@ -42,8 +42,8 @@ def is_connected() -> bool:
 def slots(needs: Mapping[str, float]) -> tuple[int, int]:
     """Actors with these needs that there is room for: now, and if everything were free. Asks Ray, which may take long.
 
-    The trainer's own node does not count: what it has to spare serves better as local workers. This process's own parked
-    actors count as free.
+    The trainer's own node does not count: what it has to spare serves better as local workers. This process's own
+    parked actors count as free.
     """
     ray = importlib.import_module("ray")
     state = importlib.import_module("ray._private.state")

@@ -1,0 +1,217 @@
+"""The states of the three global random generators: `random`'s, numpy's legacy one and torch's CPU one.
+
+Their own functions take tens of microseconds to read and write them, as much as a tiny batch takes to make. So they are
+read where they lie in memory, provided that `located` could prove on generators of its own that it knows the layout
+(CPython, numpy's MT19937, torch's CPU generator); else `ByFunctions` serves.
+
+One thread at a time: reading races with a draw in another thread, as the generators' own functions would not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import random
+import struct
+import sys
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+logger = logging.getLogger("dpex")
+
+_WORDS = 624
+_KEY_AND_POSITION_BYTES = 4 * (_WORDS + 1)
+_MAGIC_SEED = 0x1E3779B97F4A7C15
+_TORCH_HEADER_BYTES = 256
+"""How far behind a torch generator's address its engine is looked for."""
+_TORCH_ENGINE = struct.Struct(f"=QiB3xI{_WORDS}I4x")
+"""at::mt19937_data_pod: seed, left, seeded, next, words."""
+_TORCH_NORMALS = struct.Struct("=fB3xdB7x")
+"""What follows there: the normal draws kept for the next call, as float and as double, and whether there are any."""
+_TORCH_LEGACY = struct.Struct(f"=QiiQ{_WORDS}Q")
+"""How ``Generator.get_state`` begins: seed, left, seeded, next, words."""
+_TORCH_LEGACY_NORMAL = struct.Struct("=dddi")
+"""What follows there: x, y (the normal draw kept for the next call), rho, whether there is one."""
+_mtrand: Any = np.random.mtrand
+_numpy_random: Any = np.random
+_python: Any = random.seed.__self__  # type: ignore[attr-defined]
+_torch: Any = torch.default_generator
+
+
+class Generators(Protocol):
+    """Saves and restores all three."""
+
+    def save(self) -> Any:
+        """Their states."""
+
+    def restore(self, state: Any) -> None:
+        """Set them to what `save` returned."""
+
+
+class ByFunctions:
+    """By the functions that each library offers; right for any bit generator and any Python."""
+
+    def save(self) -> Any:
+        """See `Generators`."""
+        bits = _numpy_random.get_bit_generator()
+        return _python.getstate(), bits, _numpy_random.get_state(legacy=False), _torch.get_state()
+
+    def restore(self, state: Any) -> None:
+        """See `Generators`."""
+        python, bits, numpy, torch_state = state
+        _python.setstate(python)
+        if _numpy_random.get_bit_generator() is not bits:
+            _numpy_random.set_bit_generator(bits)
+        _numpy_random.set_state(numpy)
+        _torch.set_state(torch_state)
+
+
+class InMemory:
+    """By their memory; of use while numpy's bit generator is the one found here (see `holds`)."""
+
+    def __init__(self, gauss_offset: int, engine_offset: int) -> None:
+        self._bits = _numpy_random.get_bit_generator()
+        self._gauss = (ctypes.c_char * 16).from_address(id(_mtrand._rand) + gauss_offset)
+        self._gauss_flag = ctypes.c_int.from_buffer(self._gauss)
+        self._key = _bytes_at(self._bits.ctypes.state_address)
+        self._key_end = ctypes.c_uint64.from_buffer(self._key, _KEY_AND_POSITION_BYTES - 8)
+        self._python = _bytes_at(id(_python) + object.__basicsize__)
+        self._python_index = ctypes.c_uint32.from_buffer(self._python)
+        self._python_word = ctypes.c_uint32.from_buffer(self._python, 4 * _WORDS)
+        engine = _torch._cdata + engine_offset
+        self.torch_seed = ctypes.c_uint64.from_address(engine)
+        """What ``torch.initial_seed()`` returns; no draw depends on it."""
+        self._torch_next = ctypes.c_uint64.from_address(engine + 16)
+        self._torch_float = ctypes.c_uint8.from_address(engine + _TORCH_ENGINE.size + 4)
+        self._torch_double = ctypes.c_uint8.from_address(engine + _TORCH_ENGINE.size + 16)
+
+    def holds(self) -> bool:
+        """Whether numpy's global generator still has the bit generator that was found."""
+        return _numpy_random.get_bit_generator() is self._bits
+
+    def look(self) -> tuple[Any, ...]:
+        """Positions and a word of each state: differs, but for a chance of 2^-32, after any draw and any new seed."""
+        return (
+            self._python_index.value,
+            self._python_word.value,
+            _python.gauss_next,
+            self._key_end.value,
+            self._gauss_flag.value,
+            self._torch_next.value,
+            self._torch_float.value,
+            self._torch_double.value,
+        )
+
+    def save(self) -> Any:
+        """See `Generators`."""
+        return self._python.raw, _python.gauss_next, self._key.raw, self._gauss.raw, _torch.get_state()
+
+    def restore(self, state: Any) -> None:
+        """See `Generators`."""
+        python, gauss_next, key, gauss, torch_state = state
+        self._python.raw, _python.gauss_next = python, gauss_next
+        if not self.holds():
+            _numpy_random.set_bit_generator(self._bits)
+        with self._bits.lock:
+            self._key.raw, self._gauss.raw = key, gauss
+        _torch.set_state(torch_state)
+
+
+def _bytes_at(address: int) -> ctypes.Array[ctypes.c_char]:
+    return (ctypes.c_char * _KEY_AND_POSITION_BYTES).from_address(address)
+
+
+def located() -> InMemory | None:
+    """The generators' memory, or None where the layout is another, or numpy's bit generator is."""
+    global _found
+    if _found is None or not _found.holds():
+        offsets = _offsets()
+        known = offsets is not None and type(_numpy_random.get_bit_generator()) is np.random.MT19937
+        _found = InMemory(*offsets) if offsets is not None and known else None
+    return _found
+
+
+_found: InMemory | None = None
+
+
+@cache
+def _offsets() -> tuple[int, int] | None:
+    """Where numpy's kept normal draw and torch's engine lie in their objects; None if anything is not as expected."""
+    if sys.implementation.name != "cpython" or sys.byteorder != "little":
+        return None
+    try:
+        _check_python()
+        return _numpy_offset(), _torch_offset()
+    except Exception as error:
+        logger.info("random states are read by their own functions: %r", error)
+        return None
+
+
+def _expect(right: bool, what: str) -> None:
+    if not right:
+        raise LookupError(f"the memory of {what} is not laid out as expected")
+
+
+def _check_python() -> None:
+    base = random.Random.__mro__[1]
+    _expect(base.__basicsize__ >= object.__basicsize__ + _KEY_AND_POSITION_BYTES, "random.Random")
+    _expect(isinstance(_python, base), "the random module's generator")
+    one = random.Random(_MAGIC_SEED)
+    memory = (ctypes.c_uint32 * (_WORDS + 1)).from_address(id(one) + object.__basicsize__)
+    for draws in (0, 1, 700):
+        for _ in range(draws):
+            one.random()
+        *words, index = one.getstate()[1]
+        _expect(list(memory) == [index, *words], "random.Random")
+
+
+def _numpy_offset() -> int:
+    bits: Any = np.random.MT19937(7)
+    one: Any = np.random.RandomState(bits)
+    memory = (ctypes.c_uint32 * (_WORDS + 1)).from_address(bits.ctypes.state_address)
+    for draws in (0, 1, 700):
+        one.random_sample(draws)
+        state = bits.state["state"]
+        _expect(list(memory) == [*state["key"].tolist(), state["pos"]], "numpy's MT19937")
+    one.standard_normal()
+    kept = one.get_state(legacy=False)
+    held = ctypes.string_at(id(one), np.random.RandomState.__basicsize__)
+    offset = held.find(struct.pack("=d", kept["gauss"])) - 8
+    flag = ctypes.c_int.from_address(id(one) + max(0, offset))
+    _expect(offset > 0 and kept["has_gauss"] == 1 == flag.value, "numpy's RandomState")
+    one.standard_normal()
+    _expect(flag.value == 0, "numpy's RandomState")
+    return offset
+
+
+def _torch_offset() -> int:
+    one: Any = torch.Generator()
+    one.manual_seed(_MAGIC_SEED)
+    offset = ctypes.string_at(one._cdata, _TORCH_HEADER_BYTES).find(struct.pack("=Q", _MAGIC_SEED))
+    _expect(offset > 0, "torch's generator")
+    for draws in (0, 1, 700):
+        torch.rand(draws, generator=one)
+        _expect(_engine(one, offset) == _engine_by_function(one), "torch's generator")
+    for kept in (1, 0):
+        torch.randn(1, generator=one, dtype=torch.float64)
+        tail = ctypes.string_at(one._cdata + offset + _TORCH_ENGINE.size, _TORCH_NORMALS.size)
+        _, no_float, double, has_double = _TORCH_NORMALS.unpack(tail)
+        _, y, _, valid = _TORCH_LEGACY_NORMAL.unpack_from(_state_bytes(one), _TORCH_LEGACY.size)
+        _expect((no_float, has_double, valid) == (0, kept, kept), "torch's generator")
+        _expect(not kept or double == y, "torch's generator")
+    return offset
+
+
+def _state_bytes(generator: torch.Generator) -> bytes:
+    return generator.get_state().numpy().tobytes()
+
+
+def _engine(generator: Any, offset: int) -> tuple[int, ...]:
+    return _TORCH_ENGINE.unpack(ctypes.string_at(generator._cdata + offset, _TORCH_ENGINE.size))
+
+
+def _engine_by_function(generator: torch.Generator) -> tuple[int, ...]:
+    return _TORCH_LEGACY.unpack_from(_state_bytes(generator))
