@@ -82,8 +82,10 @@ class Flow:
 def fluid(work: Estimate, settings: Settings) -> Flow:
     """Rates under a setting, where workers, the consumer and others share the CPUs."""
     if not settings.workers:
-        rate = 1.0 / max(1e-9, work.step_s + work.here_s)
-        return Flow(demand=rate, capacity=rate, slowdown=1.0)
+        crowding = max(1.0, (1.0 + work.others) / work.cpus)
+        queued_s = (crowding - 1.0) * (work.step_cpu_s + min(work.here_s, work.cpu_s))
+        rate = 1.0 / max(1e-9, work.step_s + work.here_s + queued_s)
+        return Flow(demand=rate, capacity=rate, slowdown=crowding)
     own_cpu = work.step_cpu_s + work.own_s
     demand = 1.0 / max(1e-9, work.step_s + work.own_s)
     at_it, capacity, slowdown = min(1.0, demand * own_cpu), 0.0, 1.0

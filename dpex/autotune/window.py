@@ -24,6 +24,7 @@ _ERROR_BEFORE = 0.04
 _IDLE = 0.85
 _OTHERS_KEPT = 4
 _MATTERS = 0.2
+_STEP_MATTERS = 0.05
 _TRAVELS_KEPT = 3
 HERE_S = 8e-6
 """What a batch costs more in the training process than what a worker says: random states are set and put back."""
@@ -279,7 +280,8 @@ class Windows:
         matters = _MATTERS * max(values, default=0.0)
         moved = []
         for what, level, total, count, varies in seen:
-            small = level is not self._step and count and max(level.value, total / count) < matters
+            least = matters if level is not self._step else _STEP_MATTERS * sample.seconds / max(1, batches)
+            small = count and max(level.value, total / count) < least
             if small or not level.has_moved(total, count, varies):
                 continue
             moved.append(f"{what} {level.value * 1e3:.3g} → {total / count * 1e3:.3g} ms")
