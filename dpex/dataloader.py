@@ -220,8 +220,10 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         piped = isinstance(self.dataset, (IterDataPipe, MapDataPipe))
-        sizes = self._current_sizes()
         tuner = self._tuning()
+        if tuner is not None and isinstance(self.num_workers, AutoWorkers):
+            self.num_workers = AutoWorkers(tuner.new_streams() or self.num_workers)
+        sizes = self._current_sizes()
         if piped or (sizes.remote == 0 and tuner is None and self._torch_engine()):
             return super()._get_iterator()
         if (

@@ -26,7 +26,7 @@ from dpex import runqueue
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
 from dpex.autotune.trace import Origin, Recorded
-from dpex.autotune.types import Decision, HostSample, LaneSample, Sample, Settings
+from dpex.autotune.types import Decision, HostSample, LaneSample, Reason, Sample, Settings
 from dpex.clock import Clock, monotonic
 from dpex.cpus import local_ranks, usable_cpus
 from dpex.gpu.watch import GpuView, view
@@ -185,6 +185,24 @@ class Tuner:
         self._renew(f"{fixed} is fixed by resize()")
         self._bases.clear()
         logger.info("auto: %s is fixed by resize()%s", fixed, "; nothing is tuned any more" if self.is_frozen else "")
+
+    def new_streams(self) -> int | None:
+        """Between two epochs of an iterable dataset: how many streams the next one should have, if not as many."""
+        limits, now = self._limits, self.settings
+        if not limits.streams or self._engines or {"local", "remote"} & set(limits.pins or {}):
+            return None
+        free = replace(limits, streams=False, may_inline=False)
+        remote = self._room is not None and not self._refused
+        wanted = self._controller.advise(_within(self._config, free, now, remote=remote))
+        if wanted is None or (wanted.local, wanted.remote) == (now.local, now.remote):
+            return None
+        more = wanted.workers > now.workers
+        self._past += [*self._controller.decisions, _between_epochs(now, wanted, "too few" if more else "too many")]
+        self.settings = wanted
+        self._renew("a new epoch has other streams")
+        self._bases.clear()
+        logger.info("auto: %s → %s for the epoch that begins", now, wanted)
+        return wanted.workers
 
     # -- engines -----------------------------------------------------------------------------------------------------
 
@@ -392,6 +410,13 @@ def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event) -> None
                 logger.exception("auto: tuning has stopped, and the present setting stays; this is an error in dpex")
             return
         del tuner
+
+
+def _between_epochs(old: Settings, new: Settings, reason: Reason) -> Decision:
+    text = f"{new} instead of {old} from this epoch on: the streams of an iterable dataset keep their number within one"
+    return Decision(
+        at=0.0, old=old, new=new, reason=reason, text=text, evidence={}, predicted_rate=0.0, predicted_stall=0.0
+    )
 
 
 def _gpu_stall_s(base: Look, look: Look) -> float | None:

@@ -589,6 +589,31 @@ def test_a_budget_bounds_the_memory_that_the_controller_sees(parts: Any) -> None
     assert listener.samples[0].host.batch_budget == 2_000
 
 
+NUMBERS = 800
+
+
+class SlowStream(IterableDataset[int]):
+    """Numbers, each waited for, shared out among the streams there are."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = torch.utils.data.get_worker_info()
+        assert worker is not None
+        for number in range(worker.id, NUMBERS, worker.num_workers):
+            time.sleep(0.01)
+            yield number
+
+
+def test_the_next_epoch_of_an_iterable_dataset_has_as_many_streams_as_pay() -> None:
+    with DpexDataLoader(SlowStream(), batch_size=4, num_workers="auto") as loader:
+        began = int(loader.num_workers)
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(NUMBERS))
+        assert all(decision.new.workers == began for decision in loader.decisions)
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(NUMBERS))
+        assert int(loader.num_workers) > 4 * began
+        changed = next(decision for decision in loader.decisions if decision.new.workers != began)
+        assert (changed.old.workers, changed.new.workers) == (began, int(loader.num_workers))
+
+
 @pytest.mark.parametrize(("cpus", "ranks", "local"), [(0.5, 1, 1), (2, 1, 2), (64, 1, 4), (8, 4, 2), (2, 8, 1)])
 def test_cold_start(cpus: float, ranks: int, local: int) -> None:
     assert cold_start(cpus, ranks) == Settings(local=local, depth=2 * local)

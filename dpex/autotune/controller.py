@@ -71,6 +71,7 @@ class Controller:
         self.config = config
         self.decisions: list[Decision] = []
         self._settings = start
+        self._latest: Sample | None = None
         self._windows = Windows()
         self._guard = Guard(config)
         self._record, self._long = Record(), Record(_LONG)
@@ -95,7 +96,7 @@ class Controller:
 
     def step(self, sample: Sample) -> Decision | None:
         """Take a window in; a change of settings, or None."""
-        self._settings = sample.settings
+        self._settings, self._latest = sample.settings, sample
         if not sample.batches and not sample.wait_s:
             return None  # the trainer was elsewhere: a validation, a checkpoint
         changed = self._windows.add(sample)
@@ -113,6 +114,18 @@ class Controller:
         self._trial.since.add(sample, lost_s)
         judged, undoing = self._judge(self._trial, sample)
         return self._plan(sample) if judged and undoing is None else undoing
+
+    def advise(self, config: AutotuneConfig) -> Settings | None:
+        """What would be best within other limits than its own, if that is worth a change; None if nobody can tell."""
+        sample, windows = self._latest, self._windows
+        if sample is None or not windows.known or windows.tickets < _NEW:
+            return None
+        work = windows.estimate(sample.host.cpus, math.inf, math.inf)
+        waiting = work.wait_s / max(1e-9, work.wait_s + work.cpu_s)
+        bounds = Guard(config).bounds(sample, windows.batch_bytes, waiting)
+        plan, here = best(work, bounds, config), expect(work, sample.settings)
+        less = plan.settings.workers <= _MUCH_LESS * sample.settings.workers
+        return plan.settings if less or plan.rate >= (1.0 + config.gain) * here.rate else None
 
     # -- settling --------------------------------------------------------------------------------------------------
 
