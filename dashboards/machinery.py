@@ -99,8 +99,8 @@ QUEUE = Row(
         ),
         Panel(
             title="Decisions of the tuner",
-            description=about("dpex_tuner_decisions_total", "dpex_tuner_undone_total")
-            + " Each is a mark on the other panels as well.",
+            description="Each is a mark on the other panels as well. "
+            + about("dpex_tuner_decisions_total", "dpex_tuner_undone_total"),
             queries=(
                 Query(
                     expr=f"sum by (knob, direction) ({increase('dpex_tuner_decisions_total')})",

@@ -36,8 +36,11 @@ def quantile(q: float, name: str, by: str = "le") -> str:
 
 
 def about(*names: str) -> str:
-    """What the catalogue says of these metrics."""
-    return " ".join(f"{BY_NAME[name].help} {BY_NAME[name].how_to_read}" for name in names)
+    """What the catalogue says of these metrics: a sentence, or a list (Grafana reads Markdown)."""
+    texts = [f"{BY_NAME[name].help} {BY_NAME[name].how_to_read}" for name in names]
+    if len(names) == 1:
+        return texts[0]
+    return "".join(f"\n- `{name}`: {text}" for name, text in zip(names, texts, strict=True))
 
 
 SPENT = rate("dpex_consumer_seconds_total")

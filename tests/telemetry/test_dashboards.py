@@ -27,7 +27,6 @@ UNITS = {"percentunit", "s", "cps", "Bps", "bytes", "none", "string", "dateTimeF
 PROMETHEUS_OWN = {"up", "ALERTS", "ALERTS_FOR_STATE"}
 NOT_SHOWN: dict[str, str] = {}
 """Metrics of the catalogue that no panel shows, and why."""
-pytestmark = pytest.mark.filterwarnings("ignore:Prefer using dashboardv2")
 EVERY_PANEL = pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
 EVERY_QUERY = pytest.mark.parametrize(("title", "expr"), queries())
 
