@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 from panels import FOLDER, RULES, dashboard, filled, panels
-from planted import GPU_STALL
+from waiting_run import GPU_STALL
 
 ROOT = Path(__file__).parents[2]
 WINDOW_S = 10
@@ -159,7 +159,7 @@ def free_port() -> int:
 
 def trainer(folder: Path, kind: str, step_s: float, log: Path, **variables: str) -> Any:
     environment = {**os.environ, "DPEX_METRICS_DIR": str(folder / "targets"), "PYTHONPATH": str(ROOT), **variables}
-    program = str(Path(__file__).with_name("planted.py"))
+    program = str(Path(__file__).with_name("waiting_run.py"))
     command = [sys.executable, program, kind, str(LOAD_S), str(step_s), str(log)]
     return running(command, log.with_suffix(".err"), env=environment)
 

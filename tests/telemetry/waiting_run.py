@@ -1,4 +1,4 @@
-"""A training run with a planted share of waiting, as a program: `python planted.py KIND LOAD_S STEP_S LOG`.
+"""A training run with a planted share of waiting, as a program: `python waiting_run.py KIND LOAD_S STEP_S LOG`.
 
 A batch takes LOAD_S to make and a step STEP_S; ends when its standard input does. LOG gets a line per batch: the time,
 seconds waited so far, seconds in all. KIND "fixed" has one worker; "tuned" as many as the tuner wants, and a stand-in
