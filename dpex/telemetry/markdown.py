@@ -37,6 +37,8 @@ scrape_configs:
       - files: ["/run/user/1000/dpex/dpex-*.json"]
 ```
 
+`dashboards/` has this for Prometheus, rules and alerts, a Grafana dashboard, and a `docker compose` file for both.
+
 The target's labels are `run_id` (`$DPEX_RUN_ID`, else torchrun's or Slurm's, else one of this process), `rank` and
 `node`; the metrics themselves have only those named below. Several ranks on one machine need `metrics_port=0`.
 

@@ -1,0 +1,327 @@
+"""The rows that tell what is behind it: workers, queue and decisions, transfer and GPU, health."""
+
+from __future__ import annotations
+
+from dashboards.grafana import Panel, Query, Row
+from dashboards.promql import BY_RANK, GPU_STALL, PROCESS, RANK, SPENT, STEPS, about, increase, of, quantile, rate
+
+# -- who makes batches, and where --------------------------------------------------------------------------------------
+
+MADE = rate("dpex_worker_batch_seconds_count")
+WORKERS = Row(
+    title="Who makes batches, and where?",
+    panels=(
+        Panel(
+            title="Workers by place",
+            description=about("dpex_workers_wanted", "dpex_workers_requested", "dpex_workers_running"),
+            queries=tuple(
+                Query(expr=f"sum by (lane) ({of(f'dpex_workers_{state}')})", legend=f"{{{{lane}}}} {state}")
+                for state in ("wanted", "requested", "running")
+            ),
+            unit="none",
+            dashed=".* (wanted|requested)",
+        ),
+        Panel(
+            title="Batches per second by place",
+            description="Batches made, by where: inline is the training process, local this machine, remote the "
+            f"cluster. {about('dpex_batches_total')}",
+            queries=(
+                Query(expr=f"sum by (lane) ({MADE})", legend="made {{lane}}"),
+                Query(expr=f"sum({rate('dpex_batches_total')})", legend="delivered"),
+            ),
+            unit="cps",
+            dashed="delivered",
+        ),
+        Panel(
+            title="How busy workers are",
+            description="Share of their time in which workers make batches. Near 1: more workers would bring more. "
+            "Low while training starves: they are not given work, or something else holds up. "
+            + about("dpex_worker_seconds_total"),
+            queries=(
+                Query(
+                    expr=f"""sum by (lane) ({rate("dpex_worker_seconds_total", 'lane!="inline"')}) / """
+                    f"sum by (lane) ({of('dpex_workers_running')})",
+                    legend="{{lane}}",
+                ),
+            ),
+            unit="percentunit",
+        ),
+        Panel(
+            title="Cost of a batch by stage",
+            description="Seconds of a worker's time for one batch. The largest stage is what to make faster.",
+            queries=(
+                Query(
+                    expr=f"sum by (lane, stage) ({rate('dpex_worker_seconds_total')}) / ignoring (stage) group_left () "
+                    f"sum by (lane) ({MADE})",
+                    legend="{{lane}} {{stage}}",
+                ),
+            ),
+            unit="s",
+            stacked=True,
+        ),
+        Panel(
+            title="Cost of a batch, quantiles",
+            description=about("dpex_worker_batch_seconds"),
+            queries=tuple(
+                Query(expr=quantile(q, "dpex_worker_batch_seconds", "lane, le"), legend=f"{{{{lane}}}} p{100 * q:g}")
+                for q in (0.5, 0.95)
+            ),
+            unit="s",
+        ),
+        Panel(
+            title="Workers lost, batches made again",
+            description=about("dpex_worker_restarts_total", "dpex_batches_remade_total"),
+            queries=(
+                Query(expr=f"sum by (lane) ({increase('dpex_worker_restarts_total')})", legend="{{lane}} workers lost"),
+                Query(expr=f"sum({increase('dpex_batches_remade_total')})", legend="batches made again"),
+            ),
+            unit="none",
+            bars=True,
+        ),
+    ),
+)
+
+# -- queue and decisions -----------------------------------------------------------------------------------------------
+
+QUEUE = Row(
+    title="Queue and decisions",
+    panels=(
+        Panel(
+            title="Batches ready and in flight",
+            description=about("dpex_ready_batches", "dpex_in_flight_batches", "dpex_prefetch_limit_batches"),
+            queries=(
+                Query(expr=f"sum({of('dpex_ready_batches')})", legend="ready"),
+                Query(expr=f"sum by (lane) ({of('dpex_in_flight_batches')})", legend="in flight {{lane}}"),
+                Query(expr=f"sum({of('dpex_prefetch_limit_batches')})", legend="limit"),
+            ),
+            unit="none",
+            dashed="limit",
+        ),
+        Panel(
+            title="Decisions of the tuner",
+            description="Each is a mark on the other panels as well. "
+            + about("dpex_tuner_decisions_total", "dpex_tuner_undone_total"),
+            queries=(
+                Query(
+                    expr=f"sum by (knob, direction) ({increase('dpex_tuner_decisions_total')})",
+                    legend="{{knob}} {{direction}}",
+                ),
+                Query(expr=f"sum({increase('dpex_tuner_undone_total')})", legend="taken back"),
+            ),
+            unit="none",
+            bars=True,
+            none="not tuned",
+        ),
+        Panel(
+            title="Waiting that decisions were to leave, and left",
+            description=about("dpex_tuner_predicted_stall_ratio", "dpex_tuner_measured_stall_ratio"),
+            queries=tuple(
+                Query(
+                    expr=f"avg by (run_id, rank, loader) ({of(f'dpex_tuner_{kind}_stall_ratio')})",
+                    legend=f"{kind}, {RANK}, {{{{loader}}}}",
+                )
+                for kind in ("predicted", "measured")
+            ),
+            unit="percentunit",
+            dashed="predicted.*",
+            none="no decision judged yet",
+        ),
+        Panel(
+            title="Speed that decisions were to bring, and brought",
+            description=about("dpex_tuner_predicted_batches_per_second", "dpex_tuner_measured_batches_per_second"),
+            queries=tuple(
+                Query(
+                    expr=f"avg by (run_id, rank, loader) ({of(f'dpex_tuner_{kind}_batches_per_second')})",
+                    legend=f"{kind}, {RANK}, {{{{loader}}}}",
+                )
+                for kind in ("predicted", "measured")
+            ),
+            unit="cps",
+            width=12,
+            dashed="predicted.*",
+            none="no decision judged yet",
+        ),
+        Panel(
+            title="Error of the predictions",
+            description=about("dpex_tuner_prediction_error_ratio"),
+            queries=(
+                Query(
+                    expr=f"avg by (run_id, rank, loader) ({of('dpex_tuner_prediction_error_ratio')})",
+                    legend=f"{RANK}, {{{{loader}}}}",
+                ),
+            ),
+            unit="percentunit",
+            width=12,
+            steps=STEPS,
+            none="no decision judged yet",
+        ),
+    ),
+)
+
+# -- transfer and GPU --------------------------------------------------------------------------------------------------
+
+GPU = PROCESS
+ON_GPU = "{{gpu}}"
+TRANSFER = Row(
+    title="Transfer and GPU",
+    panels=(
+        Panel(
+            title="Bytes of batches by way",
+            description=about("dpex_transfer_bytes_total"),
+            queries=(Query(expr=f"sum by (path) ({rate('dpex_transfer_bytes_total')})", legend="{{path}}"),),
+            unit="Bps",
+        ),
+        Panel(
+            title="Taking batches in, by rank",
+            description="Share of the training loop's time spent taking in batches that have arrived: mapping, "
+            "decoding and copying them.",
+            queries=(
+                Query(
+                    expr=f"""{BY_RANK} ({rate("dpex_consumer_seconds_total", 'state="transfer"')}) / """
+                    f"{BY_RANK} ({SPENT})",
+                    legend=RANK,
+                ),
+            ),
+            unit="percentunit",
+        ),
+        Panel(
+            title="GPU stall by rank",
+            description=about("dpex_gpu_stall_seconds_total") + " Seconds per second of the training loop.",
+            queries=(Query(expr=GPU_STALL, legend=RANK),),
+            unit="percentunit",
+            steps=STEPS,
+            none="no GPU measured",
+        ),
+        Panel(
+            title="GPU at work",
+            description=about("dpex_gpu_sm_active_ratio", "dpex_gpu_kernel_active_ratio"),
+            queries=(
+                Query(expr=f"avg by (gpu) ({of('dpex_gpu_sm_active_ratio', per=GPU)})", legend=f"SMs, {ON_GPU}"),
+                Query(expr=f"avg by (gpu) ({of('dpex_gpu_kernel_active_ratio', per=GPU)})", legend=f"kernel, {ON_GPU}"),
+            ),
+            unit="percentunit",
+            highest=1,
+            dashed="kernel.*",
+            none="no GPU measured",
+        ),
+        Panel(
+            title="GPU memory bandwidth and occupancy",
+            description=about("dpex_gpu_dram_active_ratio", "dpex_gpu_sm_occupancy_ratio"),
+            queries=(
+                Query(
+                    expr=f"avg by (gpu) ({of('dpex_gpu_dram_active_ratio', per=GPU)})", legend=f"bandwidth, {ON_GPU}"
+                ),
+                Query(expr=f"avg by (gpu) ({of('dpex_gpu_sm_occupancy_ratio', per=GPU)})", legend=f"warps, {ON_GPU}"),
+            ),
+            unit="percentunit",
+            highest=1,
+            none="no GPU measured",
+        ),
+        Panel(
+            title="GPU memory",
+            description=about("dpex_gpu_memory_used_bytes", "dpex_gpu_memory_size_bytes"),
+            queries=(
+                Query(expr=f"max by (gpu) ({of('dpex_gpu_memory_used_bytes', per=GPU)})", legend=f"used, {ON_GPU}"),
+                Query(expr=f"max by (gpu) ({of('dpex_gpu_memory_size_bytes', per=GPU)})", legend=f"size, {ON_GPU}"),
+            ),
+            unit="bytes",
+            dashed="size.*",
+            none="no GPU measured",
+        ),
+        Panel(
+            title="GPU's bus",
+            description=about("dpex_gpu_pcie_bytes_total"),
+            queries=(
+                Query(
+                    expr=f"max by (gpu, direction) ({rate('dpex_gpu_pcie_bytes_total', per=GPU)})",
+                    legend="{{direction}}, {{gpu}}",
+                ),
+            ),
+            unit="Bps",
+            width=12,
+            none="no GPU measured",
+        ),
+        Panel(
+            title="GPUs",
+            description=about("dpex_gpu_info"),
+            queries=(Query(expr=of("dpex_gpu_info", per=GPU), instant=True),),
+            kind="table",
+            unit="string",
+            width=12,
+            hidden=("job", "instance"),
+        ),
+    ),
+)
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+HEALTH = Row(
+    title="Health",
+    panels=(
+        Panel(
+            title="Time since the last batch",
+            description=about("dpex_last_batch_timestamp_seconds") + " By the clocks of two machines.",
+            queries=(
+                Query(expr=f"time() - max by (run_id, rank) ({of('dpex_last_batch_timestamp_seconds')})", legend=RANK),
+            ),
+            unit="s",
+        ),
+        Panel(
+            title="Errors",
+            description=about("dpex_errors_total"),
+            queries=(Query(expr=f"sum by (kind) ({increase('dpex_errors_total')})", legend="{{kind}}"),),
+            unit="none",
+            bars=True,
+        ),
+        Panel(
+            title="Processes that answer",
+            description="1: Prometheus reads the metrics of this process. 0: it was killed, hangs, or cannot be "
+            "reached; processes that end in order vanish.",
+            queries=(Query(expr=f"min by (run_id, rank) ({of('up', per=PROCESS)})", legend=RANK),),
+            kind="state-timeline",
+            unit="none",
+            steps=((None, "red"), (1, "green")),
+        ),
+        Panel(
+            title="Cost of a scrape",
+            description=about("dpex_collect_duration_seconds"),
+            queries=(
+                Query(
+                    expr=f"max by (collector) ({of('dpex_collect_duration_seconds', per=PROCESS)})",
+                    legend="{{collector}}",
+                ),
+            ),
+            unit="s",
+        ),
+        Panel(
+            title="Failed collections",
+            description=about("dpex_collect_errors_total"),
+            queries=(
+                Query(
+                    expr="sum by (collector) "
+                    f"(increase({of('dpex_collect_errors_total', per=PROCESS)}[$__rate_interval]))",
+                    legend="{{collector}}",
+                ),
+            ),
+            unit="none",
+            bars=True,
+        ),
+        Panel(
+            title="Loaders",
+            description=about("dpex_loader_info"),
+            queries=(Query(expr=of("dpex_loader_info"), instant=True),),
+            kind="table",
+            unit="string",
+            hidden=("job", "instance"),
+        ),
+        Panel(
+            title="Processes",
+            description=about("dpex_build_info"),
+            queries=(Query(expr=of("dpex_build_info", per=PROCESS), instant=True),),
+            kind="table",
+            unit="string",
+            width=24,
+            height=6,
+        ),
+    ),
+)

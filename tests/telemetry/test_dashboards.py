@@ -1,0 +1,304 @@
+"""The dashboard is what the script makes, Grafana's types know its keys, its linter's rules hold, no metric is missing.
+
+The linter's rules (grafana/dashboard-linter) are written again here, as the linter itself is not at hand everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import promql_parser as promql
+import pytest
+import yaml
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+from panels import FOLDER, RULES, Json, dashboard, filled, panels, queries, selectors, walk
+
+from dashboards.contents import DASHBOARD
+from dashboards.grafana import as_text
+from dpex.telemetry.catalogue import BY_NAME, METRICS
+from dpex.telemetry.discovery import default_directory
+
+UNITS = {"percentunit", "s", "cps", "Bps", "bytes", "none", "string", "dateTimeFromNow"}
+"""Those that are used; all are names of Grafana's."""
+PROMETHEUS_OWN = {"up", "ALERTS", "ALERTS_FOR_STATE"}
+NOT_SHOWN: dict[str, str] = {}
+"""Metrics of the catalogue that no panel shows, and why."""
+EVERY_PANEL = pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
+EVERY_QUERY = pytest.mark.parametrize(("title", "expr"), queries())
+
+
+def variables() -> dict[str, Json]:
+    return {variable["name"]: variable for variable in dashboard()["templating"]["list"]}
+
+
+def annotations() -> list[Json]:
+    return [found for found in dashboard()["annotations"]["list"] if "builtIn" not in found]
+
+
+def rules() -> list[Json]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def metric_of(series: str) -> str:
+    return series if series in BY_NAME else re.sub(r"_(bucket|sum|count)$", "", series)
+
+
+def named_in(expr: str) -> set[str]:
+    return {metric_of(selector.name) for selector, _ in selectors(expr)}
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_what_the_script_makes() -> None:
+    assert (FOLDER / "dpex.json").read_text() == as_text(DASHBOARD), "python -m dashboards"
+
+
+def lost(ours: Any, theirs: Any, place: str = "") -> list[str]:
+    """What is not there any more, or not the same, after Grafana's types have read and written it."""
+    if isinstance(ours, dict):
+        if not isinstance(theirs, dict):
+            return [place]
+        return [found for key in ours for found in lost(ours[key], theirs.get(key), f"{place}/{key}")]
+    if isinstance(ours, list):
+        if not isinstance(theirs, list) or len(ours) != len(theirs):
+            return [place]
+        return [found for n, pair in enumerate(zip(ours, theirs, strict=True)) for found in lost(*pair, f"{place}/{n}")]
+    return [] if ours == theirs else [place]
+
+
+def round_trip(content: Json) -> Json:
+    plugins.register_default_plugins()
+    read = Dashboard.from_json(json.loads(json.dumps(content)))
+    written: Json = json.loads(JSONEncoder().encode(read))
+    return written
+
+
+def test_grafanas_types_know_every_key() -> None:
+    assert lost(dashboard(), round_trip(dashboard())) == []
+
+
+def test_a_key_that_is_misspelt_would_be_seen() -> None:
+    changed = json.loads(json.dumps(dashboard()))
+    changed["panels"][1]["fieldConfig"]["defaults"]["uunit"] = "s"
+    changed["panels"][1]["targets"][0]["legendformat"] = "x"
+    assert sorted(place.rpartition("/")[2] for place in lost(changed, round_trip(changed))) == ["legendformat", "uunit"]
+
+
+def test_ids_and_places_are_each_panels_own() -> None:
+    found = dashboard()["panels"]
+    assert [panel["id"] for panel in found] == list(range(1, len(found) + 1))
+    taken: dict[tuple[int, int], str] = {}
+    for panel in found:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
+
+
+def test_rows_come_in_the_order_of_the_questions() -> None:
+    titles = [panel["title"] for panel in dashboard()["panels"] if panel["type"] == "row"]
+    assert titles == [
+        "Is training starving, which rank, since when?",
+        "Why?",
+        "Who makes batches, and where?",
+        "Queue and decisions",
+        "Transfer and GPU",
+        "Health",
+    ]
+
+
+# -- the linter's rules ------------------------------------------------------------------------------------------------
+
+
+def test_nobody_edits_it_in_the_browser_only() -> None:
+    assert dashboard()["editable"] is False
+
+
+def test_the_data_source_is_a_variable() -> None:
+    found = [variable for variable in variables().values() if variable["type"] == "datasource"]
+    assert [(v["name"], v["label"], v["query"]) for v in found] == [("datasource", "Data source", "prometheus")]
+    others = [variable for variable in (*variables().values(), *annotations()) if variable not in found]
+    assert {other["datasource"]["uid"] for other in others} == {"${datasource}"}
+    assert "__inputs" not in dashboard()
+
+
+def test_what_may_be_chosen() -> None:
+    assert list(variables()) == ["datasource", "job", "run", "rank", "instance", "loader"]
+    for name, variable in list(variables().items())[1:]:
+        assert (variable["type"], variable["multi"], variable["includeAll"]) == ("query", True, True)
+        assert variable["label"] == name.title()
+        assert variable["refresh"] == 2, "when the time range changes"
+        assert variable["allValue"] == (".+" if name in ("job", "instance") else ".*")
+        query = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
+        assert query
+        assert query[2] == {"run": "run_id"}.get(name, name)
+        assert named_in(query[1]) <= set(BY_NAME)
+        assert variable["query"]["query"] == variable["definition"]
+
+
+@EVERY_PANEL
+def test_a_panel_has_a_title_a_description_a_unit_and_the_data_source(panel: Json) -> None:
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    defaults = panel["fieldConfig"]["defaults"]
+    assert (panel["options"]["yAxis"] if panel["type"] == "heatmap" else defaults)["unit"] in UNITS
+    assert panel["targets"]
+    assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+    letters = [target["refId"] for target in panel["targets"]]
+    assert len(set(letters)) == len(letters)
+
+
+def test_titles_are_not_used_twice() -> None:
+    titles = [panel["title"] for panel in panels()]
+    assert len(set(titles)) == len(titles)
+
+
+@EVERY_QUERY
+def test_every_selector_is_bound_to_the_variables(title: str, expr: str) -> None:
+    chosen = {name: f"<{name}>" for name in ("job", "instance", "run", "rank", "loader")}
+    nodes = walk(promql.parse(filled(expr, **chosen)))
+    found = [node for node, _ in nodes if isinstance(node, promql.VectorSelector)]
+    assert found
+    for selector in found:
+        matchers = {(m.name, m.value) for m in selector.matchers.matchers if m.op == promql.MatchOp.Re}
+        wanted = {("job", "<job>"), ("instance", "<instance>"), ("run_id", "<run>"), ("rank", "<rank>")}
+        metric = BY_NAME.get(metric_of(selector.name))
+        has_loader = metric is not None and "loader" in metric.label_names
+        assert wanted | ({("loader", "<loader>")} if has_loader else set()) <= matchers, title
+
+
+@EVERY_QUERY
+def test_counters_are_seen_as_rates_over_grafanas_interval(title: str, expr: str) -> None:
+    for selector, above in selectors(expr):
+        accumulates = selector.name.endswith(("_total", "_bucket", "_sum", "_count"))
+        if accumulates:
+            assert isinstance(above[-1], promql.MatrixSelector), title
+            assert above[-2].func.name in ("rate", "irate", "increase"), title
+    assert set(re.findall(r"\[([^\]]+)\]", expr)) <= {"$__rate_interval"}
+
+
+@pytest.mark.parametrize("annotation", annotations(), ids=lambda annotation: annotation["name"])
+def test_marks_are_bound_to_the_variables_too(annotation: Json) -> None:
+    for selector, _ in selectors(annotation["expr"]):
+        assert {"job", "instance", "run_id", "rank"} <= {m.name for m in selector.matchers.matchers}
+        assert metric_of(selector.name) in {*BY_NAME, *PROMETHEUS_OWN}
+
+
+def test_decisions_are_marks() -> None:
+    assert any("dpex_tuner_decisions_total" in annotation["expr"] for annotation in annotations())
+
+
+# -- metrics: none that does not exist, none that nobody sees ----------------------------------------------------------
+
+
+@EVERY_QUERY
+def test_what_a_query_names_exists(title: str, expr: str) -> None:
+    assert named_in(expr) <= {*BY_NAME, *PROMETHEUS_OWN}, title
+
+
+@EVERY_QUERY
+def test_labels_that_a_query_names_exist(title: str, expr: str) -> None:
+    """In matchers: those of the metric, or of its target."""
+    for selector, _ in selectors(expr):
+        if selector.name in PROMETHEUS_OWN:
+            continue
+        metric = BY_NAME[metric_of(selector.name)]
+        names = {m.name: m.value for m in selector.matchers.matchers}
+        assert set(names) <= {*metric.label_names, "job", "instance", "run_id", "rank"}, title
+        for label in metric.labels:
+            if label.values and label.name in names:
+                assert names[label.name] in label.values, title
+
+
+def test_every_metric_is_on_a_panel() -> None:
+    shown = {name for _, expr in queries() for name in named_in(expr)}
+    assert {metric.name for metric in METRICS} - shown == set(NOT_SHOWN)
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def test_rules_name_what_exists() -> None:
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for rule in rules():
+        assert named_in(rule["expr"]) <= {*BY_NAME, *recorded, "up"}
+
+
+def test_recorded_series_are_named_by_level_metric_and_operations() -> None:
+    for rule in rules():
+        if "record" in rule:
+            level, metric, operations = rule["record"].split(":")
+            assert re.fullmatch(r"(instance|run)(_[a-z]+)?", level)
+            assert metric.startswith("dpex_")
+            assert not metric.endswith("_total")
+            assert re.fullmatch(r"(ratio_)?rate1m", operations)
+
+
+def test_an_alert_says_what_is_wrong_and_what_to_do() -> None:
+    alerts = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+    assert set(alerts) == {f"Dpex{name}" for name in _ALERTS}
+    for alert in alerts.values():
+        assert set(alert["annotations"]) == {"summary", "description", "runbook"}
+        assert alert["labels"]["severity"] in ("warning", "critical")
+        assert "{{ $labels.rank }}" in alert["annotations"]["summary"]
+
+
+_ALERTS = ("TrainingStarving", "TrainingStalled", "WorkersDying", "WorkersNotPlaced", "TargetDown")
+
+
+def test_alerts_that_the_dashboard_asks_for_exist() -> None:
+    asked = set(re.findall(r'alertname="(\w+)"', json.dumps([expr for _, expr in queries()]).replace("\\", "")))
+    assert asked == {"DpexTrainingStarving"}
+
+
+def test_panels_that_runbooks_name_exist() -> None:
+    titles = {panel["title"] for panel in dashboard()["panels"]}
+    for rule in rules():
+        text = rule.get("annotations", {}).get("runbook", "")
+        assert set(re.findall(r'"([^"]+)"', text)) <= titles
+
+
+# -- files around it ---------------------------------------------------------------------------------------------------
+
+
+def loaded(name: str) -> Json:
+    found: Json = yaml.safe_load((FOLDER / name).read_text())
+    return found
+
+
+def test_compose_mounts_what_is_there_where_it_is_looked_for() -> None:
+    services = loaded("docker-compose.yml")["services"]
+    mounted: dict[str, str] = {}
+    for service in services.values():
+        assert service["network_mode"] == "host", "metrics are served on loopback"
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", service["image"]), "pinned"
+        for volume in service["volumes"]:
+            source, target = volume.split(":")[:2] if isinstance(volume, str) else (volume["source"], volume["target"])
+            mounted[target] = source
+            if source.startswith("./"):
+                assert (FOLDER / source).exists()
+    assert mounted["/etc/prometheus/rules"] == "./rules"
+    assert mounted["/etc/prometheus/targets"] == "${DPEX_METRICS_DIR:-${XDG_RUNTIME_DIR}/dpex}"
+    assert str(default_directory({"XDG_RUNTIME_DIR": "/run/user/1"})) == "/run/user/1/dpex"
+    home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert mounted[home] == "./dpex.json"
+    provider = loaded("provisioning/dashboards/dpex.yml")["providers"][0]
+    assert home.startswith(provider["options"]["path"] + "/")
+
+
+def test_grafana_asks_the_prometheus_beside_it_at_its_interval() -> None:
+    source = loaded("provisioning/datasources/prometheus.yml")["datasources"][0]
+    config = loaded("prometheus.yml")
+    command = loaded("docker-compose.yml")["services"]["prometheus"]["command"]
+    listens = next(option for option in command if "listen-address" in option).partition("=")[2]
+    assert source["url"] == f"http://{listens}"
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+    assert source["isDefault"]
+    assert [scraped["job_name"] for scraped in config["scrape_configs"]] == ["dpex"], "the alert's job"

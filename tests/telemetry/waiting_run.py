@@ -1,0 +1,94 @@
+"""A training run with a planted share of waiting, as a program: `python waiting_run.py KIND LOAD_S STEP_S LOG`.
+
+A batch takes LOAD_S to make and a step STEP_S; ends when its standard input does. LOG gets a line per batch: the time,
+seconds waited so far, seconds in all. KIND "fixed" has one worker; "tuned" as many as the tuner wants, and a stand-in
+for a GPU that misses a quarter of the time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+from dpex import AutotuneConfig, DpexDataLoader
+from dpex.telemetry.exporter import exporter
+from dpex.telemetry.sources import GpuReading
+
+GPU_STALL = 0.25
+BATCH = 2
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __init__(self, nap_s: float) -> None:
+        self.nap_s = nap_s
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.nap_s)
+        return torch.zeros(1000)
+
+
+class OneGpu:
+    def read(self) -> tuple[GpuReading, ...]:
+        shares = dict.fromkeys(("kernel", "sm", "dram"), 0.5)
+        return (
+            GpuReading(
+                uuid="GPU-0",
+                index="0",
+                model="stand-in",
+                **{f"{name}_active_ratio": value for name, value in shares.items()},
+                sm_occupancy_ratio=0.5,
+                memory_used_bytes=1e9,
+                memory_size_bytes=2e9,
+                pcie_rx_bytes=1e6 * time.monotonic(),
+                pcie_tx_bytes=1e5 * time.monotonic(),
+            ),
+        )
+
+
+class Stalls:
+    """Misses its share of the time from now on."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+
+    def stall_s(self) -> float:
+        return GPU_STALL * (time.monotonic() - self.began)
+
+
+def train(batches: Iterator[torch.Tensor], step_s: float, log: Path, over: threading.Event) -> None:
+    waited_s, began = 0.0, time.perf_counter()
+    with log.open("w", buffering=1) as lines:
+        while not over.is_set():
+            asked = time.perf_counter()
+            next(batches)
+            got = time.perf_counter()
+            waited_s += got - asked
+            time.sleep(step_s)
+            lines.write(f"{time.time()} {waited_s} {time.perf_counter() - began}\n")
+
+
+def main(kind: str, load_s: float, step_s: float, log: Path) -> None:
+    over = threading.Event()
+    threading.Thread(target=lambda: (os.read(0, 1), over.set()), daemon=True).start()
+    tuned = kind == "tuned"
+    workers = {"num_workers": "auto", "autotune": AutotuneConfig()} if tuned else {"num_workers": 1}
+    with DpexDataLoader(Slow(load_s / BATCH), BATCH, metrics_port=0, name="train", **workers) as loader:
+        batches = iter(loader)
+        if tuned:
+            (ledger,) = exporter.ledgers()
+            exporter.collector.gpu, ledger.stall = OneGpu(), Stalls()
+        train(batches, step_s, log, over)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))
