@@ -704,6 +704,7 @@ class Engine:
             lanes={"inline": lane_sums(self._here), **{name: self._lane_sums(lane) for name, lane in lanes.items()}},
             ready=self.schedule.ready,
             window=self.schedule.window,
+            gpu_stall_s=self._plan.gpu.total_s if self._plan.gpu is not None else None,
         )
 
     def _lane_sums(self, lane: Lane) -> LaneSums:
