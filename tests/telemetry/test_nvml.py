@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nvmlstub import built_in
 
 from dpex.gpu.nvml import GpuSample, Reader, RunningCount, cuda_devices, parse_visible
 from dpex.gpu.watch import GpuWatcher, view
@@ -48,6 +49,12 @@ def read():
 
 reader = nvml.Reader(lambda: used)
 """
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the stand-in."""
+    return built_in(tmp_path_factory.mktemp("nvml"))
 
 
 def run(script: str, library: Path | None, visible: str | None = None, prelude: str = PRELUDE) -> Any:
