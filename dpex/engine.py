@@ -4,47 +4,46 @@ All work happens inside `Engine.next`, in the consumer's thread; where batches a
 in (`listen`). `resize` may be called from any thread: it is carried out at once when the engine is idle, else at the
 next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends everything.
 
-`pace` decides how far ahead it runs, `tenancy` where logical workers live.
+`pace` decides how far ahead it runs, `tenancy` where logical workers live, `dispatch` who is sent what, `staffing` how
+many hosts lanes are asked for, `intake` what becomes of what they say, `casualties` what follows when one dies. All of
+them are called under the engine's lock and none refers to it. `engineview` is what others see of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
-import select
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import get_native_id
-from typing import Any, Literal
+from typing import Any
 
-from dpex.alerts import warn
-from dpex.autotune.types import LaneSample
+from dpex.bell import Bell
+from dpex.casualties import Casualties
 from dpex.causes import H2D, NONE_YET, STARTUP, STRAGGLER, Making
 from dpex.clock import monotonic
-from dpex.cpus import static_worker_count
+from dpex.dispatch import Dispatch
+from dpex.engineview import EngineView
 from dpex.errors import WorkerDiedError
 from dpex.gpu.stall import GpuStall
 from dpex.homes import Place
-from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, Lane, LaneTimes, Made, Note, Released, Snapshot, Up
-from dpex.meter import LaneSums, Look, Sums, Tally, lane_sums
+from dpex.intake import ANY, NOT_BLOCKED, Intake
+from dpex.lanes.base import Lane, LaneTimes
+from dpex.meter import Look, Sums, Tally
 from dpex.pace import Pace, Sizes
 from dpex.pin import AHEAD, Pinner
-from dpex.schedule import Delivery, Schedule, Ticket
-from dpex.stats import LaneStats, LoaderStats
+from dpex.schedule import Delivery, Schedule
+from dpex.staffing import LaneName, Staffing
+from dpex.stats import LoaderStats
 from dpex.tenancy import Tenancy
 from dpex.worker import Failure, Stages
 
-logger = logging.getLogger("dpex")
-
 COLLECT_EVERY_S = 0.001
 TICK_S = 1.0
-NOT_BLOCKED, ANY = -2, -1
-"""In place of the number of the batch that is waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,7 @@ class Plan:
     base_window: int
     stretch: bool
     memory_budget: int | None
-    make_lane: Callable[[Literal["local", "remote"], int], Lane]
+    make_lane: Callable[[LaneName, int], Lane]
     make_inline: Callable[[int, Any, int], tuple[Any, Stages]]
     pinner: Pinner | None = None
     gpu: GpuStall[Any] | None = None
@@ -75,60 +74,55 @@ class Engine:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._wishes: deque[Sizes] = deque(maxlen=1)
-        self._wake_lock = threading.RLock()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell()
         self._lanes: dict[str, Lane] = {}
-        self._poller: tuple[tuple[int, ...], Any] = ((), None)
         self._closed = False
-        self._fatal: Exception | None = None
-        self._unheard: deque[tuple[Lane, Event]] = deque()
-        self._overheard = False
         self._dirty: set[int] = set()
         self._tenancy = Tenancy(plan.logicals, plan.iterable, self._lanes, self._dirty)
-        self._load: dict[str, int] = {}
-        self._carrier: dict[int, str] = {}
         self._pace = Pace(
             base_window=plan.base_window,
             logical=plan.logicals > 0,
             stretch=plan.stretch,
             memory_budget=plan.memory_budget,
         )
+        self._dispatch = Dispatch(self._lanes, self._tenancy, self._pace, self._dirty, logical=plan.logicals > 0)
+        self._staffing = Staffing(plan.make_lane, self._lanes, self._tenancy, self._dispatch)
+        self._casualties = Casualties(self._tenancy, self._dispatch, self._dirty, iterable=plan.iterable)
+        self._intake = Intake(
+            self._lanes,
+            self._tenancy,
+            self._pace,
+            self._dispatch,
+            self._casualties,
+            self._bell,
+            logical=plan.logicals > 0,
+        )
         self._epoch = -1
         self._consumer = 0
         self._tally = Tally(detailed=plan.metered)
-        self._awaited = NOT_BLOCKED
-        self._awaited_making: tuple[float, ...] = ()
         self._here = LaneTimes()
         self._granting = False
-        self._refused: str | None = None
-        self._deaths: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
-        self._remade = 0
         self._collected_at = 0.0
         self.sampler: Iterator[Any] = iter(())
         self.schedule = self._new_schedule()
-        self._open_lanes()
+        self._view = EngineView(
+            tally=self._tally,
+            here=self._here,
+            errors=self._errors,
+            pace=self._pace,
+            lanes=self._lanes,
+            dispatch=self._dispatch,
+            casualties=self._casualties,
+            gpu=plan.gpu,
+        )
+        self._staffing.open(sizes)
         self._tally.causes[STARTUP] += monotonic() - began
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def _new_schedule(self) -> Schedule:
         return Schedule(window=self._pace.window(self._sizes), queues=self._plan.logicals, in_order=self._plan.in_order)
-
-    def _open_lanes(self) -> None:
-        for name, count in (("local", self._sizes.local), ("remote", self._sizes.remote)):
-            if count > 0:
-                self._lane(name, count)
-
-    def _lane(self, name: str, count: int) -> Lane:
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = self._plan.make_lane(name, count)  # type: ignore[arg-type]
-            lane.new_epoch(max(0, self._epoch))
-            self._load[name] = 0
-        else:
-            lane.resize(count)
-        return lane
 
     def begin_epoch(self, sampler: Iterator[Any]) -> None:
         """Start a pass: tickets are drawn from ``sampler``, up to the window at once."""
@@ -140,8 +134,7 @@ class Engine:
             for lane in self._lanes.values():
                 lane.new_epoch(self._epoch)
             self.sampler = sampler
-            self._carrier.clear()
-            self._load = dict.fromkeys(self._load, 0)
+            self._dispatch.new_epoch()
             self.schedule = self._new_schedule()
             self._tally.returned_at = 0.0
             self._consumer = get_native_id()
@@ -162,8 +155,7 @@ class Engine:
         self._closed = True
         for lane in self._lanes.values():
             lane.close(grace_s)
-        with self._wake_lock:
-            os.close(self._wake)
+        self._bell.close()
 
     @property
     def closed(self) -> bool:
@@ -231,12 +223,12 @@ class Engine:
                 self._wait(entered)
 
     def _count(self, delivery: Delivery) -> None:
-        tally = self._tally
+        tally, intake = self._tally, self._intake
         tally.batches += 1
         tally.samples += delivery.samples
         if tally.pending_s:
-            tally.explain(Making(*self._awaited_making) if self._awaited_making else None)
-        self._awaited, self._awaited_making = NOT_BLOCKED, ()
+            tally.explain(Making(*intake.awaited_making) if intake.awaited_making else None)
+        intake.awaited, intake.awaited_making = NOT_BLOCKED, ()
         if self._plan.pinner is not None:
             tally.pinned_bytes += delivery.nbytes
 
@@ -272,7 +264,7 @@ class Engine:
             return STRAGGLER
         if not any(lane.counts.running for lane in self._lanes.values()):
             return STARTUP
-        self._awaited = self.schedule.next_number if self._plan.in_order else ANY
+        self._intake.awaited = self.schedule.next_number if self._plan.in_order else ANY
         return NONE_YET
 
     def _timed_out(self) -> RuntimeError:
@@ -288,16 +280,10 @@ class Engine:
             limit = min(limit, left)
         self._widen_for_stragglers()
         self._take_over_locally()
-        self._give_up_if_nobody_can_come()
-        descriptors = (self._wake, *(fd for lane in self._lanes.values() for fd in lane.descriptors()))
-        if self._poller[0] != descriptors:
-            poller = select.poll()
-            for fd in descriptors:
-                poller.register(fd, select.POLLIN)
-            self._poller = (descriptors, poller)
-        self._blocked(partial(self._poller[1].poll, limit * 1000 + 0.5), self._why_blocked())
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        self._staffing.give_up_if_nobody_can_come()
+        self._bell.watch(fd for lane in self._lanes.values() for fd in lane.descriptors())
+        self._blocked(partial(self._bell.sleep, limit), self._why_blocked())
+        self._bell.hush()
         if self._wishes:
             self._grant_wishes()
 
@@ -313,25 +299,13 @@ class Engine:
             self._fill(starving=True)
 
     def _take_over_locally(self) -> None:
-        """No cluster is left: as many workers as this machine has CPUs for do the work."""
-        remote = self._lanes.get("remote")
-        local = self._lanes.get("local")
-        if remote is None or remote.failed is None or self._tenancy.places() or (local and local.counts.wanted):
-            return
-        count = max(1, min(self._sizes.remote + self._sizes.local, static_worker_count()))
-        warn(f"no remote worker is left ({remote.failed}): {count} local workers take over")
-        self._sizes = replace(self._sizes, local=count)
-        self._lane("local", count)
-        self._dirty.update(range(max(1, self._plan.logicals)))
-        self._fill(starving=True)
+        sizes = self._staffing.take_over_locally(self._sizes, self._epoch)
+        if sizes is not None:
+            self._sizes = sizes
+            self._dirty.update(range(max(1, self._plan.logicals)))
+            self._fill(starving=True)
 
-    def _give_up_if_nobody_can_come(self) -> None:
-        """Every lane that is wanted has failed, and nobody is left: waiting would be for ever."""
-        wanted = [lane for lane in self._lanes.values() if lane.counts.wanted]
-        if wanted and all(lane.failed for lane in wanted) and not any(lane.counts.requested for lane in wanted):
-            raise WorkerDiedError("; ".join(str(lane.failed) for lane in wanted))
-
-    # -- drawing and issuing -------------------------------------------------------------------------------------
+    # -- drawing -------------------------------------------------------------------------------------------------
 
     def _fill(self, starving: bool = False) -> None:
         schedule = self.schedule
@@ -347,80 +321,7 @@ class Engine:
                     break
                 self._dirty.add(schedule.draw(index).queue)
         if self._dirty:
-            self._issue(starving)
-
-    def _issue(self, starving: bool) -> None:
-        if not self._plan.logicals:
-            self._issue_shared(starving)
-            return
-        self._tenancy.settle()
-        for queue in sorted(self._dirty):
-            if self._issue_logical(queue, starving):
-                self._dirty.discard(queue)
-
-    def _issue_shared(self, starving: bool) -> None:
-        schedule, pace = self.schedule, self._pace
-        while (waiting := schedule.pending()) and self._lanes:
-            lane = self._least_loaded()
-            if lane is None or (waiting < pace.group and not starving and schedule.ready):
-                return
-            size = pace.message_size(schedule.window, len(lane.hosts()), lane.name == "remote")
-            tickets = schedule.take(min(waiting, size))
-            if not lane.send(tickets, self._epoch):
-                schedule.give_back(tickets)
-                return
-            self._on_its_way(tickets, lane)
-        if not schedule.pending():
-            self._dirty.clear()
-
-    def _on_its_way(self, tickets: list[Ticket], lane: Lane) -> None:
-        self._load[lane.name] += len(tickets)
-        for ticket in tickets:
-            self._carrier[ticket.number] = lane.name
-
-    def _arrived(self, number: int) -> None:
-        """A ticket came back, made or lost."""
-        carrier = self._carrier.pop(number, None)
-        if carrier is not None:
-            self._load[carrier] -= 1
-
-    def _least_loaded(self) -> Lane | None:
-        best, best_load = None, 0.0
-        only = len(self._lanes) == 1
-        for name, lane in self._lanes.items():
-            hosts = len(lane.hosts())
-            if not hosts:
-                continue
-            load = self._load[name] / hosts
-            if best is None or load < best_load:
-                best, best_load = lane, load
-        if (
-            best is not None
-            and not only
-            and best_load >= max(2 * self._pace.group, self.schedule.window / self._hosts())
-        ):
-            return None
-        return best
-
-    def _hosts(self) -> int:
-        return max(1, sum(len(lane.hosts()) for lane in self._lanes.values()))
-
-    def _issue_logical(self, queue: int, starving: bool) -> bool:
-        """Send what waits for one logical worker; True if nothing waits any longer."""
-        home = self._tenancy.home(queue)
-        if home is None:
-            return False
-        schedule, group, (lane, host) = self.schedule, self._pace.group, home
-        while waiting := schedule.pending(queue):
-            if waiting < group and not starving and schedule.ready:
-                return False
-            tickets = schedule.take(min(waiting, group), queue)
-            if not lane.send(tickets, self._epoch, host):
-                schedule.give_back(tickets)
-                return False
-            self._tenancy.sent(queue)
-            self._on_its_way(tickets, lane)
-        return True
+            self._dispatch.issue(schedule, self._epoch, starving=starving)
 
     # -- in this process -----------------------------------------------------------------------------------------
 
@@ -484,24 +385,14 @@ class Engine:
             if self._closed or self._plan.pinner is None:
                 return []
             try:
-                self._overhear()
+                if not self._enough_ahead():
+                    self._intake.overhear(self.schedule, self._epoch)
             except Exception as error:
-                self._fatal = error
+                self._intake.fatal = error
             self._plan.pinner.hand_over(self.schedule, AHEAD)
-            if self._fatal is not None or self._unheard or self._enough_ahead():
+            if self._intake.waits_for_consumer or self._enough_ahead():
                 return []
             return [fd for lane in self._lanes.values() for fd in lane.descriptors()]
-
-    def _overhear(self) -> None:
-        if self._unheard or self._enough_ahead():
-            return
-        for lane in list(self._lanes.values()):
-            self._unheard.extend((lane, event) for event in lane.poll())
-        if self._unheard:
-            self._overheard = True
-            os.eventfd_write(self._wake, 1)
-        while self._unheard and isinstance(self._unheard[0][1], (Made, Snapshot)):
-            self._hear(*self._unheard.popleft())
 
     def _enough_ahead(self) -> bool:
         return len(self.schedule.upcoming(AHEAD)) == AHEAD
@@ -509,107 +400,19 @@ class Engine:
     def _collect(self) -> bool:
         """Take in what the lanes have to say; True if there was anything."""
         self._collected_at = monotonic()
-        heard, self._overheard = self._overheard, False
-        while self._unheard:
-            self._hear(*self._unheard.popleft())
-        for lane in list(self._lanes.values()):
-            events = lane.poll()
-            heard = heard or bool(events)
-            for event in events:
-                self._hear(lane, event)
-        if self._fatal is not None:
-            error, self._fatal = self._fatal, None
-            raise error
+        heard = self._intake.collect(self.schedule, self._epoch)
         if heard:
             self._learn()
             if self._dirty:
-                self._issue(starving=not self.schedule.ready)
+                self._dispatch.issue(self.schedule, self._epoch, starving=not self.schedule.ready)
         return heard
-
-    def _hear(self, lane: Lane, event: Event) -> None:
-        if type(event) is Made:
-            self._made(lane, event)
-        elif isinstance(event, Up):
-            self._tenancy.host_up()
-        elif isinstance(event, Gone):
-            self._gone(lane, event)
-        elif isinstance(event, Released):
-            self._tenancy.released(event)
-        elif isinstance(event, Snapshot):
-            self._tenancy.snapshot(event)
-        elif isinstance(event, Note):
-            self._say(event)
-
-    def _made(self, lane: Lane, event: Made) -> None:
-        schedule = self.schedule
-        if event.epoch != self._epoch:
-            return
-        ticket = schedule.ticket(event.number)
-        if ticket is None:
-            event.value()  # made twice: decoding and dropping it gives its memory back
-            return
-        self._pace.learn(event.service_s, event.nbytes)
-        self._arrived(event.number)
-        if self._plan.logicals:
-            self._tenancy.made(self._epoch, ticket)
-        if event.stream_end:
-            self._tenancy.stream_ended(ticket.queue)
-            schedule.end_queue(ticket.queue)
-        else:
-            schedule.done(event.number, event.value, event.samples, event.nbytes)
-        if self._awaited in (event.number, ANY):
-            self._awaited_making = event.making
 
     def _learn(self) -> None:
         """Set message size and window by what is known of the work."""
-        self._pace.regroup(self._sizes, self._hosts())
+        self._pace.regroup(self._sizes, self._dispatch.hosts())
         window = self._pace.window(self._sizes)
         if window != self.schedule.window:
             self.schedule.set_window(window)
-
-    def _gone(self, lane: Lane, event: Gone) -> None:
-        given_up = self.schedule.lost(event.lost, event.guilty)
-        for number in event.lost:
-            self._arrived(number)
-            ticket = self.schedule.ticket(number)
-            if ticket is not None:
-                self._dirty.add(ticket.queue)
-        for ticket in given_up:
-            error = _gave_up(ticket, event.why)
-            self.schedule.done(ticket.number, lambda error=error: error)
-        if not event.expected:
-            self._deaths[lane.name] += 1
-            self._remade += len(event.lost)
-            if not given_up and not self._plan.iterable:
-                self._warn_of_death(event)
-        for stream in self._tenancy.host_gone(Place(lane.name, event.host)):
-            self._fail_stream(stream, event)
-        if lane.crashes > CRASHES_IN_A_ROW + lane.counts.wanted and not event.expected:
-            text = f"{event.why}; {lane.crashes} workers in a row died before they made a single batch"
-            self._fatal = WorkerDiedError(text)
-
-    def _warn_of_death(self, event: Gone) -> None:
-        held = f"; what it held ({len(event.lost)} tickets) is made again" if event.lost else ""
-        warn(f"{event.why}{held}. The epoch goes on.")
-
-    def _say(self, note: Note) -> None:
-        if note.warning:
-            warn(note.text)
-        else:
-            logger.info(note.text)
-
-    def _fail_stream(self, logical: int, event: Gone) -> None:
-        """A stream cannot be taken up where it was: say so at its place, and go on without it."""
-        numbers = sorted(t.number for t in self.schedule.open_tickets(logical))
-        error = WorkerDiedError(
-            f"{event.why}; stream {logical} of the IterableDataset cannot go on elsewhere without repeating or losing "
-            "samples, as it has no state that could be moved"
-        )
-        if numbers:
-            self.schedule.done(numbers[0], lambda: error)
-        self.schedule.end_queue(logical)
-        if not numbers:
-            self._fatal = error
 
     # -- resizing ------------------------------------------------------------------------------------------------
 
@@ -622,16 +425,12 @@ class Engine:
                     self._grant_wishes()
             finally:
                 self._lock.release()
-        with self._wake_lock:
-            if not self._closed:
-                os.eventfd_write(self._wake, 1)
+        self._bell.ring()
 
     def wish(self, sizes: Sizes) -> None:
         """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
         self._wishes.append(sizes)
-        with self._wake_lock:
-            if not self._closed:
-                os.eventfd_write(self._wake, 1)
+        self._bell.ring()
 
     def _grant_wishes(self) -> None:
         """Carry out the latest wish; those before it do not matter any more."""
@@ -639,112 +438,33 @@ class Engine:
             self._granting = True
             self._sizes = self._wishes.pop()
             if not self._plan.iterable:
-                for name, count in (("local", self._sizes.local), ("remote", self._sizes.remote)):
-                    if count > 0 or name in self._lanes:
-                        self._grant_lane(name, count)
+                self._sizes = self._staffing.grant(self._sizes, self._epoch)
             self._granting = False
         self.schedule.set_window(self._pace.window(self._sizes))
         self._tenancy.rebalance()
         if self._lanes:
             self._fill()
 
-    def _grant_lane(self, name: str, count: int) -> None:
-        """A tuner's wish for remote workers that cannot be granted must not end the user's training."""
-        try:
-            self._lane(name, count)
-        except Exception as error:
-            if name == "local" or self._sizes.depth is None:
-                raise
-            logger.info("no remote workers for this loader: %s", error)
-            self._refused = str(error)
-            self._sizes = replace(self._sizes, remote=0, local=self._sizes.local or 1)
-            self._lane("local", self._sizes.local)
-
     # -- looking in ----------------------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
         """A snapshot; see `LoaderStats`."""
-        schedule, tally = self.schedule, self._tally
-        return LoaderStats(
-            epoch=max(0, self._epoch),
-            batches=tally.batches,
-            prefetch=schedule.window,
-            in_flight=schedule.in_flight,
-            ready=schedule.ready,
-            batch_bytes=self._pace.nbytes,
-            ready_bytes=schedule.ready * self._pace.nbytes,
-            wait_s=tally.inside_s,
-            own_s=max(0.0, tally.inside_s - tally.blocked_s - tally.first_blocked_s),
-            head_s=tally.head_s,
-            work_s=tally.work_s,
-            first_batch_s=tally.first_batch_s,
-            gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
-            deaths=self._deaths.total(),
-            remade=self._remade,
-            lanes={name: self._lane_stats(lane) for name, lane in self._lanes.items()},
-        )
-
-    def _lane_stats(self, lane: Lane) -> LaneStats:
-        counts, times = lane.counts, lane.times
-        return LaneStats(
-            wanted=counts.wanted,
-            requested=counts.requested,
-            running=counts.running,
-            in_flight=self._load.get(lane.name, 0),
-            tickets=times.tickets,
-            fetch_s=times.fetch_s,
-            collate_s=times.collate_s,
-            encode_s=times.encode_s,
-            cpu_s=times.cpu_s,
-        )
+        return self._view.stats(self.schedule, self._epoch)
 
     def look(self) -> Look:
         """For the tuner, from its thread: does not wait for the consumer."""
-        now, schedule, lanes = monotonic(), self.schedule, dict(self._lanes)
-        return Look(
-            at=now,
-            epoch=max(0, self._epoch),
-            times=self._tally.times(now),
-            sizes=self._sizes,
+        return self._view.look(
+            self.schedule,
+            self._epoch,
+            self._sizes,
             unwilling=self._granting or bool(self._wishes),
-            refused=self._refused,
-            away_s=self._tally.away_s(now),
-            ready=schedule.ready,
-            in_flight=schedule.in_flight,
-            batch_bytes=self._pace.nbytes,
-            gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
+            refused=self._staffing.refused,
             thread=self._consumer,
-            made_here=_lane_sample(self._here),
-            local=_lane_sample(lanes["local"].times, lanes["local"]) if "local" in lanes else LaneSample(),
-            remote=_lane_sample(lanes["remote"].times, lanes["remote"]) if "remote" in lanes else LaneSample(),
-            pids=tuple(h.pid for h in getattr(lanes.get("local"), "handles", ()) if h.pid and h.exitcode is None),
         )
 
     def sums(self) -> Sums:
         """For whoever exports metrics, from any thread: does not wait for the consumer either."""
-        tally, lanes = self._tally, dict(self._lanes)
-        local, remote = (lanes[name].times if name in lanes else LaneTimes() for name in ("local", "remote"))
-        moved = {"shm": local.nbytes, "network": remote.streamed_bytes, "h2d": tally.pinned_bytes}
-        return tally.sums(
-            monotonic(),
-            errors=dict(self._errors),
-            remade=self._remade,
-            moved_bytes={**moved, "object_store": remote.nbytes - remote.streamed_bytes},
-            lanes={"inline": lane_sums(self._here), **{name: self._lane_sums(lane) for name, lane in lanes.items()}},
-            ready=self.schedule.ready,
-            window=self.schedule.window,
-        )
-
-    def _lane_sums(self, lane: Lane) -> LaneSums:
-        sums = lane_sums(lane.times)
-        return replace(
-            sums,
-            deaths=self._deaths[lane.name],
-            wanted=lane.counts.wanted,
-            requested=lane.counts.requested,
-            running=lane.counts.running,
-            in_flight=self._load.get(lane.name, 0),
-        )
+        return self._view.sums(self.schedule)
 
     def first_tenant(self, place: Place) -> int:
         """The lowest number of the logical workers that live there, or a number above all of them."""
@@ -753,28 +473,3 @@ class Engine:
     def lane(self, name: str) -> Lane | None:
         """The lane of that name, if it was ever needed."""
         return self._lanes.get(name)
-
-
-def _lane_sample(times: LaneTimes, lane: Lane | None = None) -> LaneSample:
-    return LaneSample(
-        requested=lane.counts.requested if lane is not None else 0,
-        running=lane.counts.running if lane is not None else 0,
-        tickets=times.tickets,
-        read_s=times.fetch_s,
-        collate_s=times.collate_s,
-        encode_s=times.encode_s,
-        cpu_s=times.cpu_s,
-        services_s=tuple(times.services_s),
-    )
-
-
-def _gave_up(ticket: Ticket, why: str) -> WorkerDiedError:
-    return WorkerDiedError(
-        f"{why}. Batch {ticket.number} (dataset indices {_shortened(ticket.index)}) killed {ticket.deaths} workers, "
-        "one after the other, and is given up"
-    )
-
-
-def _shortened(index: Any, most: int = 200) -> str:
-    text = repr(index)
-    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"

@@ -82,7 +82,7 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
 
     def __init__(self, loader: Any, arenas: ArenaCache, ledger: Ledger) -> None:
         super().__init__(loader, arenas)
-        self._meter = InlineMeter(auto_collation=self._auto_collation)
+        self._meter = InlineMeter(auto_collation=self._auto_collation, gpu=cuda_stall())
         self._dataset_fetcher.collate_fn = self._meter.timed(self._dataset_fetcher.collate_fn)
         weakref.finalize(self, ledger.watch(self._meter).end)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpex.clock import monotonic
+from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import LaneTimes
 from dpex.meter import Sums, Tally, lane_sums
 
@@ -18,7 +19,10 @@ from dpex.meter import Sums, Tally, lane_sums
 class InlineMeter:
     """Told of each call of ``next()`` what came when: `enter`, `drawn`, the collate function, `leave`."""
 
-    def __init__(self, *, auto_collation: bool) -> None:
+    def __init__(self, *, auto_collation: bool, gpu: GpuStall[Any] | None = None) -> None:
+        self._gpu = gpu
+        self._mark: Any = None
+        self._entered = 0.0
         self._auto_collation = auto_collation
         self._tally = Tally(detailed=True)
         self._times = LaneTimes()
@@ -27,8 +31,10 @@ class InlineMeter:
 
     def enter(self) -> None:
         """The consumer asks for a batch."""
-        self._opened = 0.0
-        self._tally.enter(monotonic())
+        self._opened, self._entered = 0.0, monotonic()
+        self._tally.enter(self._entered)
+        if self._gpu is not None:
+            self._mark = self._gpu.enter()
 
     def drawn(self) -> None:
         """The sampler said which one."""
@@ -58,10 +64,17 @@ class InlineMeter:
         """It has got one, or that error."""
         over = isinstance(error, StopIteration)
         self._errors["batch"] += isinstance(error, Exception) and not over
-        self._tally.leave(self._opened, monotonic(), over=over)
+        now = monotonic()
+        if self._gpu is not None:
+            self._gpu.leave(self._mark, now - self._entered, starting=self._tally.starting, over=over)
+        self._tally.leave(self._opened, now, over=over)
 
     def sums(self) -> Sums:
         """The counts so far."""
         return self._tally.sums(
-            monotonic(), errors=dict(self._errors), lanes={"inline": lane_sums(self._times)}, moved_bytes={"h2d": 0}
+            monotonic(),
+            errors=dict(self._errors),
+            lanes={"inline": lane_sums(self._times)},
+            moved_bytes={"h2d": 0},
+            gpu_stall_s=self._gpu.total_s if self._gpu is not None else None,
         )

@@ -293,7 +293,8 @@ class Sums:
     """An engine's counts since it was made, by name where there are several, and its queue now.
 
     waits, steps: batches by `WAIT_BUCKETS` and `STEP_BUCKETS`; waited_s, stepped_s: their sums. delivered_at: when the
-    latest batch was delivered, by the monotonic clock, 0: none yet.
+    latest batch was delivered, by the monotonic clock, 0: none yet. gpu_stall_s: the first batch of each pass included;
+    None: no GPU.
     """
 
     spent: Spent
@@ -310,6 +311,7 @@ class Sums:
     remade: int = 0
     ready: int = 0
     window: int = 0
+    gpu_stall_s: float | None = None
 
 
 class Counted(Protocol):

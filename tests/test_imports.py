@@ -16,14 +16,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
-    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter": 0,
+    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, bell": 0,
     "hostinfo, runqueue": 0,
     "options, recording": 1,
     "transport, globalrandom, ticketseeding, generators": 2,
     "worker, threads": 3,
     "lanes": 4,
     "tenancy, pin, inline, gpu": 5,
-    "engine, tuner": 6,
+    "engine, engineview, dispatch, staffing, casualties, intake, tuner": 6,
     "epoch": 7,
     "telemetry": 7,
     "dataloader": 8,

@@ -37,15 +37,17 @@ _UNSIGNED_INT = 1
 class GpuSample:
     """One GPU at one moment; None: not offered, or not known yet.
 
-    ordinal: torch's number of it. kernel_active_ratio: share of the driver's last sampling period (up to a second) in
-    which at least one kernel ran, however small. Over the time since the sample before: sm_active_ratio: of the
-    multiprocessors, on average, that had work; sm_occupancy_ratio: of the warps they could hold; dram_active_ratio:
-    of the memory's bandwidth. memory_used_bytes: by everybody. pcie_tx_bytes, pcie_rx_bytes: from and to the GPU since
-    sampling began.
+    ordinal: torch's number of it, index: the driver's. model: as sold, "" if unknown. kernel_active_ratio: share of the
+    driver's last sampling period (up to a second) in which at least one kernel ran, however small. Over the time since
+    the sample before: sm_active_ratio: of the multiprocessors, on average, that had work; sm_occupancy_ratio: of the
+    warps they could hold; dram_active_ratio: of the memory's bandwidth. memory_used_bytes: by everybody. pcie_tx_bytes,
+    pcie_rx_bytes: from and to the GPU since sampling began.
     """
 
     uuid: str
     ordinal: int
+    index: int | None = None
+    model: str = ""
     kernel_active_ratio: float | None = None
     sm_active_ratio: float | None = None
     sm_occupancy_ratio: float | None = None
@@ -65,11 +67,17 @@ def has_context(ordinal: int) -> bool:
     return ask is None or bool(ask(ordinal))
 
 
+def uses_cuda() -> bool:
+    """Whether this process has initialised CUDA; a process forked from one that did cannot use it."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
 def cuda_devices() -> dict[int, str]:
     """The GPUs on which this process has a CUDA context, by torch's number: their UUID as CUDA says it, or ""."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if not uses_cuda():
         return {}
+    torch: Any = sys.modules["torch"]
     used = [ordinal for ordinal in range(torch.cuda.device_count()) if has_context(ordinal)]
     return {ordinal: str(getattr(torch.cuda.get_device_properties(ordinal), "uuid", "")) for ordinal in used}
 
@@ -207,6 +215,8 @@ class _Gpu:
         self._ordinal = ordinal
         self._handle = handle
         self.uuid = str(nvml.nvmlDeviceGetUUID(handle))
+        self._index: int | None = self._unless_refused(nvml.nvmlDeviceGetIndex)
+        self._model = str(self._unless_refused(nvml.nvmlDeviceGetName) or "")
         self._gpm: _Gpm | None = None
         self._pcie = {number: RunningCount() for number in PCIE_BYTES}
         self._questions: dict[str, Callable[[], Mapping[str, Any]]] = {
@@ -216,6 +226,14 @@ class _Gpu:
             "PCIe counts": self._ask_pcie,
         }
         self._failures = dict.fromkeys(self._questions, 0)
+
+    def _unless_refused(self, ask: Callable[[Any], Any]) -> Any:
+        try:
+            return ask(self._handle)
+        except self._nvml.NVMLError as error:
+            if error.value in GONE:
+                raise
+            return None
 
     def sample(self) -> GpuSample:
         """Raises NVML's error if the device is gone."""
@@ -230,7 +248,7 @@ class _Gpu:
                 self._failures[name] += 1
                 if error.value in NEVER or self._failures[name] >= TRIES:
                     self._drop(name, error)
-        return GpuSample(uuid=self.uuid, ordinal=self._ordinal, **found)
+        return GpuSample(uuid=self.uuid, ordinal=self._ordinal, index=self._index, model=self._model, **found)
 
     def _drop(self, name: str, why: object) -> None:
         del self._questions[name]

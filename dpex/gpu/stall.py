@@ -69,6 +69,12 @@ class GpuStall(Generic[Mark]):
         self.stall_s: float | None = None
         self.start_s: float | None = None
 
+    @property
+    def total_s(self) -> float | None:
+        """Both together; may be read from any thread, and never shrinks."""
+        stall_s, start_s = self.stall_s, self.start_s
+        return None if stall_s is None else stall_s + (start_s or 0.0)
+
     def enter(self) -> Mark | None:
         """``next()`` is entered; what this returns is for `leave`."""
         if self._has_failed:

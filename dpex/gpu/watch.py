@@ -1,8 +1,9 @@
 """One thread per process that asks NVML about its GPUs once a second, for whoever wants to know.
 
-The thread ("dpex-nvml") starts with the first user, ends with the last, and is never started where torch was built
-without CUDA. It owns the `Reader`; users read the latest samples without waiting. A user who forgets to say that it is
-done is noticed when it dies.
+The thread ("dpex-nvml") starts once there is a user and this process uses CUDA (seen when a user comes or looks), and
+ends with the last user. So there is none where torch was built without CUDA, nor on a machine without a GPU. It owns
+the `Reader`; users read the latest samples without waiting. A user who forgets to say that it is done is noticed when
+it dies.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from dpex.gpu.nvml import GpuSample, Reader, may_have_gpu
+from dpex.gpu.nvml import GpuSample, Reader, may_have_gpu, uses_cuda
 
 PERIOD_S = 1.0
 JOIN_S = 2.0
@@ -66,8 +67,14 @@ class GpuView:
 class GpuWatcher:
     """Keeps the thread while there are users. There is one per process, `watcher`; tests make their own."""
 
-    def __init__(self, make_reader: Callable[[], Reader] = Reader, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self,
+        make_reader: Callable[[], Reader] = Reader,
+        period_s: float = PERIOD_S,
+        is_used: Callable[[], bool] = uses_cuda,
+    ) -> None:
         self._make_reader = make_reader
+        self._is_used = is_used
         self._period_s = period_s
         self._forget()
 
@@ -86,14 +93,23 @@ class GpuWatcher:
         view = GpuView(self)
         with self._lock:
             self._users.add(id(view))
-            if self._run is None and not self._is_hopeless:
-                self._run = _Run(self._make_reader(), self._period_s)
-                self._run.thread.start()
+        self._start_if_used()
         return view
 
+    def _start_if_used(self) -> None:
+        if self._run is not None or self._is_hopeless or not self._is_used():
+            return
+        with self._lock:
+            if self._run is None and self._users:
+                self._run = _Run(self._make_reader(), self._period_s)
+                self._run.thread.start()
+
     def _latest(self) -> tuple[GpuSample, ...]:
+        if self._pid != os.getpid():
+            return ()
+        self._start_if_used()
         run = self._run
-        return run.latest if run is not None and self._pid == os.getpid() else ()
+        return run.latest if run is not None else ()
 
     def _leave(self, user: int) -> None:
         if self._pid != os.getpid():

@@ -17,7 +17,6 @@ import os
 import pickle
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
@@ -29,6 +28,7 @@ from dpex.lanes.actors import actor_class, actor_options, cause_of_death, needs_
 from dpex.lanes.base import Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
 from dpex.lanes.cluster import Actor, connect, kill, release, stream_address
 from dpex.lanes.inbox import Inbox, Landed
+from dpex.lanes.remotehosts import Call, Host, message, transit_s
 from dpex.lanes.remoteworker import END, Contents, Order, Report, Source, codec_signature
 from dpex.lanes.stream import StreamBrokenError
 from dpex.schedule import Ticket
@@ -42,46 +42,6 @@ CALLS_IN_FLIGHT = 4
 """A host takes no more than this many messages at a time."""
 _FAILED_STARTS = 3
 _LOOK_EVERY_S = 1.0
-
-
-class _Call:
-    """A message to a host that was not answered yet; one that goes ``alone`` waits until the host has no other."""
-
-    __slots__ = ("alone", "kind", "logical", "ref", "sent_at", "submit", "tickets")
-
-    def __init__(
-        self, kind: str, submit: Callable[[], Any], tickets: list[Ticket], logical: int = -1, alone: bool = False
-    ) -> None:
-        self.kind = kind
-        self.submit = submit
-        self.tickets = tickets
-        self.logical = logical
-        self.alone = alone
-        self.ref: Any = None
-        self.sent_at = 0.0
-
-
-class _Host:
-    """One actor as the lane sees it; ``stage`` is "asked", "placed", "preparing" or "up"."""
-
-    def __init__(self, number: int, index: int, actor: Actor) -> None:
-        self.number = number
-        self.index = index
-        self.actor = actor
-        self.stage = "asked"
-        self.probing = False
-        self.leaving = False
-        self.source: Source | None = None
-        self.answered_at = 0.0
-        self.calls: dict[int, _Call] = {}
-        self.waiting: deque[_Call] = deque()
-
-    @property
-    def idle(self) -> bool:
-        return not self.calls and not self.waiting
-
-    def tickets(self) -> list[Ticket]:
-        return [ticket for call in (*self.calls.values(), *self.waiting) for ticket in call.tickets]
 
 
 class RemoteLane:
@@ -113,7 +73,7 @@ class RemoteLane:
         self._shared = shared_queue
         self._probe_index = probe_index
         self._kind = f"{type(setup.dataset).__module__}.{type(setup.dataset).__qualname__}"
-        self._hosts: dict[int, _Host] = {}
+        self._hosts: dict[int, Host] = {}
         self._next_host = FIRST_HOST
         self._next_call = 0
         self._epoch = 0
@@ -158,18 +118,18 @@ class RemoteLane:
         if found is not None:
             self._dismiss(found)
 
-    def _dismiss(self, host: _Host) -> None:
+    def _dismiss(self, host: Host) -> None:
         host.leaving = True
         if host.stage != "up" or host.idle:
             self._part(host)
 
-    def _part(self, host: _Host) -> None:
+    def _part(self, host: Host) -> None:
         """End a host that holds nothing."""
         kill(host.actor.handle)
         self._forget(host)
         self._events.append(Gone(host.number, (), None, True, "the worker was asked to leave", host.actor.pid))
 
-    def _forget(self, host: _Host) -> None:
+    def _forget(self, host: Host) -> None:
         del self._hosts[host.number]
         self._inbox.forget(host.number)
         self.counts.requested -= 1
@@ -182,11 +142,11 @@ class RemoteLane:
         for actor in [*actors, *(self._start_actor() for _ in range(count - len(actors)))]:
             number, self._next_host = self._next_host, self._next_host + 1
             index = next(i for i in range(len(self._hosts) + 1) if all(h.index != i for h in self._hosts.values()))
-            host = self._hosts[number] = _Host(number, index, actor)
+            host = self._hosts[number] = Host(number, index, actor)
             self.counts.requested += 1
             actor.calls = []
             if actor.node is None:
-                self._call(host, _Call("hello", actor.handle.hello.remote, []))
+                self._call(host, Call("hello", actor.handle.hello.remote, []))
             else:
                 self._placed(host)
         if not self.counts.running:
@@ -228,7 +188,7 @@ class RemoteLane:
 
     # -- preparing -----------------------------------------------------------------------------------------------
 
-    def _placed(self, host: _Host) -> None:
+    def _placed(self, host: Host) -> None:
         host.stage = "placed"
         node = host.actor.node
         if node in self._avoided:
@@ -248,7 +208,7 @@ class RemoteLane:
             if not known:
                 return  # the others wait for this one
 
-    def _prepare(self, host: _Host, source: Source | None, first: bool) -> None:
+    def _prepare(self, host: Host, source: Source | None, first: bool) -> None:
         host.stage = "preparing"
         host.probing = first and (host.actor.node, self._kind) not in self._cluster.probed
         order = Order(
@@ -261,13 +221,13 @@ class RemoteLane:
             target=None if host.actor.node in self._unreached else self._inbox.target(host.number),
         )
         prepare = partial(host.actor.handle.prepare.remote, self._parcel, cloud_dumps(order))
-        self._call(host, _Call("prepare", prepare, []))
+        self._call(host, Call("prepare", prepare, []))
 
-    def _said_hello(self, host: _Host, answer: tuple[str, str, int]) -> None:
+    def _said_hello(self, host: Host, answer: tuple[str, str, int]) -> None:
         host.actor.node, host.actor.place, host.actor.pid = answer
         self._placed(host)
 
-    def _prepared(self, host: _Host, report: Report | str) -> None:
+    def _prepared(self, host: Host, report: Report | str) -> None:
         unfit = report if isinstance(report, str) else report.unfit
         if unfit is not None or isinstance(report, str):
             self._set_aside(host, unfit or "")
@@ -284,14 +244,14 @@ class RemoteLane:
         self._events.append(Up(host.number))
         self._prepare_waiting(host.actor.node)
 
-    def _no_stream(self, host: _Host, why: str) -> None:
+    def _no_stream(self, host: Host, why: str) -> None:
         """Large batches of the host's node go through Ray's object store from now on."""
         if host.actor.node is not None and host.actor.node not in self._unreached:
             self._unreached.add(host.actor.node)
             text = f"large batches from node {host.actor.place} travel through Ray's object store: {why}"
             self._events.append(Note(text, warning=False))
 
-    def _set_aside(self, host: _Host, why: str) -> None:
+    def _set_aside(self, host: Host, why: str) -> None:
         """The host's node cannot serve: nobody goes there any more."""
         node = host.actor.node or ""
         text = f"node {host.actor.place} is set aside: {why}"
@@ -300,7 +260,7 @@ class RemoteLane:
         for other in [h for h in self._hosts.values() if h.actor.node == node and h.stage != "up"]:
             self._give_up_on(other)
 
-    def _give_up_on(self, host: _Host) -> None:
+    def _give_up_on(self, host: Host) -> None:
         kill(host.actor.handle)
         self._forget(host)
         self._replace()
@@ -333,23 +293,23 @@ class RemoteLane:
         self._send(place, tickets, epoch)
         return True
 
-    def _send(self, host: _Host, tickets: list[Ticket], epoch: int) -> None:
+    def _send(self, host: Host, tickets: list[Ticket], epoch: int) -> None:
         work = host.actor.handle.work.remote
         if self._suspects and any(ticket.number in self._suspects for ticket in tickets):
             for ticket in tickets:  # so that a further death names the one to blame
-                self._call(host, _Call("work", partial(work, _message([ticket], epoch)), [ticket], alone=True))
+                self._call(host, Call("work", partial(work, message([ticket], epoch)), [ticket], alone=True))
         else:
-            self._call(host, _Call("work", partial(work, _message(tickets, epoch)), tickets))
+            self._call(host, Call("work", partial(work, message(tickets, epoch)), tickets))
 
     def adopt(self, host: int, logical: int, state: RngState | None) -> None:
         """See `Lane.adopt`."""
         place = self._hosts[host]
-        self._call(place, _Call("adopt", partial(place.actor.handle.adopt.remote, logical, state), [], logical))
+        self._call(place, Call("adopt", partial(place.actor.handle.adopt.remote, logical, state), [], logical))
 
     def release(self, host: int, logical: int) -> None:
         """See `Lane.release`."""
         place = self._hosts[host]
-        self._call(place, _Call("release", partial(place.actor.handle.release.remote, logical), [], logical))
+        self._call(place, Call("release", partial(place.actor.handle.release.remote, logical), [], logical))
 
     def new_epoch(self, epoch: int) -> None:
         """See `Lane.new_epoch`."""
@@ -357,19 +317,15 @@ class RemoteLane:
         self._inbox.epoch = epoch
         self._suspects.clear()
 
-    def _call(self, host: _Host, call: _Call) -> None:
+    def _call(self, host: Host, call: Call) -> None:
         host.waiting.append(call)
         self._submit(host)
 
-    def _submit(self, host: _Host) -> None:
-        """Send what may be sent now; messages to a host keep their order."""
-        while host.waiting:
-            alone = host.waiting[0].alone or any(call.alone for call in host.calls.values())
-            if alone and host.calls:
-                return
-            self._submit_now(host, host.waiting.popleft())
+    def _submit(self, host: Host) -> None:
+        while (call := host.next_call()) is not None:
+            self._submit_now(host, call)
 
-    def _submit_now(self, host: _Host, call: _Call) -> None:
+    def _submit_now(self, host: Host, call: Call) -> None:
         number, self._next_call = self._next_call, self._next_call + 1
         host.calls[number] = call
         call.sent_at = monotonic()
@@ -400,7 +356,7 @@ class RemoteLane:
         events, self._events = self._events, []
         return events
 
-    def _answered(self, host: _Host, call: _Call, answer: Any) -> None:
+    def _answered(self, host: Host, call: Call, answer: Any) -> None:
         if call.kind == "work":
             self._made(host, call, answer)
         elif call.kind == "hello":
@@ -416,16 +372,16 @@ class RemoteLane:
             if host.leaving and host.idle:
                 self._part(host)
 
-    def _made(self, host: _Host, call: _Call, landed: Landed) -> None:
+    def _made(self, host: Host, call: Call, landed: Landed) -> None:
         self.crashes = 0
-        transit_s = _transit_s(host, call, landed)
+        way_s = transit_s(host, call, landed)
         for epoch, number, kind, value, stages, cpu_s, encode_s, nbytes in landed.results:
             service_s = self.times.count(stages, cpu_s, encode_s, nbytes)
             if landed.streamed:
                 self.times.streamed_bytes += nbytes
             if epoch == self._epoch:
                 self._suspects.discard(number)
-                making = (stages[0], stages[2], stages[1], encode_s, transit_s)
+                making = (stages[0], stages[2], stages[1], encode_s, way_s)
                 end, samples = kind == END, stages[4]
                 self._events.append(Made(epoch, number, host.number, value, end, service_s, nbytes, samples, making))
         if landed.snapshot is not None:
@@ -433,16 +389,16 @@ class RemoteLane:
 
     # -- losses --------------------------------------------------------------------------------------------------
 
-    def _ask_after(self, host: _Host) -> None:
+    def _ask_after(self, host: Host) -> None:
         """Buffers will never come. If the host is dead Ray will say so, and why; else only the connection broke."""
         if not any(call.kind == "are you there" for call in host.calls.values()):
-            self._submit_now(host, _Call("are you there", host.actor.handle.hello.remote, []))
+            self._submit_now(host, Call("are you there", host.actor.handle.hello.remote, []))
 
-    def _cut_off(self, host: _Host) -> None:
+    def _cut_off(self, host: Host) -> None:
         self._no_stream(host, "the connection that carried them broke")
         self._lose(host, StreamBrokenError("the connection that carried its batches broke"))
 
-    def _lose(self, host: _Host, error: BaseException) -> None:
+    def _lose(self, host: Host, error: BaseException) -> None:
         """A call failed for Ray's reasons: whatever the host holds is lost, and the host is given up."""
         why, blameless = cause_of_death(error)
         was_up = host.stage == "up"
@@ -468,7 +424,7 @@ class RemoteLane:
         if self._failed_starts >= _FAILED_STARTS and not self.counts.running:
             self._fail(f"{self._failed_starts} workers in a row could not start; the last: {text}")
 
-    def _guilty(self, host: _Host) -> int | None:
+    def _guilty(self, host: Host) -> int | None:
         """The ticket a dead process was working on: known when there was just one.
 
         Otherwise the answers that were on their way are lost as well, so any of them may be it: next time they are
@@ -504,22 +460,3 @@ class RemoteLane:
         self._parcel.clear()
         self.counts = LaneCounts()
         release(self._cluster, shut_down=shut_down)
-
-
-def _transit_s(host: _Host, call: _Call, landed: Landed) -> float:
-    """Seconds on the way, for each batch of an answer.
-
-    The host had nothing else to do from when it was sent this call, or else gave its last answer, until this answer was
-    here; what of that it was not busy with the batches is the way's. No clock but the trainer's is needed.
-    """
-    began, host.answered_at = max(call.sent_at, host.answered_at), landed.at
-    busy_s: float = sum(stages[0] + stages[1] + encode_s for *_, stages, _, encode_s, _ in landed.results)
-    return max(0.0, landed.at - began - busy_s) / len(landed.results)
-
-
-def _message(tickets: list[Ticket], epoch: int) -> bytes:
-    message = (epoch, tickets[0].queue, [(t.number, t.index) for t in tickets])
-    try:
-        return pickle.dumps(message, 5)
-    except Exception:
-        return cloud_dumps(message)

@@ -338,7 +338,8 @@ METRICS: tuple[Metric, ...] = (
         unit="seconds",
         group="gpu",
         labels=(LOADER,),
-        help="Time the GPU's training stream had nothing to do because the host waited for a batch, by CUDA events.",
+        help="Time the GPU's training stream had nothing to do because the host waited for a batch, by CUDA events; "
+        "from when CUDA is first used, the start of each pass included.",
         how_to_read="What waiting really costs: less than the host's wait wherever queued kernels cover it.",
     ),
     Metric(

@@ -11,20 +11,33 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import dpex
 from dpex.clock import monotonic
+from dpex.gpu.nvml import GpuSample
 from dpex.telemetry.catalogue import BY_NAME, METRICS, Metric
 from dpex.telemetry.ledger import Key, Ledger, Readings
-from dpex.telemetry.sources import GpuReading, GpuSource
 
 logger = logging.getLogger("dpex")
 
-_GPU_GAUGES = (
-    *("kernel_active_ratio", "sm_active_ratio", "sm_occupancy_ratio", "dram_active_ratio"),
-    *("memory_used_bytes", "memory_size_bytes"),
-)
+_GPU_GAUGES = {
+    "kernel_active_ratio": "dpex_gpu_kernel_active_ratio",
+    "sm_active_ratio": "dpex_gpu_sm_active_ratio",
+    "sm_occupancy_ratio": "dpex_gpu_sm_occupancy_ratio",
+    "dram_active_ratio": "dpex_gpu_dram_active_ratio",
+    "memory_used_bytes": "dpex_gpu_memory_used_bytes",
+    "memory_total_bytes": "dpex_gpu_memory_size_bytes",
+}
+"""What `GpuSample` calls it, and its metric."""
+
+
+class GpuSource(Protocol):
+    """Looks at GPUs, in a thread of its own; see `dpex.gpu.watch.GpuView`."""
+
+    @property
+    def gpus(self) -> tuple[GpuSample, ...]:
+        """The GPUs that training uses, as last seen; does not wait."""
 
 
 class Families:
@@ -63,13 +76,16 @@ class Families:
 
 
 class Collector:
-    """What a registry asks at each scrape. ``gpu`` may be set at any time; without it there are no GPU series."""
+    """What a registry asks at each scrape. ``gpu`` may be set at any time.
+
+    Without it, and until it has seen a GPU, no series tells of GPUs, those about collecting included.
+    """
 
     def __init__(self, ledgers: Callable[[], Iterable[Ledger]], gpu: GpuSource | None = None) -> None:
         self.gpu = gpu
         self._ledgers = ledgers
         self._lock = threading.Lock()
-        self._errors = {"loaders": 0, "gpu": 0}
+        self._errors = {"loaders": 0}
         self._pcie = _Growing()
 
     def describe(self) -> list[Any]:
@@ -86,8 +102,7 @@ class Collector:
             if self.gpu is not None:
                 self._run("gpu", self._add_gpus, families)
             for name, count in self._errors.items():
-                if name != "gpu" or self.gpu is not None:
-                    families.add("dpex_collect_errors_total", [name], count)
+                families.add("dpex_collect_errors_total", [name], count)
         yield from families.in_order()
 
     def _run(self, name: str, collect: Callable[[Families], None], families: Families) -> None:
@@ -95,9 +110,10 @@ class Collector:
         try:
             collect(families)
         except Exception:
-            self._errors[name] += 1
+            self._errors[name] = self._errors.get(name, 0) + 1
             logger.exception("metrics of %s could not be collected; this is an error in dpex", name)
-        families.add("dpex_collect_duration_seconds", [name], monotonic() - began)
+        if name in self._errors:
+            families.add("dpex_collect_duration_seconds", [name], monotonic() - began)
 
     def _add_loaders(self, families: Families) -> None:
         merged: dict[str, Readings] = {}
@@ -116,15 +132,16 @@ class Collector:
 
     def _add_gpus(self, families: Families) -> None:
         assert self.gpu is not None
-        for gpu in self.gpu.read():
-            families.add("dpex_gpu_info", [gpu.uuid, gpu.index, gpu.model], 1.0)
-            for name in _GPU_GAUGES:
+        for gpu in self.gpu.gpus:
+            self._errors.setdefault("gpu", 0)
+            families.add("dpex_gpu_info", [gpu.uuid, "" if gpu.index is None else str(gpu.index), gpu.model], 1.0)
+            for name, metric in _GPU_GAUGES.items():
                 value = getattr(gpu, name)
                 if value is not None:
-                    families.add(f"dpex_gpu_{name}", [gpu.uuid], value)
+                    families.add(metric, [gpu.uuid], value)
             self._add_bus(families, gpu)
 
-    def _add_bus(self, families: Families, gpu: GpuReading) -> None:
+    def _add_bus(self, families: Families, gpu: GpuSample) -> None:
         for direction, value in (("rx", gpu.pcie_rx_bytes), ("tx", gpu.pcie_tx_bytes)):
             if value is not None:
                 name = "dpex_gpu_pcie_bytes_total"
@@ -132,7 +149,7 @@ class Collector:
 
 
 class _Growing:
-    """Makes of a count that the driver may wrap or restart one that only grows."""
+    """Makes of a count that begins anew with each reader one that only grows while the process lives."""
 
     def __init__(self) -> None:
         self._last: dict[Key, float] = {}

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dpex.errors import OptionError
+from dpex.gpu.watch import view
 from dpex.telemetry.collector import Collector
 from dpex.telemetry.discovery import DIRECTORY_VARIABLE, Announcement, default_directory, identity
 from dpex.telemetry.ledger import Ledger
@@ -49,7 +50,7 @@ class Endpoint:
 
 
 class _Server:
-    """The running server, its registry and its announcement."""
+    """The running server, its registry, its announcement, and the GPUs while it runs."""
 
     def __init__(self, endpoint: Endpoint, collector: Collector) -> None:
         self.endpoint = endpoint
@@ -60,6 +61,7 @@ class _Server:
         self._http, self.thread = _listen(client, endpoint, registry)
         self.thread.name = "dpex-metrics"
         self.port = int(self._http.server_port)
+        self._gpus = collector.gpu = view()
         self._announcement = self._announce()
 
     def _announce(self) -> Announcement | None:
@@ -78,7 +80,9 @@ class _Server:
         return found
 
     def stop(self) -> None:
-        """Within `STOP_S`, from any thread; idempotent."""
+        """Within `STOP_S`, from any thread; idempotent. The collector sees no GPU afterwards, unless it has others."""
+        if self._gpus is not None:
+            self._gpus.close()
         if self._announcement is not None:
             self._announcement.withdraw()
         with contextlib.suppress(RuntimeError):  # the interpreter ends, and the daemon threads with it

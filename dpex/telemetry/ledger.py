@@ -16,7 +16,6 @@ from dpex.autotune.types import Decision
 from dpex.causes import CAUSES
 from dpex.clock import monotonic
 from dpex.meter import LaneSums, Sums
-from dpex.telemetry.sources import StallSource
 
 Key = tuple[str, ...]
 """A metric's name, and the values of its labels but for the loader's."""
@@ -91,7 +90,6 @@ class Ledger:
         self.name = name
         self.info = tuple(info)
         self.tuner: Tunes | None = None
-        self.stall: StallSource | None = None
         self._lock = threading.Lock()
         self._state: tuple[Readings, tuple[Entry, ...]] = (Readings(), ())
         self._reading = threading.Lock()
@@ -124,8 +122,6 @@ class Ledger:
             found.add(entry.read())
         if self.tuner is not None:
             found.add(_of_tuner(self.tuner.decisions))
-        if self.stall is not None:
-            found.counters["dpex_gpu_stall_seconds_total",] = self.stall.stall_s()
         for key, value in found.counters.items():
             found.counters[key] = self._seen[key] = max(value, self._seen.get(key, 0.0))
         return found
@@ -143,6 +139,8 @@ def readings_of(sums: Sums, *, live: bool) -> Readings:
         count["dpex_consumer_seconds_total", state] = seconds
     for cause, seconds in zip(CAUSES, sums.spent.causes, strict=True):
         count["dpex_stall_seconds_total", cause] = seconds
+    if sums.gpu_stall_s is not None:
+        count["dpex_gpu_stall_seconds_total",] = sums.gpu_stall_s
     count["dpex_batches_total",] = sums.batches
     count["dpex_samples_total",] = sums.samples
     count["dpex_batches_remade_total",] = sums.remade

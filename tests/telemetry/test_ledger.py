@@ -10,11 +10,11 @@ import pytest
 
 from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.causes import CAUSES
+from dpex.gpu.nvml import GpuSample
 from dpex.meter import LaneSums, Spent, Sums
 from dpex.telemetry.catalogue import BY_NAME, METRICS
 from dpex.telemetry.collector import Collector
 from dpex.telemetry.ledger import Ledger, Readings
-from dpex.telemetry.sources import GpuReading
 
 NOTHING = Sums(
     spent=Spent((0.0,) * len(CAUSES), 0.0, 0.0),
@@ -59,6 +59,23 @@ def test_what_has_ended_stays_counted() -> None:
         assert found.gauges["dpex_ready_batches",] == 0
         assert found.histograms["dpex_batch_wait_seconds",] == ([epoch + 1] * 14, 0.5 * (epoch + 1))
     assert len(ledger._state[1]) <= 2  # the rest is folded
+
+
+def test_gpu_stall_is_kept_over_iterators_and_absent_without_a_gpu() -> None:
+    ledger, key = Ledger("a"), ("dpex_gpu_stall_seconds_total",)
+    before = ledger.watch(Engine())  # CUDA is not used yet
+    assert key not in ledger.read().counters
+    seen = []
+    for _ in range(3):
+        engine = Engine(gpu_stall_s=0.0)
+        entry = ledger.watch(engine)
+        seen.append(ledger.read().counters[key])
+        engine.now = replace(engine.now, gpu_stall_s=2.0)
+        entry.end()
+        seen.append(ledger.read().counters[key])
+    before.end()
+    assert seen == [0.0, 2.0, 2.0, 4.0, 4.0, 6.0]
+    assert ledger.read().counters[key] == 6.0
 
 
 def test_iterators_at_the_same_time_add_up() -> None:
@@ -141,14 +158,11 @@ def samples(collector: Collector) -> dict[tuple[str, frozenset[Any]], float]:
 
 
 class Gpus:
-    def __init__(self, *readings: GpuReading) -> None:
-        self.readings = readings
-
-    def read(self) -> tuple[GpuReading, ...]:
-        return self.readings
+    def __init__(self, *gpus: GpuSample) -> None:
+        self.gpus = gpus
 
 
-BARE = GpuReading(uuid="GPU-1", index="0", model="X")
+BARE = GpuSample(uuid="GPU-1", ordinal=0, index=3, model="X")
 
 
 def test_all_families_are_described_under_their_names() -> None:
@@ -157,56 +171,57 @@ def test_all_families_are_described_under_their_names() -> None:
     assert all(family.documentation for family in described.values())
 
 
-def test_without_a_gpu_there_are_no_gpu_series() -> None:
-    assert not [key for key in samples(Collector(list)) if "gpu" in key[0] or ("collector", "gpu") in key[1]]
+@pytest.mark.parametrize("source", [None, Gpus()])
+def test_as_long_as_no_gpu_was_seen_there_are_no_gpu_series(source: Gpus | None) -> None:
+    ledger = Ledger("a")
+    ledger.watch(Engine(batches=1))
+    collector = Collector(lambda: [ledger], source)
+    assert not [key for key in samples(collector) if "gpu" in key[0] or ("collector", "gpu") in key[1]]
+    collector.gpu = Gpus(BARE)
+    assert [key for key in samples(collector) if ("collector", "gpu") in key[1]]
 
 
 def test_what_a_gpu_cannot_tell_has_no_series() -> None:
     found = samples(Collector(list, Gpus(replace(BARE, sm_active_ratio=0.5))))
     gpu = {name for name, _ in found if "gpu" in name}
     assert gpu == {"dpex_gpu_info", "dpex_gpu_sm_active_ratio"}
+    assert found["dpex_gpu_info", frozenset({("gpu", "GPU-1"), ("index", "3"), ("model", "X")})] == 1.0
 
 
 def test_every_gpu_metric_of_the_catalogue_can_be_had() -> None:
-    full = GpuReading(
-        uuid="GPU-1",
-        index="0",
-        model="X",
+    full = replace(
+        BARE,
         kernel_active_ratio=0.9,
         sm_active_ratio=0.5,
         sm_occupancy_ratio=0.25,
         dram_active_ratio=0.1,
-        memory_used_bytes=1.0,
-        memory_size_bytes=2.0,
-        pcie_rx_bytes=3.0,
-        pcie_tx_bytes=4.0,
+        memory_used_bytes=1,
+        memory_total_bytes=2,
+        pcie_rx_bytes=3,
+        pcie_tx_bytes=4,
     )
-
-    class Stalls:
-        def stall_s(self) -> float:
-            return 1.5
-
     ledger = Ledger("a")
-    ledger.stall = Stalls()
+    ledger.watch(Engine(gpu_stall_s=1.5))
     found = samples(Collector(lambda: [ledger], Gpus(full)))
     assert {name for name, _ in found if "gpu" in name} == {m.name for m in METRICS if m.group == "gpu"}
     assert found["dpex_gpu_stall_seconds_total", frozenset({("loader", "a")})] == 1.5
 
 
 def test_a_driver_that_counts_anew_does_not_make_a_counter_shrink() -> None:
-    gpus = Gpus(replace(BARE, pcie_rx_bytes=100.0))
+    gpus = Gpus(replace(BARE, pcie_rx_bytes=100))
     collector = Collector(list, gpus)
     key = "dpex_gpu_pcie_bytes_total", frozenset({("gpu", "GPU-1"), ("direction", "rx")})
     seen = []
-    for count in (100.0, 150.0, 20.0, 30.0):
-        gpus.readings = (replace(BARE, pcie_rx_bytes=count),)
+    for count in (100, 150, 20, 30):
+        gpus.gpus = (replace(BARE, pcie_rx_bytes=count),)
         seen.append(samples(collector)[key])
     assert seen == [0.0, 50.0, 70.0, 80.0]
 
 
 def test_a_source_that_fails_is_counted_and_the_rest_is_there(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def read(self) -> tuple[GpuReading, ...]:
+        @property
+        def gpus(self) -> tuple[GpuSample, ...]:
             raise RuntimeError("the driver is gone")
 
     ledger = Ledger("a", ("D", "4", "batch"))

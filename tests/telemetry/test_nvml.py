@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nvmlstub import built_in
 
 from dpex.gpu.nvml import GpuSample, Reader, RunningCount, cuda_devices, parse_visible
 from dpex.gpu.watch import GpuWatcher, view
@@ -48,17 +49,12 @@ def read():
 
 reader = nvml.Reader(lambda: used)
 """
-STUBBED = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the stand-in."""
-    folder = tmp_path_factory.mktemp("nvml")
-    source = Path(__file__).with_name("nvml_stub.c")
-    target = folder / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-O1", source, "-o", target], check=True)
-    return folder
+    return built_in(tmp_path_factory.mktemp("nvml"))
 
 
 def run(script: str, library: Path | None, visible: str | None = None, prelude: str = PRELUDE) -> Any:
@@ -82,7 +78,6 @@ def run(script: str, library: Path | None, visible: str | None = None, prelude: 
 # -- what a GPU says ---------------------------------------------------------------------------------------------------
 
 
-@STUBBED
 def test_a_gpu_that_offers_everything(library: Path) -> None:
     script = """
 say(0, "gpm", 1); say(0, "busy", 40); say(0, "sm", 20); say(0, "used", 5 << 30); say(0, "tx", 1000); say(0, "rx", 7)
@@ -97,6 +92,8 @@ answer = first, second, third, "torch" in sys.modules, notes
     assert first == {
         "uuid": f"GPU-{FIRST}{REST}",
         "ordinal": 0,
+        "index": 0,
+        "model": 'Stub "H" 200',
         "kernel_active_ratio": 0.4,
         "sm_active_ratio": None,
         "sm_occupancy_ratio": None,
@@ -114,7 +111,6 @@ answer = first, second, third, "torch" in sys.modules, notes
     assert notes == []
 
 
-@STUBBED
 def test_handles_are_kept(library: Path) -> None:
     script = """
 used[1] = ""
@@ -126,7 +122,6 @@ answer = [calls(name) for name in names]
     assert run(script, library) == [1, 2, 2, 10]
 
 
-@STUBBED
 def test_what_is_not_offered_is_asked_once(library: Path) -> None:
     """MIG, for one: neither utilisation nor the GPU's own counters; and a driver that lacks the fields."""
     script = """
@@ -141,11 +136,10 @@ answer = found, [calls(name) for name in names], notes
     assert calls == [1, 1, 0, 1, 5]
     for (sample,) in found:
         known = {name for name, value in sample.items() if value is not None}
-        assert known == {"uuid", "ordinal", "memory_used_bytes", "memory_total_bytes"}
+        assert known == {"uuid", "ordinal", "index", "model", "memory_used_bytes", "memory_total_bytes"}
     assert len(notes) == 3  # one each for utilisation, GPM, PCIe
 
 
-@STUBBED
 def test_single_figures_that_are_not_offered_are_asked_once(library: Path) -> None:
     script = """
 say(0, "gpm", 1); say(0, "rc:dram", 3); say(0, "rc:tx", 3); say(0, "sm", 50)
@@ -159,7 +153,6 @@ answer = found, [calls(name) for name in ("sm", "occupancy", "dram", "nvmlDevice
     assert (last["pcie_tx_bytes"], last["pcie_rx_bytes"]) == (None, 0)
 
 
-@STUBBED
 def test_an_answer_that_is_no_number_is_none(library: Path) -> None:
     script = 'say(0, "gpm", 1); say(0, "nan", 1); read(); answer = read() + read()'
     for sample in run(script, library):
@@ -167,7 +160,6 @@ def test_an_answer_that_is_no_number_is_none(library: Path) -> None:
         assert sample["sm_active_ratio"] == 0.0
 
 
-@STUBBED
 def test_a_passing_error_is_forgiven_and_a_lasting_one_is_not_asked_about_for_ever(library: Path) -> None:
     script = """
 found = []
@@ -179,7 +171,6 @@ answer = found, calls("nvmlDeviceGetUtilizationRates"), sum("utilisation" in not
     assert run(script, library) == [[None, None, 0.0, None, None, None, None, None], 6, 1]
 
 
-@STUBBED
 def test_a_gpu_that_is_lost_while_training_runs(library: Path) -> None:
     script = """
 used[1] = ""
@@ -195,7 +186,6 @@ reader.close()
     assert run(script, library) == [[0, 1], [[1]] * 3, 2 + 4, [], [], 2]
 
 
-@STUBBED
 def test_closing_gives_back_what_the_driver_lent(library: Path) -> None:
     script = """
 say(0, "gpm", 1)
@@ -205,7 +195,6 @@ answer = [calls(name) for name in ("nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "n
     assert run(script, library) == [[2, 2, 1], []]
 
 
-@STUBBED
 @pytest.mark.parametrize("bits", [32, 64])
 def test_pcie_counts_wrap(library: Path, bits: int) -> None:
     script = f"""
@@ -244,7 +233,6 @@ def test_visible_devices(visible: str | None, found: list[int | str | None]) -> 
     assert [parse_visible(visible, ordinal) for ordinal in range(3)] == found
 
 
-@STUBBED
 @pytest.mark.parametrize(
     ("visible", "used", "found"),
     [
@@ -265,7 +253,6 @@ def test_the_right_gpu_is_found(library: Path, visible: str | None, used: dict[i
     assert run(script, library, visible) == [f"GPU-{uuid}{REST}" for uuid in found]
 
 
-@STUBBED
 @pytest.mark.parametrize("uuid", ["", f"33333333-dddd{REST}"])
 def test_a_part_of_a_gpu_says_what_it_can(library: Path, uuid: str) -> None:
     script = f"""
@@ -273,6 +260,8 @@ used = {{0: {uuid!r}}}
 say(3, "rc:nvmlDeviceGetUtilizationRates", 3)
 say(3, "rc:nvmlDeviceGetFieldValues", 3)
 say(3, "rc:nvmlGpmQueryDeviceSupport", 2)
+say(3, "rc:nvmlDeviceGetIndex", 2)
+say(3, "rc:nvmlDeviceGetName", 3)
 say(3, "used", 1 << 20)
 answer = read() + read()
 """
@@ -281,6 +270,7 @@ answer = read() + read()
         assert known == {
             "uuid": f"MIG-33333333-dddd{REST}",
             "ordinal": 0,
+            "model": "",
             "memory_used_bytes": 1 << 20,
             "memory_total_bytes": 80 << 30,
         }
@@ -302,12 +292,10 @@ def test_without_pynvml_there_is_nothing() -> None:
     assert run(f"sys.modules['pynvml'] = None; {ABSENT}", None, prelude=NO_STUB) == [[], [], True, 1]
 
 
-@STUBBED
 def test_without_a_driver_there_is_nothing(library: Path) -> None:
     assert run(f"say(-1, 'rc:nvmlInitWithFlags', 9); {ABSENT}", library) == [[], [], True, 1]
 
 
-@STUBBED
 def test_nvml_is_not_touched_before_cuda_is_used(library: Path) -> None:
     script = """
 used.clear()
@@ -332,7 +320,6 @@ def test_only_gpus_with_a_context_are_asked(monkeypatch: pytest.MonkeyPatch) -> 
     assert cuda_devices() == {}
 
 
-@STUBBED
 def test_torch_alone_is_no_reason_to_ask(library: Path) -> None:
     """It is imported, and has not initialised CUDA."""
     script = "import torch; answer = nvml.cuda_devices(), nvml.Reader().sample(), calls('nvmlInitWithFlags')"
@@ -377,12 +364,12 @@ def readers() -> Iterator[list[Fake]]:
     assert nvml_threads() == []
 
 
-def watching(readers: list[Fake], **options: Any) -> GpuWatcher:
+def watching(readers: list[Fake], is_used: Callable[[], bool] = lambda: True, **options: Any) -> GpuWatcher:
     def make() -> Fake:
         readers.append(Fake(**options))
         return readers[-1]
 
-    return GpuWatcher(make, period_s=0.001)
+    return GpuWatcher(make, period_s=0.001, is_used=is_used)
 
 
 def seen(view: Any, reader: Fake) -> None:
@@ -411,6 +398,44 @@ def test_users_share_one_thread_which_ends_with_the_last(readers: list[Fake]) ->
     third = watcher.view()
     assert len(readers) == 2
     third.close()
+
+
+def test_the_thread_starts_when_cuda_is_used_and_somebody_looks(readers: list[Fake]) -> None:
+    used: list[bool] = []
+    watcher = watching(readers, lambda: bool(used))
+    view, late = watcher.view(), watcher.view()
+    assert view.busy_ratio() is None
+    assert readers == nvml_threads() == []
+    used.append(True)
+    late.close()
+    assert late.gpus == ()
+    assert readers == []
+    assert len(view.gpus) in (0, 2)
+    seen(view, readers[0])
+    assert len(view.gpus) == 2
+    view.close()
+    assert nvml_threads() == []
+    assert view.gpus == ()
+    assert len(readers) == 1
+
+
+def test_many_first_looks_at_once_start_one_thread(readers: list[Fake]) -> None:
+    used: list[bool] = []
+    watcher = watching(readers, lambda: bool(used))
+    view, start = watcher.view(), threading.Barrier(8)
+
+    def look() -> None:
+        start.wait(5.0)
+        assert len(view.gpus) in (0, 2)
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    used.append(True)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5.0)
+    assert len(readers) == len(nvml_threads()) == 1
+    view.close()
 
 
 def test_a_user_that_was_forgotten_is_noticed(readers: list[Fake]) -> None:

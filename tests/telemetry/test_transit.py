@@ -8,11 +8,11 @@ import pytest
 
 from dpex.lanes.cluster import Actor
 from dpex.lanes.inbox import Landed
-from dpex.lanes.remote import _Call, _Host, _transit_s
+from dpex.lanes.remotehosts import Call, Host, transit_s
 
 
-def call(sent_at: float) -> _Call:
-    made = _Call("work", lambda: None, [])
+def call(sent_at: float) -> Call:
+    made = Call("work", lambda: None, [])
     made.sent_at = sent_at
     return made
 
@@ -27,28 +27,28 @@ def landed(at: float, *busy: tuple[float, float, float]) -> Landed:
 
 
 @pytest.fixture
-def host() -> _Host:
-    return _Host(1, 0, Actor(None))
+def host() -> Host:
+    return Host(1, 0, Actor(None))
 
 
-def test_of_one_call_it_is_what_the_worker_was_not_busy(host: _Host) -> None:
-    assert _transit_s(host, call(10.0), landed(12.0, (0.5, 0.25, 0.25))) == pytest.approx(1.0)
+def test_of_one_call_it_is_what_the_worker_was_not_busy(host: Host) -> None:
+    assert transit_s(host, call(10.0), landed(12.0, (0.5, 0.25, 0.25))) == pytest.approx(1.0)
 
 
-def test_a_call_that_waited_behind_another_was_not_on_its_way(host: _Host) -> None:
-    _transit_s(host, call(10.0), landed(12.0, (1.0, 0.0, 0.0)))
-    assert _transit_s(host, call(10.0), landed(13.5, (1.0, 0.0, 0.0))) == pytest.approx(0.5)
+def test_a_call_that_waited_behind_another_was_not_on_its_way(host: Host) -> None:
+    transit_s(host, call(10.0), landed(12.0, (1.0, 0.0, 0.0)))
+    assert transit_s(host, call(10.0), landed(13.5, (1.0, 0.0, 0.0))) == pytest.approx(0.5)
 
 
-def test_a_call_sent_later_counts_from_there(host: _Host) -> None:
-    _transit_s(host, call(10.0), landed(12.0, (1.0, 0.0, 0.0)))
-    assert _transit_s(host, call(20.0), landed(21.25, (1.0, 0.0, 0.0))) == pytest.approx(0.25)
+def test_a_call_sent_later_counts_from_there(host: Host) -> None:
+    transit_s(host, call(10.0), landed(12.0, (1.0, 0.0, 0.0)))
+    assert transit_s(host, call(20.0), landed(21.25, (1.0, 0.0, 0.0))) == pytest.approx(0.25)
 
 
-def test_the_batches_of_an_answer_share_it_evenly(host: _Host) -> None:
-    assert _transit_s(host, call(0.0), landed(4.0, (1.0, 0.0, 0.0), (0.5, 0.25, 0.25))) == pytest.approx(1.0)
+def test_the_batches_of_an_answer_share_it_evenly(host: Host) -> None:
+    assert transit_s(host, call(0.0), landed(4.0, (1.0, 0.0, 0.0), (0.5, 0.25, 0.25))) == pytest.approx(1.0)
 
 
-def test_it_is_never_negative(host: _Host) -> None:
+def test_it_is_never_negative(host: Host) -> None:
     """The worker's clock may run faster than ours."""
-    assert _transit_s(host, call(0.0), landed(1.0, (1.5, 0.0, 0.0))) == 0.0
+    assert transit_s(host, call(0.0), landed(1.0, (1.5, 0.0, 0.0))) == 0.0

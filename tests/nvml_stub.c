@@ -84,6 +84,18 @@ int nvmlDeviceGetUUID(device_t *device, char *uuid, unsigned length) {
     return SUCCESS;
 }
 
+int nvmlDeviceGetIndex(device_t *device, unsigned *index) {
+    ENTER(device->number);
+    *index = (unsigned)device->number;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(device_t *device, char *name, unsigned length) {
+    ENTER(device->number);
+    strncpy(name, "Stub \"H\" 200", length);
+    return SUCCESS;
+}
+
 int nvmlDeviceGetUtilizationRates(device_t *device, unsigned *rates) {
     ENTER(device->number);
     rates[0] = (unsigned)get(device->number, "busy", 0);

@@ -1,0 +1,54 @@
+"""What the consumer sleeps on: the lanes' descriptors, and a bell that any thread may ring.
+
+`watch` and `sleep` are for one thread at a time. A ring while nobody sleeps ends the next sleep at once; several are
+one. The lock may be taken again by the thread that holds it, as a garbage collection or a signal may ring anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Iterable
+
+
+class Bell:
+    """See the module. It holds one descriptor until `close`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closed = False
+        self._watched: tuple[int, ...] = ()
+        self._poll = select.poll()
+
+    def ring(self) -> None:
+        """Wake who sleeps; nothing once it is closed."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._descriptor, 1)
+
+    def watch(self, descriptors: Iterable[int]) -> None:
+        """From now on these wake, too, whenever they are readable; no others."""
+        watched = (self._descriptor, *descriptors)
+        if watched != self._watched:
+            self._watched, self._poll = watched, select.poll()
+            for descriptor in watched:
+                self._poll.register(descriptor, select.POLLIN)
+
+    def sleep(self, limit_s: float) -> None:
+        """Until something wakes, or for that long."""
+        self._poll.poll(limit_s * 1000 + 0.5)
+
+    def hush(self) -> None:
+        """What was rung for has been heard."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+
+    def close(self) -> None:
+        """Give the descriptor back; idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._descriptor)

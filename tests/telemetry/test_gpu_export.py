@@ -1,0 +1,271 @@
+"""GPU metrics from the driver's library to the scrape: real pynvml, a real endpoint and loader, in a new process.
+
+The driver is `nvml_stub.c`, and so that a torch without CUDA believes in a GPU, what dpex asks it is answered here; the
+stream, too, is a stand-in: nothing is queued on it, so it misses all of every stay in ``next()``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvmlstub import built_in
+
+from dpex.telemetry.catalogue import METRICS
+
+ROOT = Path(__file__).parents[2]
+FIRST = "GPU-00000000-aaaa-0000-0000-000000000000"
+SECOND = "GPU-11111111-bbbb-0000-0000-000000000000"
+PRELUDE = """
+import ctypes, gc, json, os, re, sys, threading, time, urllib.request
+from types import SimpleNamespace
+import torch
+from dpex import DpexDataLoader
+from dpex.gpu import watch
+from dpex.gpu.stall import GpuStall
+from dpex.telemetry.exporter import exporter
+
+def scrape():
+    with urllib.request.urlopen(f"http://localhost:{exporter.port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+
+def of_gpus(found):
+    return {name: float(value) for name, value in found.items() if "gpu" in name}
+
+def threads():
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("dpex-nvml"))
+
+def until(ask):
+    deadline = time.monotonic() + 20
+    while not (found := ask()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found
+"""
+PRETEND = """
+stub = ctypes.CDLL("libnvidia-ml.so.1")
+used = {}  # torch's number: what CUDA says is its UUID
+
+def say(device, key, value):
+    stub.stub_set(device, key.encode(), ctypes.c_longlong(value))
+
+torch.version.cuda = "13.0"
+torch.cuda.is_initialized = lambda: bool(used)
+torch.cuda.device_count = lambda: 4
+torch.cuda.get_device_properties = lambda ordinal: SimpleNamespace(uuid=used[ordinal])
+torch._C._cuda_hasPrimaryContext = lambda ordinal: ordinal in used
+watch.watcher = watch.GpuWatcher(period_s=0.01)
+
+class Stream:
+    is_open = staticmethod(lambda: bool(used))
+    record = staticmethod(lambda like=None: time.perf_counter())
+    is_passed = staticmethod(lambda mark: True)
+    apart_s = staticmethod(lambda first, second: second - first)
+    reuse = staticmethod(lambda mark: None)
+
+stalls = []
+
+def cuda_stall():
+    stalls.append(GpuStall(Stream()))
+    return stalls[-1]
+
+import dpex.epoch
+dpex.epoch.cuda_stall = cuda_stall
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the stand-in."""
+    return built_in(tmp_path_factory.mktemp("nvml"))
+
+
+def run(script: str, tmp_path: Path, library: Path | None, prelude: str = PRELUDE + PRETEND) -> Any:
+    """What ``script`` puts into ``answer``."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DPEX_", "CUDA_VISIBLE"))}
+    environment |= {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(library or "/nonexistent")}
+    environment["DPEX_METRICS_DIR"] = str(tmp_path / "sd")
+    done = subprocess.run(
+        [sys.executable, "-c", f"{prelude}\n{script}\nprint(json.dumps(answer))"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "options", ["num_workers=0", "num_workers=0, seeding='batch'", "num_workers=2", "num_workers='auto'"]
+)
+def test_all_gpu_metrics_of_the_catalogue_are_scraped(library: Path, tmp_path: Path, options: str) -> None:
+    script = f"""
+loader = DpexDataLoader(range(64), batch_size=4, metrics_port=0, name="train", {options})
+list(loader)
+before = of_gpus(scrape()), threads(), stub.stub_calls(b"nvmlInitWithFlags")
+used[0] = ""; used[1] = "11111111-bbbb-0000-0000-000000000000"
+for device, factor in ((0, 1), (1, 2)):
+    for key, value in dict(gpm=1, busy=40, sm=20, used=5 << 30, tx=1000, rx=7).items():
+        say(device, key, value * factor if key != "gpm" else value)
+list(loader)
+until(lambda: any("sm_active" in name for name in scrape()))
+say(0, "tx", 1500); say(0, "rx", 107)
+pcie = 'dpex_gpu_pcie_bytes_total{{direction="rx",gpu="{FIRST}"}}'
+found = of_gpus(until(lambda: (now := scrape())[pcie] == "100.0" and now))
+names = threads()
+loader.close()
+answer = before, found, names, threads(), exporter.port
+"""
+    before, found, names, left, port = run(script, tmp_path, library)
+    assert before == [{}, [], 0]
+    assert (names, left, port) == (["dpex-nvml"], [], None)
+    by_name = {name: {} for name in (metric.name for metric in METRICS if metric.group == "gpu")}
+    for series, value in found.items():
+        name = series.partition("{")[0]
+        if name in by_name:
+            by_name[name][series.partition("{")[2]] = value
+    assert all(by_name.values()), by_name
+    assert by_name["dpex_gpu_kernel_active_ratio"] == {f'gpu="{FIRST}"}}': 0.4, f'gpu="{SECOND}"}}': 0.8}
+    assert by_name["dpex_gpu_sm_active_ratio"] == {f'gpu="{FIRST}"}}': 0.2, f'gpu="{SECOND}"}}': 0.4}
+    assert by_name["dpex_gpu_sm_occupancy_ratio"] == {f'gpu="{FIRST}"}}': 0.1, f'gpu="{SECOND}"}}': 0.2}
+    assert by_name["dpex_gpu_memory_size_bytes"] == {f'gpu="{gpu}"}}': float(80 << 30) for gpu in (FIRST, SECOND)}
+    assert by_name["dpex_gpu_memory_used_bytes"][f'gpu="{SECOND}"}}'] == float(10 << 30)
+    model = r"Stub \"H\" 200"
+    assert set(by_name["dpex_gpu_info"]) == {
+        f'gpu="{gpu}",index="{index}",model="{model}"}}' for index, gpu in enumerate((FIRST, SECOND))
+    }
+    assert len(by_name["dpex_gpu_pcie_bytes_total"]) == 4
+    assert list(by_name["dpex_gpu_stall_seconds_total"]) == ['loader="train"}']
+    assert 'dpex_collect_errors_total{collector="gpu"}' in found
+
+
+@pytest.mark.parametrize("options", ["num_workers=0", "num_workers=2"])
+def test_stall_is_kept_over_iterators_by_loader(library: Path, tmp_path: Path, options: str) -> None:
+    script = f"""
+used[0] = ""
+
+class Slow:
+    __len__ = lambda self: 8
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return index
+
+def stall_s(found, loader):
+    return float(found.get(f'dpex_gpu_stall_seconds_total{{{{loader="{{loader}}"}}}}', 0.0))
+
+def inside_s(found, loader):
+    series = f'dpex_consumer_seconds_total{{{{loader="{{loader}}",state='
+    return sum(float(found[f'{{series}}"{{state}}"}}}}']) for state in ("wait", "transfer"))
+
+seen = []
+one = DpexDataLoader(Slow(), metrics_port=0, name="one", {options})
+other = DpexDataLoader(Slow(), metrics_port=0, name="other", {options})
+for _ in range(3):
+    list(one)
+    gc.collect()
+    seen.append(sum(stall.total_s for stall in stalls))
+    until(lambda: abs(stall_s(scrape(), "one") - seen[-1]) < 1e-9)
+list(other)
+rest = sum(stall.total_s for stall in stalls) - seen[-1]
+found = until(lambda: abs(stall_s(now := scrape(), "other") - rest) < 1e-9 and now)
+one.close()
+watched = threads()
+other.close()
+both = [(stall_s(found, name), inside_s(found, name)) for name in ("one", "other")]
+answer = seen, rest, both, watched, threads()
+"""
+    seen, rest, ((one, one_inside), (other, other_inside)), watched, left = run(script, tmp_path, library)
+    assert 0 < seen[0] < seen[1] < seen[2]
+    assert one == pytest.approx(seen[2])
+    assert other == pytest.approx(rest)
+    assert other > 0
+    assert one < one_inside + 1e-6
+    assert other < other_inside + 1e-6
+    assert (watched, left) == (["dpex-nvml"], [])
+
+
+def test_a_forked_process_has_neither_thread_nor_gpus_and_does_not_disturb_its_parent(
+    library: Path, tmp_path: Path
+) -> None:
+    script = """
+used[0] = ""
+loader = DpexDataLoader(range(8), metrics_port=0, num_workers=0)
+list(loader)
+until(lambda: any("kernel_active" in name for name in scrape()))
+calls = stub.stub_calls(b"nvmlInitWithFlags"), stub.stub_calls(b"nvmlShutdown")
+pid = os.fork()
+if pid == 0:
+    used.clear()  # CUDA cannot be used here
+    state = threads(), exporter.port, exporter.collector.gpu.gpus, len(list(loader))
+    loader.close()
+    gc.collect()
+    ok = state == ([], None, (), 8) and threads() == []
+    ok = ok and calls == (stub.stub_calls(b"nvmlInitWithFlags"), stub.stub_calls(b"nvmlShutdown"))
+    os._exit(0 if ok else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+still = threads(), any("kernel_active" in name for name in scrape())
+del loader
+gc.collect()
+until(lambda: not threads())
+answer = code, still, stub.stub_calls(b"nvmlShutdown"), exporter.port
+"""
+    assert run(script, tmp_path, library) == [0, [["dpex-nvml"], True], 1, None]
+
+
+def test_the_thread_ends_with_its_last_user_be_it_the_endpoint_or_the_tuner(library: Path, tmp_path: Path) -> None:
+    script = """
+used[0] = ""
+loader = DpexDataLoader(range(64), batch_size=4, metrics_port=0, num_workers="auto")
+iterator = iter(loader)
+next(iterator)
+both = threads(), len(watch.watcher._users)
+list(iterator)
+del iterator
+until(lambda: len(watch.watcher._users) == 1)
+endpoint = threads()
+loader.close()
+answer = both, endpoint, threads(), len(watch.watcher._users), stub.stub_calls(b"nvmlInitWithFlags")
+"""
+    assert run(script, tmp_path, library) == [[["dpex-nvml"], 2], ["dpex-nvml"], [], 0, 1]
+
+
+def test_a_broken_driver_leaves_the_other_metrics_alone(library: Path, tmp_path: Path) -> None:
+    script = """
+used[0] = ""
+say(-1, "rc:nvmlInitWithFlags", 9)
+loader = DpexDataLoader(range(8), metrics_port=0, num_workers=0, name="train")
+list(loader)
+until(lambda: stub.stub_calls(b"nvmlInitWithFlags") and not threads())
+found = scrape()
+answer = list(of_gpus(found)), found['dpex_batches_total{loader="train"}']
+"""
+    assert run(script, tmp_path, library) == [['dpex_gpu_stall_seconds_total{loader="train"}'], "8.0"]
+
+
+@pytest.mark.parametrize("has_cuda", [False, True])
+def test_without_a_gpu_nothing_appears_and_nothing_starts(tmp_path: Path, has_cuda: bool) -> None:
+    """Neither where torch was built without CUDA nor where it was built with it and nobody initialises that."""
+    script = f"""
+if {has_cuda}:
+    torch.version.cuda = "13.0"
+    torch.backends.cuda.is_built = lambda: True
+    torch.cuda._lazy_init = None
+for workers in (0, 2, "auto"):
+    loader = DpexDataLoader(range(64), batch_size=4, metrics_port=0, num_workers=workers)
+    for _ in loader:
+        assert not threads()
+    found = of_gpus(scrape()), threads(), exporter.collector.gpu is not None
+    loader.close()
+    assert found == ({{}}, [], {has_cuda}), found
+answer = threads(), torch.cuda.is_initialized()
+"""
+    assert run(script, tmp_path, None, prelude=PRELUDE) == [[], False]
