@@ -1,0 +1,130 @@
+"""Judging a decision: by what batches cost the consumer, and how sure that is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.trial import Record, Trial
+from dpex.autotune.types import Decision, LaneSample, Reason, Sample, Settings
+
+CONFIG = AutotuneConfig(gain=0.04)
+FOUR, EIGHT = Settings(local=4, depth=8), Settings(local=8, depth=16)
+
+
+def window(batches: int, wait_s: float, *, step_s: float = 0.01, head_s: float = 0.0) -> Sample:
+    """Steps of ``step_s``, and ``wait_s`` lost per batch."""
+    lane = LaneSample(running=4, tickets=batches, read_s=batches * 0.02)
+    seconds = batches * (step_s + wait_s)
+    return Sample(
+        at=0.0,
+        seconds=seconds,
+        settings=FOUR,
+        batches=batches,
+        wait_s=batches * wait_s,
+        work_s=batches * step_s,
+        head_s=head_s,
+        local=lane,
+    )
+
+
+def record(*windows: Sample) -> Record:
+    made = Record()
+    for sample in windows:
+        made.add(sample, sample.wait_s)
+    return made
+
+
+def work(step_s: float = 0.01, slowest_s: float = 0.0) -> Any:
+    return SimpleNamespace(step_s=step_s, slowest_s=lambda: slowest_s)
+
+
+def trial(
+    before: Record, *after: Sample, old: Settings = FOUR, new: Settings = EIGHT, reason: Reason = "too few"
+) -> Trial:
+    decision = Decision(
+        at=0.0, old=old, new=new, reason=reason, text="", evidence={}, predicted_rate=90.0, predicted_stall=0.1
+    )
+    made = Trial(decision, before, batches_needed=24)
+    for sample in after:
+        made.since.add(sample, sample.wait_s)
+    return made
+
+
+SLOW = record(*[window(10, 0.01)] * 4)
+
+
+def test_a_record_adds_up() -> None:
+    made = record(window(10, 0.01, head_s=0.02), window(30, 0.01))
+    assert made.batches == 40
+    assert made.rate == pytest.approx(50)
+    assert made.stall == made.wait == pytest.approx(0.5)
+    assert made.head == pytest.approx(0.02 / 0.8)
+    assert made.busy == pytest.approx(40 * 0.02 / (4 * 0.8))
+    assert made.loss() == pytest.approx((0.01, 0.0))
+
+
+def test_the_error_is_that_of_the_mean_over_windows() -> None:
+    loss, error = record(window(10, 0.0), window(10, 0.02)).loss()
+    assert loss == pytest.approx(0.01)
+    assert error == pytest.approx(0.01)  # two values 0.02 apart: a standard deviation of 0.0141, by the root of two
+
+
+def test_one_slow_batch_more_or_less_is_the_least_error() -> None:
+    assert record(*[window(10, 0.01)] * 4).loss(slowest_s=0.4)[1] == pytest.approx(0.4 / 40)
+
+
+def test_growth_that_helps_is_kept_and_growth_that_does_not_is_not() -> None:
+    helped, did_not = trial(SLOW, *[window(30, 0.001)] * 3), trial(SLOW, *[window(30, 0.01)] * 3)
+    assert helped.is_over(work(), CONFIG)
+    assert helped.was_good(work(), CONFIG)
+    assert did_not.is_over(work(), CONFIG)
+    assert not did_not.was_good(work(), CONFIG)
+
+
+def test_a_slower_consumer_is_no_fault_of_the_loader() -> None:
+    """Steps six times as long: the rate has fallen, and nothing is lost any more."""
+    made = trial(SLOW, *[window(10, 0.0, step_s=0.06)] * 3)
+    assert made.since.rate < made.before.rate / 2
+    assert made.was_good(work(step_s=0.06), CONFIG)
+
+
+def test_what_is_uncertain_is_kept_but_not_what_was_only_a_try() -> None:
+    after = window(30, 0.012), window(30, 0.008), window(30, 0.011)
+    assert trial(SLOW, *after).was_good(work(slowest_s=1.0), CONFIG)
+    assert not trial(SLOW, *after, reason="explore").was_good(work(slowest_s=1.0), CONFIG)
+
+
+def test_it_takes_longer_where_it_is_uncertain_but_not_for_ever() -> None:
+    made = trial(SLOW, *[window(15, 0.01)] * 2)
+    assert not made.is_over(work(slowest_s=2.0), CONFIG)
+    for _ in range(6):
+        made.since.add(window(15, 0.01), 0.15)
+    assert made.is_over(work(slowest_s=2.0), CONFIG)
+
+
+def test_two_windows_are_the_least() -> None:
+    made = trial(SLOW, window(30, 0.001))
+    assert not made.is_over(work(), CONFIG)
+
+
+def test_giving_back_is_undone_where_it_costs_more_than_the_least_gain() -> None:
+    quick = record(*[window(30, 0.0)] * 4)
+    costs, does_not = [window(30, 0.002)] * 3, [window(30, 0.0002)] * 3
+    assert not trial(quick, *costs, old=EIGHT, new=FOUR, reason="too many").was_good(work(), CONFIG)
+    assert trial(quick, *does_not, old=EIGHT, new=FOUR, reason="too many").was_good(work(), CONFIG)
+
+
+@pytest.mark.parametrize("reason", ["limit", "lost"])
+def test_what_had_to_be_is_good(reason: Reason) -> None:
+    worse = [window(30, 0.1)] * 3
+    assert trial(record(*[window(30, 0.0)] * 4), *worse, old=EIGHT, new=FOUR, reason=reason).was_good(work(), CONFIG)
+
+
+def test_batches_that_do_not_come_are_the_worst_loss() -> None:
+    nothing = replace(window(10, 0.01), batches=0)
+    assert trial(SLOW, nothing, nothing).gain(work()) == (-1.0, 0.0)
