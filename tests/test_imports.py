@@ -28,7 +28,13 @@ TOGETHER = {
     "epoch": 7,
     "telemetry": 7,
     "dataloader": 8,
-    "integrations, cli": 9,
+    "spans": 0,
+    "runoptions, script": 1,
+    "forecast, profile": 6,
+    "standin": 9,
+    "takeover, bench": 10,
+    "run": 11,
+    "integrations, cli": 12,
 }
 """Rooms from the ground up; a room imports from its own floor or from below."""
 FLOORS = {f"dpex.{room}": floor for rooms, floor in TOGETHER.items() for room in rooms.split(", ")}
@@ -39,6 +45,7 @@ PURE = {
     "dpex.pace": set(),
     "dpex.stats": set(),
     "dpex.options": set(),
+    "dpex.runoptions": set(),
     "dpex.errors": set(),
     "dpex.causes": set(),
     "dpex.meter": set(),
