@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import dpex
 
-COMMANDS = ("run",)
+COMMANDS = ("run", "bench")
 """Modules of the package, in the order of the help."""
 
 
