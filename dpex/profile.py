@@ -78,10 +78,7 @@ class _Maker:
         label = label or _label(step)
         plain = isinstance(step, (types.MethodType, types.FunctionType, functools.partial))
         made = None if plain else self._subclassed(step, label, _timed_callable)
-        if made is None:
-            made = self.call(label, self.rebound(step))
-            self._made[id(step)] = step, made
-        return made
+        return self.call(label, self.rebound(step)) if made is None else made
 
     def _subclassed(self, thing: Any, label: str, make: Callable[[Any], Any]) -> Any | None:
         """A copy, of a subclass that books; None: it cannot be given another class, as a list or one with slots."""

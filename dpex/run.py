@@ -74,8 +74,9 @@ def register(subparsers: Any) -> None:
         "--trace", metavar="FILE", help="record the tuning in FILE; {rank} and {pid} in its name are filled in"
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name, as for python -m")
-    parser.add_argument("script", metavar="SCRIPT", help="a Python file")
-    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
+    parser.add_argument(
+        "script", metavar="SCRIPT", nargs=argparse.PARSER, help="a Python file, followed by arguments of its own"
+    )
     parser.set_defaults(command=lambda options: _run(parser, options))
 
 
@@ -99,14 +100,15 @@ def _run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     if given.trace is not None:
         os.environ["DPEX_TRACE"] = str(Path(given.trace).expanduser().absolute())
     begin(options, os.environ)
+    script, *arguments = given.script[1:] if given.script[0] == "--" else given.script
     if given.is_module:
-        run_module(given.script, given.arguments)
+        run_module(script, arguments)
         return 0
-    if not os.access(given.script, os.R_OK):
-        reason = "it is not to be read" if Path(given.script).exists() else "there is none"
-        print(f"dpex run: can't open file {given.script!r}: {reason}", file=sys.stderr)
+    if not os.access(script, os.R_OK):
+        reason = "it is not to be read" if Path(script).exists() else "there is none"
+        print(f"dpex run: can't open file {script!r}: {reason}", file=sys.stderr)
         return 2
-    run_script(given.script, given.arguments)
+    run_script(script, arguments)
     return 0
 
 
