@@ -28,7 +28,9 @@ workers:
   N     N for each loader with workers; bit for bit what PyTorch yields with num_workers=N.
 
   A loader with num_workers=0 stays in the training process: its dataset may count on that (a cache, a counter, a GPU).
-  --also-in-process says that none does. A loader of an IterableDataset keeps its number, which decides who reads what.
+  --also-in-process says that none does; as with PyTorch's workers, such a dataset then draws no longer from the random
+  state of the script, which goes on differently. A loader of an IterableDataset keeps its number, which decides who
+  reads what.
 
 Settings that the script gives itself (prefetch_factor, persistent_workers, worker_init_fn, a multiprocessing context,
 a generator) count as with PyTorch. Loaders that dpex cannot serve are left to PyTorch, and a line says which and why.

@@ -64,8 +64,17 @@ class _Known:
 
 
 _known: dict[int, _Known] = {}
+_inherited: list[_Known] = []
 _said: set[str] = set()
-os.register_at_fork(after_in_child=_known.clear)
+
+
+def _leave_to_parent() -> None:
+    """In a forked process: its loaders get stand-ins of their own; ending the parent's here might end what it uses."""
+    _inherited.extend(_known.values())
+    _known.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> Any:

@@ -94,3 +94,11 @@ def test_spawned_ranks_are_taken_over() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("counts [2.0] totals")
     assert done.stdout.endswith("by dpex.epoch dpex.epoch\n")
+
+
+def test_a_forked_process_has_iterators_of_its_own() -> None:
+    done = dpex("run", "forked.py")
+    batches = "[[0, 1, 2, 3], [4, 5, 6, 7]] dpex.epoch"
+    assert done.stdout.splitlines() == [f"{who} {batches}" for who in ("parent", "child", "parent after 0")], (
+        done.stderr
+    )
