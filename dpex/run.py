@@ -48,7 +48,7 @@ def register(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run a script with dpex behind its loaders",
-        description=textwrap.fill(_DESCRIPTION, 100),
+        description=textwrap.fill(_DESCRIPTION.strip(), 100),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
