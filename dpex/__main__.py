@@ -1,0 +1,8 @@
+"""``python -m dpex`` is the command ``dpex``."""
+
+import sys
+
+from dpex.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

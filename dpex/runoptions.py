@@ -1,0 +1,58 @@
+"""What ``dpex run`` was told, and what that makes of a loader of the script. PURE.
+
+The options travel to every Python process that the script starts, as JSON in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+VARIABLE = "DPEX_RUN"
+
+Count = int | Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """See ``dpex run --help``. memory_budget: bytes.
+
+    prefix, root: of the Python these options are for, and of the folder its dpex is in.
+    """
+
+    num_workers: int | Literal["auto", "keep"] = "auto"
+    also_in_process: bool = False
+    distribute_mode: bool | Literal["auto"] = False
+    head_address: str = "auto"
+    memory_budget: int | None = None
+    metrics_port: int | None = None
+    prefix: str = ""
+    root: str = ""
+
+    def to_text(self) -> str:
+        """For the environment."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> RunOptions:
+        """What `to_text` made."""
+        return cls(**json.loads(text))
+
+    def workers(self, given: int, *, iterable: bool) -> Count:
+        """Workers of a loader that the script gives so many.
+
+        A stream keeps its number, which decides what its dataset yields where.
+        """
+        if self.num_workers == "keep" or iterable or (given == 0 and not self.also_in_process):
+            return given
+        return self.num_workers
+
+    def loader_options(self, workers: Count) -> dict[str, Any]:
+        """Keywords of `dpex.DpexDataLoader` beyond torch's."""
+        return {
+            "distribute_mode": self.distribute_mode if workers else False,
+            "head_address": self.head_address,
+            "memory_budget": self.memory_budget,
+            "metrics_port": self.metrics_port,
+        }

@@ -1,0 +1,57 @@
+"""DistributedDataParallel on CPUs, two ranks: started by a launcher, or with torch.multiprocessing's spawn."""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return index, torch.full((3,), float(index)) + torch.rand(())
+
+
+def train(rank, address):
+    torch.manual_seed(rank)
+    torch.set_num_threads(1)
+    if address is None:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    model = DistributedDataParallel(nn.Linear(3, 1))
+    sampler = DistributedSampler(Numbers())
+    loader = DataLoader(Numbers(), batch_size=4, sampler=sampler, num_workers=2)
+    counts = torch.zeros(32)
+    total = torch.zeros(())
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for numbers, rows in loader:
+            model(rows).mean().backward()
+            counts[numbers] += 1
+            total += rows.sum()
+    dist.all_reduce(counts)
+    totals = [torch.zeros(()) for _ in range(2)]
+    dist.all_gather(totals, total)
+    iterators = [None, None]
+    dist.all_gather_object(iterators, type(iter(loader)).__module__)
+    if dist.get_rank() == 0:
+        print("counts", counts.unique().tolist(), "totals", [float(value) for value in totals], "by", *iterators)
+    del model
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        train(int(os.environ["RANK"]), None)
+    else:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True)  # finds a free port
+        address = f"tcp://127.0.0.1:{store.port}"
+        del store
+        mp.spawn(train, (address,), nprocs=2)

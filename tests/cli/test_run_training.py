@@ -1,0 +1,104 @@
+"""Plain PyTorch scripts below ``dpex run``: they see what they see under Python, made by dpex."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import SCRIPTS, dpex, python
+
+AUGMENTED = ("shuffled", "again", "module", "subclass", "unpickled", "in process", "persistent")
+
+
+def told(done: Any) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return told(python("train.py", "--epochs", "3"))
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Any]:
+    return told(dpex("run", "--num-workers", "keep", "train.py", "--epochs", "3"))
+
+
+@pytest.fixture(scope="module")
+def auto() -> Any:
+    return dpex("run", "train.py", "--", "--num-workers", "9")
+
+
+def test_with_keep_nothing_differs_but_who_makes_the_batches(plain: Any, kept: Any) -> None:
+    assert plain.pop("iterator") == "torch.utils.data.dataloader"
+    assert kept.pop("iterator") == "dpex.epoch"
+    assert kept == plain
+
+
+def test_loaders_stay_torchs_own_class_with_the_scripts_number(kept: Any) -> None:
+    kinds = kept["kinds"]
+    assert kinds.pop("subclass") == ["__main__", True, 2]
+    assert kinds.pop("in process") == ["torch.utils.data.dataloader", True, 0]
+    assert set(map(tuple, kinds.values())) == {("torch.utils.data.dataloader", True, 2)}
+
+
+def test_with_auto_indices_and_order_are_torchs(plain: Any, auto: Any) -> None:
+    found = told(auto)
+    for name in AUGMENTED:
+        assert [batch[0] for batch in found["passes"][name]] == [batch[0] for batch in plain["passes"][name]], name
+    assert found["stream"] == plain["stream"]
+    assert found["iterator"] == "dpex.epoch"
+
+
+def test_with_auto_augmentations_are_others_but_the_same_each_time(plain: Any, auto: Any) -> None:
+    passes = told(auto)["passes"]
+    assert passes["shuffled"] == passes["again"]
+    assert passes["shuffled"] != plain["passes"]["shuffled"]
+
+
+def test_a_loader_without_workers_stays_in_the_process_and_a_line_says_so(plain: Any, auto: Any) -> None:
+    assert told(auto)["passes"]["in process"] == plain["passes"]["in process"]
+    lines = [line for line in auto.stderr.splitlines() if line.startswith("dpex")]
+    assert len(lines) == 1
+    assert "num_workers=0 and stays in the training process; --also-in-process" in lines[0]
+
+
+def test_the_scripts_arguments_are_its_own(auto: Any) -> None:
+    found = told(auto)
+    assert found["argv"] == ["train.py", "--", "--num-workers", "9"]
+    assert (found["file"], found["path"]) == (str(SCRIPTS / "train.py"), str(SCRIPTS))
+    assert found["name"] == "__main__"
+
+
+TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"
+LAUNCHES = {
+    "torchrun of dpex run": f"{TORCHRUN} --no-python {sys.executable} -m dpex run ddp.py",
+    "dpex run of torchrun": f"-m dpex run {TORCHRUN} ddp.py",
+}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_every_rank_of_a_launcher_is_taken_over(launch: str) -> None:
+    done = python(*launch.split())
+    assert done.returncode == 0, done.stderr
+    assert "counts [2.0]" in done.stdout
+    assert "by dpex.epoch dpex.epoch" in done.stdout
+
+
+def test_spawned_ranks_are_taken_over() -> None:
+    done = dpex("run", "--num-workers", "keep", "ddp.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("counts [2.0] totals")
+    assert done.stdout.endswith("by dpex.epoch dpex.epoch\n")
+
+
+def test_a_forked_process_has_iterators_of_its_own() -> None:
+    done = dpex("run", "forked.py")
+    batches = "[[0, 1, 2, 3], [4, 5, 6, 7]] dpex.epoch"
+    assert done.stdout.splitlines() == [f"{who} {batches}" for who in ("parent", "child", "parent after 0")], (
+        done.stderr
+    )

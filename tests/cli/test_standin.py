@@ -1,0 +1,128 @@
+"""What a loader's stand-in takes over, when dpex cannot stand in, and when a stand-in ends."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from dpex import standin
+from dpex.options import AutoWorkers
+from dpex.runoptions import RunOptions
+from dpex.standin import iterator, stand_in, why_not
+
+TORCHS = DataLoader._get_iterator
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "iterable", "expected"),
+    [
+        (RunOptions(), 4, False, "auto"),
+        (RunOptions(), 0, False, 0),
+        (RunOptions(also_in_process=True), 0, False, "auto"),
+        (RunOptions(num_workers=3), 8, False, 3),
+        (RunOptions(num_workers=3), 0, False, 0),
+        (RunOptions(num_workers=3, also_in_process=True), 0, False, 3),
+        (RunOptions(num_workers="keep"), 8, False, 8),
+        (RunOptions(also_in_process=True), 0, True, 0),
+        (RunOptions(num_workers=3), 2, True, 2),
+    ],
+)
+def test_workers_by_what_the_script_gave(options: RunOptions, given: int, iterable: bool, expected: Any) -> None:
+    assert options.workers(given, iterable=iterable) == expected
+
+
+def test_options_travel_as_text() -> None:
+    options = RunOptions(num_workers=3, distribute_mode="auto", memory_budget=10, prefix="/x", root="/y")
+    assert RunOptions.from_text(options.to_text()) == options
+
+
+def test_what_the_script_set_is_taken_over_and_what_it_changes_too() -> None:
+    generator = torch.Generator()
+    loader: Any = DataLoader(Numbers(), 4, True, num_workers=2, generator=generator, prefetch_factor=3, timeout=9)
+    made = stand_in(loader, RunOptions())
+    assert isinstance(made.num_workers, AutoWorkers)
+    assert (made.generator, made.prefetch_factor, made.timeout) == (generator, 3, 9)
+    assert made.batch_sampler is loader.batch_sampler
+    assert made.seeding == "batch"
+    loader.collate_fn = tuple
+    assert stand_in(loader, RunOptions()) is made
+    assert made.collate_fn is tuple
+    loader.num_workers = 0
+    assert stand_in(loader, RunOptions()).num_workers == 0
+
+
+def test_a_stand_in_ends_with_its_loader() -> None:
+    loader: Any = DataLoader(Numbers(), num_workers=2)
+    stand_in(loader, RunOptions())
+    key = id(loader)
+    assert key in standin._known
+    del loader
+    gc.collect()
+    assert key not in standin._known
+
+
+class OwnSampler(DataLoader[Any]):
+    @property
+    def _index_sampler(self) -> Any:
+        return [[1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("loader", "reason"),
+    [
+        (lambda: DataLoader(IterableWrapper([1, 2, 3])), "DataPipes are left to it"),
+        (lambda: OwnSampler(Numbers(), batch_size=2), "its class defines _index_sampler"),
+    ],
+    ids=["datapipe", "own sampler"],
+)
+def test_a_loader_that_dpex_cannot_serve_is_left_to_torch(
+    loader: Any, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standin, "_said", set())
+    made = loader()
+    assert why_not(made) == reason
+    batches = [[batch.tolist() for batch in iterator(made, TORCHS, RunOptions())] for _ in range(2)]
+    assert batches[0] == batches[1] == [batch.tolist() for batch in made]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("dpex run: PyTorch's own iterators serve a")
+    assert lines[0].endswith(reason)
+
+
+def test_other_loaders_are_not() -> None:
+    for loader in (DataLoader(Numbers()), DataLoader(Stream(), num_workers=2), DataLoader(Numbers(), batch_size=None)):
+        assert why_not(loader) is None
+    spawning: Any = DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn")
+    assert why_not(spawning) is None
+
+
+def test_a_port_that_another_rank_has_is_replaced(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        loader: Any = DataLoader(Numbers())
+        made = stand_in(loader, RunOptions(metrics_port=port))
+        made.metrics_dir = str(tmp_path)
+        assert [int(batch) for batch in made] == list(range(12))
+        assert made.metrics_port == 0
+    assert f"metrics_port={port}: the port is taken" in caplog.text
+    made.close()
