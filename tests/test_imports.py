@@ -49,6 +49,7 @@ PURE = {
     "dpex.autotune.types": set(),
     "dpex.telemetry.catalogue": set(),
     "dpex.telemetry.markdown": {"sys"},
+    "dpex.telemetry.verdict": set(),
     "dpex.clock": {"time"},
     "dpex.cpus": {"os", "pathlib"},
     "dpex.lanes.packing": set(),
