@@ -28,7 +28,8 @@ TOGETHER = {
     "epoch": 7,
     "telemetry": 7,
     "dataloader": 8,
-    "integrations, cli": 9,
+    "integrations, top": 9,
+    "cli": 10,
 }
 """Rooms from the ground up; a room imports from its own floor or from below."""
 FLOORS = {f"dpex.{room}": floor for rooms, floor in TOGETHER.items() for room in rooms.split(", ")}
@@ -240,7 +241,11 @@ IMPORT_LOADER = "from dpex.dataloader import DpexDataLoader; DpexDataLoader([1, 
 
 
 def test_importing_dpex_imports_nothing_heavy() -> None:
-    assert loaded(IMPORT).isdisjoint({"torch", "numpy", "ray", "prometheus_client", "pynvml", "psutil"})
+    assert loaded(IMPORT).isdisjoint({"torch", "numpy", "ray", "prometheus_client", "pynvml", "psutil", "rich"})
+
+
+def test_the_terminal_page_needs_no_torch() -> None:
+    assert loaded("import dpex.cli; dpex.cli.parser()").isdisjoint({"torch", "numpy", "ray", "prometheus_client"})
 
 
 def test_pure_modules_run_without_torch() -> None:

@@ -1,8 +1,8 @@
 """The last ten minutes of this process's loaders, a frame a second, as JSON for the page and ``dpex top``.
 
 One daemon thread ("dpex-metrics-sampler") while the endpoint is up: it reads ledgers, which no batch waits for. A
-request only puts together what is there already; the same question within a second gets the same bytes. One lock guards all
-of it, and is held for milliseconds by those two alone.
+request only puts together what is there already; the same question within a second gets the same bytes. One lock
+guards all of it, and is held for milliseconds by those two alone.
 """
 
 from __future__ import annotations

@@ -66,9 +66,8 @@ def verdict(spending: Spending) -> Verdict:
     """What to make of it."""
     stall_ratio = spending.stall_ratio
     if spending.batches < ENOUGH_BATCHES or stall_ratio is None:
-        return Verdict(
-            level="early", text=f"Too early to say: {spending.batches} batches so far, {ENOUGH_BATCHES} are needed."
-        )
+        text = f"Too early to say: {spending.batches} of {ENOUGH_BATCHES} batches so far."
+        return Verdict(level="early", text=text)
     waits = f"the training loop waits {_percent(stall_ratio)} of the time"
     if stall_ratio < LITTLE:
         return Verdict(level="good", text=f"Loading keeps up: {waits}{_on_gpu(spending)}.")

@@ -19,7 +19,7 @@ def test_every_cause_has_words() -> None:
 @pytest.mark.parametrize("batches", [0, 49])
 def test_too_early(batches: int) -> None:
     said = verdict(spent(90.0, batches=batches, read=90.0))
-    assert (said.level, said.text) == ("early", f"Too early to say: {batches} batches so far, 50 are needed.")
+    assert (said.level, said.text) == ("early", f"Too early to say: {batches} of 50 batches so far.")
 
 
 def test_no_time_spent_is_too_early_as_well() -> None:
