@@ -76,7 +76,7 @@ class Chart {
   listed(one) {
     const item = document.createElement("li");
     const line = document.createElement("i");
-    line.style.borderTopColor = `var(--${one.color})`;
+    line.style.color = `var(--${one.color})`;
     if (one.dashed) line.className = "dashed";
     const value = document.createElement("b");
     item.append(line, `${one.label} `, value);
