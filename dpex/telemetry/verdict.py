@@ -93,4 +93,4 @@ def _on_gpu(spending: Spending) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.0f} %"
+    return f"{100 * ratio:.0f} %" if ratio >= 0.01 else "less than 1 %"

@@ -52,6 +52,6 @@ def test_many_causes() -> None:
 
 def test_the_gpu() -> None:
     assert verdict(spent(2.0, read=2.0, gpu_stall_s=0.4)).text == (
-        "Loading keeps up: the training loop waits 2 % of the time; the GPU idles 0 % because of it."
+        "Loading keeps up: the training loop waits 2 % of the time; the GPU idles less than 1 % because of it."
     )
     assert verdict(spent(30.0, read=30.0, gpu_stall_s=12.0)).text.endswith("; the GPU idles 12 % because of it.")
