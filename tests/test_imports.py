@@ -31,7 +31,7 @@ TOGETHER = {
     "runoptions, script": 1,
     "profile": 6,
     "gauge": 7,
-    "standin": 9,
+    "standin, top": 9,
     "takeover, target, benchreport": 10,
     "run, bench": 11,
     "integrations, cli": 12,
@@ -61,6 +61,7 @@ PURE = {
     "dpex.autotune.types": set(),
     "dpex.telemetry.catalogue": set(),
     "dpex.telemetry.markdown": {"sys"},
+    "dpex.telemetry.verdict": set(),
     "dpex.clock": {"time"},
     "dpex.cpus": {"os", "pathlib"},
     "dpex.lanes.packing": set(),
@@ -251,7 +252,11 @@ IMPORT_LOADER = "from dpex.dataloader import DpexDataLoader; DpexDataLoader([1, 
 
 
 def test_importing_dpex_imports_nothing_heavy() -> None:
-    assert loaded(IMPORT).isdisjoint({"torch", "numpy", "ray", "prometheus_client", "pynvml", "psutil"})
+    assert loaded(IMPORT).isdisjoint({"torch", "numpy", "ray", "prometheus_client", "pynvml", "psutil", "rich"})
+
+
+def test_the_terminal_page_needs_no_torch() -> None:
+    assert loaded("import dpex.cli; dpex.cli.parser()").isdisjoint({"torch", "numpy", "ray", "prometheus_client"})
 
 
 def test_pure_modules_run_without_torch() -> None:

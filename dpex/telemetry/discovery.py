@@ -14,10 +14,17 @@ import socket
 import stat
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 DIRECTORY_VARIABLE = "DPEX_METRICS_DIR"
 _NAME = re.compile(r"dpex-(?P<node>.+)-(?P<pid>\d+)-(?P<started>\d+)\.json")
+
+
+def directory_from(environment: Mapping[str, str]) -> Path:
+    """``$DPEX_METRICS_DIR``, or this user's own."""
+    given = environment.get(DIRECTORY_VARIABLE)
+    return Path(given) if given else default_directory(environment)
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
@@ -62,6 +69,49 @@ def started_at(pid: int) -> int | None:
     return 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A process that was announced: where it serves, who it is, and whether it is known to have ended."""
+
+    url: str
+    labels: Mapping[str, str]
+    path: Path
+    gone: bool = False
+
+
+def targets(directory: Path) -> list[Target]:
+    """What is announced in that directory, by run and rank; what is no announcement is left out."""
+    found = [target for path in sorted(directory.glob("dpex-*.json")) for target in _targets_in(path)]
+    return sorted(found, key=lambda one: (one.labels.get("run_id", ""), _number(one.labels.get("rank", "")), one.url))
+
+
+def _number(text: str) -> tuple[int, str]:
+    return (int(text) if text.isdecimal() else 0, text)
+
+
+def _targets_in(path: Path) -> list[Target]:
+    try:
+        groups = json.loads(path.read_text())
+        return [
+            Target(
+                url=f"{group['labels'].get('__scheme__', 'http')}://{address}",
+                labels={str(name): str(value) for name, value in group["labels"].items()},
+                path=path,
+                gone=_has_ended(path, socket.gethostname()),
+            )
+            for group in groups
+            for address in group["targets"]
+        ]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
+
+
+def _has_ended(path: Path, node: str) -> bool:
+    """Of processes of this node only; of others nobody here can tell."""
+    found = _NAME.fullmatch(path.name)
+    return found is not None and found["node"] == node and started_at(int(found["pid"])) != int(found["started"])
+
+
 class Announcement:
     """The file of this process; `withdraw` removes it.
 
@@ -101,8 +151,7 @@ def tidy_up(directory: Path, node: str) -> list[Path]:
     """Remove files of processes of this node that have ended; returns them."""
     removed = []
     for path in sorted(directory.glob("dpex-*.json")):
-        found = _NAME.fullmatch(path.name)
-        if found is None or found["node"] != node or started_at(int(found["pid"])) == int(found["started"]):
+        if not _has_ended(path, node):
             continue
         with contextlib.suppress(OSError):
             path.unlink()

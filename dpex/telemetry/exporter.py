@@ -1,13 +1,13 @@
 """The endpoint of this process: one for all its loaders, up while at least one that asked for it lives.
 
-prometheus-client serves it from daemon threads; the registry is dpex's own. A process that was forked from one that
-serves never does so itself, and neither does a worker. All state is behind one lock that no batch ever takes; a garbage
-collection may end a loader in any thread, so what a loader's end calls (`Membership.leave`) may run inside any of this.
+A daemon thread serves what `dpex.telemetry.web` has, by `dpex.telemetry.server`; prometheus-client renders the metrics.
+A process that was forked from one that serves never does so itself, and neither does a worker. All state is behind one
+lock that no batch ever takes; a garbage collection may end a loader in any thread, so what a loader's end calls
+(`Membership.leave`) may run inside any of this.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import itertools
@@ -16,21 +16,22 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dpex.errors import OptionError
 from dpex.gpu.watch import view
 from dpex.telemetry.collector import Collector
 from dpex.telemetry.discovery import DIRECTORY_VARIABLE, Announcement, default_directory, identity
 from dpex.telemetry.ledger import Ledger
+from dpex.telemetry.sampler import Sampler
+from dpex.telemetry.server import App, Server, tls
+from dpex.telemetry.web import Site
 
 logger = logging.getLogger("dpex")
 
 PORT_VARIABLE = "DPEX_METRICS_PORT"
-STOP_S = 2.0
 _ANY = ("0.0.0.0", "::", "")
 
 
@@ -50,17 +51,19 @@ class Endpoint:
 
 
 class _Server:
-    """The running server, its registry, its announcement, and the GPUs while it runs."""
+    """The running server, its registry, its sampler, its announcement, and the GPUs while it runs."""
 
-    def __init__(self, endpoint: Endpoint, collector: Collector) -> None:
+    def __init__(self, endpoint: Endpoint, collector: Collector, ledgers: Callable[[], Iterable[Ledger]]) -> None:
         self.endpoint = endpoint
         client = importlib.import_module("prometheus_client")
         client.disable_created_metrics()
         registry = client.CollectorRegistry()
         registry.register(collector)
-        self._http, self.thread = _listen(client, endpoint, registry)
-        self.thread.name = "dpex-metrics"
-        self.port = int(self._http.server_port)
+        self._sampler = Sampler(ledgers, identity(os.environ))
+        self._http = _listening(endpoint, Site(client.make_wsgi_app(registry), self._sampler))
+        self.port = self._http.port
+        self._http.start()
+        self._sampler.start()
         self._gpus = collector.gpu = view()
         self._announcement = self._announce()
 
@@ -76,44 +79,32 @@ class _Server:
         except OSError as error:
             logger.warning("metrics: Prometheus cannot find this process by itself, it serves at %s: %s", target, error)
             return None
-        logger.info("metrics are served at %s, announced in %s", target, found.path)
+        logger.info("metrics and a live page are served at %s, announced in %s", target, found.path)
         return found
 
     def stop(self) -> None:
-        """Within `STOP_S`, from any thread; idempotent. The collector sees no GPU afterwards, unless it has others."""
+        """Soon, from any thread; idempotent. The collector sees no GPU afterwards, unless it has others."""
         if self._gpus is not None:
             self._gpus.close()
         if self._announcement is not None:
             self._announcement.withdraw()
-        with contextlib.suppress(RuntimeError):  # the interpreter ends, and the daemon threads with it
-            ending = threading.Thread(target=self._end, name="dpex-metrics-stop", daemon=True)
-            ending.start()
-            if threading.current_thread() is not self.thread:
-                ending.join(STOP_S)
-
-    def _end(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        wait = threading.current_thread() not in (self._http.thread, self._sampler.thread)
+        self._http.stop(wait=wait)
+        self._sampler.stop(wait=wait)
 
     def abandon(self) -> None:
         """In a forked process: give up the parent's socket, so that its port is free once the parent has ended."""
-        self._http.socket.close()
+        self._http.abandon()
 
 
-def _listen(client: Any, endpoint: Endpoint, registry: Any) -> tuple[Any, threading.Thread]:
+def _listening(endpoint: Endpoint, app: App) -> Server:
     try:
-        server, thread = client.start_http_server(
-            endpoint.port,
-            addr=endpoint.host,
-            registry=registry,
-            certfile=endpoint.certfile,
-            keyfile=endpoint.keyfile,
-            client_cafile=endpoint.client_cafile,
-            client_auth_required=endpoint.client_cafile is not None,
-        )
+        context = None
+        if endpoint.certfile is not None:
+            context = tls(endpoint.certfile, endpoint.keyfile, endpoint.client_cafile)
+        return Server(endpoint.host, endpoint.port, app, context)
     except OSError as error:
         raise OptionError(_why_not(endpoint, error)) from error
-    return server, thread
 
 
 def _why_not(endpoint: Endpoint, error: OSError) -> str:
@@ -184,7 +175,7 @@ class Exporter:
             self._hooked = True
             os.register_at_fork(after_in_child=self._leave_to_parent)
         if self._server is None:
-            self._server = _Server(endpoint, self.collector)
+            self._server = _Server(endpoint, self.collector, self.ledgers)
         elif endpoint.port not in (0, self._server.port):
             raise OptionError(
                 f"metrics_port={endpoint.port}: the loaders of a process share one endpoint, and there is one on port "

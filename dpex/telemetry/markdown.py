@@ -37,6 +37,13 @@ scrape_configs:
       - files: ["/run/user/1000/dpex/dpex-*.json"]
 ```
 
+At the same address `/` is a page that shows them live, without Grafana and without the internet: waiting over time and
+by cause, workers, queue, stages, the tuner's decisions with their reasons, and a verdict. `dpex top` shows the same in
+a terminal, for all processes that are announced, or for those whose addresses it is given. Both read `/api/state`:
+JSON with one frame a second for the last ten minutes (`?since=N`: those after frame N; `version` grows when a field
+changes its meaning). Metrics are rendered at most four times a second, however many ask; a hundred scrapes a second
+take some 2 % of a core from the process, and training waits for none of them.
+
 `dashboards/` has this for Prometheus, rules and alerts, a Grafana dashboard, and a `docker compose` file for both.
 
 The target's labels are `run_id` (`$DPEX_RUN_ID`, else torchrun's or Slurm's, else one of this process), `rank` and

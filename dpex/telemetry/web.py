@@ -1,0 +1,155 @@
+"""What the endpoint serves: ``/metrics``, the page at ``/``, and ``/api/state`` behind it.
+
+No request makes training wait: the page comes from memory, and metrics are rendered for the first who asks and kept for
+`KEPT_S` for all others, so that a storm of scrapes costs what four a second do. Nothing on the page comes from another
+origin, and what users name (loaders, datasets) reaches it as JSON only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
+
+from dpex.clock import Clock, monotonic
+from dpex.telemetry.sampler import Sampler
+from dpex.telemetry.server import Answer, Request
+
+Wsgi = Callable[[Any, Any], Iterable[bytes]]
+
+KEPT_S = 0.25
+"""How long rendered metrics are handed out; far less than anybody's scrape interval."""
+MOST_COPIES = 16
+PAGE = {"/": "index.html"} | {
+    f"/static/{name}": name
+    for name in (
+        "page.js",
+        "charts.js",
+        "page.css",
+        "icon.svg",
+        "uPlot.iife.min.js",
+        "uPlot.min.css",
+        "uPlot.LICENSE.txt",
+    )
+}
+"""Paths of what is served from the package."""
+KINDS = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+SAFE = [
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Content-Security-Policy", POLICY),
+]
+OK, UNCHANGED = "200 OK", "304 Not Modified"
+ALLOW = ("Allow", "GET, HEAD, OPTIONS")
+
+
+class Asset(NamedTuple):
+    """A file of the page, and its hash."""
+
+    body: bytes
+    kind: str
+    tag: str
+
+
+@cache
+def asset(name: str) -> Asset:
+    """From the package, once."""
+    body = (files("dpex.telemetry") / "static" / name).read_bytes()
+    return Asset(body, KINDS[name.rpartition(".")[2]], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
+
+
+class Kept:
+    """A WSGI application's answers, each asked for once, handed out for a while, and waited for meanwhile."""
+
+    def __init__(self, app: Wsgi, kept_s: float | None = None, clock: Clock = monotonic) -> None:
+        self._app = app
+        self._kept_s = kept_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._copies: dict[tuple[str, ...], tuple[float, Answer]] = {}
+
+    def answer(self, request: Request) -> Answer:
+        """As the application would answer now, or did a moment ago."""
+        headers = request.headers
+        key = (headers.get("accept", ""), headers.get("accept-encoding", ""), request.query)
+        with self._lock:
+            began = self._clock()
+            self._drop_old(began)
+            if key not in self._copies:
+                self._copies[key] = (began, self._ask(*key))
+            return self._copies[key][1]
+
+    def _drop_old(self, now: float) -> None:
+        kept_s = KEPT_S if self._kept_s is None else self._kept_s
+        if len(self._copies) >= MOST_COPIES:
+            self._copies.clear()
+        for key in [key for key, (at, _) in self._copies.items() if now - at >= kept_s]:
+            del self._copies[key]
+
+    def _ask(self, accept: str, encoding: str, query: str) -> Answer:
+        found: list[Any] = []
+        environ = {
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": "/metrics",
+            "QUERY_STRING": query,
+            "HTTP_ACCEPT": accept,
+            "HTTP_ACCEPT_ENCODING": encoding,
+        }
+        body = b"".join(self._app(environ, lambda *answer: found.extend(answer[:2])))
+        return Answer(found[0], [*found[1], SAFE[0]], body)
+
+
+class Site:
+    """See the module; ``metrics`` is prometheus-client's application."""
+
+    def __init__(self, metrics: Wsgi, sampler: Sampler) -> None:
+        self._metrics = Kept(metrics)
+        self._sampler = sampler
+
+    def __call__(self, request: Request) -> Answer:
+        """The answer, its body included, to HEAD as to GET."""
+        path, method = request.path, request.method
+        if path not in ("/metrics", "/api/state") and path not in PAGE:
+            return _said("404 Not Found", "there is /, /metrics and /api/state")
+        if method == "OPTIONS":
+            return Answer(OK, [ALLOW], b"")
+        if method not in ("GET", "HEAD"):
+            return _said("405 Method Not Allowed", "use GET or HEAD", ALLOW)
+        if path == "/metrics":
+            return self._metrics.answer(request)
+        return self._state(request.query) if path == "/api/state" else _file(PAGE[path], request)
+
+    def _state(self, query: str) -> Answer:
+        since = parse_qs(query).get("since", ["0"])[-1]
+        if not re.fullmatch(r"[0-9]{1,15}", since):
+            return _said("400 Bad Request", "since: give the number of the latest frame you have, or leave it out")
+        headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store"), *SAFE]
+        return Answer(OK, headers, self._sampler.state(int(since)))
+
+
+def _file(name: str, request: Request) -> Answer:
+    found = asset(name)
+    headers = [("ETag", found.tag), ("Cache-Control", "no-cache"), *SAFE]
+    if found.tag in request.headers.get("if-none-match", ""):
+        return Answer(UNCHANGED, headers, b"")
+    return Answer(OK, [("Content-Type", found.kind), *headers], found.body)
+
+
+def _said(status: str, text: str, *headers: tuple[str, str]) -> Answer:
+    return Answer(status, [("Content-Type", KINDS["txt"]), *headers, *SAFE], f"{status}: {text}\n".encode())

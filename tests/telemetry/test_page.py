@@ -1,0 +1,249 @@
+"""The page in a real Chromium, while a script trains whose stall is planted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = '<img src=x onerror="document.title=1"> & "train"'
+PATIENCE_MS = 30_000
+SETTLED_S = 8.0
+"""After that, the five seconds that the page shows are all new."""
+
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (dpex[dev])")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian: chromium)"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the planted script needs select on its input"),
+]
+
+
+class Training:
+    """`planted.py` in a process of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        environment = {**os.environ, "DPEX_METRICS_DIR": str(directory)}
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("planted.py")), HOSTILE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment | {"PYTHONPATH": str(ROOT)},
+        )
+        self.port = int(self.line())
+        self.url = f"http://127.0.0.1:{self.port}/"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def plant(self, load_ms: float, train_ms: float) -> None:
+        """From now on batches and steps take so long; returns when what the page shows is all of that."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{load_ms} {train_ms}\n")
+        self.process.stdin.flush()
+        assert self.line() == "done\n"
+        time.sleep(SETTLED_S)
+
+    def stall_ratio(self) -> float:
+        """By the endpoint."""
+        with urllib.request.urlopen(f"{self.url}api/state", timeout=10) as answer:
+            loaders = {one["name"]: one for one in json.loads(answer.read())["loaders"]}
+        return float(loaders[HOSTILE]["now"]["stall_ratio"])
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@dataclass
+class Seen:
+    """A page, and what it complained about and asked for."""
+
+    page: Any
+    complaints: list[str] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.urls.append(request.url))
+
+    def text(self, selector: str) -> str:
+        return str(self.page.inner_text(selector))
+
+    def open(self, url: str) -> None:
+        self.page.goto(url)
+        self.page.wait_for_function("document.querySelector('#link').dataset.level === 'good'")
+
+    def stall_percent(self) -> float:
+        found = re.fullmatch(r"([\d.]+) %", self.text("#stall"))
+        assert found, self.text("#stall")
+        return float(found[1])
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    found = Training(tmp_path_factory.mktemp("sd"))
+    found.plant(40, 60)
+    yield found
+    found.end()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Seen]]:
+    pages = []
+
+    def opened(**options: Any) -> Seen:
+        pages.append(browser.new_page(**options))
+        return Seen(pages[-1])
+
+    yield opened
+    for page in pages:
+        page.close()
+
+
+def ground(seen: Seen) -> list[int]:
+    color = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return [int(number) for number in re.findall(r"\d+", color)[:3]]
+
+
+def drawn(seen: Seen) -> list[int]:
+    """Pixels that are not transparent, for each chart."""
+    counted: list[int] = seen.page.evaluate(
+        """[...document.querySelectorAll("canvas")].map((canvas) => {
+            const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            let count = 0;
+            for (let i = 3; i < pixels.length; i += 4) count += pixels[i] > 0;
+            return count;
+        })"""
+    )
+    return counted
+
+
+def test_what_is_planted_is_shown_and_goes(training: Training, opened: Callable[..., Seen]) -> None:
+    seen = opened(viewport={"width": 1280, "height": 800})
+    seen.open(training.url)
+    assert seen.page.input_value("#loader") == HOSTILE  # the busiest
+    assert 30 <= seen.stall_percent() <= 50
+    assert abs(seen.stall_percent() - 100 * training.stall_ratio()) < 5
+    assert seen.page.get_attribute("[data-tile=stall]", "data-level") == "bad"
+    assert re.search(r"\d+ % of the time, mostly for reading samples|[Tt]oo early", seen.text("#verdict"))
+    assert "Reading samples" in seen.text("#causes")
+    assert "sample" in seen.text("#speed-note")
+    assert "the training process" in seen.text("#workers-note")
+    assert 'num_workers="auto"' in seen.text("#no-decisions")
+
+    training.plant(0, 60)
+    seen.page.wait_for_function("parseFloat(document.querySelector('#stall').textContent) < 5")
+    assert seen.stall_percent() < 5
+    assert seen.page.get_attribute("[data-tile=stall]", "data-level") == "good"
+
+    assert seen.page.get_attribute("[data-chart=stall] .plot", "aria-label").startswith("Time lost to waiting, now: ")
+    assert seen.complaints == []
+    assert {url.split("/")[2] for url in seen.urls} == {f"127.0.0.1:{training.port}"}
+    assert len(drawn(seen)) == 4
+    assert min(drawn(seen)) > 500
+    training.plant(40, 60)
+
+
+def test_names_are_text(training: Training, opened: Callable[..., Seen]) -> None:
+    seen = opened()
+    seen.open(training.url)
+    assert seen.page.evaluate("[...document.querySelector('#loader').options].map((o) => o.text)") == [
+        HOSTILE,
+        "validation",
+    ]
+    assert seen.page.locator("img").count() == 1  # the icon
+    assert seen.complaints == []
+
+
+def test_another_loader_can_be_chosen(training: Training, opened: Callable[..., Seen]) -> None:
+    seen = opened()
+    seen.open(training.url)
+    seen.page.select_option("#loader", "validation")
+    assert "Too early to say: 3 of 50 batches so far" in seen.text("#verdict")
+    assert "between passes" in seen.text("#verdict")
+    assert seen.text("#stall") == "\u2013"
+    assert "3 delivered so far" in seen.text("#ready-note")
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1280])
+def test_nothing_sticks_out(training: Training, opened: Callable[..., Seen], width: int) -> None:
+    seen = opened(viewport={"width": width, "height": 740})
+    seen.open(training.url)
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+    charts = seen.page.evaluate("[...document.querySelectorAll('canvas')].map((c) => c.getBoundingClientRect().right)")
+    assert max(charts) <= width
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+def test_light_and_dark(training: Training, opened: Callable[..., Seen], scheme: str, dark: bool) -> None:
+    seen = opened(color_scheme=scheme)
+    seen.open(training.url)
+    assert (max(ground(seen)) < 64) == dark
+    assert (min(ground(seen)) > 192) != dark
+    seen.page.emulate_media(color_scheme="light" if dark else "dark")
+    assert (max(ground(seen)) < 64) != dark
+    assert seen.complaints == []
+
+
+CONTRAST = """(names) => {
+  const style = getComputedStyle(document.documentElement);
+  const light = (name) => {
+    const hex = style.getPropertyValue(name).trim();
+    const parts = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16) / 255);
+    const [r, g, b] = parts.map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const card = light("--card");
+  return names.map((name) => {
+    const one = light(name);
+    return (Math.max(one, card) + 0.05) / (Math.min(one, card) + 0.05);
+  });
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast(training: Training, opened: Callable[..., Seen], scheme: str) -> None:
+    """WCAG 2.2: 4.5 for text, 3 for what is drawn (amber areas lie beside others, and are named in the legend)."""
+    seen = opened(color_scheme=scheme)
+    seen.open(training.url)
+    text = seen.page.evaluate(CONTRAST, ["--ink", "--soft", "--accent", "--good", "--fair", "--bad"])
+    lines = seen.page.evaluate(CONTRAST, ["--orange", "--violet", "--blue", "--green", "--gray"])
+    assert min(text) >= 4.5
+    assert min(lines) >= 3
+
+
+def test_a_process_that_ends_is_said_to_be_gone(opened: Callable[..., Seen], tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    seen = opened()
+    seen.open(training.url)
+    training.end()
+    seen.page.wait_for_selector("#lost:not([hidden])")
+    assert "No connection to the training process since" in seen.text("#lost")
+    assert seen.text("#link") == "no connection"

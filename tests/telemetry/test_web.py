@@ -1,0 +1,319 @@
+"""The endpoint's HTTP: what is served where, that nobody holds it up, and that a storm renders metrics seldom."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import until
+
+from dpex.telemetry import server as serving
+from dpex.telemetry import web
+from dpex.telemetry.ledger import Ledger
+from dpex.telemetry.sampler import Sampler
+from dpex.telemetry.server import Answer, Request, Server, parsed
+from dpex.telemetry.web import PAGE, Kept, Site, asset
+
+HOSTILE = '"><img src=x onerror=alert(1)>'
+
+
+def metrics(environ: dict[str, str], start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"metrics " + environ["HTTP_ACCEPT"].encode() + environ["QUERY_STRING"].encode()]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    sampler = Sampler(lambda: [Ledger(HOSTILE)], {"node": HOSTILE})
+    sampler.turn()
+    found = Server("127.0.0.1", 0, Site(metrics, sampler))
+    found.start()
+    yield found
+    found.stop()
+    assert not found.thread.is_alive()
+
+
+def ask(server: Server, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    return connection.getresponse()
+
+
+def raw(server: Server, data: bytes) -> bytes:
+    """All that comes back until the server closes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(data)
+        found = b""
+        while part := client.recv(65536):
+            found += part
+        return found
+
+
+# -- what is served ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGE)
+def test_the_page_comes_from_the_package_and_is_asked_for_again(server: Server, path: str) -> None:
+    answer = ask(server, path)
+    body = answer.read()
+    assert (answer.status, body) == (200, asset(PAGE[path]).body)
+    assert answer.headers["Cache-Control"] == "no-cache"
+    again = ask(server, path, If_None_Match=answer.headers["ETag"])
+    assert (again.status, again.read()) == (304, b"")
+
+
+def test_the_page_asks_nobody_else() -> None:
+    """The licence and the library's comment may name their home; what is loaded may not."""
+    for name in PAGE.values():
+        if name != "uPlot.LICENSE.txt":
+            text = asset(name).body.decode().replace("http://www.w3.org/2000/svg", "")
+            text = text.replace("https://github.com/leeoniya/uPlot", "")
+            assert "http://" not in text
+            assert "https://" not in text
+    assert "innerHTML" not in asset("page.js").body.decode() + asset("charts.js").body.decode()
+
+
+@pytest.mark.parametrize("path", ["/", "/api/state", "/static/page.js", "/nowhere"])
+def test_headers_that_keep_others_out(server: Server, path: str) -> None:
+    headers = ask(server, path).headers
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_head_is_get_without_a_body(server: Server) -> None:
+    for path in ("/", "/metrics", "/api/state"):
+        head, get = ask(server, path, "HEAD"), ask(server, path)
+        length = get.headers["Content-Length"]
+        assert (head.status, head.headers["Content-Length"], head.read()) == (200, length, b"")
+        assert len(get.read()) == int(length)
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/static/../web.py", "/static/", "/static/index.html", "//", "/api"])
+def test_other_paths_are_not_found(server: Server, path: str) -> None:
+    assert ask(server, path).status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_other_methods_are_not_allowed(server: Server, method: str) -> None:
+    answer = ask(server, "/metrics", method)
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD, OPTIONS")
+    assert ask(server, "/metrics", "OPTIONS").status == 200
+
+
+def test_state(server: Server) -> None:
+    answer = ask(server, "/api/state")
+    state = json.loads(answer.read())
+    assert (answer.headers["Content-Type"], answer.headers["Cache-Control"]) == ("application/json", "no-store")
+    assert (state["loaders"][0]["name"], state["process"]["node"]) == (HOSTILE, HOSTILE)
+    assert len(state["loaders"][0]["frames"]) == 1
+    assert json.loads(ask(server, "/api/state?since=1").read())["loaders"][0]["frames"] == []
+
+
+@pytest.mark.parametrize("since", ["x", "-1", "1.5", "9" * 16, ""])
+def test_a_bad_since_is_said_to_be_bad(server: Server, since: str) -> None:
+    answer = ask(server, f"/api/state?since={since}")
+    expected = 200 if not since else 400  # an empty value is no value
+    assert answer.status == expected
+
+
+# -- storms ------------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A WSGI application that knows how often it was asked; waits for ``gate`` if there is one."""
+
+    def __init__(self, gate: threading.Event | None = None) -> None:
+        self.gate = gate
+        self.asked = 0
+
+    def __call__(self, environ: dict[str, str], start_response: Any) -> list[bytes]:
+        self.asked += 1
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        start_response("200 OK", [])
+        return [str(self.asked).encode()]
+
+
+def metrics_request(accept: str = "", query: str = "") -> Request:
+    return Request("GET", "/metrics", query, {"accept": accept})
+
+
+def test_a_storm_is_rendered_four_times_a_second() -> None:
+    now, app = [0.0], Counting()
+    kept = Kept(app, 0.25, clock=lambda: now[0])
+    ages = []
+    for number in range(500):
+        now[0] = number * 0.01
+        body = kept.answer(metrics_request()).body
+        ages.append(now[0] - 0.25 * (int(body) - 1))
+    assert app.asked == 20
+    assert max(ages) < 0.25
+
+
+def test_who_scrapes_seldom_sees_what_is_new() -> None:
+    now, app = [0.0], Counting()
+    kept = Kept(app, 0.25, clock=lambda: now[0])
+    for number in range(5):
+        now[0] = float(number)
+        assert kept.answer(metrics_request()).body == str(number + 1).encode()
+
+
+def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
+    kept = Kept(Counting(), 60.0)
+    answers = {kept.answer(metrics_request(accept, query)).body for accept in "ab" for query in "cd"}
+    assert len(answers) == 4
+    for number in range(100):
+        kept.answer(metrics_request(query=str(number)))
+    assert len(kept._copies) <= web.MOST_COPIES
+
+
+def test_all_who_come_meanwhile_share_one_rendering() -> None:
+    gate = threading.Event()
+    app = Counting(gate)
+    kept, bodies = Kept(app, 60.0), []
+    threads = [threading.Thread(target=lambda: bodies.append(kept.answer(metrics_request()).body)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: app.asked == 1)
+    gate.set()
+    for thread in threads:
+        thread.join(10)
+    assert (app.asked, bodies) == (1, [b"1"] * 8)
+
+
+# -- the server itself -------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_is_kept_and_requests_may_come_at_once_or_in_pieces(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        for piece in (b"GET /met", b"rics HTTP/1.1\r\nAccept", b": a\r\n\r\n"):
+            client.sendall(piece)
+        file = client.makefile("rb")
+        assert file.readline() == b"HTTP/1.1 200 OK\r\n"
+        while file.readline() != b"\r\n":
+            pass
+        assert file.read(9) == b"metrics a"
+        client.sendall(b"GET /x HTTP/1.1\r\n\r\nGET /metrics?b HTTP/1.1\r\nConnection: close\r\n\r\n")
+        rest = file.read()
+        assert rest.startswith(b"HTTP/1.1 404 Not Found\r\n")
+        assert rest.endswith(b"metrics b")
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
+        (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /" + b"x" * serving.LONGEST_HEAD, b"431"),
+        (b"GET /metrics HTTP/1.0\r\n\r\n", b"200"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"405"),
+    ],
+)
+def test_what_is_no_request_is_refused_and_the_connection_closed(server: Server, data: bytes, status: bytes) -> None:
+    assert raw(server, data).split(b" ")[1] == status
+
+
+def test_who_says_nothing_holds_up_nobody(server: Server) -> None:
+    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(20)]
+    silent[0].sendall(b"GET /metrics HT")
+    assert ask(server, "/metrics").status == 200
+    for client in silent:
+        client.close()
+
+
+def test_who_is_silent_for_long_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(b"GET")
+        until(lambda: len(server._connections) == 1)
+        monkeypatch.setattr(serving, "PATIENCE_S", -1.0)
+        raw(server, b"GET /metrics HTTP/1.0\r\n\r\n")  # wakes the loop
+        assert client.recv(1) == b""
+
+
+def test_there_are_not_more_connections_than_the_most(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 1)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as first:
+        first.sendall(b"GET")
+        until(lambda: len(server._connections) == 1)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as second:
+            second.sendall(b"G")
+            assert closed(second)
+        first.sendall(b" /metrics HTTP/1.0\r\n\r\n")
+        assert first.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def closed(client: socket.socket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_an_answer_that_does_not_fit_into_the_socket_arrives_whole() -> None:
+    body = bytes(range(256)) * 40000
+    server = Server("127.0.0.1", 0, lambda request: Answer("200 OK", [], body))
+    server.start()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        until(lambda: any(one.waits_for == serving.WRITE for one in server._connections))
+        found = b""
+        while part := client.recv(1 << 20):
+            found += part
+    assert found.endswith(body)
+    server.stop()
+
+
+def test_an_error_in_the_application_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(request: Request) -> Answer:
+        raise RuntimeError("planted")
+
+    server = Server("127.0.0.1", 0, broken)
+    server.start()
+    assert ask(server, "/x").status == 500
+    assert ask(server, "/x").status == 500
+    assert "planted" in caplog.text
+    server.stop()
+    server.stop()
+
+
+def test_a_silent_client_does_not_hold_up_tls(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate and is not installed")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True, timeout=60)
+    body = b"x" * 3_000_000
+    server = Server("127.0.0.1", 0, lambda request: Answer("200 OK", [], body), serving.tls(str(cert), str(key), None))
+    server.start()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+        silent.sendall(b"\x16")
+        context = ssl.create_default_context(cafile=str(cert))
+        context.check_hostname = False
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=10, context=context)
+        for _ in range(2):
+            connection.request("GET", "/")
+            assert connection.getresponse().read() == body
+        connection.close()
+    server.stop()
+
+
+def test_parsing() -> None:
+    head = b"GET /a?b=c HTTP/1.1\r\nX-One:  two "
+    assert parsed(head) == (("GET", "/a", "b=c", {"x-one": "two"}), True)
+    for ends in (b"GET / HTTP/1.1\r\nConnection: Close", b"GET / HTTP/1.0", b"POST / HTTP/1.1\r\nContent-Length: 5"):
+        found = parsed(ends)
+        assert found is not None
+        assert not found[1]

@@ -1,0 +1,277 @@
+"""`dpex top`: what is shown of processes that answer, that do not, and that are gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import Augmented, until
+from rich.console import Console
+
+from dpex import DpexDataLoader, cli, top
+from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.telemetry.discovery import Announcement, started_at, targets
+from dpex.telemetry.exporter import exporter
+from dpex.telemetry.frames import Frame
+from dpex.telemetry.sampler import told
+from dpex.top import Watch, Watched, screen
+
+ROOT = Path(__file__).parents[1]
+DECISION = Decision(
+    at=1.0,
+    old=Settings(local=2, depth=4),
+    new=Settings(local=5, depth=10),
+    reason="too few",
+    text="40 % of the time is lost",
+    evidence={},
+    predicted_rate=10.0,
+    predicted_stall=0.02,
+    outcome=Outcome(rate=9.0, stall=0.04, kept=True, at=2.0),
+)
+SUMMARY: dict[str, Any] = {
+    "stall_ratio": 0.38,
+    "gpu_stall_ratio": None,
+    "batches_per_second": 12.5,
+    "samples_per_second": 200.0,
+    "stages_s": {"read": 0.246, "transform": 0.0005, "collate": 0.0, "serialize": None},
+}
+
+
+def frame(number: int, **changes: float) -> list[Any]:
+    empty = Frame(number, 0.0, 1.0, *([0] * (len(Frame._fields) - 3)))
+    return list(empty._replace(work_s=0.5, wait_s=0.5, local_running=2, local_wanted=5, ready=3, limit=10, **changes))
+
+
+def state(number: int = 1, pid: str = "1", **changes: Any) -> dict[str, Any]:
+    loader = {
+        "name": "train",
+        "state": "running",
+        "batches": 1234,
+        "verdict": {"level": "bad", "text": "It waits."},
+        "now": SUMMARY,
+        "decisions": [told(1, 0.0, DECISION)],
+        "frames": [frame(number)],
+    }
+    process = {"run_id": "run-1", "rank": "0", "node": "here", "pid": pid}
+    return {"process": process, "number": number, "columns": Frame._fields, "loaders": [loader | changes]}
+
+
+def shown(*watched: Watched, width: int = 160) -> str:
+    out = StringIO()
+    Console(file=out, width=width).print(screen(watched, "/place"))
+    return out.getvalue()
+
+
+def watched(**changes: Any) -> Watched:
+    found = Watched("http://127.0.0.1:1")
+    found.take(state(**changes))
+    return found
+
+
+# -- the screen --------------------------------------------------------------------------------------------------------
+
+
+def test_all_there_is_to_see() -> None:
+    text = shown(watched())
+    for part in (
+        *("run run-1", "rank 0", "machine here", "train  It waits.", "38 %", "12.5 batches/s, 200 samples/s"),
+        *("1,234 batches", "2 here of 5 wanted", "3 ready, 0 being made, at most 10", "read 246.0 ms, compute 500 µs"),
+        *("2 local, depth 4 → 5 local, depth 10 (too few): 40 % of the time is lost", "brought 4.0 % waiting: kept"),
+    ):
+        assert part in text
+    assert "GPU" not in text
+    assert "GPU idle  7.0 %" in shown(watched(now=SUMMARY | {"gpu_stall_ratio": 0.07}))
+
+
+def test_before_the_first_batch_and_between_passes() -> None:
+    nothing = SUMMARY | {"stall_ratio": None, "batches_per_second": None, "samples_per_second": None}
+    assert "train  no batch yet" in shown(watched(state="empty", now=nothing))
+    assert "It waits. Nobody asks for batches right now." in shown(watched(state="idle"))
+    assert "no loader yet" in shown(Watched("http://x"))
+
+
+def test_nobody() -> None:
+    assert "No training process is announced in /place." in shown()
+
+
+def test_names_are_no_markup_and_nothing_a_terminal_obeys() -> None:
+    text = shown(watched(name="[bold]\x1b[2Jx\n"))
+    assert "[bold]?[2Jx?" in text
+    assert "\x1b" not in text
+
+
+def test_a_narrow_terminal() -> None:
+    assert max(len(line) for line in shown(watched(), width=40).splitlines()) <= 40
+
+
+def test_frames_are_put_together_and_a_new_process_begins_anew() -> None:
+    one = watched()
+    for number in range(2, 100):
+        one.take(state(number))
+    assert one.column("train", "number") == list(range(40, 100))
+    one.take(state(99))
+    assert one.column("train", "number")[-2:] == [98, 99]
+    assert one.since == 99
+    one.take(state(1, pid="2"))
+    assert one.column("train", "number") == [1]
+
+
+# -- whom it asks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "sd"
+
+
+def announce(directory: Path, port: int, rank: str = "0") -> Path:
+    announcement = Announcement(directory, f"127.0.0.1:{port}", {"run_id": "r", "rank": rank, "node": "n"})
+    path = announcement.path.with_name(f"dpex-elsewhere-{port}-1.json")
+    announcement.path.rename(path)
+    return path
+
+
+def test_processes_come_and_go(directory: Path) -> None:
+    asked: list[str] = []
+
+    def ask(url: str) -> dict[str, Any]:
+        asked.append(url)
+        return state(7)
+
+    watch = Watch([], directory, ask)
+    watch.turn()
+    assert watch.watched == {}
+    first = announce(directory, 1)
+    watch.turn()
+    announce(directory, 2, rank="1")
+    watch.turn()
+    assert [url.partition("1:")[2] for url in sorted(asked)] == [
+        *("1/api/state?since=0", "1/api/state?since=7", "2/api/state?since=0")
+    ]
+    first.unlink()
+    watch.turn()
+    assert [one.error for one in watch.watched.values()] == ["gone", ""]
+    assert "gone" in shown(*watch.watched.values())
+    assert "12.5 batches/s" in shown(*watch.watched.values())  # what it said last
+
+
+def test_who_was_killed_is_gone_and_who_does_not_answer_is_said_to(directory: Path) -> None:
+    def ask(url: str) -> dict[str, Any]:
+        raise {"1": ConnectionRefusedError(111, "refused"), "2": TimeoutError("timed out"), "3": KeyError("number")}[
+            url.split(":")[2][0]
+        ]
+
+    for port in (1, 2, 3):
+        announce(directory, port)
+    killed = directory / f"dpex-{socket.gethostname()}-{2**22 + 1}-1.json"
+    killed.write_text(json.dumps([{"targets": ["127.0.0.1:4"], "labels": {"run_id": "r"}}]))
+    watch = Watch([], directory, ask)
+    watch.turn()
+    assert [one.error for one in watch.watched.values()] == [
+        *("gone: the process was killed", "gone", "no answer: timed out", "no answer: 'number'")
+    ]
+
+
+def test_targets_are_in_the_order_of_ranks_and_what_is_none_is_left_out(directory: Path) -> None:
+    for port, rank in ((1, "10"), (2, "9"), (3, "1")):
+        announce(directory, port, rank)
+    for number, text in enumerate(("nonsense", "{}", '[{"targets": 3, "labels": {}}]', "[1]")):
+        (directory / f"dpex-bad-{number}-1.json").write_text(text)
+    assert [one.labels["rank"] for one in targets(directory)] == ["1", "9", "10"]
+    assert targets(directory / "nowhere") == []
+    own = directory / f"dpex-{socket.gethostname()}-{os.getpid()}-{started_at(os.getpid())}.json"
+    own.write_text(json.dumps([{"targets": ["h:1"], "labels": {"run_id": "0", "__scheme__": "https"}}]))
+    assert (targets(directory)[0].url, targets(directory)[0].gone) == ("https://h:1", False)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DpexDataLoader[Any]]:
+    monkeypatch.setenv("DPEX_METRICS_DIR", str(directory))
+    with DpexDataLoader(Augmented(40), batch_size=4, num_workers=1, metrics_port=0, name="photos") as loader:
+        list(loader)
+        yield loader
+
+
+def test_once(trained: DpexDataLoader[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    until(lambda: cli.main(["top", "--once"]) == 0 and "photos" in capsys.readouterr().out)
+    assert cli.main(["top", "--once", f"127.0.0.1:{exporter.port}/"]) == 0
+    assert "photos" in capsys.readouterr().out
+
+
+def test_once_without_anybody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["top", "--once", "--dir", str(tmp_path)]) == 1
+    assert "DPEX_METRICS_PORT=0" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["top", "--once", "127.0.0.1:1"]) == 1
+    assert "gone" in capsys.readouterr().out
+    assert cli.main(["top", "--cafile", "/nowhere.pem"]) == 2
+    assert "--cafile='/nowhere.pem'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_it_follows_until_it_is_to_stop(
+    trained: DpexDataLoader[Any], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr(top, "EVERY_S", 0.01)
+    out, stop = StringIO(), threading.Event()
+    options = cli.parser().parse_args(["top"])
+    console = Console(file=out, width=100, height=40, force_terminal=terminal)
+    thread = threading.Thread(target=top.run, args=(options, console, stop))
+    thread.start()
+    until(lambda: out.getvalue().count("photos") >= 3)
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_ctrl_c_in_a_terminal(trained: DpexDataLoader[Any]) -> None:
+    """No traceback, and the terminal is left as it was: the other screen is closed, the cursor is there again."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dpex.cli", "top"], stdin=slave, stdout=slave, stderr=slave, cwd=ROOT
+    )
+    os.close(slave)
+    text = b""
+    deadline = time.monotonic() + 30
+    while b"photos" not in text and time.monotonic() < deadline:
+        text += os.read(master, 65536)
+    process.send_signal(signal.SIGINT)
+    try:
+        while part := os.read(master, 65536):
+            text += part
+    except OSError:  # the other end is closed
+        pass
+    os.close(master)
+    assert process.wait(10) == 0
+    assert b"Traceback" not in text
+    assert text.rindex(b"\x1b[?1049l") > text.rindex(b"\x1b[?1049h")
+    assert text.rindex(b"\x1b[?25h") > text.rindex(b"\x1b[?25l")
+
+
+def test_a_pipe_that_is_closed(trained: DpexDataLoader[Any]) -> None:
+    command = f"{sys.executable} -m dpex.cli top | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (done.stderr, len(done.stdout.splitlines())) == ("", 1)
+
+
+def test_decisions_that_are_undone_or_not_judged() -> None:
+    taken_back = told(1, 0.0, replace(DECISION, outcome=Outcome(rate=1.0, stall=0.5, kept=False, at=2.0)))
+    waiting = told(2, 0.0, replace(DECISION, outcome=None))
+    text = shown(watched(decisions=[taken_back, waiting]), width=200)
+    assert "brought 50 % waiting: taken back" in text
+    assert "being judged" in text
