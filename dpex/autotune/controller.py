@@ -34,6 +34,11 @@ _HEADED = 0.03
 _BUSY = 0.93
 _LOST_AFTER = 2
 _LONG = 40
+_ALONE_WINDOWS = 3
+_ALONE_AFTER_S = 0.3
+_ALONE_MOST_S = 0.5
+_ALONE_LEAST = 0.75
+_ALONE_MOST_WAITING = 0.3
 _EAGER = 4
 _AMPLE = 1.5
 _JAMMED = 0.25
@@ -111,7 +116,7 @@ class Controller:
         self._look_for_ceilings(sample)
         if self._trial is None or self._lost >= _LOST_AFTER:
             return self._plan(sample)
-        self._trial.since.add(sample, lost_s)
+        self._trial.add(sample, lost_s)
         judged, undoing = self._judge(self._trial, sample)
         return self._plan(sample) if judged and undoing is None else undoing
 
@@ -322,7 +327,12 @@ class Controller:
         full machine, one worker less (caches, memory), and on another some more (waiting that overlaps).
         """
         now, record = sample.settings, self._record
-        if not now.workers or record.wait < _STARVED or sample.remote.unplaced:
+        if not now.workers or record.stall < _STARVED or sample.remote.unplaced:
+            return None
+        alone = self._alone(sample, bounds)
+        if alone is not None:
+            return self._decide(sample, alone, "explore", _explain_alone(now, alone, evidence), evidence)
+        if record.wait < _STARVED:
             return None
         idle = record.busy < _BUSY  # else no depth helps: nobody has time to make more
         headed = idle and record.head > max(_HEADED, record.wait / 3) and record.batches >= 2 * LEAST_BATCHES
@@ -355,6 +365,22 @@ class Controller:
         plan = Plan(settings=wanted, rate=rate, stall=evidence["stall"], flow=here.flow)
         text = f"{wanted} instead of {now}: a trial, as {evidence['stall'] * 100:.0f} % of the time is lost to loading"
         return self._decide(sample, plan, "explore", text, evidence)
+
+    def _alone(self, sample: Sample, bounds: Bounds) -> Plan | None:
+        """Making batches in the training process, if a moment of it costs little and nobody knows that it is slower.
+
+        What workers measure says little about it: there they are in each other's way for caches and memory, hand
+        batches over, and have one thread each for what may use several.
+        """
+        now, record = sample.settings, self._record
+        if bounds.least_local or bounds.least_remote or now.remote or self._forbids(now, Settings(depth=1), sample.at):
+            return None
+        if len(record) < _ALONE_WINDOWS or record.seconds < _ALONE_AFTER_S:
+            return None
+        work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
+        plan = expect(work, Settings(depth=1))
+        cheap = work.here_s * LEAST_BATCHES < _ALONE_MOST_S and work.wait_s < _ALONE_MOST_WAITING * work.here_s
+        return plan if cheap and plan.rate >= _ALONE_LEAST * record.rate else None
 
     def _forbids(self, old: Settings, new: Settings, now: float) -> bool:
         kind, value = _kind(old, new)
@@ -426,7 +452,8 @@ class Controller:
         self.decisions.append(decision)
         record = self._record
         needed = max(LEAST_BATCHES, 2 * min(sample.settings.depth, 2 * sample.settings.workers + sample.ready))
-        self._trial = Trial(decision, record, needed) if reason != "undo" else None
+        skipped = 0 if plan.settings.workers else LEAST_BATCHES // 2  # memory is touched for the first time
+        self._trial = Trial(decision, record, needed, skipped) if reason != "undo" else None
         self._record = Record()
         self._long.clear()
         self._asked_at = sample.at
@@ -452,6 +479,13 @@ def _kind(old: Settings, new: Settings) -> tuple[str, int]:
         if change:
             return f"{'more' if change > 0 else 'fewer'} {lane}", getattr(new, lane)
     return ("deeper" if new.depth > old.depth else "shallower"), new.depth
+
+
+def _explain_alone(old: Settings, plan: Plan, evidence: Mapping[str, float]) -> str:
+    return (
+        f"in-process instead of {old}: a trial, as {evidence['stall'] * 100:.0f} % of the time is lost to loading, "
+        f"batches are cheap ({evidence['worker_cpu_ms']:.3g} ms), and handing them over may cost more than it saves"
+    )
 
 
 def _explain(old: Settings, plan: Plan, evidence: Mapping[str, float]) -> str:

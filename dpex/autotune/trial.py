@@ -110,12 +110,23 @@ class Record:
 
 @dataclass
 class Trial:
-    """A decision that is not judged yet: how it was before, and what came in since it took effect."""
+    """A decision that is not judged yet: how it was before, and what came in since it took effect.
+
+    skipped: so many batches, at first, tell nothing.
+    """
 
     decision: Decision
     before: Record
     batches_needed: int
+    skipped: int = 0
     since: Record = field(default_factory=lambda: Record(64))
+
+    def add(self, sample: Sample, lost_s: float) -> None:
+        """A window since it took effect; those with the first ``skipped`` batches do not count."""
+        if self.skipped > 0:
+            self.skipped -= sample.batches
+        else:
+            self.since.add(sample, lost_s)
 
     def gain(self, work: Windows) -> tuple[float, float]:
         """By which part the rate rose, by what batches cost, and the standard error of that."""
