@@ -34,6 +34,7 @@ from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, Lane, LaneTimes, Made
 from dpex.meter import LaneSums, Look, Sums, Tally, lane_sums
 from dpex.pace import Pace, Sizes
 from dpex.pin import AHEAD, Pinner
+from dpex.sampling import SlowBatch, Slowest
 from dpex.schedule import Delivery, Schedule, Ticket
 from dpex.stats import LaneStats, LoaderStats
 from dpex.tenancy import Tenancy
@@ -104,6 +105,7 @@ class Engine:
         self._deaths: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._remade = 0
+        self._slowest = Slowest()
         self._collected_at = 0.0
         self.sampler: Iterator[Any] = iter(())
         self.schedule = self._new_schedule()
@@ -248,9 +250,9 @@ class Engine:
             if not self._blocked(partial(pinner.wait, job, deadline), H2D):
                 raise self._timed_out()
 
-    def _blocked(self, wait: Callable[[], Any], cause: int) -> Any:
+    def _blocked(self, wait: Callable[[], Any], cause: int, idle_ratio: float = 0.0) -> Any:
         """Wait without the lock, for that cause."""
-        self._tally.block(monotonic(), cause)
+        self._tally.block(monotonic(), cause, idle_ratio)
         self._lock.release()
         try:
             return wait()
@@ -266,6 +268,11 @@ class Engine:
             return STARTUP
         self._awaited = self.schedule.next_number if self._plan.in_order else ANY
         return NONE_YET
+
+    def _idle_ratio(self) -> float:
+        """Workers that have nothing to do."""
+        hosts = sum(lane.counts.running for lane in self._lanes.values())
+        return max(0.0, 1.0 - self.schedule.at_work / hosts) if hosts else 0.0
 
     def _timed_out(self) -> RuntimeError:
         self._errors["timeout"] += 1
@@ -287,7 +294,7 @@ class Engine:
             for fd in descriptors:
                 poller.register(fd, select.POLLIN)
             self._poller = (descriptors, poller)
-        self._blocked(partial(self._poller[1].poll, limit * 1000 + 0.5), self._why_blocked())
+        self._blocked(partial(self._poller[1].poll, limit * 1000 + 0.5), self._why_blocked(), self._idle_ratio())
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         if self._wishes:
@@ -520,6 +527,9 @@ class Engine:
             event.value()  # made twice: decoding and dropping it gives its memory back
             return
         self._pace.learn(event.service_s, event.nbytes)
+        if event.service_s > self._slowest.least_s:
+            slow = SlowBatch(event.service_s, event.epoch, event.number, ticket.index, *event.making[:2])
+            self._slowest.add(slow)
         self._arrived(event.number)
         if self._plan.logicals:
             self._tenancy.made(self._epoch, ticket)
@@ -704,6 +714,8 @@ class Engine:
             lanes={"inline": lane_sums(self._here), **{name: self._lane_sums(lane) for name, lane in lanes.items()}},
             ready=self.schedule.ready,
             window=self.schedule.window,
+            is_capped=self._pace.is_capped,
+            slowest=self._slowest.found(),
         )
 
     def _lane_sums(self, lane: Lane) -> LaneSums:

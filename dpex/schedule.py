@@ -262,6 +262,11 @@ class Schedule:
         return len(self._ready)
 
     @property
+    def at_work(self) -> int:
+        """Workers, or logical workers, that have something to do, at most."""
+        return sum(map(bool, self._load)) if self._bound else len(self._open)
+
+    @property
     def in_flight(self) -> int:
         """Tickets that are drawn and not yet made (waiting ones included)."""
         return len(self._open)

@@ -421,6 +421,7 @@ class RemoteLane:
         transit_s = _transit_s(host, call, landed)
         for epoch, number, kind, value, stages, cpu_s, encode_s, nbytes in landed.results:
             service_s = self.times.count(stages, cpu_s, encode_s, nbytes)
+            self.times.transit_s += transit_s
             if landed.streamed:
                 self.times.streamed_bytes += nbytes
             if epoch == self._epoch:
