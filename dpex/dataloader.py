@@ -8,6 +8,8 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -254,7 +256,7 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _watch_for_end(self) -> None:
         if get_worker_info() is None:
-            atend.watch(self, os.environ)
+            atend.watch(self._book, partial(_diagnosis, self._book, self._context(), self._tuner), os.environ)
 
     def _ledger(self, *, on_cluster: bool) -> Ledger | None:
         """Where this loader's counts go, if they are exported: by the endpoint, or, on a cluster, in Ray's metrics."""
@@ -330,7 +332,7 @@ class DpexDataLoader(DataLoader[T_co]):
         for iterator in list(self._iterators):
             iterator._shutdown_workers()
         self._iterator = None
-        atend.report(self)
+        atend.report(self._book)
         membership, self._membership = self._membership, None
         if membership is not None:
             membership.end()
@@ -412,32 +414,33 @@ class DpexDataLoader(DataLoader[T_co]):
         It is about all passes since the loader was made. ``reset``: the next one is about what comes from now on.
         With ``num_workers=0`` and no metrics, what is measured begins with the first call, or with ``DPEX_DIAGNOSE``.
         """
-        from dpex.diagnose.diagnosis import diagnose
-
-        was_asked, self._is_asked = self._is_asked, True
-        account = self._book.read()
+        context = self._context()
+        self._is_asked = True
+        found = _diagnosis(self._book, context, self._tuner)
         if reset:
             self._book.restart()
-        context = Context(
+        return found
+
+    def _context(self) -> Context:
+        return Context(
             name=self.name or "",
             rank=rank(os.environ),
             dataset=type(self.dataset).__name__,
             batch_size=str(self.batch_size),
             is_fixed=self.seeding == "worker",
             has_cluster=self.distribute_mode is not False,
-            decisions=tuple(self.decisions),
-            note="" if account.sums.get("batches") else self._why_unmeasured(was_asked),
+            note=self._why_unmeasured(),
         )
-        return diagnose(facts_of(account, context))
 
-    def _why_unmeasured(self, was_asked: bool) -> str:
+    def _why_unmeasured(self) -> str:
+        """Why that is, should no batch have been counted."""
         if (
             self.local_engine == "torch"
             or sys.platform != "linux"
             or isinstance(self.dataset, (IterDataPipe, MapDataPipe))
         ):
             return "anything: PyTorch's own iterators make the batches of this loader"
-        if not was_asked and self.num_workers == 0:
+        if not self._is_asked and self.num_workers == 0:
             return "passes before this call: without workers it is measured from now on, or with DPEX_DIAGNOSE=1"
         return "anything: no batch was delivered yet"
 
@@ -505,6 +508,16 @@ class DpexDataLoader(DataLoader[T_co]):
         if iterators:
             return max((iterator._engine.stats() for iterator in iterators), key=lambda stats: stats.batches)
         return self._last_stats[0]
+
+
+def _diagnosis(book: Book, context: Context, tuner: Tuner | None) -> Diagnosis:
+    """Of a loader that may be gone by now."""
+    from dpex.diagnose.diagnosis import diagnose
+
+    account = book.read()
+    note = "" if account.sums.get("batches") else context.note
+    decisions = tuple(tuner.decisions) if tuner is not None else ()
+    return diagnose(facts_of(account, replace(context, note=note, decisions=decisions)))
 
 
 def _ray_is_up() -> bool:

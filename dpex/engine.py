@@ -271,8 +271,13 @@ class Engine:
 
     def _idle_ratio(self) -> float:
         """Workers that have nothing to do."""
-        hosts = sum(lane.counts.running for lane in self._lanes.values())
-        return max(0.0, 1.0 - self.schedule.at_work / hosts) if hosts else 0.0
+        lanes, schedule = self._lanes.values(), self.schedule
+        hosts = sum(lane.counts.running for lane in lanes)
+        if self._plan.logicals:
+            at_work = schedule.at_work
+        else:
+            at_work = schedule.pending() + sum(min(self._load[lane.name], lane.at_work()) for lane in lanes)
+        return max(0.0, 1.0 - at_work / hosts) if hosts else 0.0
 
     def _timed_out(self) -> RuntimeError:
         self._errors["timeout"] += 1

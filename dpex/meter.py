@@ -61,8 +61,8 @@ class Tally:
     step after it began; 0: there is none. ``starting``: the present call is the first of a pass. ``cause``: of the
     present wait. ``named_s``: what of the present call has its cause, or will have it (``pending_s``) once the batch is
     here. ``causes``: seconds by cause. ``waits``, ``steps``: histograms, kept where ``detailed``. ``idle_ratio``: part
-    of the workers without anything to do as the present wait began; ``head_idle_s``, ``other_idle_s``: waits times that,
-    the first where later batches were ready.
+    of the workers without anything to do as the present wait began; ``head_idle_s``, ``other_idle_s``: waits times
+    that, the first where later batches were ready.
     """
 
     __slots__ = (

@@ -263,8 +263,8 @@ class Schedule:
 
     @property
     def at_work(self) -> int:
-        """Workers, or logical workers, that have something to do, at most."""
-        return sum(map(bool, self._load)) if self._bound else len(self._open)
+        """Queues that have tickets to be made."""
+        return sum(map(bool, self._load))
 
     @property
     def in_flight(self) -> int:

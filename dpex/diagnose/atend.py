@@ -1,8 +1,8 @@
 """Prints or writes diagnoses at the end of a run, where ``DPEX_DIAGNOSE`` asks for it: ``1``, or the name of a page.
 
-In a name, ``{pid}`` and ``{rank}`` are filled in; a second loader's page gets a number. Each loader is diagnosed once:
-when it is closed, when it dies, or when the process ends. Only the process that iterates says anything, and nothing
-that goes wrong here ends a training run.
+In a name, ``{pid}`` and ``{rank}`` are filled in; a page whose name is taken gets a number. A loader is diagnosed when it is
+closed, else when the process ends, also if it died before. Only the process that iterates says anything, and nothing that
+goes wrong here ends a training run.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import atexit
 import logging
 import os
 import sys
-import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from dpex.diagnose.book import Book
+
+if TYPE_CHECKING:
+    from dpex.diagnose.diagnosis import Diagnosis
 
 logger = logging.getLogger("dpex")
 VARIABLE = "DPEX_DIAGNOSE"
-_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+_watched: dict[Book, Callable[[], Diagnosis]] = {}
 _pid = 0
 
 
@@ -27,8 +31,8 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
     return environ.get(VARIABLE, "") not in ("", "0")
 
 
-def watch(loader: Any, environ: Mapping[str, str]) -> None:
-    """Have this loader diagnosed at the end, if that is wanted."""
+def watch(book: Book, diagnosis: Callable[[], Diagnosis], environ: Mapping[str, str]) -> None:
+    """Have what is in this book diagnosed at the end, if that is wanted."""
     global _pid
     if not is_wanted(environ):
         return
@@ -36,24 +40,26 @@ def watch(loader: Any, environ: Mapping[str, str]) -> None:
         _pid = os.getpid()
         _watched.clear()
         atexit.register(_report_all)
-    _watched.add(loader)
+    _watched[book] = diagnosis
 
 
-def report(loader: Any) -> None:
+def report(book: Book) -> None:
     """Diagnose it now, if it is watched and was not yet."""
-    if _pid != os.getpid() or loader not in _watched:
+    diagnosis = _watched.pop(book, None)
+    if diagnosis is None or _pid != os.getpid():
         return
-    _watched.discard(loader)
     try:
-        diagnosis = loader.diagnose()
-        wanted = os.environ.get(VARIABLE, "")
-        if wanted in ("", "0", "1"):
-            print(diagnosis, file=sys.stderr)
-        else:
-            path = diagnosis.write_html(_free(wanted, diagnosis.facts.rank))
-            print(f"dpex: {diagnosis.verdict.sentence} More in {path}", file=sys.stderr)
+        _show(diagnosis(), os.environ.get(VARIABLE, ""))
     except Exception as error:
         logger.warning("%s: no diagnosis: %s", VARIABLE, error)
+
+
+def _show(diagnosis: Diagnosis, wanted: str) -> None:
+    if wanted in ("", "0", "1"):
+        print(diagnosis, file=sys.stderr)
+        return
+    path = diagnosis.write_html(_free(wanted, diagnosis.facts.rank))
+    print(f"dpex: {diagnosis.verdict.sentence} More in {path}", file=sys.stderr)
 
 
 def _free(name: str, rank: int) -> Path:
@@ -67,5 +73,5 @@ def _free(name: str, rank: int) -> Path:
 
 
 def _report_all() -> None:
-    for loader in list(_watched):
-        report(loader)
+    for book in list(_watched):
+        report(book)

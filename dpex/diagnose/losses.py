@@ -27,7 +27,8 @@ TINY_S = 0.0005
 class Losses:
     """Seconds lost by cause, and for each cause by place; queued_s: what of "cpu" was waiting for a CPU.
 
-    is_undecided: the machine was full and the kernel does not tell who waited for a CPU, so "storage" may be "cpu".
+    is_undecided: workers may have waited for a CPU where that is not told, on a full machine or another one. Then
+    "storage" may be "cpu".
     """
 
     by_cause: Mapping[str, float]
@@ -50,6 +51,10 @@ class Losses:
         places = sorted(self.places.get(cause, {}).items(), key=lambda pair: -pair[1])
         total = sum(seconds for _, seconds in places)
         return " and ".join(name for name, seconds in places if seconds >= 0.3 * total) if total > 0 else ""
+
+
+_UNCLEAR = 0.15
+"""Of a remote worker's time: with less than this on a CPU, or off it, it matters little who waited for one."""
 
 
 def is_tiny(facts: Facts) -> bool:
@@ -149,18 +154,19 @@ def _queueing(facts: Facts) -> tuple[float, float, bool]:
     """Of what was neither CPU time in loading nor in collating: which part was spent on run queues; and whether that
     cannot be told although it matters."""
     load_s, collate_s, load_wait_s, collate_wait_s = 0.0, 0.0, 0.0, 0.0
-    unknown_cpu_s = 0.0
+    unknown_cpu_s, far_unclear = 0.0, False
     for name, lane in facts.lanes.items():
         load_wait_s += max(0.0, lane.load_s - lane.load_cpu_s)
         collate_wait_s += max(0.0, lane.collate_s - lane.collate_cpu_s)
         queued_s = _queued(facts, name, lane)
         if queued_s is None:
             unknown_cpu_s += lane.cpu_s if name == "local" else 0.0
+            far_unclear |= name == "remote" and _UNCLEAR < lane.load_cpu_s / max(1e-9, lane.load_s) < 1.0 - _UNCLEAR
             continue
         load_s += queued_s * lane.load_cpu_s / max(1e-9, lane.cpu_s)
         collate_s += queued_s * lane.collate_cpu_s / max(1e-9, lane.cpu_s)
     used = (unknown_cpu_s + facts.trainer_cpu_s) / max(1e-9, facts.wall_s) + (facts.others or 0.0)
-    undecided = unknown_cpu_s > 0 and used >= 0.8 * facts.cpus
+    undecided = far_unclear or (unknown_cpu_s > 0 and used >= 0.8 * facts.cpus)
     return _part(load_s, load_wait_s), _part(collate_s, collate_wait_s), undecided
 
 

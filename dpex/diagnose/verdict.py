@@ -3,7 +3,8 @@
 Rules, first match:
 
 1. Too little was seen (`ENOUGH_BATCHES`, `ENOUGH_S`): nothing is concluded.
-2. Less than `LIMIT` of the time is lost (of the GPU's, where that is known): the consumer is the limit.
+2. Once started, less than `LIMIT` of the time is lost (of the GPU's, where that is known), and the start took less than
+   `START_LIMIT`: the consumer is the limit.
 3. Seconds lost are put down to causes (`dpex.diagnose.losses`). The largest is the verdict if it is at least `ALONE`
    times the second; else "mixed".
 4. What the order costs where ``memory_budget`` keeps the depth small, and a deeper queue would help by replay, is the
@@ -32,6 +33,8 @@ ENOUGH_S = 1.0
 """Below a second the kernel's own time slices and ticks are as large as what is told apart."""
 LIMIT = 0.05
 """XProf calls an input pipeline "not the bottleneck" below that (openxla/xprof, input_pipeline_analysis)."""
+START_LIMIT = 0.1
+"""Of the start, which weighs less the longer a run goes on."""
 ALONE = 2.0
 """Removing a cause that is no more than twice the next one leaves a third of the loss or more."""
 SURE = 0.6
@@ -121,12 +124,12 @@ def _cause(facts: Facts, found: Losses) -> tuple[Cause, float, list[str]]:
     if facts.batches < ENOUGH_BATCHES or facts.wall_s < ENOUGH_S:
         return "too-early", 0.0, []
     gpu = facts.gpu_lost_ratio
-    lost = facts.lost_ratio if gpu is None else min(gpu, facts.lost_ratio)
-    if lost < LIMIT:
+    lost = facts.stall_ratio if gpu is None else min(gpu, facts.stall_ratio)
+    if lost < LIMIT and facts.causes.get("startup", 0.0) < START_LIMIT * facts.wall_s:
         return "consumer", min(1.0, 2.0 * (1.0 - lost / LIMIT)), []
     (first, a), (_, b) = found.ranked[:2]
     apart = (a - b) / max(1e-12, a + b)
-    clear = min(1.0, lost / (2.0 * LIMIT)) * (0.5 if found.is_undecided else 1.0)
+    clear = min(1.0, facts.lost_ratio / (2.0 * LIMIT)) * (0.5 if found.is_undecided else 1.0)
     if a < ALONE * b:
         return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]
     return first, apart * clear, [first]  # type: ignore[return-value]
@@ -154,9 +157,9 @@ def _sentence(facts: Facts, found: Losses, cause: str, where: str, causes: list[
     if cause == "consumer":
         return _consumer(facts, lost)
     if cause == "mixed":
-        parts = " and ".join(_BECAUSE[name].format(where=_in(found.place(name))) for name in causes)
+        parts = " and ".join(_because(name, found.place(name)) for name in causes)
         return f"The training loop loses {lost} of its time to loading, for several reasons: {parts}."
-    because = _BECAUSE[cause].format(where=_in(where))
+    because = _because(cause, where)
     full = " The machine is full: workers wait for a CPU." if cause == "cpu" and _is_full(found) else ""
     return f"The training loop loses {lost} of its time to loading, as {because}.{full}"
 
@@ -166,11 +169,11 @@ def _consumer(facts: Facts, lost: str) -> str:
     if gpu is not None and facts.lost_ratio >= LIMIT:
         idle = f"it lay idle for {_percent(gpu)}"
         return f"Not data-bound: next() waits for {lost} of the time, but the GPU has work meanwhile: {idle}."
-    return f"Not data-bound: the training step is the limit, only {lost} of the time is lost to loading."
+    return f"Not data-bound: the training step is the limit; {lost} of the time is lost to loading."
 
 
-def _in(where: str) -> str:
-    return f" in {where}" if where else ""
+def _because(cause: str, where: str) -> str:
+    return _BECAUSE[cause] + (f" ({where})" if where else "")
 
 
 def _is_full(found: Losses) -> bool:
@@ -178,9 +181,9 @@ def _is_full(found: Losses) -> bool:
 
 
 _BECAUSE = {
-    "cpu": "workers compute all the time{where}",
-    "storage": "workers wait for data{where}",
-    "transfer": "batches take long on their way{where}",
+    "cpu": "making batches is computing",
+    "storage": "making batches is waiting for data",
+    "transfer": "batches take long to move",
     "straggler": "single slow batches hold up others that are ready, and workers idle behind them",
     "memory": "too few batches may be in flight, and workers idle",
     "dispatch": "batches are so small that handing them out and taking them in costs more than making them",

@@ -169,6 +169,9 @@ class Lane(Protocol):
     def crashes(self) -> int:
         """Unexpected ends of hosts since the last result of any."""
 
+    def at_work(self) -> int:
+        """Hosts that have something to do, at most."""
+
     def hosts(self) -> list[int]:
         """Hosts that are up and not leaving, by id."""
 

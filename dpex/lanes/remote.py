@@ -312,6 +312,10 @@ class RemoteLane:
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
+    def at_work(self) -> int:
+        """Hosts that have something to do, at most."""
+        return sum(not host.idle for host in self._hosts.values())
+
     def hosts(self) -> list[int]:
         """See `Lane.hosts`."""
         return [host.number for host in self._hosts.values() if host.stage == "up" and not host.leaving]
