@@ -1,8 +1,8 @@
 """Prints or writes diagnoses at the end of a run, where ``DPEX_DIAGNOSE`` asks for it: ``1``, or the name of a page.
 
-In a name, ``{pid}`` and ``{rank}`` are filled in; a page whose name is taken gets a number. A loader is diagnosed when it is
-closed, else when the process ends, also if it died before. Only the process that iterates says anything, and nothing that
-goes wrong here ends a training run.
+In a name, ``{pid}`` and ``{rank}`` are filled in; a page whose name is taken gets a number. A loader is diagnosed
+when it is closed, else when the process ends, also if it died before. Only the process that iterates says anything, and
+nothing that goes wrong here ends a training run.
 """
 
 from __future__ import annotations

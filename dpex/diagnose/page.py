@@ -7,7 +7,7 @@ from html import escape
 
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.report import Section, advice, confidence, headline, percent, sections
-from dpex.diagnose.verdict import TITLES, Verdict
+from dpex.diagnose.verdict import LOST_TO, Verdict
 from dpex.diagnose.whatif import Prediction, Scored, WhatIf
 
 _STYLE = """
@@ -73,7 +73,7 @@ def _bar(facts: Facts, verdict: Verdict) -> str:
         return ""
     work = facts.work_s / facts.wall_s
     parts = [("the training step", work, "var(--work)")]
-    parts += [(TITLES[cause], share * (1.0 - work), _COLOURS[cause]) for cause, share in verdict.shares]
+    parts += [(LOST_TO[cause], share * (1.0 - work), _COLOURS[cause]) for cause, share in verdict.shares]
     parts = [part for part in parts if part[1] >= 0.005]
     bar = "".join(f'<span style="flex: {share:.4f}; background: {colour}"></span>' for _, share, colour in parts)
     key = "".join(

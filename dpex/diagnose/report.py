@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from dpex.diagnose.facts import Facts, LaneFacts
-from dpex.diagnose.verdict import TITLES, Evidence, Verdict
+from dpex.diagnose.verdict import LOST_TO, Evidence, Verdict
 from dpex.diagnose.whatif import Prediction, Scored, WhatIf
 
 VERSION = 1
@@ -132,7 +132,7 @@ def _where_time_goes(facts: Facts, verdict: Verdict) -> Section:
     lost_s = facts.wall_s - facts.work_s
     rows = [("the training step", seconds(facts.work_s), percent(facts.work_s / wall_s))]
     rows += [
-        (TITLES[cause], seconds(share * lost_s), percent(share * lost_s / wall_s))
+        (LOST_TO[cause], seconds(share * lost_s), percent(share * lost_s / wall_s))
         for cause, share in verdict.shares
         if share * lost_s / wall_s >= 0.001
     ]

@@ -55,6 +55,16 @@ TITLES: dict[str, str] = {
     "too-early": "too early to say",
 }
 
+LOST_TO: dict[str, str] = {
+    "cpu": "computing batches",
+    "storage": "waiting for data",
+    "transfer": "moving batches",
+    "straggler": "single slow batches",
+    "memory": "too few batches in flight",
+    "dispatch": "handing out and taking in",
+    "startup": "starting",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
@@ -210,7 +220,7 @@ def _evidence(facts: Facts, found: Losses, cause: str, deeper: float | None) -> 
             Evidence(name="CPU time of that", value=cpu_s / each, unit="s", how="the thread's CPU clock, mean"),
         ]
     evidence += [
-        Evidence(name=f"lost to {TITLES[name]}", value=seconds, unit="s", how=_HOW[name])
+        Evidence(name=f"lost to {LOST_TO[name]}", value=seconds, unit="s", how=_HOW[name])
         for name, seconds in found.ranked
         if seconds > 0.02 * found.total_s
     ]
