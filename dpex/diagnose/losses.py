@@ -161,13 +161,19 @@ def _queueing(facts: Facts) -> tuple[float, float, bool]:
         queued_s = _queued(facts, name, lane)
         if queued_s is None:
             unknown_cpu_s += lane.cpu_s if name == "local" else 0.0
-            far_unclear |= name == "remote" and _UNCLEAR < lane.load_cpu_s / max(1e-9, lane.load_s) < 1.0 - _UNCLEAR
+            far_unclear |= name == "remote" and _is_unclear(lane)
             continue
         load_s += queued_s * lane.load_cpu_s / max(1e-9, lane.cpu_s)
         collate_s += queued_s * lane.collate_cpu_s / max(1e-9, lane.cpu_s)
     used = (unknown_cpu_s + facts.trainer_cpu_s) / max(1e-9, facts.wall_s) + (facts.others or 0.0)
     undecided = far_unclear or (unknown_cpu_s > 0 and used >= 0.8 * facts.cpus)
     return _part(load_s, load_wait_s), _part(collate_s, collate_wait_s), undecided
+
+
+def _is_unclear(lane: LaneFacts) -> bool:
+    """Whether both computing and waiting matter, so that waiting for a CPU would."""
+    waiting_s = max(0.0, lane.load_s + lane.collate_s - lane.load_cpu_s - lane.collate_cpu_s)
+    return min(waiting_s, lane.cpu_s) > _UNCLEAR * lane.busy_s
 
 
 def _queued(facts: Facts, name: str, lane: LaneFacts) -> float | None:

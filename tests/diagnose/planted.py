@@ -201,7 +201,7 @@ REMOTE: dict[str, Case] = {
     "reading": Case(dataset=partial(Planted, 200, wait_s=0.02), accepted=("storage",), where="dataset", options=_FAR),
     "computing": Case(
         dataset=partial(Planted, 200, cpu_s=0.01),
-        accepted=("cpu",),
+        accepted=("cpu", "mixed"),  # where others use the CPUs too: waiting for one is not told by other machines
         where="dataset",
         options={**_FAR, "num_workers": 1},
     ),
