@@ -8,6 +8,8 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -17,6 +19,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision, Settings
 from dpex.cpus import rank_cpus, static_worker_count
+from dpex.diagnose import atend
+from dpex.diagnose.book import Book, Context, facts_of
 from dpex.epoch import (
     ArenaCache,
     _DpexDataLoaderIter,
@@ -31,11 +35,13 @@ from dpex.lanes.packing import Packing
 from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
 from dpex.pace import Sizes
 from dpex.recording import check as check_trace
+from dpex.recording import rank
 from dpex.stats import LoaderStats
 from dpex.threads import declares_thread_safe
 from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
 
 if TYPE_CHECKING:
+    from dpex.diagnose.diagnosis import Diagnosis
     from dpex.telemetry.ledger import Ledger
     from dpex.telemetry.membership import Membership
 
@@ -207,10 +213,13 @@ class DpexDataLoader(DataLoader[T_co]):
         self._tuner: Tuner | None = None
         self._packing: Packing | None = None
         self._membership: Membership | None = None
+        self._book = Book()
+        self._is_asked = False
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_iterators", "_arenas", "_share", "_last_stats", "_tuner", "_packing", "_membership"):
+        runtime = ("_iterators", "_arenas", "_share", "_last_stats", "_tuner", "_packing", "_membership", "_book")
+        for name in runtime:
             state.pop(name, None)
         return state
 
@@ -232,18 +241,24 @@ class DpexDataLoader(DataLoader[T_co]):
             and (self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable)
         ):
             ledger = self._ledger(on_cluster=False)
-            if ledger is None:
+            if ledger is None and not (self._is_asked or atend.is_wanted(os.environ)):
                 return _DpexInlineDataLoaderIter(self, self._arenas)
-            return _MeteredInlineDataLoaderIter(self, self._arenas, ledger)
+            self._watch_for_end()
+            return _MeteredInlineDataLoaderIter(self, self._arenas, ledger, self._book)
         self.check_worker_number_rationality()
         on_cluster = sizes.remote > 0 or (tuner is not None and self._is_distributed())
         if on_cluster:
             self._hold_cluster()
         ledger = self._ledger(on_cluster=on_cluster)
         kind = _DpexDataLoaderIter if self._dataset_kind == _DatasetKind.Iterable else _DpexMapDataLoaderIter
-        iterator = kind(self, self._lane_maker(), sizes, self._last_stats, tuner, ledger)
+        self._watch_for_end()
+        iterator = kind(self, self._lane_maker(), sizes, self._last_stats, tuner, ledger, self._book)
         self._iterators.add(iterator)
         return iterator
+
+    def _watch_for_end(self) -> None:
+        if get_worker_info() is None:
+            atend.watch(self._book, partial(_diagnosis, self._book, self._context(), self._tuner), os.environ)
 
     def _ledger(self, *, on_cluster: bool) -> Ledger | None:
         """Where this loader's counts go, if they are exported: by the endpoint, or, on a cluster, in Ray's metrics."""
@@ -319,6 +334,7 @@ class DpexDataLoader(DataLoader[T_co]):
         for iterator in list(self._iterators):
             iterator._shutdown_workers()
         self._iterator = None
+        atend.report(self._book)
         membership, self._membership = self._membership, None
         if membership is not None:
             membership.end()
@@ -393,6 +409,43 @@ class DpexDataLoader(DataLoader[T_co]):
         prefetch = workers * (self.prefetch_factor or 0) if self._prefetch_is_given else None
         return Sizes(local=0 if remote else workers, remote=workers if remote else 0, prefetch=prefetch or None)
 
+    def diagnose(self, *, reset: bool = False) -> Diagnosis:
+        """Why training waits for data, if it does: a verdict with its evidence, where the time goes, and what would
+        change it; see `dpex.diagnose.diagnosis.Diagnosis`. From any thread, also in the middle of an epoch.
+
+        It is about all passes since the loader was made. ``reset``: the next one is about what comes from now on.
+        With ``num_workers=0`` and no metrics, what is measured begins with the first call, or with ``DPEX_DIAGNOSE``.
+        """
+        context = self._context()
+        self._is_asked = True
+        found = _diagnosis(self._book, context, self._tuner)
+        if reset:
+            self._book.restart()
+        return found
+
+    def _context(self) -> Context:
+        return Context(
+            name=self.name or "",
+            rank=rank(os.environ),
+            dataset=type(self.dataset).__name__,
+            batch_size=str(self.batch_size),
+            is_fixed=self.seeding == "worker",
+            has_cluster=self.distribute_mode is not False,
+            note=self._why_unmeasured(),
+        )
+
+    def _why_unmeasured(self) -> str:
+        """Why that is, should no batch have been counted."""
+        if (
+            self.local_engine == "torch"
+            or sys.platform != "linux"
+            or isinstance(self.dataset, (IterDataPipe, MapDataPipe))
+        ):
+            return "anything: PyTorch's own iterators make the batches of this loader"
+        if not self._is_asked and self.num_workers == 0:
+            return "passes before this call: without workers it is measured from now on, or with DPEX_DIAGNOSE=1"
+        return "anything: no batch was delivered yet"
+
     def _is_distributed(self) -> bool:
         if self.distribute_mode == "auto":
             from dpex.lanes.cluster import is_connected
@@ -457,6 +510,16 @@ class DpexDataLoader(DataLoader[T_co]):
         if iterators:
             return max((iterator._engine.stats() for iterator in iterators), key=lambda stats: stats.batches)
         return self._last_stats[0]
+
+
+def _diagnosis(book: Book, context: Context, tuner: Tuner | None) -> Diagnosis:
+    """Of a loader that may be gone by now."""
+    from dpex.diagnose.diagnosis import diagnose
+
+    account = book.read()
+    note = "" if account.sums.get("batches") else context.note
+    decisions = tuple(tuner.decisions) if tuner is not None else ()
+    return diagnose(facts_of(account, replace(context, note=note, decisions=decisions)))
 
 
 def _ray_is_up() -> bool:

@@ -114,6 +114,7 @@ class Engine:
             lanes=self._lanes,
             dispatch=self._dispatch,
             casualties=self._casualties,
+            slowest=self._intake.slowest,
             gpu=plan.gpu,
         )
         self._staffing.open(sizes)
@@ -248,9 +249,9 @@ class Engine:
             if not self._blocked(partial(pinner.wait, job, deadline), H2D):
                 raise self._timed_out()
 
-    def _blocked(self, wait: Callable[[], Any], cause: int) -> Any:
+    def _blocked(self, wait: Callable[[], Any], cause: int, idle_ratio: float = 0.0) -> Any:
         """Wait without the lock, for that cause."""
-        self._tally.block(monotonic(), cause)
+        self._tally.block(monotonic(), cause, idle_ratio)
         self._lock.release()
         try:
             return wait()
@@ -267,6 +268,16 @@ class Engine:
         self._intake.awaited = self.schedule.next_number if self._plan.in_order else ANY
         return NONE_YET
 
+    def _idle_ratio(self) -> float:
+        """Workers that have nothing to do."""
+        lanes, schedule = self._lanes.values(), self.schedule
+        hosts = sum(lane.counts.running for lane in lanes)
+        if self._plan.logicals:
+            at_work = schedule.at_work
+        else:
+            at_work = schedule.pending() + sum(min(self._dispatch.load[lane.name], lane.at_work()) for lane in lanes)
+        return max(0.0, 1.0 - at_work / hosts) if hosts else 0.0
+
     def _timed_out(self) -> RuntimeError:
         self._errors["timeout"] += 1
         return RuntimeError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
@@ -282,7 +293,7 @@ class Engine:
         self._take_over_locally()
         self._staffing.give_up_if_nobody_can_come()
         self._bell.watch(fd for lane in self._lanes.values() for fd in lane.descriptors())
-        self._blocked(partial(self._bell.sleep, limit), self._why_blocked())
+        self._blocked(partial(self._bell.sleep, limit), self._why_blocked(), self._idle_ratio())
         self._bell.hush()
         if self._wishes:
             self._grant_wishes()

@@ -19,6 +19,7 @@ from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import Lane, LaneTimes
 from dpex.meter import LaneSums, Look, Sums, Tally, lane_sums
 from dpex.pace import Pace, Sizes
+from dpex.sampling import Slowest
 from dpex.schedule import Schedule
 from dpex.stats import LaneStats, LoaderStats
 
@@ -36,6 +37,7 @@ class EngineView:
         lanes: Mapping[str, Lane],
         dispatch: Dispatch,
         casualties: Casualties,
+        slowest: Slowest,
         gpu: GpuStall[Any] | None,
     ) -> None:
         self._tally = tally
@@ -45,6 +47,7 @@ class EngineView:
         self._lanes = lanes
         self._dispatch = dispatch
         self._casualties = casualties
+        self._slowest = slowest
         self._gpu = gpu
 
     def stats(self, schedule: Schedule, epoch: int) -> LoaderStats:
@@ -121,6 +124,8 @@ class EngineView:
             ready=schedule.ready,
             window=schedule.window,
             gpu_stall_s=self._gpu.total_s if self._gpu is not None else None,
+            is_capped=self._pace.is_capped,
+            slowest=self._slowest.found(),
         )
 
     def _lane_sums(self, lane: Lane) -> LaneSums:

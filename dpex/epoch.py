@@ -23,6 +23,7 @@ from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
+from dpex.diagnose.book import Book, Page
 from dpex.engine import Engine, Plan
 from dpex.gpu.events import cuda_stall
 from dpex.homes import Place
@@ -80,11 +81,13 @@ class _DpexInlineDataLoaderIter(_SingleProcessDataLoaderIter):
 class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
     """The same, counted."""
 
-    def __init__(self, loader: Any, arenas: ArenaCache, ledger: Ledger) -> None:
+    def __init__(self, loader: Any, arenas: ArenaCache, ledger: Ledger | None, book: Book) -> None:
         super().__init__(loader, arenas)
         self._meter = InlineMeter(auto_collation=self._auto_collation, gpu=cuda_stall())
         self._dataset_fetcher.collate_fn = self._meter.timed(self._dataset_fetcher.collate_fn)
-        weakref.finalize(self, ledger.watch(self._meter).end)
+        if ledger is not None:
+            weakref.finalize(self, ledger.watch(self._meter).end)
+        weakref.finalize(self, book.open(self._meter).end)
 
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]
@@ -128,6 +131,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         last_stats: list[LoaderStats],
         tuner: Tuner | None = None,
         ledger: Ledger | None = None,
+        book: Book | None = None,
     ) -> None:
         super().__init__(loader)
         self._last_stats = last_stats
@@ -172,7 +176,8 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         )
         self._engine = Engine(plan, sizes)
         entry = ledger.watch(self._engine) if ledger is not None else None
-        self._finalizer = weakref.finalize(self, _end, self._engine, pinner, tuner, entry)
+        page = book.open(self._engine) if book is not None else None
+        self._finalizer = weakref.finalize(self, _end, self._engine, pinner, tuner, entry, page)
         if pinner is not None:
             pinner.start(self._engine.listen)
         self._reset(loader, first_iter=True)
@@ -216,7 +221,9 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         self._finalizer()
 
 
-def _end(engine: Engine, pinner: Pinner | None, tuner: Tuner | None, entry: Entry | None) -> None:
+def _end(engine: Engine, pinner: Pinner | None, tuner: Tuner | None, entry: Entry | None, page: Page | None) -> None:
+    if page is not None:
+        page.end()
     if entry is not None:
         entry.end()
     if tuner is not None:

@@ -179,3 +179,9 @@ def _free_memory() -> int | None:
     if free is None or limited is None:
         return limited if free is None else free
     return min(free, limited)
+
+
+def cpu_used(pids: Iterable[int]) -> tuple[float, float]:
+    """CPU seconds so far: of everybody on the CPUs that this process may use, and of it with these processes."""
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return parse_busy(_read("/proc/stat"), affinity), time.process_time() + sum(map(_process_cpu, pids))

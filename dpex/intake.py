@@ -17,6 +17,7 @@ from dpex.casualties import Casualties
 from dpex.dispatch import Dispatch
 from dpex.lanes.base import Event, Gone, Lane, Made, Note, Released, Snapshot, Up
 from dpex.pace import Pace
+from dpex.sampling import SlowBatch, Slowest
 from dpex.schedule import Schedule
 from dpex.tenancy import Tenancy
 
@@ -56,6 +57,7 @@ class Intake:
         self.fatal: Exception | None = None
         self.awaited = NOT_BLOCKED
         self.awaited_making: tuple[float, ...] = ()
+        self.slowest = Slowest()
 
     @property
     def waits_for_consumer(self) -> bool:
@@ -115,6 +117,8 @@ class Intake:
             event.value()  # made twice: decoding and dropping it gives its memory back
             return
         self._pace.learn(event.service_s, event.nbytes)
+        if event.service_s > self.slowest.least_s:
+            self.slowest.add(SlowBatch(event.service_s, epoch, event.number, ticket.index, *event.making[:2]))
         self._dispatch.arrived(event.number)
         if self._logical:
             self._tenancy.made(epoch, ticket)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from dpex.autotune.types import LaneSample
 from dpex.causes import CAUSES, COLLATE, NONE_YET, READ, STARTUP, STRAGGLER, TRANSFORM, UNKNOWN, Making, split
 from dpex.pace import Sizes
+from dpex.sampling import Reservoir, SlowBatch
 
 LONG_S = 0.5
 """A wait that took so long without an end is put down by the batch before, so that what is counted keeps up."""
@@ -59,12 +60,15 @@ class Tally:
     ``entered_at``, ``blocked_at``, ``returned_at``: when the present stay inside ``next()``, the wait in it, or the
     step after it began; 0: there is none. ``starting``: the present call is the first of a pass. ``cause``: of the
     present wait. ``named_s``: what of the present call has its cause, or will have it (``pending_s``) once the batch is
-    here. ``causes``: seconds by cause. ``waits``, ``steps``: histograms, kept where ``detailed``.
+    here. ``causes``: seconds by cause. ``waits``, ``steps``: histograms, kept where ``detailed``. ``idle_ratio``: part
+    of the workers without anything to do as the present wait began; ``head_idle_s``, ``other_idle_s``: waits times
+    that, the first where later batches were ready.
     """
 
     __slots__ = (
         *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at"),
-        *("first_batch_s", "first_blocked_s", "head_s", "inside_s", "named_s", "pending_s", "pinned_bytes"),
+        *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "named_s"),
+        *("other_idle_s", "pending_s", "pinned_bytes"),
         *("returned_at", "samples", "start_s", "starting", "starts", "steps", "transfer_s", "waited_s", "waits"),
         *("work_s", "work_squared", "_before", "_latest"),
     )
@@ -74,6 +78,7 @@ class Tally:
         self.entered_at = self.blocked_at = self.returned_at = self.delivered_at = 0.0
         self.inside_s = self.blocked_s = self.head_s = self.work_s = self.start_s = self.first_batch_s = 0.0
         self.first_blocked_s = self.named_s = self.pending_s = self.transfer_s = self.waited_s = 0.0
+        self.idle_ratio = self.head_idle_s = self.other_idle_s = 0.0
         self.cause = NONE_YET
         self.causes = [0.0] * len(CAUSES)
         self.detailed = detailed
@@ -134,8 +139,9 @@ class Tally:
 
     # -- waits in them -----------------------------------------------------------------------------------------------
 
-    def block(self, now: float, cause: int) -> None:
-        """The consumer begins to wait."""
+    def block(self, now: float, cause: int, idle_ratio: float = 0.0) -> None:
+        """The consumer begins to wait, while this part of the workers has nothing to do."""
+        self.idle_ratio = idle_ratio
         if self.pending_s > LONG_S:
             self.explain(self._latest)
         self.cause = cause
@@ -152,6 +158,10 @@ class Tally:
         if self.starting:
             return
         self.named_s += waited
+        if cause == STRAGGLER:
+            self.head_idle_s += waited * self.idle_ratio
+        else:
+            self.other_idle_s += waited * self.idle_ratio
         if cause >= 0:
             self.causes[cause] += waited
         else:
@@ -227,6 +237,9 @@ class Tally:
             waited_s=self.waited_s,
             steps=tuple(self.steps),
             stepped_s=self.work_s,
+            stepped_squared=self.work_squared,
+            head_idle_s=self.head_idle_s,
+            other_idle_s=self.other_idle_s,
             **others,
         )
 
@@ -272,7 +285,9 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class LaneSums:
-    """One lane: seconds by stage (`load_s` is ``dataset[i]``), how long single batches took, and workers now."""
+    """One lane: seconds by stage (`load_s` is ``dataset[i]``, `transit_s` the way from a remote worker), how long
+    single batches took (by `STEP_BUCKETS`, and ``kept_s``: a fair choice of them), and workers now.
+    """
 
     load_s: float = 0.0
     collate_s: float = 0.0
@@ -280,7 +295,10 @@ class LaneSums:
     load_cpu_s: float = 0.0
     collate_cpu_s: float = 0.0
     encode_cpu_s: float = 0.0
+    transit_s: float = 0.0
+    tickets: int = 0
     services: tuple[int, ...] = ()
+    kept_s: tuple[float, ...] = ()
     deaths: int = 0
     wanted: int = 0
     requested: int = 0
@@ -294,7 +312,8 @@ class Sums:
 
     waits, steps: batches by `WAIT_BUCKETS` and `STEP_BUCKETS`; waited_s, stepped_s: their sums. delivered_at: when the
     latest batch was delivered, by the monotonic clock, 0: none yet. gpu_stall_s: the first batch of each pass included;
-    None: no GPU.
+    None: no GPU. stepped_squared: squares of steps. head_idle_s, other_idle_s: see `Tally`. is_capped:
+    ``memory_budget`` keeps the window smaller than it would be.
     """
 
     spent: Spent
@@ -312,6 +331,11 @@ class Sums:
     ready: int = 0
     window: int = 0
     gpu_stall_s: float | None = None
+    stepped_squared: float = 0.0
+    head_idle_s: float = 0.0
+    other_idle_s: float = 0.0
+    is_capped: bool = False
+    slowest: tuple[SlowBatch, ...] = ()
 
 
 class Counted(Protocol):
@@ -323,7 +347,10 @@ class Counted(Protocol):
     cpu_s: float
     fetch_cpu_s: float
     collate_cpu_s: float
+    transit_s: float
+    tickets: int
     services: list[int]
+    choice: Reservoir
 
 
 def lane_sums(times: Counted) -> LaneSums:
@@ -335,7 +362,10 @@ def lane_sums(times: Counted) -> LaneSums:
         load_cpu_s=times.fetch_cpu_s,
         collate_cpu_s=times.collate_cpu_s,
         encode_cpu_s=max(0.0, times.cpu_s - times.fetch_cpu_s - times.collate_cpu_s),
+        transit_s=times.transit_s,
+        tickets=times.tickets,
         services=tuple(times.services),
+        kept_s=tuple(times.choice.kept),
     )
 
 

@@ -48,7 +48,7 @@ class Pace:
         base_window: PyTorch's look-ahead, in batches.
         logical: tickets belong to logical workers (``seeding="worker"``, streams).
         stretch: nobody can tell if the sampler is drawn further ahead.
-        memory_budget: bytes in flight at most.
+        memory_budget: bytes in flight at most; ``is_capped``: whether that is less than would else be in flight.
     """
 
     def __init__(self, *, base_window: int, logical: bool, stretch: bool, memory_budget: int | None) -> None:
@@ -56,6 +56,7 @@ class Pace:
         self.nbytes = 0.0
         self.group = 1
         self.stretch = stretch
+        self.is_capped = False
         self._base_window = base_window
         self._logical = logical
         self._memory_budget = memory_budget
@@ -106,7 +107,9 @@ class Pace:
                 affordable = int(REMOTE_BYTES // max(1.0, self.nbytes))
                 window = max(window, min(affordable, REMOTE_DEPTH * sizes.remote + 2 * sizes.local))
         if self._memory_budget is not None:
-            window = min(window, self._memory_budget // self._largest if self._largest else 1)
+            affordable = self._memory_budget // self._largest if self._largest else 1
+            self.is_capped = affordable < window
+            window = min(window, affordable)
         return max(1, window)
 
     def message_size(self, window: int, hosts: int, remote: bool) -> int:

@@ -276,6 +276,11 @@ class Schedule:
         return len(self._ready)
 
     @property
+    def at_work(self) -> int:
+        """Queues that have tickets to be made."""
+        return sum(map(bool, self._load))
+
+    @property
     def in_flight(self) -> int:
         """Tickets that are drawn and not yet made (waiting ones included)."""
         return len(self._open)

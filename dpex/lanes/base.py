@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from dpex.meter import STEP_BUCKETS
+from dpex.sampling import Reservoir
 from dpex.schedule import Ticket
 from dpex.worker import RngState
 
@@ -107,7 +108,8 @@ class LaneCounts:
 class LaneTimes:
     """Sums over the tickets a lane made: their number, wall seconds by stage, CPU seconds of all and by stage.
 
-    ``services_s``: wall seconds of each of the latest; ``services``: how many took how long, by `STEP_BUCKETS`.
+    ``services_s``: wall seconds of each of the latest; ``services``: how many took how long, by `STEP_BUCKETS`;
+    ``choice``: some of all. ``transit_s``: on the network, while their host had nothing else to answer.
     ``nbytes``: of all batches; ``streamed_bytes``: of those that came on a connection of their own.
     """
 
@@ -120,8 +122,10 @@ class LaneTimes:
     collate_cpu_s: float = 0.0
     nbytes: int = 0
     streamed_bytes: int = 0
+    transit_s: float = 0.0
     services_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     services: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
+    choice: Reservoir = field(default_factory=Reservoir)
 
     def count(
         self, stages: tuple[float, float, float, float, int], cpu_s: float, encode_s: float, nbytes: int = 0
@@ -138,6 +142,7 @@ class LaneTimes:
         self.nbytes += nbytes
         service_s = fetch_s + collate_s + encode_s
         self.services_s.append(service_s)
+        self.choice.add(service_s)
         self.services[bisect_left(STEP_BUCKETS, service_s)] += 1
         return service_s
 
@@ -163,6 +168,9 @@ class Lane(Protocol):
     @property
     def crashes(self) -> int:
         """Unexpected ends of hosts since the last result of any."""
+
+    def at_work(self) -> int:
+        """Hosts that have something to do, at most."""
 
     def hosts(self) -> list[int]:
         """Hosts that are up and not leaving, by id."""

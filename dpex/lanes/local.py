@@ -139,6 +139,10 @@ class LocalLane:
             host.leaving = True
             write(host.socket, LEAVE)
 
+    def at_work(self) -> int:
+        """Hosts that have something to do, at most."""
+        return self.counts.running
+
     def hosts(self) -> list[int]:
         """See `Lane.hosts`; a host that is being forked counts, as its messages wait for it in the socket.
 

@@ -272,6 +272,10 @@ class RemoteLane:
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
+    def at_work(self) -> int:
+        """Hosts that have something to do, at most."""
+        return sum(not host.idle for host in self._hosts.values())
+
     def hosts(self) -> list[int]:
         """See `Lane.hosts`."""
         return [host.number for host in self._hosts.values() if host.stage == "up" and not host.leaving]
@@ -377,6 +381,7 @@ class RemoteLane:
         way_s = transit_s(host, call, landed)
         for epoch, number, kind, value, stages, cpu_s, encode_s, nbytes in landed.results:
             service_s = self.times.count(stages, cpu_s, encode_s, nbytes)
+            self.times.transit_s += way_s
             if landed.streamed:
                 self.times.streamed_bytes += nbytes
             if epoch == self._epoch:

@@ -1,0 +1,1 @@
+"""Measurements → verdict, evidence, predictions, report. Pure but for `book`, which collects."""

@@ -1,0 +1,99 @@
+"""A diagnosis as one HTML page that loads nothing, reads in light and dark, and prints. Pure; all text is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from dpex.diagnose.facts import Facts
+from dpex.diagnose.report import Section, advice, confidence, headline, percent, sections
+from dpex.diagnose.verdict import LOST_TO, Verdict
+from dpex.diagnose.whatif import Prediction, Scored, WhatIf
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --faint: #667; --line: #d8dce2; --mark: #f2f5f9;
+  --work: #4a8f5a; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --paper: #15181c; --faint: #9aa3ae; --line: #333a42;
+  --mark: #1e2329; --work: #5fa973; } }
+* { box-sizing: border-box; }
+body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: var(--ink); background: var(--paper);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+p.faint, th, li { color: var(--faint); }
+p.first { background: var(--mark); padding: .75rem 1rem; border-radius: .4rem; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th { font-weight: 500; font-size: .85rem; } td { overflow-wrap: anywhere; }
+.bar { display: flex; height: 1.4rem; border-radius: .3rem; overflow: hidden; margin: 1rem 0 .3rem; }
+.bar span { min-width: 2px; } .key span { display: inline-block; margin-right: 1rem; font-size: .85rem; }
+.key i { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem; margin-right: .3rem; }
+@media print { body { margin: 0; max-width: none; font-size: 11pt; } h2 { break-after: avoid; }
+  tr { break-inside: avoid; }
+  .bar, .key i { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
+"""
+_COLOURS = {
+    "cpu": "#c9574a",
+    "storage": "#d08a2e",
+    "transfer": "#8a63b8",
+    "straggler": "#3f7fb5",
+    "memory": "#b5588f",
+    "dispatch": "#7d8794",
+    "startup": "#a7953a",
+}
+
+
+def html(
+    facts: Facts,
+    verdict: Verdict,
+    what_if: WhatIf | None,
+    past: Sequence[Scored],
+    recommended: Prediction | None,
+) -> str:
+    """The page."""
+    body = [
+        f"<h1>{escape(verdict.title)}</h1>",
+        f"<p>{escape(verdict.sentence)}</p>",
+        f'<p class="faint">{escape(headline(facts))}; {escape(confidence(verdict))}</p>',
+        f'<p class="first"><strong>First:</strong> {escape(advice(facts, verdict, what_if, recommended))}</p>',
+        _bar(facts, verdict),
+        *(_section(section) for section in sections(facts, verdict, what_if, past)),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>dpex: {escape(verdict.title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _bar(facts: Facts, verdict: Verdict) -> str:
+    """The wall time as a bar: the step, then what is lost."""
+    if facts.wall_s <= 0:
+        return ""
+    work = facts.work_s / facts.wall_s
+    parts = [("the training step", work, "var(--work)")]
+    parts += [(LOST_TO[cause], share * (1.0 - work), _COLOURS[cause]) for cause, share in verdict.shares]
+    parts = [part for part in parts if part[1] >= 0.005]
+    bar = "".join(f'<span style="flex: {share:.4f}; background: {colour}"></span>' for _, share, colour in parts)
+    key = "".join(
+        f'<span><i style="background: {colour}"></i>{escape(name)} {percent(share)}</span>'
+        for name, share, colour in parts
+    )
+    described = ", ".join(f"{name} {percent(share)}" for name, share, _ in parts)
+    return f'<div class="bar" role="img" aria-label="{escape(described)}">{bar}</div>\n<div class="key">{key}</div>'
+
+
+def _section(section: Section) -> str:
+    lines = [f"<h2>{escape(section.title)}</h2>"]
+    if section.rows:
+        lines += ['<div class="scroll"><table>', _row("th", section.header)]
+        lines += [_row("td", row) for row in section.rows]
+        lines.append("</table></div>")
+    if section.lines:
+        lines.append("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in section.lines) + "</ul>")
+    return "\n".join(lines)
+
+
+def _row(cell: str, values: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{cell}>{escape(value)}</{cell}>" for value in values) + "</tr>"

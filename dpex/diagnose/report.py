@@ -1,0 +1,281 @@
+"""A diagnosis as text and as plain data; `dpex.diagnose.page` makes a page of the same sections. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from dpex.diagnose.facts import Facts, LaneFacts
+from dpex.diagnose.verdict import LOST_TO, Evidence, Verdict
+from dpex.diagnose.whatif import Prediction, Scored, WhatIf
+
+VERSION = 1
+"""Of `plain`'s layout; another number means that something was renamed or has gone."""
+
+ADVICE: dict[str, str] = {
+    "consumer": "There is nothing to gain from the loader; look at the training step.",
+    "cpu": "Make the dataset's transforms cheaper, or let more CPUs compute them: more workers, or the cluster's.",
+    "storage": "Workers that wait cost no CPU: more of them, or threads (thread_safe), or a cache nearer by.",
+    "transfer": "Send less: smaller types (uint8 until the device), tensors instead of objects, crops.",
+    "straggler": "Let more batches be in flight (prefetch_factor), and look at the slowest batches below.",
+    "memory": "Let more batches be in flight: raise memory_budget or prefetch_factor, or make batches smaller.",
+    "dispatch": "Make batches larger, or make them in the training process (num_workers=0).",
+    "startup": "Keep workers between passes (persistent_workers=True), and what they do at their start short.",
+    "mixed": "No single change helps much; begin with the first line under 'What would change it'.",
+    "too-early": "Let it run for longer, and ask again.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A heading, a table (may be empty) and lines below it."""
+
+    title: str
+    header: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+# -- numbers for people ----------------------------------------------------------------------------------------------
+
+
+def percent(ratio: float) -> str:
+    """0.381 → "38 %"."""
+    return f"{100 * ratio:.0f} %"
+
+
+def seconds(value: float) -> str:
+    """In the unit that suits: "1.24 s", "35 ms", "80 µs"."""
+    factor, unit = (1.0, "s") if value >= 1.0 else (1e3, "ms") if value >= 1e-3 else (1e6, "µs")
+    return f"{value * factor:.3g} {unit}" if value * factor < 1000 else f"{value * factor:.0f} {unit}"
+
+
+def size(nbytes: float) -> str:
+    """ "38 MB" and so on."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def measure(evidence: Evidence) -> str:
+    """Its number with its unit."""
+    value = evidence.value
+    shown = {"ratio": percent, "s": seconds, "bytes": size}.get(evidence.unit)
+    return shown(value) if shown is not None else f"{value:.3g} {evidence.unit}".strip()
+
+
+def _range(prediction: Prediction) -> str:
+    return f"{percent(prediction.stall)} ({100 * prediction.low:.0f} to {percent(prediction.high)})"
+
+
+# -- sections --------------------------------------------------------------------------------------------------------
+
+
+def headline(facts: Facts) -> str:
+    """Which loader, of which process, over how long."""
+    whose = f"{facts.name or 'loader'} ({facts.dataset or 'dataset'}, batch size {facts.batch_size or 'unknown'})"
+    rank = f", rank {facts.rank}" if facts.rank else ""
+    passes = f"{facts.passes} pass{'es' if facts.passes != 1 else ''}"
+    return f"{whose}{rank}: {facts.batches} batches in {facts.wall_s:.1f} s, {passes}"
+
+
+def confidence(verdict: Verdict) -> str:
+    """In words."""
+    if verdict.cause == "too-early":
+        return "nothing is concluded from so little"
+    words = "sure enough to act on" if verdict.is_sure else "look again before acting on it"
+    return f"confidence {verdict.confidence:.2f} of 1: {words}"
+
+
+def advice(facts: Facts, verdict: Verdict, what_if: WhatIf | None, recommended: Prediction | None) -> str:
+    """What to do first."""
+    if recommended is None or what_if is None:
+        return ADVICE[verdict.cause]
+    if what_if.stall - recommended.stall < 0.01:
+        return f"{recommended.change} would do: the stall stays at about {_range(recommended)}."
+    condition = f", if {recommended.condition}" if recommended.condition else ""
+    fall = f"the stall falls from {percent(facts.stall_ratio)} to about {_range(recommended)}"
+    return f"{recommended.change}: {fall}{condition}."
+
+
+def sections(facts: Facts, verdict: Verdict, what_if: WhatIf | None, past: Sequence[Scored]) -> tuple[Section, ...]:
+    """Everything below the verdict."""
+    how = tuple((evidence.name, measure(evidence), evidence.how) for evidence in verdict.evidence)
+    found = [Section(title="How do we know", header=("what", "measured", "how"), rows=how)]
+    found.append(_where_time_goes(facts, verdict))
+    if facts.tickets:
+        found.append(_stages(facts))
+    if facts.transforms:
+        found.append(_transforms(facts))
+    if facts.slowest:
+        found.append(_slowest(facts))
+    if facts.nodes:
+        rows = tuple(
+            (node.name, str(node.tickets), seconds(node.busy_s / max(1, node.tickets)))
+            for node in sorted(facts.nodes, key=lambda node: -node.busy_s / max(1, node.tickets))
+        )
+        found.append(Section(title="Slowest machines", header=("machine", "batches", "time a batch"), rows=rows))
+    if what_if is not None and verdict.cause != "too-early":
+        found.append(_changes(what_if))
+    if past:
+        found.append(_past(past))
+    gaps = facts.unmeasured if facts.unmeasured else ("nothing that matters here",)
+    found.append(Section(title="What was not measured", lines=gaps))
+    return tuple(found)
+
+
+def _where_time_goes(facts: Facts, verdict: Verdict) -> Section:
+    wall_s = max(1e-12, facts.wall_s)
+    lost_s = facts.wall_s - facts.work_s
+    rows = [("the training step", seconds(facts.work_s), percent(facts.work_s / wall_s))]
+    rows += [
+        (LOST_TO[cause], seconds(share * lost_s), percent(share * lost_s / wall_s))
+        for cause, share in verdict.shares
+        if share * lost_s / wall_s >= 0.001
+    ]
+    return Section(
+        title="Where the time goes", header=("the training loop", "seconds", "of its time"), rows=tuple(rows)
+    )
+
+
+_WHERE = {"inline": "the training process", "local": "this machine", "remote": "the cluster"}
+
+
+def _stages(facts: Facts) -> Section:
+    rows: list[tuple[str, ...]] = []
+    for name, lane in facts.lanes.items():
+        if lane.tickets:
+            rows += [(_WHERE.get(name, name), *row) for row in _stage_rows(lane)]
+    header = ("batches made in", "stage", "wall a batch", "CPU a batch", "share")
+    return Section(title="What a batch takes", header=header, rows=tuple(rows))
+
+
+def _stage_rows(lane: LaneFacts) -> Iterator[tuple[str, ...]]:
+    total = max(1e-12, lane.busy_s + lane.transit_s)
+    stages: tuple[tuple[str, float, float | None], ...] = (
+        ("the dataset", lane.load_s, lane.load_cpu_s),
+        ("the collate function", lane.collate_s, lane.collate_cpu_s),
+        ("serialisation", lane.encode_s, lane.encode_cpu_s),
+        ("on its way", lane.transit_s, None),
+    )
+    for stage, wall_s, cpu_s in stages:
+        if wall_s / total >= 0.001:
+            cpu = "" if cpu_s is None else seconds(cpu_s / lane.tickets)
+            yield stage, seconds(wall_s / lane.tickets), cpu, percent(wall_s / total)
+    if lane.queued_s:
+        yield "of these, waiting for a CPU", seconds(lane.queued_s / lane.tickets), "", percent(lane.queued_s / total)
+
+
+def _transforms(facts: Facts) -> Section:
+    total = max(1e-12, sum(one.wall_s for one in facts.transforms or ()))
+    rows = tuple(
+        (one.name, str(one.calls), seconds(one.wall_s / max(1, one.calls)), percent(one.wall_s / total))
+        for one in sorted(facts.transforms or (), key=lambda one: -one.wall_s)
+    )
+    return Section(title="Transforms", header=("transform", "calls", "wall a call", "share"), rows=rows)
+
+
+def _slowest(facts: Facts) -> Section:
+    rows = tuple(
+        (f"{slow.number} of pass {slow.epoch + 1}", seconds(slow.seconds), seconds(slow.load_cpu_s), slow.indices)
+        for slow in facts.slowest[:5]
+    )
+    return Section(title="Slowest batches", header=("batch", "wall", "CPU", "dataset indices"), rows=rows)
+
+
+def _changes(what_if: WhatIf) -> Section:
+    ordered = sorted(what_if.predictions, key=lambda one: one.stall)
+    rows = tuple(
+        (one.change, f"{one.rate:.3g}/s", _range(one), f"if {one.condition}" if one.condition else "")
+        for one in ordered
+    )
+    own = (
+        f"Replayed measurements; for the present setting the same replay says {percent(what_if.modelled)}, "
+        f"measured was {percent(what_if.stall)}; the others are corrected by what it is off."
+    )
+    header = ("change", "batches", "stall (from, to)", "")
+    return Section(title="What would change it", header=header, rows=rows, lines=(own,))
+
+
+def _past(past: Sequence[Scored]) -> Section:
+    rows = tuple((one.change, percent(one.predicted_stall), percent(one.stall)) for one in past[-8:])
+    mean = sum(one.error for one in past) / len(past)
+    lines = (f"Over {len(past)} decisions the stall was off by {100 * mean:.1f} points on average.",)
+    return Section(title="Past predictions", header=("change", "stall predicted", "came"), rows=rows, lines=lines)
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+
+def text(
+    facts: Facts,
+    verdict: Verdict,
+    what_if: WhatIf | None,
+    past: Sequence[Scored],
+    recommended: Prediction | None,
+) -> str:
+    """For a terminal."""
+    lines = [
+        f"dpex diagnosis of {headline(facts)}",
+        "",
+        f"{verdict.title.upper()}: {verdict.sentence}",
+        f"({confidence(verdict)})",
+        "",
+        f"First: {advice(facts, verdict, what_if, recommended)}",
+    ]
+    for section in sections(facts, verdict, what_if, past):
+        lines += ["", section.title, *_table(section), *(f"  - {line}" for line in section.lines)]
+    return "\n".join(lines)
+
+
+def _table(section: Section) -> Iterator[str]:
+    rows = [section.header, *section.rows] if section.rows else []
+    if not rows:
+        return
+    widths = [max(len(row[column]) for row in rows) for column in range(len(section.header))]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+# -- data ------------------------------------------------------------------------------------------------------------
+
+
+def plain(
+    facts: Facts,
+    verdict: Verdict,
+    what_if: WhatIf | None,
+    past: Sequence[Scored],
+    recommended: Prediction | None,
+) -> dict[str, Any]:
+    """JSON-able, see `dpex.diagnose.diagnosis.Diagnosis.to_dict`."""
+    shown = dict(_plain(verdict))
+    shown |= {"title": verdict.title, "is_sure": verdict.is_sure, "shares": dict(verdict.shares)}
+    measured = dict(_plain(facts))
+    measured |= {"wall_s": facts.wall_s, "wait_s": facts.wait_s}
+    measured |= {"lost_ratio": facts.lost_ratio, "stall_ratio": facts.stall_ratio}
+    for lane in measured["lanes"].values():
+        lane.pop("services_s")
+    return {
+        "version": VERSION,
+        "verdict": shown,
+        "advice": advice(facts, verdict, what_if, recommended),
+        "recommendation": _plain(recommended),
+        "what_if": _plain(what_if),
+        "scores": _plain(tuple(past)),
+        "facts": measured,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

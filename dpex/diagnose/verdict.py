@@ -1,0 +1,248 @@
+"""What limits the run, in one word and one sentence, with how sure that is and why. Pure.
+
+Rules, first match:
+
+1. Too little was seen (`ENOUGH_BATCHES`, `ENOUGH_S`): nothing is concluded.
+2. Once started, less than `LIMIT` of the time is lost (of the GPU's, where that is known), and the start took less than
+   `START_LIMIT`: the consumer is the limit.
+3. Seconds lost are put down to causes (`dpex.diagnose.losses`). The largest is the verdict if it is at least `ALONE`
+   times the second; else "mixed".
+4. What the order costs where ``memory_budget`` keeps the depth small, and a deeper queue would help by replay, is the
+   memory's fault.
+
+Confidence, 0 to 1, is a product: how far the first cause is from the second, (a - b) / (a + b), for "mixed" 1 less
+that, for the consumer how far below the limit the loss is; how much was seen, n / (n + 25) for n batches; and, near the
+limit, how clearly anything is lost at all. It is halved where a full machine hides whether workers computed or waited.
+`SURE` is what a verdict may be acted on without another look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dpex.diagnose.facts import Facts
+from dpex.diagnose.losses import Losses, is_tiny, losses
+
+Cause = Literal[
+    "consumer", "cpu", "storage", "transfer", "straggler", "memory", "dispatch", "startup", "mixed", "too-early"
+]
+ENOUGH_BATCHES = 50
+"""A cause that takes turns with another one shows by then: at 50 a share of one half is known to within 14 points."""
+ENOUGH_S = 1.0
+"""Below a second the kernel's own time slices and ticks are as large as what is told apart."""
+LIMIT = 0.05
+"""XProf calls an input pipeline "not the bottleneck" below that (openxla/xprof, input_pipeline_analysis)."""
+START_LIMIT = 0.1
+"""Of the start, which weighs less the longer a run goes on."""
+ALONE = 2.0
+"""Removing a cause that is no more than twice the next one leaves a third of the loss or more."""
+SURE = 0.6
+HELPS = 1.1
+"""A deeper queue counts as helping from this many times the rate on: less is within the replay's own error."""
+_HALF_KNOWN = 25
+
+TITLES: dict[str, str] = {
+    "consumer": "not data-bound",
+    "cpu": "CPU-bound preprocessing",
+    "storage": "storage-bound reading",
+    "transfer": "transfer-bound",
+    "straggler": "straggler-bound",
+    "memory": "memory-bound",
+    "dispatch": "dispatch-bound",
+    "startup": "start-up",
+    "mixed": "mixed",
+    "too-early": "too early to say",
+}
+
+LOST_TO: dict[str, str] = {
+    "cpu": "computing batches",
+    "storage": "waiting for data",
+    "transfer": "moving batches",
+    "straggler": "single slow batches",
+    "memory": "too few batches in flight",
+    "dispatch": "handing out and taking in",
+    "startup": "starting",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """A number, its unit, and how it was got."""
+
+    name: str
+    value: float
+    unit: str
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """See the module. where: which part of the work, "" if unsaid. lost_ratio, gpu_lost_ratio: shares of wall time that
+    the training loop and the GPU's stream lost, the latter None if unknown. shares: of what is lost, by cause."""
+
+    cause: Cause
+    where: str
+    sentence: str
+    confidence: float
+    lost_ratio: float
+    gpu_lost_ratio: float | None
+    shares: tuple[tuple[str, float], ...]
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def title(self) -> str:
+        """The cause in words."""
+        return TITLES[self.cause]
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it may be acted on without another look."""
+        return self.confidence >= SURE
+
+
+def judge(facts: Facts, deeper: float | None = None) -> Verdict:
+    """The verdict; ``deeper``: how many times the rate would be with more batches in flight, None if unknown."""
+    found = _blaming_memory(facts, losses(facts), deeper)
+    seen = facts.batches / (facts.batches + _HALF_KNOWN)
+    cause, confidence, causes = _cause(facts, found)
+    where = _where(facts, found, cause)
+    total = max(1e-12, found.total_s)
+    return Verdict(
+        cause=cause,
+        where=where,
+        sentence=_sentence(facts, found, cause, where, causes),
+        confidence=min(1.0, max(0.0, confidence * seen)),
+        lost_ratio=facts.lost_ratio,
+        gpu_lost_ratio=facts.gpu_lost_ratio,
+        shares=tuple((name, seconds / total) for name, seconds in found.ranked if seconds > 0),
+        evidence=tuple(_evidence(facts, found, cause, deeper)),
+    )
+
+
+def _blaming_memory(facts: Facts, found: Losses, deeper: float | None) -> Losses:
+    if not facts.is_capped or deeper is None or deeper < HELPS:
+        return found
+    by_cause = dict(found.by_cause)
+    by_cause["memory"] += by_cause["straggler"]
+    by_cause["straggler"] = 0.0
+    return Losses(by_cause=by_cause, places=found.places, queued_s=found.queued_s, is_undecided=found.is_undecided)
+
+
+def _cause(facts: Facts, found: Losses) -> tuple[Cause, float, list[str]]:
+    """The cause, how sure it is but for the number of batches, and what is mixed."""
+    if facts.batches < ENOUGH_BATCHES or facts.wall_s < ENOUGH_S:
+        return "too-early", 0.0, []
+    gpu = facts.gpu_lost_ratio
+    lost = facts.stall_ratio if gpu is None else min(gpu, facts.stall_ratio)
+    if lost < LIMIT and facts.causes.get("startup", 0.0) < START_LIMIT * facts.wall_s:
+        return "consumer", min(1.0, 2.0 * (1.0 - lost / LIMIT)), []
+    (first, a), (_, b) = found.ranked[:2]
+    apart = (a - b) / max(1e-12, a + b)
+    clear = min(1.0, facts.lost_ratio / (2.0 * LIMIT)) * (0.5 if found.is_undecided else 1.0)
+    if a < ALONE * b:
+        return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]
+    return first, apart * clear, [first]  # type: ignore[return-value]
+
+
+def _where(facts: Facts, found: Losses, cause: str) -> str:
+    if cause == "memory":
+        return "memory_budget" if facts.is_capped else "prefetch"
+    if cause == "startup" and facts.passes > 1:
+        return f"{facts.passes} passes"
+    return found.place(cause)
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.0f} %"
+
+
+def _sentence(facts: Facts, found: Losses, cause: str, where: str, causes: list[str]) -> str:
+    lost = _percent(facts.lost_ratio)
+    if cause == "too-early":
+        return (
+            f"Too early to say: {facts.batches} batches in {facts.wall_s:.1f} s were seen; "
+            f"{ENOUGH_BATCHES} in {ENOUGH_S:g} s are the least to conclude anything from."
+        )
+    if cause == "consumer":
+        return _consumer(facts, lost)
+    if cause == "mixed":
+        parts = " and ".join(_because(name, found.place(name)) for name in causes)
+        return f"The training loop loses {lost} of its time to loading, for several reasons: {parts}."
+    because = _because(cause, where)
+    full = " The machine is full: workers wait for a CPU." if cause == "cpu" and _is_full(found) else ""
+    return f"The training loop loses {lost} of its time to loading, as {because}.{full}"
+
+
+def _consumer(facts: Facts, lost: str) -> str:
+    gpu = facts.gpu_lost_ratio
+    if gpu is not None and facts.lost_ratio >= LIMIT:
+        idle = f"it lay idle for {_percent(gpu)}"
+        return f"Not data-bound: next() waits for {lost} of the time, but the GPU has work meanwhile: {idle}."
+    return f"Not data-bound: the training step is the limit; {lost} of the time is lost to loading."
+
+
+def _because(cause: str, where: str) -> str:
+    return _BECAUSE[cause] + (f" ({where})" if where else "")
+
+
+def _is_full(found: Losses) -> bool:
+    return found.queued_s > 0.3 * found.by_cause["cpu"]
+
+
+_BECAUSE = {
+    "cpu": "making batches is computing",
+    "storage": "making batches is waiting for data",
+    "transfer": "batches take long to move",
+    "straggler": "single slow batches hold up others that are ready, and workers idle behind them",
+    "memory": "too few batches may be in flight, and workers idle",
+    "dispatch": "batches are so small that handing them out and taking them in costs more than making them",
+    "startup": "it waits for the first batches of its passes",
+}
+
+
+def _evidence(facts: Facts, found: Losses, cause: str, deeper: float | None) -> list[Evidence]:
+    evidence = [
+        Evidence(name="time lost to loading", value=facts.lost_ratio, unit="ratio", how="timed around every next()"),
+        Evidence(name="batches", value=facts.batches, unit="", how="counted"),
+        Evidence(name="wall time in passes", value=facts.wall_s, unit="s", how="timed around every next()"),
+    ]
+    if facts.gpu_lost_ratio is not None:
+        how = "CUDA events on the training stream as next() is entered and left"
+        evidence.append(Evidence(name="GPU time lost", value=facts.gpu_lost_ratio, unit="ratio", how=how))
+    if facts.tickets:
+        each = facts.tickets
+        cpu_s = sum(lane.cpu_s for lane in facts.lanes.values())
+        evidence += [
+            Evidence(
+                name="making a batch", value=facts.busy_s / each, unit="s", how="wall time where it is made, mean"
+            ),
+            Evidence(name="CPU time of that", value=cpu_s / each, unit="s", how="the thread's CPU clock, mean"),
+        ]
+    evidence += [
+        Evidence(name=f"lost to {LOST_TO[name]}", value=seconds, unit="s", how=_HOW[name])
+        for name, seconds in found.ranked
+        if seconds > 0.02 * found.total_s
+    ]
+    if cause == "cpu" and found.queued_s > 0:
+        how = "run queues, from the kernel's schedstat"
+        evidence.append(Evidence(name="of that, waiting for a CPU", value=found.queued_s, unit="s", how=how))
+    if cause == "memory" and deeper is not None:
+        how = "replay of measured times with four times the depth"
+        evidence.append(Evidence(name="rate with a deeper queue", value=deeper, unit="times", how=how))
+    if is_tiny(facts):
+        evidence.append(
+            Evidence(name="batch size", value=facts.batch_bytes, unit="bytes", how="mean of what was moved")
+        )
+    return evidence
+
+
+_HOW = {
+    "cpu": "waits, by the CPU time and run queues of the stages of the batch waited for",
+    "storage": "waits, by wall less CPU time and run queues of the stages of the batch waited for",
+    "transfer": "waits, by serialising and transit of the batch waited for; pinning; taking batches in",
+    "straggler": "waits while later batches were ready, as far as other workers had nothing to do",
+    "memory": "waits while workers had nothing to do as no more may be in flight",
+    "dispatch": "next() busy with handing out and taking in, and waits for workers that were not at work",
+    "startup": "the first batch of each pass, and waits while no worker ran",
+}

@@ -1,0 +1,231 @@
+"""Datasets with a planted bottleneck, and training loops that run into it: real work, real waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from dpex import DpexDataLoader
+from dpex.diagnose.diagnosis import Diagnosis
+
+
+def compute(cpu_s: float) -> None:
+    """Keep a CPU busy for that much of its own time, however many others want it."""
+    until = time.thread_time() + cpu_s
+    while time.thread_time() < until:
+        pass
+
+
+class Planted(Dataset[Any]):
+    """Samples that are waited for, then computed; every ``every``-th is waited for ``slow_s`` longer."""
+
+    def __init__(self, size: int, wait_s: float = 0.0, cpu_s: float = 0.0, every: int = 0, slow_s: float = 0.0) -> None:
+        self.size, self.wait_s, self.cpu_s, self.every, self.slow_s = size, wait_s, cpu_s, every, slow_s
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        wait_s = self.wait_s + (self.slow_s if self.every and index % self.every == 0 else 0.0)
+        if wait_s:
+            time.sleep(wait_s)
+        if self.cpu_s:
+            compute(self.cpu_s)
+        return self.value(index)
+
+    def value(self, index: int) -> Any:
+        return torch.zeros(3)
+
+
+class Spread(Planted):
+    """Waits of very different length, none of them hopeless."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.wait_s * (0.2, 0.3, 4.0, 0.2, 0.3, 0.2, 2.5, 0.3)[index % 8])
+        return self.value(index)
+
+
+class Wordy(Planted):
+    """Large objects that are no tensors."""
+
+    def value(self, index: int) -> Any:
+        return {f"word {number}": [float(number)] * 3 for number in range(8000)}
+
+
+class Large(Planted):
+    """Samples of 6 MB, ready made."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.sample = torch.zeros(1_500_000)
+
+    def value(self, index: int) -> Any:
+        return self.sample
+
+
+def as_they_are(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def computing_collate(samples: list[Any]) -> Any:
+    compute(0.012)
+    return torch.stack(samples)
+
+
+def slow_start(worker: int) -> None:
+    time.sleep(1.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A loader's dataset and arguments, a step, and what is to be found of it.
+
+    accepted: verdicts that are right; the first is the planted one. where: what the place must mention.
+    """
+
+    dataset: Callable[[], Dataset[Any]]
+    accepted: tuple[str, ...]
+    where: str = ""
+    step_s: float = 0.001
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> Diagnosis:
+        """One pass, announced, so that it is measured without workers too; on a cluster once all actors have come."""
+        options = {"batch_size": 2, "num_workers": 4, "seeding": "batch", **self.options}
+        with DpexDataLoader(self.dataset(), **options) as loader:
+            if not loader.distribute_mode:
+                loader.diagnose()
+                train(loader, self.step_s)
+                return loader.diagnose()
+            running = iter(loader)
+            next(running)
+            while loader.stats().lanes["remote"].running < loader.num_workers:
+                time.sleep(0.05)
+                next(running)
+            loader.diagnose(reset=True)
+            train(running, self.step_s)
+            return loader.diagnose()
+
+
+def train(loader: Iterable[Any], step_s: float) -> None:
+    """Steps in which a GPU would be at work."""
+    for _ in loader:
+        if step_s:
+            time.sleep(step_s)
+
+
+CASES: dict[str, Case] = {
+    "consumer": Case(dataset=partial(Planted, 200, wait_s=0.002), accepted=("consumer",), step_s=0.02),
+    "reading": Case(dataset=partial(Planted, 400, wait_s=0.02), accepted=("storage",), where="dataset"),
+    "computing": Case(
+        dataset=partial(Planted, 400, cpu_s=0.005),
+        accepted=("cpu",),
+        where="dataset",
+        options={"num_workers": 2},
+    ),
+    "computing here": Case(
+        dataset=partial(Planted, 300, cpu_s=0.005), accepted=("cpu",), where="dataset", options={"num_workers": 0}
+    ),
+    "reading in logical workers": Case(
+        dataset=partial(Planted, 500, wait_s=0.02),
+        accepted=("storage",),
+        where="dataset",
+        options={"seeding": "worker"},
+    ),
+    "collating": Case(
+        dataset=partial(Planted, 400),
+        accepted=("cpu",),
+        where="collate",
+        options={"num_workers": 2, "collate_fn": computing_collate},
+    ),
+    "large objects": Case(
+        dataset=partial(Wordy, 120),
+        accepted=("transfer",),
+        options={"collate_fn": as_they_are, "num_workers": 2},
+    ),
+    "stragglers": Case(
+        dataset=partial(Planted, 480, wait_s=0.001, every=32, slow_s=0.15),
+        accepted=("straggler",),
+        options={"prefetch_factor": 3},
+    ),
+    "stragglers in logical workers": Case(
+        dataset=partial(Planted, 480, wait_s=0.001, every=32, slow_s=0.15),
+        accepted=("straggler",),
+        options={"prefetch_factor": 2, "seeding": "worker"},
+    ),
+    "too little memory": Case(
+        dataset=partial(Spread, 240, wait_s=0.02),
+        accepted=("memory",),
+        where="memory_budget",
+        options={"memory_budget": 4 * 24, "prefetch_factor": 16},
+    ),
+    "one batch in flight": Case(
+        dataset=partial(Planted, 200, wait_s=0.01),
+        accepted=("memory",),
+        where="memory_budget",
+        options={"memory_budget": 24},
+    ),
+    "tiny batches": Case(
+        dataset=partial(Planted, 30_000),
+        accepted=("dispatch",),
+        step_s=0.0,
+        options={"batch_size": 1, "num_workers": 2, "prefetch_factor": 4},
+    ),
+    "slow start": Case(
+        dataset=partial(Planted, 240, wait_s=0.001), accepted=("startup",), options={"worker_init_fn": slow_start}
+    ),
+    "reading and computing": Case(
+        dataset=partial(Planted, 160, wait_s=0.008, cpu_s=0.008), accepted=("mixed",), options={"num_workers": 1}
+    ),
+    "reading and collating": Case(
+        dataset=partial(Planted, 240, wait_s=0.006),
+        accepted=("mixed",),
+        options={"num_workers": 1, "collate_fn": computing_collate},
+    ),
+    "reading and stragglers": Case(
+        dataset=partial(Planted, 480, wait_s=0.012, every=24, slow_s=0.16),
+        accepted=("mixed",),
+        options={"prefetch_factor": 3},
+    ),
+    "too early": Case(dataset=partial(Planted, 60, wait_s=0.02), accepted=("too-early",)),
+}
+
+_FAR: dict[str, Any] = {"distribute_mode": True, "num_workers": 2}
+REMOTE: dict[str, Case] = {
+    "reading": Case(dataset=partial(Planted, 200, wait_s=0.02), accepted=("storage",), where="dataset", options=_FAR),
+    "computing": Case(
+        dataset=partial(Planted, 200, cpu_s=0.01),
+        accepted=("cpu", "mixed"),  # where others use the CPUs too: waiting for one is not told by other machines
+        where="dataset",
+        options={**_FAR, "num_workers": 1},
+    ),
+    "collating": Case(
+        dataset=partial(Planted, 200),
+        accepted=("cpu",),
+        where="collate",
+        options={**_FAR, "num_workers": 1, "collate_fn": computing_collate},
+    ),
+    "large batches": Case(
+        dataset=partial(Large, 1200),
+        accepted=("transfer",),
+        step_s=0.0,
+        options={**_FAR, "collate_fn": as_they_are, "batch_size": 4},
+    ),
+    "stragglers": Case(
+        dataset=partial(Planted, 320, wait_s=0.001, every=32, slow_s=0.2),
+        accepted=("straggler",),
+        options={**_FAR, "prefetch_factor": 3},
+    ),
+    "consumer": Case(dataset=partial(Planted, 160, wait_s=0.002), accepted=("consumer",), step_s=0.02, options=_FAR),
+    "reading and collating": Case(
+        dataset=partial(Planted, 200, wait_s=0.006),
+        accepted=("mixed",),
+        options={**_FAR, "num_workers": 1, "collate_fn": computing_collate},
+    ),
+}

@@ -1,0 +1,154 @@
+"""`DpexDataLoader.diagnose` and ``DPEX_DIAGNOSE``: what is counted, from when on, and what is said when nothing is."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpex import DpexDataLoader
+from dpex.diagnose.book import Account, Book
+from dpex.sampling import KEPT, Reservoir, SlowBatch, Slowest
+from tests.diagnose.planted import Planted
+
+ROOT = Path(__file__).parents[2]
+KINDS: dict[str, dict[str, Any]] = {
+    "here": {"num_workers": 0},
+    "here, per batch": {"num_workers": 0, "seeding": "batch"},
+    "local": {"num_workers": 2},
+    "kept": {"num_workers": 2, "persistent_workers": True},
+    "auto": {"num_workers": "auto"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_passes_are_counted_until_reset(kind: str) -> None:
+    with DpexDataLoader(Planted(40), batch_size=4, **KINDS[kind]) as loader:
+        loader.diagnose()
+        for _ in range(3):
+            list(loader)
+        facts = loader.diagnose(reset=True).facts
+        assert (facts.batches, facts.samples, facts.passes) == (30, 120, 3)
+        assert facts.tickets == 30
+        assert facts.wall_s > 0
+        assert loader.diagnose().facts.batches == 0
+        list(loader)
+        facts = loader.diagnose().facts
+        assert (facts.batches, facts.samples, facts.passes) == (10, 40, 1)
+
+
+def test_in_the_middle_of_a_pass() -> None:
+    with DpexDataLoader(Planted(80), batch_size=4, num_workers=2) as loader:
+        iterator = iter(loader)
+        for _ in range(5):
+            next(iterator)
+        assert loader.diagnose(reset=True).facts.batches == 5
+        for _ in range(4):
+            next(iterator)
+        facts = loader.diagnose().facts
+        assert facts.batches == 4
+        assert facts.workers == 2
+        assert facts.slowest
+
+
+def test_nothing_measured_is_said() -> None:
+    loader = DpexDataLoader(Planted(8), num_workers=0)
+    list(loader)
+    diagnosis = loader.diagnose()
+    assert diagnosis.verdict.cause == "too-early"
+    assert "without workers it is measured from now on" in str(diagnosis)
+    list(loader)
+    assert loader.diagnose().facts.batches == 8
+    torchs = DpexDataLoader(Planted(8), num_workers=1, local_engine="torch")
+    assert "PyTorch's own iterators" in str(torchs.diagnose())
+
+
+def test_a_pickled_loader_begins_anew() -> None:
+    loader = DpexDataLoader(Planted(8), num_workers=1)
+    list(loader)
+    assert pickle.loads(pickle.dumps(loader)).diagnose().facts.batches == 0
+
+
+def test_ended_pages_are_folded() -> None:
+    class Ended:
+        def sums(self) -> Any:
+            return DpexDataLoader(Planted(1), num_workers=0) and _sums
+
+    with DpexDataLoader(Planted(8), batch_size=4, num_workers=1) as loader:
+        iterator = iter(loader)
+        list(iterator)
+        _sums = iterator._engine.sums()  # type: ignore[attr-defined]
+    book = Book()
+    for _ in range(5):
+        book.open(Ended()).end()
+    assert len(book._pages) <= 2
+    assert book.read().sums["batches"] == 10
+
+
+def test_of_many_service_times_some_are_kept() -> None:
+    reservoir = Reservoir()
+    for number in range(20 * KEPT):
+        reservoir.add(float(number % 10))
+    assert len(reservoir.kept) == KEPT
+    shares = [reservoir.kept.count(float(digit)) / KEPT for digit in range(10)]
+    assert max(shares) < 0.2
+    merged = Account(services={"local": [1.0]})
+    for _ in range(4):
+        merged.add(Account(services={"local": reservoir.kept}))
+    assert len(merged.services["local"]) == 2 * KEPT
+
+
+def test_the_slowest_are_kept() -> None:
+    slowest = Slowest()
+    for number in range(100):
+        batch = SlowBatch(float(number * 37 % 100), 0, number, [number])
+        if batch.seconds > slowest.least_s:
+            slowest.add(batch)
+    assert [batch.seconds for batch in slowest.found()] == [99.0, 98.0, 97.0, 96.0, 95.0, 94.0, 93.0, 92.0]
+
+
+SCRIPT = """
+from dpex import DpexDataLoader
+from tests.diagnose.planted import Planted
+if __name__ == "__main__":
+    loader = DpexDataLoader(Planted(40), num_workers={workers}, batch_size=4)
+    list(loader)
+    {end}
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("end", ["loader.close(); loader.close()", "pass", "del loader"])
+def test_it_is_printed_once_at_the_end(workers: int, end: str) -> None:
+    said = run(SCRIPT.format(workers=workers, end=end), "1").stderr
+    assert said.count("dpex diagnosis of") == 1
+    assert "rank 5: 10 batches" in said
+
+
+def test_it_is_written_once_per_loader(tmp_path: Path) -> None:
+    twice = SCRIPT.format(workers=1, end="loader.close(); list(loader)")
+    run(twice, str(tmp_path / "run-{rank}.html"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-5-2.html", "run-5.html"]
+
+
+def test_a_place_that_cannot_be_written_to_ends_nothing(tmp_path: Path) -> None:
+    done = run(SCRIPT.format(workers=0, end="pass"), str(tmp_path / "missing" / "run.html"))
+    assert "no diagnosis" in done.stderr
+
+
+def run(script: str, wanted: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"DPEX_DIAGNOSE": wanted, "RANK": "5", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=120,
+    )

@@ -1,0 +1,131 @@
+"""What people and programs are shown: complete, escaped, and without anything from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.diagnose.diagnosis import Diagnosis, diagnose
+from dpex.diagnose.facts import SlowFacts, TransformFacts
+from dpex.diagnose.report import seconds, size
+from dpex.diagnose.verdict import TITLES
+from tests.diagnose.test_verdict import PLANTED
+
+HOSTILE = "<script>alert('x')</script>&"
+VOID = {"meta", "br", "img", "link"}
+
+
+def a_decision(predicted: float, came: float | None) -> Decision:
+    outcome = None if came is None else Outcome(rate=9.0, stall=came, kept=True, at=2.0)
+    old, new = Settings(local=1, depth=2), Settings(local=4, depth=8)
+    return Decision(
+        at=1.0,
+        old=old,
+        new=new,
+        reason="too few",
+        text="",
+        evidence={},
+        predicted_rate=10.0,
+        predicted_stall=predicted,
+        outcome=outcome,
+    )
+
+
+@pytest.fixture(scope="module")
+def full() -> Diagnosis:
+    """With everything that may be there."""
+    facts = replace(
+        PLANTED["reading"][2],
+        name=HOSTILE,
+        dataset=HOSTILE,
+        rank=3,
+        slowest=(SlowFacts(seconds=1.5, epoch=0, number=7, indices=HOSTILE),),
+        transforms=(TransformFacts(name=HOSTILE, calls=10, wall_s=0.5, cpu_s=0.1),),
+        decisions=(a_decision(0.1, 0.14), a_decision(0.2, None)),
+        unmeasured=(HOSTILE,),
+    )
+    return diagnose(facts)
+
+
+class Tags(HTMLParser):
+    """Opens and closes what it should, and notes what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_text_and_data_of_every_verdict(name: str) -> None:
+    diagnosis = diagnose(PLANTED[name][2])
+    text = str(diagnosis)
+    assert TITLES[diagnosis.verdict.cause].upper() in text
+    for title in ("How do we know", "Where the time goes", "What was not measured"):
+        assert title in text
+    assert ("What would change it" in text) == (diagnosis.verdict.cause != "too-early")
+    data = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
+    assert data["version"] == 1
+    assert data["verdict"]["cause"] == diagnosis.verdict.cause
+    assert data["facts"]["batches"] == diagnosis.facts.batches
+    assert len(data["what_if"]["predictions"]) == len(diagnosis.what_if.predictions)  # type: ignore[union-attr]
+
+
+def test_the_page_is_whole_and_loads_nothing(full: Diagnosis) -> None:
+    page = full.html()
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert tags.seen.isdisjoint({"script", "link", "img", "iframe"})
+    assert {name for name, _ in tags.attributes}.isdisjoint({"src", "href", "onload", "onclick"})
+    assert re.findall(r"url\(|@import|https?:", page) == []
+    assert "prefers-color-scheme: dark" in page
+    assert "@media print" in page
+
+
+def test_what_users_named_is_escaped(full: Diagnosis) -> None:
+    assert HOSTILE not in full.html()
+    assert full.html().count("&lt;script&gt;") >= 5
+    assert HOSTILE in str(full)
+
+
+def test_everything_there_is_told(full: Diagnosis) -> None:
+    text = str(full)
+    assert "rank 3" in text
+    for title in ("Transforms", "Slowest batches", "Past predictions"):
+        assert title in text
+    assert "off by 4.0 points" in text
+    assert full.scores[0].error == pytest.approx(0.04)
+    assert len(full.scores) == 1
+
+
+def test_the_page_is_written(full: Diagnosis, tmp_path: Path) -> None:
+    path = full.write_html(tmp_path / "report.html")
+    assert path.read_text(encoding="utf-8") == full.html()
+
+
+def test_numbers_for_people() -> None:
+    assert [seconds(value) for value in (0.0, 0.00008, 0.035, 1.2351, 1234.0)] == [
+        "0 µs",
+        "80 µs",
+        "35 ms",
+        "1.24 s",
+        "1234 s",
+    ]
+    assert [size(value) for value in (12, 38e6, 1.5e9)] == ["12 B", "38 MB", "1.5 GB"]

@@ -1,0 +1,179 @@
+"""Each verdict from measurements made by hand, and how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpex.causes import CAUSES
+from dpex.diagnose.diagnosis import diagnose
+from dpex.diagnose.facts import Facts, LaneFacts
+from dpex.diagnose.losses import losses
+from dpex.diagnose.verdict import SURE, Verdict, judge
+
+N = 400
+
+
+def lane(**changes: Any) -> LaneFacts:
+    """Four workers that were busy for 10 s each."""
+    return LaneFacts(**{"tickets": N, "workers": 4, "queued_s": 0.0, "services_s": (0.1,) * 64, **changes})
+
+
+READING = lane(load_s=40.0, load_cpu_s=0.4)
+COMPUTING = lane(load_s=40.0, load_cpu_s=39.0)
+
+
+def facts(causes: dict[str, float], local: LaneFacts | None = None, **changes: Any) -> Facts:
+    """A run of 10 s, of which the consumer worked what it did not wait."""
+    values: dict[str, Any] = {
+        "batches": N,
+        "samples": 8 * N,
+        "passes": 1,
+        "causes": dict.fromkeys(CAUSES, 0.0) | causes,
+        "work_s": 10.0 - sum(causes.values()),
+        "lanes": {"local": local or READING},
+        "cpus": 8.0,
+        "depth": 8,
+        "batch_bytes": 1e6,
+        "trainer_cpu_s": 1.0,
+        "trainer_queued_s": 0.0,
+        "others": 0.0,
+    }
+    return Facts(**values | changes)
+
+
+HERE = LaneFacts(tickets=N, load_s=6.0, load_cpu_s=5.9)
+QUEUEING = lane(load_s=40.0, load_cpu_s=10.0, queued_s=29.0)
+COLLATING = lane(load_s=4.0, load_cpu_s=4.0, collate_s=36.0, collate_cpu_s=35.0)
+SENDING = lane(load_s=4.0, load_cpu_s=4.0, transit_s=36.0)
+ENCODING = lane(load_s=4.0, load_cpu_s=4.0, encode_s=36.0, encode_cpu_s=35.0)
+TINY = lane(load_s=0.1, load_cpu_s=0.1, collate_s=0.02, collate_cpu_s=0.02, encode_s=0.01)
+NETWORK = {"network": 1e9, "object_store": 1e3}
+STORE = {"network": 0.0, "object_store": 1e9}
+
+PLANTED: dict[str, tuple[str, str, Facts]] = {
+    "consumer": ("consumer", "", facts({"read": 0.2})),
+    "reading": ("storage", "the dataset", facts({"read": 6.0, "transform": 0.1})),
+    "computing": ("cpu", "the dataset", facts({"read": 0.1, "transform": 6.0}, COMPUTING)),
+    "computing in this process": (
+        "cpu",
+        "the dataset",
+        facts({"read": 0.1, "transform": 5.9}, lanes={"inline": HERE}),
+    ),
+    "queueing for CPUs": ("cpu", "the dataset", facts({"read": 4.5, "transform": 1.5}, QUEUEING, cpus=2.0)),
+    "collating": ("cpu", "the collate function", facts({"transform": 0.6, "collate": 5.4}, COLLATING)),
+    "waiting while collating": (
+        "storage",
+        "the collate function",
+        facts({"read": 0.1, "collate": 5.9}, replace(COLLATING, collate_cpu_s=0.4)),
+    ),
+    "network": ("transfer", "the network", facts({"transform": 0.6, "fetch": 5.4}, SENDING, moved_bytes=NETWORK)),
+    "object store": ("transfer", "the object store", facts({"transform": 0.6, "fetch": 5}, SENDING, moved_bytes=STORE)),
+    "host to device": ("transfer", "host-to-device", facts({"transform": 0.3, "h2d": 5.0})),
+    "large objects": ("transfer", "serialisation", facts({"transform": 0.6, "serialize": 5.4}, ENCODING)),
+    "stragglers": ("straggler", "", facts({"read": 0.5, "straggler": 5.0}, head_idle_s=3.75)),
+    "a queue too short": ("memory", "prefetch", facts({"read": 6.0}, other_idle_s=4.5, depth=1)),
+    "tiny batches": ("dispatch", "", facts({"transform": 4.0, "unknown": 1.0}, TINY, transfer_s=1.0)),
+    "start": ("startup", "", facts({"startup": 5.0, "read": 0.3})),
+    "read and compute": (
+        "mixed",
+        "",
+        facts({"read": 3.0, "transform": 2.6}, lane(load_s=40.0, load_cpu_s=19.0)),
+    ),
+    "compute and stragglers": ("mixed", "", facts({"transform": 3.0, "straggler": 3.0}, COMPUTING, head_idle_s=2.25)),
+    "too few batches": ("too-early", "", facts({"read": 6.0}, batches=49)),
+    "too short": ("too-early", "", facts({"read": 0.6}, work_s=0.3)),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_is_planted_is_found(name: str) -> None:
+    cause, where, measured = PLANTED[name]
+    verdict = diagnose(measured).verdict
+    assert verdict.cause == cause
+    if where:
+        assert verdict.where == where
+    assert verdict.is_sure == (cause != "too-early")
+    assert verdict.sentence.endswith(".")
+
+
+def test_a_wait_behind_a_batch_while_all_are_at_work_is_no_straggler() -> None:
+    measured = facts({"transform": 1.0, "straggler": 5.0}, COMPUTING, head_idle_s=0.0)
+    assert judge(measured).cause == "cpu"
+
+
+def test_a_queue_that_memory_keeps_short_is_the_memorys_fault_only_if_a_longer_one_would_help() -> None:
+    measured = facts({"read": 0.5, "straggler": 5.0}, head_idle_s=3.75, is_capped=True)
+    assert judge(measured, deeper=2.0).cause == "memory"
+    assert judge(measured, deeper=1.0).cause == "straggler"
+    assert judge(measured, deeper=None).cause == "straggler"
+
+
+def test_the_gpu_has_the_last_word() -> None:
+    """The host waits while the GPU still has work: nothing is lost."""
+    measured = facts({"read": 6.0})
+    verdict = judge(replace(measured, gpu_stall_s=0.1))
+    assert (verdict.cause, verdict.gpu_lost_ratio) == ("consumer", 0.01)
+    assert judge(replace(measured, gpu_stall_s=5.0)).cause == "storage"
+
+
+def test_a_full_machine_that_does_not_tell_who_waits_is_no_sure_storage() -> None:
+    measured = facts({"read": 4.5, "transform": 1.0}, replace(QUEUEING, queued_s=None), cpus=1.0)
+    assert not judge(measured).is_sure
+    assert judge(replace(measured, cpus=16.0)).confidence == pytest.approx(2 * judge(measured).confidence)
+
+
+def test_the_machine_is_said_to_be_full() -> None:
+    assert "wait for a CPU" in judge(PLANTED["queueing for CPUs"][2]).sentence
+    assert "wait for a CPU" not in judge(PLANTED["computing"][2]).sentence
+
+
+def test_more_data_and_a_clearer_cause_make_surer() -> None:
+    clear, close = facts({"read": 6.0}), facts({"read": 4.0, "straggler": 1.9}, head_idle_s=1.425)
+    assert judge(clear).cause == judge(close).cause == "storage"
+    assert judge(clear).confidence > SURE > judge(close).confidence
+    assert judge(replace(clear, batches=60)).confidence < judge(clear).confidence
+
+
+seconds = st.floats(0.0, 50.0)
+
+
+@given(
+    causes=st.fixed_dictionaries(dict.fromkeys(CAUSES, seconds)),
+    made=st.lists(seconds, min_size=6, max_size=6),
+    idle=st.lists(seconds, min_size=2, max_size=2),
+    queued=st.none() | seconds,
+    workers=st.integers(0, 8),
+    depth=st.integers(1, 64),
+    transfer_s=seconds,
+)
+def test_every_lost_second_has_one_cause(
+    causes: dict[str, float],
+    made: list[float],
+    idle: list[float],
+    queued: float | None,
+    workers: int,
+    depth: int,
+    transfer_s: float,
+) -> None:
+    stages = dict(
+        zip(("load_s", "load_cpu_s", "collate_s", "collate_cpu_s", "encode_s", "transit_s"), made, strict=True)
+    )
+    lanes = {"local": lane(workers=workers, queued_s=queued, **stages)}
+    changes = {"lanes": lanes, "depth": depth, "head_idle_s": idle[0], "other_idle_s": idle[1]}
+    measured = facts(causes, work_s=1.0, transfer_s=transfer_s, **changes)
+    found = losses(measured)
+    assert found.total_s == pytest.approx(measured.wait_s + transfer_s, abs=1e-9)
+    assert min(found.by_cause.values()) >= -1e-9
+    verdict: Verdict = judge(measured)
+    assert 0.0 <= verdict.confidence <= 1.0
+
+
+@given(share=st.floats(0.4, 0.6))
+def test_two_causes_alike_are_never_told_apart_with_confidence(share: float) -> None:
+    measured = facts({"read": 6.0 * share, "transform": 6.0 * (1.0 - share)}, lane(load_s=40.0, load_cpu_s=20.0))
+    assert judge(measured).cause == "mixed"
