@@ -21,6 +21,7 @@ from dpex.autotune.window import Windows
 
 _PATIENCE_S = 8.0
 _NEW = 100
+_EARLY_S = 1.0
 _STARVED = 0.03
 _DISAPPOINTING = 0.85
 _SPREAD = 0.5
@@ -248,7 +249,7 @@ class Controller:
         if faster and not self._forbids(now, wanted, sample.at):
             self._agreeing.clear()
             self._in_favour += 1
-            if self._in_favour < self._votes(plan.rate / max(rate, 1e-9)):
+            if self._in_favour < self._votes(plan.rate / max(rate, 1e-9), sample.at):
                 return None
             plan = self._cautiously(work, now, plan, bounds)
             if plan.settings == now:
@@ -391,9 +392,9 @@ class Controller:
         loss, error = self._long.loss(self._windows.slowest_s())
         return min(1.0, error / max(1e-9, self._windows.step_s + loss)) if math.isfinite(error) else 1.0
 
-    def _votes(self, gain: float) -> int:
+    def _votes(self, gain: float, now: float) -> int:
         """Windows in a row that must be for a change: one at first, or for much; more for little in steady work."""
-        if self._windows.tickets < _NEW or gain > 2.0:
+        if self._windows.tickets < _NEW or gain > 2.0 or now < _EARLY_S:
             return 1
         return 2 if gain > 1.2 else 3
 
