@@ -31,15 +31,18 @@ from dpex.clock import Clock, monotonic
 from dpex.cpus import local_ranks, usable_cpus
 from dpex.gpu.watch import GpuView, view
 from dpex.hostinfo import HostMeter
-from dpex.meter import Look, since
+from dpex.meter import Look, Times, since
 from dpex.pace import Sizes
 from dpex.recording import recorder
 
 logger = logging.getLogger("dpex")
 
 SHORTEST_S = 0.05
-BATCHES = 4
+BATCHES, BATCHES_IF_STARVING = 4, 2
 """A window with fewer waits a while for more of them."""
+SUDDEN_S = 0.25
+SUDDEN = 0.5
+"""Where the consumer begins to wait for such a share of its time, a short window begins."""
 PATIENCE = 4.0
 """How many times its length a window waits for that."""
 AWAY_S = 1.0
@@ -131,6 +134,8 @@ class Tuner:
         self._bases: dict[int, _Base] = {}
         self._away: dict[int, int] = {}
         self._length_s = SHORTEST_S
+        self._waited = 1.0
+        self._glanced: Times | None = None
         self._began_at: float | None = None
         self._past: list[Decision] = []
         self._refused = False
@@ -265,15 +270,38 @@ class Tuner:
         engine, look = max(moved, key=lambda pair: self._progress(*pair))
         base = self._bases[id(engine)]
         seconds, batches = self._progress(engine, look)[1], self._progress(engine, look)[0]
+        waiting = (look.times.wait_s - base.look.times.wait_s) / max(1e-9, seconds)
+        if self._starves_suddenly(look):
+            self._begin_anew(looks, cpu_s)
+            return SUDDEN_S
         if seconds < 0.98 * self._length_s:
-            return max(SHORTEST_S / 5, self._length_s - seconds)
-        few = batches < BATCHES and seconds < max(1.0, PATIENCE * self._length_s)
+            return min(SUDDEN_S, max(SHORTEST_S / 5, self._length_s - seconds))
+        least = BATCHES_IF_STARVING if waiting > SUDDEN else BATCHES
+        few = batches < least and seconds < max(1.0, PATIENCE * self._length_s)
         if few or look.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * self._step_s(look)):
             return max(SHORTEST_S / 2, self._length_s / 4)
-        for other, other_look in looks:
-            self._bases[id(other)] = _Base(other_look, cpu_s, runqueue.look(other_look.pids, other_look.thread))
+        self._begin(looks, cpu_s)
+        self._waited = waiting
         self._step(look, self._sample(base, self._bases[id(engine)]))
         return self._length_s
+
+    def _begin(self, looks: list[tuple[Tunable, Look]], cpu_s: float) -> None:
+        """A window."""
+        for engine, look in looks:
+            self._bases[id(engine)] = _Base(look, cpu_s, runqueue.look(look.pids, look.thread))
+
+    def _begin_anew(self, looks: list[tuple[Tunable, Look]], cpu_s: float) -> None:
+        """A short window, of what is new alone."""
+        self._begin(looks, cpu_s)
+        self._waited, self._length_s = 1.0, SUDDEN_S
+
+    def _starves_suddenly(self, look: Look) -> bool:
+        """Whether the consumer waits since the last look, and did not in the last window."""
+        before, self._glanced = self._glanced, look.times
+        if before is None or self._waited > SUDDEN / 2:
+            return False
+        seconds = look.times.seconds - before.seconds
+        return seconds >= SUDDEN_S / 2 and look.times.wait_s - before.wait_s > SUDDEN * seconds
 
     def _progress(self, engine: Tunable, look: Look) -> tuple[int, float]:
         """Batches and seconds since the window began."""

@@ -15,8 +15,9 @@ _WINDOWS = 24.0
 _MOVES = ((2, 0.35), (3, 0.12))
 """Windows that must agree, and by how much of the level they must be off at least."""
 _SIGMAS = 4.0
-_ENOUGH = 8
+_ENOUGH, _ENOUGH_IF_EVEN = 8, 3
 """Things that they must be about together: a single slow one is no other level."""
+_UNEVEN = 0.5
 _KEPT = 7
 _DOUBTED = 2
 _STRAY_MEMORY = 30.0
@@ -97,7 +98,8 @@ class Level:
         return any(self._away(windows, most, spread, least) for most, least in _MOVES)
 
     def _away(self, windows: list[_Window], most: int, spread: float, least: float) -> bool:
-        while most <= len(windows) and sum(window.count for window in windows[-most:]) < _ENOUGH:
+        enough = _ENOUGH if spread > _UNEVEN else _ENOUGH_IF_EVEN
+        while most <= len(windows) and sum(window.count for window in windows[-most:]) < enough:
             most += 1
         if most > len(windows):
             return False
