@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import Dataset
 
 from dpex import AutotuneConfig, DpexDataLoader
+from dpex.gpu.nvml import GpuSample
 from dpex.telemetry.exporter import exporter
-from dpex.telemetry.sources import GpuReading
 
 GPU_STALL = 0.25
 BATCH = 2
@@ -38,19 +38,21 @@ class Slow(Dataset[torch.Tensor]):
 
 
 class OneGpu:
-    def read(self) -> tuple[GpuReading, ...]:
+    @property
+    def gpus(self) -> tuple[GpuSample, ...]:
         shares = dict.fromkeys(("kernel", "sm", "dram"), 0.5)
         return (
-            GpuReading(
+            GpuSample(
                 uuid="GPU-0",
-                index="0",
+                ordinal=0,
+                index=0,
                 model="stand-in",
                 **{f"{name}_active_ratio": value for name, value in shares.items()},
                 sm_occupancy_ratio=0.5,
-                memory_used_bytes=1e9,
-                memory_size_bytes=2e9,
-                pcie_rx_bytes=1e6 * time.monotonic(),
-                pcie_tx_bytes=1e5 * time.monotonic(),
+                memory_used_bytes=10**9,
+                memory_total_bytes=2 * 10**9,
+                pcie_rx_bytes=int(1e6 * time.monotonic()),
+                pcie_tx_bytes=int(1e5 * time.monotonic()),
             ),
         )
 
@@ -61,8 +63,11 @@ class Stalls:
     def __init__(self) -> None:
         self.began = time.monotonic()
 
-    def stall_s(self) -> float:
+    @property
+    def total_s(self) -> float:
         return GPU_STALL * (time.monotonic() - self.began)
+
+    stall_s = total_s
 
 
 def train(batches: Iterator[torch.Tensor], step_s: float, log: Path, over: threading.Event) -> None:
@@ -85,8 +90,8 @@ def main(kind: str, load_s: float, step_s: float, log: Path) -> None:
     with DpexDataLoader(Slow(load_s / BATCH), BATCH, metrics_port=0, name="train", **workers) as loader:
         batches = iter(loader)
         if tuned:
-            (ledger,) = exporter.ledgers()
-            exporter.collector.gpu, ledger.stall = OneGpu(), Stalls()
+            exporter.collector.gpu = OneGpu()
+            batches._engine._view._gpu = Stalls()
         train(batches, step_s, log, over)
 
 
