@@ -154,22 +154,12 @@ def test_stages_are_per_batch_and_reading_is_what_took_no_cpu(world: World) -> N
     assert levels == (2, 3, 0, 4, 9, 10)
 
 
-class Stall:
-    """Seconds of GPU stall so far."""
-
-    total_s = 0.0
-
-    def stall_s(self) -> float:
-        return self.total_s
-
-
 def test_gpu_stall_is_none_until_somebody_measures_it(world: World) -> None:
     world.second(wait_s=0.5, work_s=0.5, batches=1)
     assert world.loader()["now"]["gpu_stall_ratio"] is None
-    world.ledger.stall = stall = Stall()
-    world.second(wait_s=0.5, work_s=0.5, batches=1)
-    stall.total_s = 0.5
-    world.second(wait_s=0.5, work_s=0.5, batches=1)
+    for stall_s in (0.0, 0.5):
+        world.engine.now = replace(world.engine.now, gpu_stall_s=stall_s)
+        world.second(wait_s=0.5, work_s=0.5, batches=1)
     assert [row["gpu_stall_s"] for row in rows(world.state())] == [None, None, 0.0, 0.5]
     assert world.loader()["now"]["gpu_stall_ratio"] == pytest.approx(0.1667)
 
