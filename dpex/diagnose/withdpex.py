@@ -42,9 +42,10 @@ def with_dpex(diagnosis: Diagnosis, script: Sequence[str], *, is_stream: bool) -
     now = present(diagnosis.facts)
     chosen = _best([one for one in what_if.predictions if _is_tuned(one, now, is_stream)])
     if chosen is None or what_if.stall - chosen.stall < WORTH:
-        stall = percent(what_if.stall)
+        stays = f"the stall stays at about {percent(what_if.stall)} ({now})"
+        why = "an IterableDataset keeps its number of workers, and no depth" if is_stream else "no setting"
         return WithDpex(
-            sentence=f"with dpex: no setting loses less; the stall stays at about {stall} ({now})",
+            sentence=f"with dpex: {why} loses less; {stays}",
             rate=what_if.rate,
             stall=what_if.stall,
         )
