@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dpex.autotune.types import LaneSample
-from dpex.causes import NONE_YET, STARTUP, STRAGGLER, Making
+from dpex.causes import NONE_YET, STARTUP, STRAGGLER, Making, split
 from dpex.clock import monotonic
 from dpex.gpu.stall import GpuStall
 from dpex.inline import InlineMeter
@@ -27,6 +27,8 @@ KEPT = 256
 """Times of single batches that a worker's row holds, the latest ones."""
 _SIZED = 8
 """Batches whose bytes are looked up; what comes later is taken to be like them."""
+_OWED_S = 0.1
+"""Waits are put down to stages when so much has come together: rows of workers need not be read for each batch."""
 _TICKETS, _LOAD, _LOAD_CPU, _COLLATE, _COLLATE_CPU, _SAMPLES = range(6)
 _HEAD = 6
 
@@ -107,6 +109,7 @@ class WorkersMeter:
         self._entered = 0.0
         self._tally = Tally(detailed=True)
         self._made = Making()
+        self._owed_s = 0.0
         self._thread = threading.get_native_id()
         self._sizes = _Sizes()
         self._passes = 0
@@ -140,8 +143,11 @@ class WorkersMeter:
         over = isinstance(error, StopIteration)
         if self._tally.blocked_at:
             self._tally.unblock(monotonic())
-        if self._tally.pending_s:
-            self._tally.explain(self._lately())
+        if self._tally.pending_s and not self._tally.starting:
+            self._owed_s += self._tally.pending_s
+            self._tally.pending_s = 0.0
+            if self._owed_s > _OWED_S:
+                self._settle()
         now = monotonic()
         if self._gpu is not None:
             self._gpu.leave(self._mark, now - self._entered, starting=self._tally.starting, over=over)
@@ -149,6 +155,12 @@ class WorkersMeter:
             self._tally.batches += 1
             self._sizes.add(data)
         self._tally.leave(0.0 if error is not None else now, now, over=over)
+
+    def _settle(self) -> None:
+        """Put down what was waited to the stages that the workers were at meanwhile."""
+        owed_s, self._owed_s = self._owed_s, 0.0
+        for cause, seconds in split(owed_s, self._lately()):
+            self._tally.causes[cause] += seconds
 
     def _lately(self) -> Making:
         """Stages since this was last asked; while no worker has finished any since then, those before."""
@@ -161,6 +173,7 @@ class WorkersMeter:
 
     def sums(self) -> Sums:
         """The counts so far."""
+        self._settle()
         lane = self.times.sums(self._workers)
         return self._tally.sums(
             monotonic(),
