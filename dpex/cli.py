@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import dpex
 
-COMMANDS = ("run", "bench", "top")
+COMMANDS = ("run", "diagnosecommand", "bench", "top")
 """Modules of the package, in the order of the help."""
 
 

@@ -106,12 +106,19 @@ def _run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
     if given.is_module:
         run_module(script, arguments)
         return 0
-    if not os.access(script, os.R_OK):
-        reason = "it is not to be read" if Path(script).exists() else "there is none"
-        print(f"dpex run: can't open file {script!r}: {reason}", file=sys.stderr)
+    if not is_readable(script, "dpex run"):
         return 2
     run_script(script, arguments)
     return 0
+
+
+def is_readable(script: str, command: str) -> bool:
+    """Whether the script can be run; if not, ``command`` says why."""
+    if os.access(script, os.R_OK):
+        return True
+    reason = "it is not to be read" if Path(script).exists() else "there is none"
+    print(f"{command}: can't open file {script!r}: {reason}", file=sys.stderr)
+    return False
 
 
 def _checked(parser: argparse.ArgumentParser, given: argparse.Namespace) -> RunOptions:

@@ -1,4 +1,4 @@
-"""What ``dpex run`` was told, and what that makes of a loader of the script. PURE.
+"""What ``dpex run`` and ``dpex diagnose`` were told, and what that makes of a loader of the script. PURE.
 
 The options travel to every Python process that the script starts, as JSON in the environment.
 """
@@ -56,3 +56,30 @@ class RunOptions:
             "memory_budget": self.memory_budget,
             "metrics_port": self.metrics_port,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseOptions:
+    """See ``dpex diagnose --help``. html, json: names of files. again: words after ``dpex run`` for the same script.
+
+    prefix, root: as in `RunOptions`.
+    """
+
+    html: str | None = None
+    json: str | None = None
+    probe: bool = True
+    again: tuple[str, ...] = ()
+    prefix: str = ""
+    root: str = ""
+
+    def to_text(self) -> str:
+        """For the environment."""
+        return json.dumps({"command": "diagnose"} | asdict(self))
+
+
+def read(text: str) -> RunOptions | DiagnoseOptions:
+    """What either's ``to_text`` made."""
+    values = json.loads(text)
+    if values.pop("command", "run") == "run":
+        return RunOptions(**values)
+    return DiagnoseOptions(**(values | {"again": tuple(values["again"])}))

@@ -31,11 +31,12 @@ TOGETHER = {
     "spans, forecast": 0,
     "runoptions, script": 1,
     "profile": 6,
-    "gauge": 7,
-    "standin, top": 9,
+    "gauge, torchmeter, torchprobe, torchreport": 7,
+    "standin, top, torchwatch": 9,
     "takeover, target, benchreport": 10,
     "run, bench": 11,
-    "integrations, cli": 12,
+    "diagnosecommand": 12,
+    "integrations, cli": 13,
 }
 """Rooms from the ground up; a room imports from its own floor or from below."""
 FLOORS = {f"dpex.{room}": floor for rooms, floor in TOGETHER.items() for room in rooms.split(", ")}
@@ -69,6 +70,7 @@ PURE = {
     "dpex.diagnose.report": set(),
     "dpex.diagnose.verdict": set(),
     "dpex.diagnose.whatif": {"random"},
+    "dpex.diagnose.withdpex": set(),
     "dpex.telemetry.catalogue": set(),
     "dpex.telemetry.markdown": {"sys"},
     "dpex.telemetry.verdict": set(),

@@ -58,11 +58,12 @@ def _show(diagnosis: Diagnosis, wanted: str) -> None:
     if wanted in ("", "0", "1"):
         print(diagnosis, file=sys.stderr)
         return
-    path = diagnosis.write_html(_free(wanted, diagnosis.facts.rank))
+    path = diagnosis.write_html(free_path(wanted, diagnosis.facts.rank))
     print(f"dpex: {diagnosis.verdict.sentence} More in {path}", file=sys.stderr)
 
 
-def _free(name: str, rank: int) -> Path:
+def free_path(name: str, rank: int) -> Path:
+    """The file of that name, ``{pid}`` and ``{rank}`` filled in, with a number if it is taken."""
     name = name.replace("{pid}", str(os.getpid())).replace("{rank}", str(rank))
     path = wanted = Path(name).expanduser()
     number = 1

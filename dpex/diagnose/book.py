@@ -291,7 +291,7 @@ def _with_gaps(facts: Facts, note: str) -> Facts:
     if facts.others is None:
         gaps.append("CPU time of other programs: a quota holds here, or the system does not tell")
     if facts.transforms is None:
-        gaps.append("single transforms: `dpex run` times them")
+        gaps.append("single transforms: `dpex diagnose` and `dpex bench` time them")
     if facts.nodes is None and remote is not None and remote.tickets:
         gaps.append("single machines of the cluster")
     return replace(facts, unmeasured=tuple(gaps))

@@ -4,6 +4,7 @@ Pure but for `Diagnosis.write_html`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,9 @@ class Diagnosis:
         """For programs: dicts, lists, strings, finite numbers, booleans and None; ``version`` is the layout's."""
         return report.plain(self.facts, self.verdict, self.what_if, self.scores, self.recommendation)
 
-    def html(self) -> str:
-        """A page of its own: nothing is loaded from elsewhere."""
-        return page.html(self.facts, self.verdict, self.what_if, self.scores, self.recommendation)
+    def html(self, last: Sequence[str] = ()) -> str:
+        """A page of its own: nothing is loaded from elsewhere. last: lines for its end."""
+        return page.html(self.facts, self.verdict, self.what_if, self.scores, self.recommendation, last)
 
     def write_html(self, path: str | Path) -> Path:
         """Write that page; returns where it is.

@@ -48,8 +48,9 @@ def html(
     what_if: WhatIf | None,
     past: Sequence[Scored],
     recommended: Prediction | None,
+    last: Sequence[str] = (),
 ) -> str:
-    """The page."""
+    """The page; ``last`` are lines for its end."""
     body = [
         f"<h1>{escape(verdict.title)}</h1>",
         f"<p>{escape(verdict.sentence)}</p>",
@@ -57,6 +58,7 @@ def html(
         f'<p class="first"><strong>First:</strong> {escape(advice(facts, verdict, what_if, recommended))}</p>',
         _bar(facts, verdict),
         *(_section(section) for section in sections(facts, verdict, what_if, past)),
+        *(f"<p>{escape(line)}</p>" for line in last),
     ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -1,4 +1,5 @@
-"""Runs when a Python process starts below ``dpex run``, see `dpex.takeover`; then the next ``sitecustomize`` does."""
+"""Runs when a Python process starts below ``dpex run`` or ``dpex diagnose``, see `dpex.takeover`; then the next
+``sitecustomize`` does."""
 
 import importlib
 import json
@@ -33,7 +34,7 @@ def _take_over() -> None:
         runoptions = importlib.import_module("dpex.runoptions")
     finally:
         sys.path.pop()
-    takeover.install(runoptions.RunOptions.from_text(text))
+    takeover.install(runoptions.read(text))
 
 
 _leave_path()

@@ -1,0 +1,162 @@
+"""Plain PyTorch scripts below ``dpex diagnose``: they see what they see under Python, and it is said why they wait."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import SCRIPTS, dpex, python
+from tests.cli.test_run_command import CASES
+
+NOTHING = "dpex diagnose: no DataLoader was iterated in this process\n"
+
+
+@pytest.mark.parametrize(("source", "status"), CASES.values(), ids=CASES)
+def test_a_script_ends_as_under_python(source: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(source)
+    arguments = ("script.py", "--html", "two", "--", "-m")
+    plain, ours = (
+        run(*arguments, cwd=tmp_path, input="abc") for run in (python, lambda *a, **o: dpex("diagnose", *a, **o))
+    )
+    assert ours.returncode == plain.returncode == status
+    said = "" if source == CASES["a signal"][0] else NOTHING
+    assert (ours.stdout, ours.stderr) == (plain.stdout, plain.stderr + said)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    done = dpex("diagnose", "nothing.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "dpex diagnose: can't open file 'nothing.py': there is none\n"
+
+
+def test_batches_classes_and_random_numbers_are_pytorchs() -> None:
+    plain, ours = python("train.py"), dpex("diagnose", "train.py")
+    assert ours.returncode == 0, ours.stderr
+    assert json.loads(ours.stdout) == json.loads(plain.stdout)
+    assert json.loads(ours.stdout)["iterator"] == "torch.utils.data.dataloader"
+    assert "dpex diagnosis of PyTorch's loader" in ours.stderr
+
+
+def diagnosed(tmp_path: Path, *words: str) -> dict[str, Any]:
+    done = dpex("diagnose", "--json", str(tmp_path / "out.json"), *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("total ")
+    found: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())
+    return found
+
+
+# workers, sleep and CPU seconds per sample, seconds per step
+PLANTED = {
+    "consumer, in-process": ("0 0 0 0.03", "consumer"),
+    "consumer, workers": ("1 0 0 0.03", "consumer"),
+    "reading, in-process": ("0 0.01 0 0.002", "storage"),
+    "reading, workers": ("2 0.03 0 0.002", "storage"),
+    "computing, in-process": ("0 0 0.01 0.002", "cpu"),
+    "computing, workers": ("1 0 0.015 0.002 80", "cpu"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "cause"), PLANTED.values(), ids=PLANTED)
+def test_the_cause_is_found(arguments: str, cause: str, tmp_path: Path) -> None:
+    words = ("waits.py", *arguments.split())
+    found = diagnosed(tmp_path, *words)
+    assert found["verdict"]["cause"] == cause, found
+    lane = "inline" if arguments.startswith("0") else "local"
+    assert found["facts"]["lanes"][lane]["tickets"] == found["facts"]["batches"]
+    assert found["facts"]["batch_bytes"] == 24
+    names = [one["name"] for one in found["facts"]["transforms"]]
+    assert names == ["Samples.__getitem__", "Samples.__getitem__ > prepared", "collate"]
+    ours = found["with_dpex"]
+    if cause == "storage":
+        assert ours["stall"] < found["facts"]["stall_ratio"] - 0.1
+        more = "--also-in-process " if lane == "inline" else ""
+        assert ours["command"] == f"dpex run {more}{' '.join(words)}"
+    if cause == "consumer":
+        assert (ours["command"], ours["settings"]) == ("", None)
+
+
+@pytest.mark.parametrize("kind", ["Stream", "Spawned"])
+def test_streams_and_spawned_workers_are_counted_too(kind: str, tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, "waits.py", "1", "0.02", "0", "0.002", "60", kind)
+    assert found["verdict"]["cause"] in ("storage", "mixed"), found  # spawning takes a second or two
+    assert next(iter(found["verdict"]["shares"])) == "storage"
+    assert (found["facts"]["transforms"] is None) == (kind == "Stream")
+    assert found["facts"]["lanes"]["local"]["load_s"] >= 2.4
+    if kind == "Stream":
+        assert "an IterableDataset keeps its number of workers" in found["with_dpex"]["sentence"]
+
+
+def test_the_report_is_on_stderr_after_the_script_and_ends_with_dpex() -> None:
+    done = dpex("diagnose", "--no-probe", "waits.py", "0", "0.02", "0", "0.001")
+    title, *_, sentence, command = done.stderr.splitlines()
+    assert title.startswith("dpex diagnosis of PyTorch's loader (Samples, batch size 2): 60 batches")
+    assert "STORAGE-BOUND READING" in done.stderr
+    assert "single transforms: --no-probe" in done.stderr
+    assert re.match(r"with dpex: \d+ local, depth \d+ instead of in-process: the stall falls from \d+ %", sentence)
+    assert command == "  dpex run --also-in-process waits.py 0 0.02 0 0.001"
+
+
+def test_too_little_is_said_to_be_too_little(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, "waits.py", "0", "0", "0", "0.001", "5")
+    assert found["verdict"]["cause"] == "too-early"
+    assert found["with_dpex"]["sentence"] == "with dpex: too little was seen to predict anything"
+
+
+def test_a_page_is_written(tmp_path: Path) -> None:
+    name = tmp_path / "page-{rank}.html"
+    done = dpex("diagnose", "--html", str(name), "waits.py", "0", "0", "0", "0.001", "5", env={"RANK": "3"})
+    assert "with dpex: too little" in (tmp_path / "page-3.html").read_text()
+    assert done.stderr == ""  # rank 0 speaks
+
+
+def test_another_rank_writes_only_a_file_of_its_own(tmp_path: Path) -> None:
+    words = ("waits.py", "0", "0", "0", "0.001", "5")
+    done = dpex("diagnose", "--json", str(tmp_path / "one.json"), *words, env={"RANK": "3"})
+    assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_a_place_that_cannot_be_written_to_ends_nothing(tmp_path: Path) -> None:
+    done = dpex("diagnose", "--json", str(tmp_path / "missing" / "x.json"), "waits.py", "0", "0", "0", "0", "5")
+    assert done.returncode == 0
+    assert "cannot be written" in done.stderr
+
+
+FAILS = """
+from torch.utils.data import DataLoader
+class Rows:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return [0, 1][index]
+for batch in DataLoader(Rows(), num_workers={workers}):
+    print(batch)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_dataset_ends_the_script_as_under_python(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FAILS.format(workers=workers))
+    plain, ours = python("script.py", cwd=tmp_path), dpex("diagnose", "script.py", cwd=tmp_path)
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert plain.returncode == 1
+    assert "IndexError: list index out of range" in ours.stderr
+    assert "the dataset alone raised IndexError" in ours.stderr
+
+
+def test_ranks_of_a_launcher_are_measured_and_one_speaks() -> None:
+    launch = f"-m torch.distributed.run --standalone --nproc-per-node=2 --no-python {sys.executable} -m dpex"
+    done = python(*launch.split(), "diagnose", str(SCRIPTS / "ddp.py"))
+    assert done.returncode == 0, done.stderr
+    assert "by torch.utils.data.dataloader torch.utils.data.dataloader" in done.stdout
+    assert done.stderr.count("dpex diagnosis of") == 1
+
+
+def test_spawned_ranks_are_measured_and_one_speaks() -> None:
+    done = dpex("diagnose", "ddp.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("dpex diagnosis of") == 1
