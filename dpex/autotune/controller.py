@@ -127,8 +127,7 @@ class Controller:
         if sample is None or not windows.known or windows.tickets < _NEW:
             return None
         work = windows.estimate(sample.host.cpus, math.inf, math.inf)
-        waiting = work.wait_s / max(1e-9, work.wait_s + work.cpu_s)
-        bounds = Guard(config).bounds(sample, windows.batch_bytes, waiting)
+        bounds = Guard(config).bounds(sample, windows.batch_bytes, work.waiting)
         plan, here = best(work, bounds, config), expect(work, sample.settings)
         less = plan.settings.workers <= _MUCH_LESS * sample.settings.workers
         return plan.settings if less or plan.rate >= (1.0 + config.gain) * here.rate else None
@@ -223,8 +222,7 @@ class Controller:
     def _plan(self, sample: Sample) -> Decision | None:
         now, config = sample.settings, self.config
         work = self._windows.estimate(sample.host.cpus, self._ceiling.at(sample.at), self._far_ceiling.at(sample.at))
-        waiting = work.wait_s / max(1e-9, work.wait_s + work.cpu_s)
-        bounds = self._guard.bounds(sample, self._windows.batch_bytes, waiting)
+        bounds = self._guard.bounds(sample, self._windows.batch_bytes, work.waiting)
         evidence = {
             "rate": self._record.rate,
             "stall": self._record.stall,

@@ -55,6 +55,11 @@ class Estimate:
     ceiling: float = float("inf")
     far_ceiling: float = float("inf")
 
+    @property
+    def waiting(self) -> float:
+        """Share of a local worker's time that is not CPU."""
+        return self.wait_s / max(1e-9, self.wait_s + self.cpu_s)
+
     @cached_property
     def variation(self) -> float:
         """Standard deviation of service times over their mean."""
