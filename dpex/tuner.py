@@ -2,9 +2,7 @@
 
 One daemon thread ("dpex-tuner") per loader looks at the loader's engines while there are any. It never waits for the
 consumer and never makes it wait: what it reads it reads without the engine's lock, and what it wishes the consumer's
-thread carries out within its next turn. Windows are short at first and after each change, and grow to
-`AutotuneConfig.interval_s`; the first batch of a pass, the time between passes and long absences of the consumer (a
-validation) are in none of them.
+thread carries out within its next turn. `dpex.windows` tells when a window of measurements begins and ends.
 
 The tuner belongs to its loader and to each of the loader's iterators, and knows neither. The thread holds the tuner
 only while it looks; it ends with the last iterator, with the tuner, and with the interpreter.
@@ -22,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from dpex import runqueue
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
 from dpex.autotune.trace import Origin, Recorded
@@ -31,30 +28,15 @@ from dpex.clock import Clock, monotonic
 from dpex.cpus import local_ranks, usable_cpus
 from dpex.gpu.watch import GpuView, view
 from dpex.hostinfo import HostMeter
-from dpex.meter import Look, Times, since
+from dpex.meter import Look, since
 from dpex.pace import Sizes
 from dpex.recording import recorder
+from dpex.windows import BATCHES, GLANCE_S, SHORTEST_S, Mark, Windows
 
 logger = logging.getLogger("dpex")
 
-SHORTEST_S = 0.05
-BATCHES, BATCHES_IF_STARVING = 4, 2
-"""A window with fewer waits a while for more of them."""
-SUDDEN_S = 0.25
-SUDDEN = 0.5
-"""Where the consumer begins to wait for such a share of its time, a short window begins."""
-PATIENCE = 4.0
-"""How many times its length a window waits for that."""
-AWAY_S = 1.0
-AWAY_STEPS = 10.0
-"""A step that takes so long, and so many times what steps usually take, is none: the consumer is at something else."""
-AWAY_UNKNOWN_S = 60.0
-"""The same while no step has been seen."""
-AWAY_APART = 10
-"""Batches there must be between two absences: else steps have become that slow."""
 COLD_WORKERS = 4
 JOIN_S = 2.0
-
 ROOM_EVERY_S = 2.0
 
 Room = Callable[[int, int], "tuple[int, int] | None"]
@@ -100,15 +82,6 @@ class Tunable(Protocol):
         """Whether it has ended."""
 
 
-@dataclass(frozen=True)
-class _Base:
-    """Where a window begins."""
-
-    look: Look
-    cpu_s: float
-    queued: runqueue.Queued
-
-
 class Tuner:
     """See the module. ``room`` is called in the tuner's thread and may take its time."""
 
@@ -131,11 +104,7 @@ class Tuner:
         self._gpu_view = gpu_view
         self._gpus: GpuView | None = None
         self._engines: list[Tunable] = []
-        self._bases: dict[int, _Base] = {}
-        self._away: dict[int, int] = {}
-        self._length_s = SHORTEST_S
-        self._waited = 1.0
-        self._glanced: Times | None = None
+        self._windows = Windows()
         self._began_at: float | None = None
         self._past: list[Decision] = []
         self._refused = False
@@ -188,7 +157,7 @@ class Tuner:
         self._past += self._controller.decisions
         fixed = ", ".join(f"{name}={count}" for name, count in pins.items())
         self._renew(f"{fixed} is fixed by resize()")
-        self._bases.clear()
+        self._windows.clear()
         logger.info("auto: %s is fixed by resize()%s", fixed, "; nothing is tuned any more" if self.is_frozen else "")
 
     def new_streams(self) -> int | None:
@@ -205,7 +174,7 @@ class Tuner:
         self._past += [*self._controller.decisions, _between_epochs(now, wanted, "too few" if more else "too many")]
         self.settings = wanted
         self._renew("a new epoch has other streams")
-        self._bases.clear()
+        self._windows.clear()
         logger.info("auto: %s → %s for the epoch that begins", now, wanted)
         return wanted.workers
 
@@ -217,7 +186,7 @@ class Tuner:
         self._engines.append(engine)
         if self._thread is None or not self._thread.is_alive():
             self._stop = threading.Event()
-            self._length_s = SHORTEST_S
+            self._windows.shorten()
             self._gpus = self._gpu_view()
             arguments = (weakref.ref(self), self._stop)
             self._thread = threading.Thread(target=_run, args=arguments, name="dpex-tuner", daemon=True)
@@ -227,16 +196,14 @@ class Tuner:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._engines, self._thread, self._gpus = [], None, None
-            self._bases.clear()
-            self._away.clear()
+            self._windows = Windows()
 
     def leave(self, engine: Tunable) -> None:
         """It has ended; with the last of them the thread ends. Idempotent."""
         if self._pid != os.getpid():
             return
         self._engines = [other for other in self._engines if other is not engine]
-        self._bases.pop(id(engine), None)
-        self._away.pop(id(engine), None)
+        self._windows.forget(id(engine))
         if not self._engines:
             self._end()
 
@@ -263,80 +230,14 @@ class Tuner:
         if self._began_at is None:
             self._began_at = now
         cpu_s = time.process_time()
-        looks = [(engine, engine.look()) for engine in self._engines if not engine.closed]
-        moved = [(engine, look) for engine, look in looks if self._has_base(engine, look, cpu_s)]
-        if not moved:
-            return self._length_s
-        engine, look = max(moved, key=lambda pair: self._progress(*pair))
-        base = self._bases[id(engine)]
-        seconds, batches = self._progress(engine, look)[1], self._progress(engine, look)[0]
-        waiting = (look.times.wait_s - base.look.times.wait_s) / max(1e-9, seconds)
-        if self._starves_suddenly(look):
-            self._begin_anew(looks, cpu_s)
-            return SUDDEN_S
-        if seconds < 0.98 * self._length_s:
-            return min(SUDDEN_S, max(SHORTEST_S / 5, self._length_s - seconds))
-        least = BATCHES_IF_STARVING if waiting > SUDDEN else BATCHES
-        few = batches < least and seconds < max(1.0, PATIENCE * self._length_s)
-        if few or look.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * self._step_s(look)):
-            return max(SHORTEST_S / 2, self._length_s / 4)
-        self._begin(looks, cpu_s)
-        self._waited = waiting
-        self._step(look, self._sample(base, self._bases[id(engine)]))
-        return self._length_s
+        looks = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
+        found = self._windows.turn(looks, cpu_s)
+        if isinstance(found, float):
+            return found
+        self._step(found[1].look, self._sample(*found))
+        return min(GLANCE_S, self._windows.length_s)
 
-    def _begin(self, looks: list[tuple[Tunable, Look]], cpu_s: float) -> None:
-        """A window."""
-        for engine, look in looks:
-            self._bases[id(engine)] = _Base(look, cpu_s, runqueue.look(look.pids, look.thread))
-
-    def _begin_anew(self, looks: list[tuple[Tunable, Look]], cpu_s: float) -> None:
-        """A short window, of what is new alone."""
-        self._begin(looks, cpu_s)
-        self._waited, self._length_s = 1.0, SUDDEN_S
-
-    def _starves_suddenly(self, look: Look) -> bool:
-        """Whether the consumer waits since the last look, and did not in the last window."""
-        before, self._glanced = self._glanced, look.times
-        if before is None or self._waited > SUDDEN / 2:
-            return False
-        seconds = look.times.seconds - before.seconds
-        return seconds >= SUDDEN_S / 2 and look.times.wait_s - before.wait_s > SUDDEN * seconds
-
-    def _progress(self, engine: Tunable, look: Look) -> tuple[int, float]:
-        """Batches and seconds since the window began."""
-        base = self._bases[id(engine)].look
-        return look.times.batches - base.times.batches, look.times.seconds - base.times.seconds
-
-    def _has_base(self, engine: Tunable, look: Look, cpu_s: float) -> bool:
-        """Whether a window of that engine is open; opens one where there is none, or where it would mislead."""
-        number = id(engine)
-        entry = self._bases.get(number)
-        if entry is None or look.unwilling or self._is_away(number, look, entry.look):
-            self._bases[number] = _Base(look, cpu_s, runqueue.look(look.pids, look.thread))
-            return False
-        return True
-
-    def _is_away(self, number: int, look: Look, base: Look) -> bool:
-        """Whether the consumer is, or was until now, at something else than training."""
-        left_at = self._away.get(number)
-        if left_at is not None and look.times.batches == left_at:
-            return True
-        if left_at is not None and base.times.batches == left_at:
-            return True  # it has just come back
-        seldom = left_at is None or look.times.batches - left_at >= AWAY_APART
-        if seldom and look.away_s > max(AWAY_S, AWAY_STEPS * self._step_s(look)):
-            self._away[number] = look.times.batches
-            return True
-        return False
-
-    @staticmethod
-    def _step_s(look: Look) -> float:
-        """What a step took so far, on average, the present one left out."""
-        steps = look.times.batches
-        return (look.times.work_s - look.away_s) / steps if steps else AWAY_UNKNOWN_S / AWAY_STEPS
-
-    def _sample(self, before: _Base, after: _Base) -> Sample:
+    def _sample(self, before: Mark, after: Mark) -> Sample:
         base, look = before.look, after.look
         then, now = base.times, look.times
         wait_s, own_s = max(0.0, now.wait_s - then.wait_s), max(0.0, now.own_s - then.own_s)
@@ -394,9 +295,9 @@ class Tuner:
         decision = self._controller.step(sample)
         if decision is not None:
             self._carry_out(decision)
-            self._length_s = SHORTEST_S
+            self._windows.shorten()
         elif running == coming or running >= sample.settings.workers:
-            self._length_s = min(self._config.interval_s, 2 * self._length_s)
+            self._windows.lengthen(self._config.interval_s)
 
     def _refuse(self, look: Look) -> None:
         """There can be no remote workers for this loader: its dataset cannot travel, or the cluster is gone."""

@@ -30,7 +30,8 @@ from dpex.hostinfo import HostMeter, parse_available, parse_busy, parse_inactive
 from dpex.lanes.maker import RemoteRoom
 from dpex.meter import Look, Tally, Times
 from dpex.pace import Pace, Sizes
-from dpex.tuner import AWAY_S, BATCHES, SHORTEST_S, Limits, Tuner, cold_start
+from dpex.tuner import Limits, Tuner, cold_start
+from dpex.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
@@ -444,7 +445,7 @@ def test_windows_double_while_nothing_changes_and_are_short_after_a_change(parts
         tuner.turn()
     assert engine.wishes == [Sizes(local=5, remote=0, prefetch=None, depth=10)]
     assert tuner.sizes == engine.wishes[0]
-    assert tuner._length_s >= SHORTEST_S
+    assert tuner._windows.length_s >= SHORTEST_S
 
 
 def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
@@ -482,6 +483,44 @@ def test_a_window_ends_although_nothing_comes_when_the_consumer_waits(parts: Any
     engine.work(0, 1.2, 0.0)
     tuner.turn()
     assert [(sample.batches, sample.wait_s) for sample in listener.samples] == [(0, pytest.approx(1.2))]
+
+
+def steadily(tuner: Any, engine: Any, count: int) -> None:
+    for _ in range(count):
+        engine.work(1, 0.002, 0.018)
+        tuner.turn()
+
+
+@pytest.mark.parametrize("until_then_s", [0.0, 0.01, 0.03, 0.05])
+def test_where_the_consumer_starves_at_once_a_window_of_the_new_work_alone_is_soon_there(
+    parts: Any, until_then_s: float
+) -> None:
+    tuner, engine, listener = parts
+    tuner.turn()
+    steadily(tuner, engine, 200)
+    before = len(listener.samples)
+    engine.work(1, 0.0, 0.02 + until_then_s)
+    began = engine.clock()
+    for turn in range(60):
+        engine.work(int(turn % 4 == 3), 0.03, 0.0 if turn % 4 < 3 else 0.01)
+        tuner.turn()
+        if len(listener.samples) > before:
+            break
+    sample = listener.samples[before]
+    assert engine.clock() - began < 0.5
+    assert sample.batches >= BATCHES_IF_STARVING
+    assert sample.wait_s / sample.seconds > 0.7
+
+
+def test_a_single_late_batch_in_steady_work_ends_no_window(parts: Any) -> None:
+    tuner, engine, listener = parts
+    tuner.turn()
+    steadily(tuner, engine, 500)
+    before = len(listener.samples)
+    engine.work(1, 0.04, 0.02)
+    tuner.turn()
+    steadily(tuner, engine, 20)
+    assert len(listener.samples) == before
 
 
 def test_a_validation_is_no_slow_step(parts: Any) -> None:

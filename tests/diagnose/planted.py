@@ -212,7 +212,7 @@ REMOTE: dict[str, Case] = {
         options={**_FAR, "num_workers": 1, "collate_fn": computing_collate},
     ),
     "large batches": Case(
-        dataset=partial(Large, 1200),
+        dataset=partial(Large, 4000),
         accepted=("transfer",),
         step_s=0.0,
         options={**_FAR, "collate_fn": as_they_are, "batch_size": 4},

@@ -45,6 +45,6 @@ def test_the_planted_bottleneck_is_found(name: str) -> None:
 
 def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpex.lanes.remote.stream_address", lambda: None)
-    diagnosis = replace(REMOTE["large batches"], dataset=partial(Large, 800)).run()
+    diagnosis = replace(REMOTE["large batches"], dataset=partial(Large, 1600)).run()
     assert diagnosis.verdict.cause == "transfer", str(diagnosis)
     assert "the object store" in diagnosis.verdict.where

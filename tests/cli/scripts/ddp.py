@@ -1,5 +1,6 @@
 """DistributedDataParallel on CPUs, two ranks: started by a launcher, or with torch.multiprocessing's spawn."""
 
+import gc
 import os
 
 import torch
@@ -44,6 +45,7 @@ def train(rank, address):
     if dist.get_rank() == 0:
         print("counts", counts.unique().tolist(), "totals", [float(value) for value in totals], "by", *iterators)
     del model
+    gc.collect()  # or its threads outlive the group, and may want the interpreter while it ends
     dist.destroy_process_group()
 
 
