@@ -223,11 +223,6 @@ def test_a_node_that_goes_is_made_up_for(cluster: Any, remove: Callable[[str], t
     assert_same(got, in_process(len(training.batches) + 1, sampler=Endless(len(got))))
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="the controller compares with what the present setting would bring if all of it ran, so that fewer actors "
-    "than wanted are never the better plan, and no decision has the reason 'lost'",
-)
 @pytest.mark.filterwarnings("ignore:the Ray worker")
 @pytest.mark.parametrize("remove", [True], indirect=True, ids=["leaving"])
 def test_what_there_is_no_room_for_is_not_wanted_any_longer(

@@ -38,7 +38,9 @@ _LONG = 40
 _ALONE_WINDOWS = 3
 _ALONE_AFTER_S = 0.3
 _ALONE_MOST_S = 0.5
-_ALONE_LEAST = 0.75
+_ALONE_LEAST, _ALONE_LEAST_IF_COPYING = 0.75, 0.25
+_COPYING = 1e9
+"""Bytes per second of CPU time from which making a batch is taken for mere copying."""
 _ALONE_MOST_WAITING = 0.3
 _EAGER = 4
 _AMPLE = 1.5
@@ -243,6 +245,9 @@ class Controller:
             self._agreeing.clear()
             self._in_favour = 0
             return self._explore(sample, rate, here, bounds, evidence)
+        alone = self._explore_alone(sample, bounds, evidence) if self._is_copying(work) else None
+        if alone is not None:
+            return alone
         faster = plan.rate >= (1.0 + config.gain) * max(rate, here.rate, 1e-9)
         if faster and not self._forbids(now, wanted, sample.at):
             self._agreeing.clear()
@@ -328,11 +333,9 @@ class Controller:
         now, record = sample.settings, self._record
         if not now.workers or record.stall < _STARVED or sample.remote.unplaced:
             return None
-        alone = self._alone(sample, bounds)
-        if alone is not None:
-            return self._decide(sample, alone, "explore", _explain_alone(now, alone, evidence), evidence)
-        if record.wait < _STARVED:
-            return None
+        alone = self._explore_alone(sample, bounds, evidence)
+        if alone is not None or record.wait < _STARVED:
+            return alone
         idle = record.busy < _BUSY  # else no depth helps: nobody has time to make more
         headed = idle and record.head > max(_HEADED, record.wait / 3) and record.batches >= 2 * LEAST_BATCHES
         deeper = replace(now, depth=min(bounds.most_depth(now.local), _DEEPER * now.depth, _DEEPEST * now.workers))
@@ -365,11 +368,18 @@ class Controller:
         text = f"{wanted} instead of {now}: a trial, as {evidence['stall'] * 100:.0f} % of the time is lost to loading"
         return self._decide(sample, plan, "explore", text, evidence)
 
+    def _explore_alone(self, sample: Sample, bounds: Bounds, evidence: Mapping[str, float]) -> Decision | None:
+        now = sample.settings
+        alone = self._alone(sample, bounds) if now.workers and self._record.stall >= _STARVED else None
+        if alone is None:
+            return None
+        return self._decide(sample, alone, "explore", _explain_alone(now, alone, evidence), evidence)
+
     def _alone(self, sample: Sample, bounds: Bounds) -> Plan | None:
         """Making batches in the training process, if a moment of it costs little and nobody knows that it is slower.
 
         What workers measure says little about it: there they are in each other's way for caches and memory, hand
-        batches over, and have one thread each for what may use several.
+        batches over, and have one thread each for what may use several. Least of all where batches are but copied.
         """
         now, record = sample.settings, self._record
         if bounds.least_local or bounds.least_remote or now.remote or self._forbids(now, Settings(depth=1), sample.at):
@@ -379,7 +389,11 @@ class Controller:
         work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
         plan = expect(work, Settings(depth=1))
         cheap = work.here_s * LEAST_BATCHES < _ALONE_MOST_S and work.wait_s < _ALONE_MOST_WAITING * work.here_s
-        return plan if cheap and plan.rate >= _ALONE_LEAST * record.rate else None
+        least = _ALONE_LEAST_IF_COPYING if self._is_copying(work) else _ALONE_LEAST
+        return plan if cheap and plan.rate >= least * record.rate else None
+
+    def _is_copying(self, work: Estimate) -> bool:
+        return self._windows.batch_bytes > _COPYING * work.here_s
 
     def _forbids(self, old: Settings, new: Settings, now: float) -> bool:
         kind, value = _kind(old, new)

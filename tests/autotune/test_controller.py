@@ -59,6 +59,19 @@ def test_work_that_is_cheaper_to_do_than_to_hand_over_goes_in_process() -> None:
     assert controller.decisions[-1].new.workers == 0
 
 
+@pytest.mark.parametrize(("batch_bytes", "tried"), [(4e4, 0), (4e7, 1)])
+def test_where_batches_are_but_copied_in_process_is_tried_and_undone_if_it_is_slower(
+    batch_bytes: float, tried: int
+) -> None:
+    copied = Phase(work=Work(cpu_s=0.005, batch_bytes=batch_bytes), step=Step(gpu_s=0.0005))
+    history, controller = run(world(copied, cpus=2), seconds=20)
+    alone = [decision for decision in controller.decisions if not decision.new.workers]
+    assert len(alone) == tried
+    assert all(decision.outcome is not None and not decision.outcome.kept for decision in alone)
+    assert controller.decisions[-1].new.workers == 2 if tried else controller.decisions == []
+    assert history.rate(2, 20) > 0.93 * 2 / 0.005
+
+
 def test_it_comes_back_from_in_process_when_work_gets_heavy() -> None:
     tiny = Phase(work=Work(cpu_s=0.0001, encode_s=0.0001), step=Step(gpu_s=0.0001))
     heavy = Phase(at=5, work=Work(cpu_s=0.02), step=Step(gpu_s=0.005))
