@@ -38,6 +38,8 @@ _LONG = 40
 _ALONE_WINDOWS = 3
 _ALONE_AFTER_S = 0.3
 _ALONE_MOST_S = 0.5
+_ALONE_FREE_S = 0.0001
+"""A batch that takes no longer costs so little that in-process is tried first and soon."""
 _ALONE_LEAST, _ALONE_LEAST_IF_COPYING = 0.75, 0.25
 _COPYING = 1e9
 """Bytes per second of CPU time from which making a batch is taken for mere copying."""
@@ -245,7 +247,8 @@ class Controller:
             self._agreeing.clear()
             self._in_favour = 0
             return self._explore(sample, rate, here, bounds, evidence)
-        alone = self._explore_alone(sample, bounds, evidence) if self._is_copying(work) else None
+        first = self._is_copying(work) or work.here_s < _ALONE_FREE_S
+        alone = self._explore_alone(sample, bounds, evidence) if first else None
         if alone is not None:
             return alone
         faster = plan.rate >= (1.0 + config.gain) * max(rate, here.rate, 1e-9)
@@ -384,9 +387,10 @@ class Controller:
         now, record = sample.settings, self._record
         if bounds.least_local or bounds.least_remote or now.remote or self._forbids(now, Settings(depth=1), sample.at):
             return None
-        if len(record) < _ALONE_WINDOWS or record.seconds < _ALONE_AFTER_S:
-            return None
         work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
+        enough = len(record) >= _ALONE_WINDOWS and record.seconds >= _ALONE_AFTER_S
+        if not enough and (work.here_s > _ALONE_FREE_S or record.batches < _NEW or len(record) < 2):
+            return None
         plan = expect(work, Settings(depth=1))
         cheap = work.here_s * LEAST_BATCHES < _ALONE_MOST_S and work.wait_s < _ALONE_MOST_WAITING * work.here_s
         least = _ALONE_LEAST_IF_COPYING if self._is_copying(work) else _ALONE_LEAST
