@@ -410,9 +410,9 @@ class Controller:
 
     def _votes(self, gain: float, now: float) -> int:
         """Windows in a row that must be for a change: one at first, or for much; more for little in steady work."""
-        if self._windows.tickets < _NEW or gain > 2.0 or now < _EARLY_S:
+        if self._windows.tickets < _NEW or gain > 2.0:
             return 1
-        return 2 if gain > 1.2 else 3
+        return (2 if gain > 1.2 else 3) - (now < _EARLY_S)
 
     def _maybe_give_back(
         self, sample: Sample, plan: Plan, here: Plan, evidence: Mapping[str, float]

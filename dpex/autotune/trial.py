@@ -21,6 +21,7 @@ _ENOUGH = 4
 _PATIENCE_S = 4.0
 _SLOW_S = 2.0
 _KEPT = 12
+_EVEN = 0.5
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,11 @@ class Trial:
         return min(config.gain, (decision.predicted_rate / max(1e-9, self.before.rate) - 1.0) / 4)
 
     def was_good(self, work: Windows, config: AutotuneConfig) -> bool:
-        """Whether to keep what it changed. What is uncertain is kept, but not what was only a try."""
+        """Whether to keep what it changed. What is uncertain is kept, but not what was only a try; greater depth, which
+        costs memory and caches, where batches take much the same time if it is as likely as not to help."""
         gain, error = self.gain(work)
         if self.decision.reason in ("start", "undo", "changed", "limit", "lost") or not self.before.rate:
             return True
-        return gain + (-error / 2 if self.decision.reason == "explore" else error) >= self._needed(config)
+        reason, even = self.decision.reason, work.variation() < _EVEN
+        benefit_of_doubt = -0.5 if reason == "explore" else 0.0 if reason == "spread" and even else 1.0
+        return gain + benefit_of_doubt * error >= self._needed(config)

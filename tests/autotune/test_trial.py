@@ -39,8 +39,8 @@ def record(*windows: Sample) -> Record:
     return made
 
 
-def work(step_s: float = 0.01, slowest_s: float = 0.0) -> Any:
-    return SimpleNamespace(step_s=step_s, slowest_s=lambda: slowest_s)
+def work(step_s: float = 0.01, slowest_s: float = 0.0, variation: float = 0.1) -> Any:
+    return SimpleNamespace(step_s=step_s, slowest_s=lambda: slowest_s, variation=lambda: variation)
 
 
 def trial(
@@ -97,6 +97,16 @@ def test_what_is_uncertain_is_kept_but_not_what_was_only_a_try() -> None:
     after = window(30, 0.012), window(30, 0.008), window(30, 0.011)
     assert trial(SLOW, *after).was_good(work(slowest_s=1.0), CONFIG)
     assert not trial(SLOW, *after, reason="explore").was_good(work(slowest_s=1.0), CONFIG)
+
+
+@pytest.mark.parametrize(("variation", "kept"), [(0.1, False), (2.0, True)])
+def test_depth_that_may_or_may_not_help_is_kept_only_where_batches_take_very_different_times(
+    variation: float, kept: bool
+) -> None:
+    after = window(30, 0.012), window(30, 0.008), window(30, 0.011)
+    deeper = replace(FOUR, depth=4 * FOUR.depth)
+    made = trial(SLOW, *after, new=deeper, reason="spread")
+    assert made.was_good(work(slowest_s=1.0, variation=variation), CONFIG) is kept
 
 
 def test_it_takes_longer_where_it_is_uncertain_but_not_for_ever() -> None:
