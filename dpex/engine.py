@@ -378,10 +378,11 @@ class Engine:
 
     def _count_here(self, stages: Stages, service_s: float) -> None:
         """What is neither the dataset's nor the collate function's is seeding, which computes: it counts as loading."""
-        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, samples = stages
+        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, samples, steps = stages
         load_s = service_s - collate_s
         load_cpu_s = fetch_cpu_s + load_s - fetch_s
-        self._here.count((load_s, collate_s, load_cpu_s, collate_cpu_s, samples), load_cpu_s + collate_cpu_s, 0.0)
+        made = load_s, collate_s, load_cpu_s, collate_cpu_s, samples, steps
+        self._here.count(made, load_cpu_s + collate_cpu_s, 0.0)
         self._tally.made_here(load_s, load_cpu_s, collate_s)
         self._pace.learn_here(service_s)
 

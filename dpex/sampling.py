@@ -1,4 +1,4 @@
-"""A few of many: a fair choice of values, and the slowest batches. Pure, but for random numbers of its own."""
+"""A few of many: a fair choice of values, the slowest batches, when to look closely. Pure, but for its random numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from typing import Any, NamedTuple
 
 KEPT = 512
 SLOWEST = 8
+FIRST_S = 0.02
+"""Nothing is looked at closely before that: a pass of a few tiny batches would pay more than it is worth."""
+DEAR = 100.0
+"""Looking closely is paid for by as many times that long without."""
+_PART = 8.0
+_LONGEST_S = 60.0
+_BY = 16
 
 
 class Reservoir:
@@ -66,3 +73,42 @@ class Slowest:
     def found(self) -> tuple[SlowBatch, ...]:
         """Slowest first."""
         return tuple(batch for _, _, batch in sorted(self._heap, reverse=True))
+
+
+class Occasions:
+    """When to look closely at one of many things that follow each other, as looking costs time.
+
+    The first is left out, and all that begins within `FIRST_S` of it. Then one is looked at whenever the time since the
+    last is `DEAR` times what looking at that one cost, and an eighth of the time since the first, a minute at most: so
+    there are dozens in a short run, and no end of them in a long one. Which of the next few it is then is left to
+    chance, so that what comes at regular intervals is met as often as it comes.
+
+    due: nothing is looked at before; compare it, and ask `comes` only from then on.
+    """
+
+    __slots__ = ("_began", "_pass_by", "_random", "due", "taken")
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        self.taken = 0
+        self._began: float | None = None
+        self._pass_by = 0
+        self._random = Random(0).random
+
+    def comes(self, now: float) -> bool:
+        """Whether what begins now is to be looked at; `took` must follow."""
+        if self._began is None:
+            self._began = now
+            self.due = now + FIRST_S
+            return False
+        if self._pass_by:
+            self._pass_by -= 1
+            return False
+        return True
+
+    def took(self, now: float, extra_s: float) -> None:
+        """It was, and that cost so much."""
+        self.taken += 1
+        since_s = now - (self._began or now)
+        self.due = now + max(DEAR * extra_s, min(_LONGEST_S, since_s / _PART))
+        self._pass_by = int(self._random() * min(_BY, self.taken + 1))
