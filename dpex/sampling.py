@@ -1,4 +1,4 @@
-"""A few of many: a fair choice of values, the slowest batches, when to look closely. Pure, but for its random numbers."""
+"""A few of many: a fair choice of values, the slowest batches, when to look closely. Pure but for random numbers."""
 
 from __future__ import annotations
 
