@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappush, heapreplace
+from math import log, log1p
 from random import Random
 from typing import Any, NamedTuple
 
@@ -18,23 +19,36 @@ _BY = 16
 
 
 class Reservoir:
-    """Each value that was added is among the kept with the same chance (Vitter, "Random Sampling with a Reservoir",
-    1985, algorithm R). Of periodic values every so-manyth would be no fair choice."""
+    """Each value that comes by is among the kept with the same chance. Of periodic values every so-manyth would be no
+    fair choice. How many pass by until the next is kept is drawn at once (Li, "Reservoir-Sampling Algorithms of Time
+    Complexity O(n(1 + log(N/n)))", 1994, algorithm L), so that most cost a comparison.
 
-    __slots__ = ("_random", "kept", "seen")
+    due: the number, counted from 1, of the next value to `keep`.
+    """
+
+    __slots__ = ("_random", "_weight", "due", "kept")
 
     def __init__(self) -> None:
         self.kept: list[float] = []
-        self.seen = 0
+        self.due = 1
         self._random = Random(0).random
+        self._weight = 1.0
 
-    def add(self, value: float) -> None:
-        """One more."""
-        self.seen += 1
-        if self.seen <= KEPT:
+    def keep(self, value: float) -> None:
+        """The value that is due."""
+        if len(self.kept) < KEPT:
             self.kept.append(value)
-        elif (place := int(self._random() * self.seen)) < KEPT:
-            self.kept[place] = value
+        else:
+            self.kept[int(self._random() * KEPT)] = value
+        if len(self.kept) < KEPT:
+            self.due += 1
+            return
+        self._weight *= self._drawn() ** (1.0 / KEPT)
+        self.due += 1 + int(log(self._drawn()) / log1p(-self._weight))
+
+    def _drawn(self) -> float:
+        """Between 0 and 1, and neither."""
+        return self._random() or 0.5
 
 
 class SlowBatch(NamedTuple):

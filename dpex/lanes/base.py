@@ -105,7 +105,7 @@ class LaneCounts:
     running: int = 0
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class LaneTimes:
     """Sums over the tickets a lane made: their number, wall seconds by stage, CPU seconds of all and by stage.
 
@@ -150,7 +150,8 @@ class LaneTimes:
         self.nbytes += nbytes
         service_s = fetch_s + collate_s + encode_s
         self.services_s.append(service_s)
-        self.choice.add(service_s)
+        if self.tickets >= self.choice.due:
+            self.choice.keep(service_s)
         self.services[bisect_left(STEP_BUCKETS, service_s)] += 1
         if steps:
             self._add_steps(steps)
