@@ -383,7 +383,7 @@ def looked_at(seconds: float, each_s: float, extra_ratio: float) -> tuple[list[i
 
 @pytest.mark.parametrize("each_s", [0.00002, 0.001, 0.02, 0.5])
 @pytest.mark.parametrize("extra_ratio", [0.02, 0.3, 10.0])
-def test_looking_costs_a_hundredth(each_s: float, extra_ratio: float) -> None:
+def test_looking_costs_half_a_hundredth(each_s: float, extra_ratio: float) -> None:
     seconds = min(1000.0, 50_000 * each_s)
     chosen, cost_s = looked_at(seconds, each_s, extra_ratio)
     assert 0 not in chosen
@@ -394,7 +394,7 @@ def test_looking_costs_a_hundredth(each_s: float, extra_ratio: float) -> None:
 def test_dozens_in_a_short_run_and_no_end_of_them_in_a_long_one() -> None:
     short, _ = looked_at(2.0, 0.008, 0.01)
     long, _ = looked_at(3600.0, 0.05, 0.01)
-    assert 12 <= len(short) <= 80
+    assert 10 <= len(short) <= 80
     assert 60 <= len(long) <= 250
     assert max(b - a for a, b in pairwise(long)) * 0.05 < 70
 
@@ -427,4 +427,4 @@ def test_the_clock_of_a_worker() -> None:
             timer.end()
             timed += 1
     assert timer.taken == timed
-    assert 20 <= timed <= 2000 * 0.01 / 0.3
+    assert 10 <= timed <= 2000 * 0.01 / (DEAR * 0.003)
