@@ -6,9 +6,12 @@ import functools
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from dpex import steptimes
 from dpex.sampling import DEAR, FIRST_S, Occasions
 from dpex.steptimes import Row, TicketTimer
+from dpex.transport.parcel import cloud_dumps
 from dpex.worker import Fetcher, WorkerSetup
 
 
@@ -335,6 +339,22 @@ def test_what_is_pickled_meanwhile_is_free_of_it() -> None:
     data = Pickled(half, Slotted(2.0))
     rows(data)
     assert data.copy.transforms[0] is half
+
+
+def test_a_class_that_is_pickled_by_value_meanwhile_does_what_it_did() -> None:
+    """As joblib and Ray do with classes of the script."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Twice:\n    def __call__(self, value):\n        return value * 2\n", namespace)
+    pickled = []
+
+    class Shipping(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            pickled.append(cloud_dumps(self.transform.transforms[0]))
+            return super().__getitem__(index)
+
+    assert "Shipping.__getitem__ > Compose > Twice" in rows(Shipping(namespace["Twice"]()))
+    script = f"import pickle; assert pickle.loads({pickled[0]!r})(4) == 8"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=Path(__file__).parents[1])
 
 
 def test_what_is_changed_meanwhile_stays_changed() -> None:
