@@ -11,7 +11,7 @@ KEPT = 512
 SLOWEST = 8
 FIRST_S = 0.02
 """Nothing is looked at closely before that: a pass of a few tiny batches would pay more than it is worth."""
-DEAR = 100.0
+DEAR = 200.0
 """Looking closely is paid for by as many times that long without."""
 _PART = 8.0
 _LONGEST_S = 60.0

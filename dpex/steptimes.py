@@ -167,8 +167,14 @@ class _Session:
         self.thread = 0
         while self._undo:
             self._undo.pop()()
+        self._labels.clear()
+        self._known.clear()
         if _current is self:
             _current = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A class that is pickled by value meanwhile, with its methods, gets one that times nothing."""
+        return _ended, ()
 
     def booked(self, thing: Any, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call it, and book that if it is this thread's and the object one of those that are timed."""
@@ -272,6 +278,12 @@ class _Session:
                         holder[at] = value
 
         self._undo.append(undo)
+
+
+def _ended() -> _Session:
+    session = _Session.__new__(_Session)
+    session.thread, session._labels, session._known = 0, {}, []
+    return session
 
 
 def _booking(session: _Session, kind: Any, name: str, raw: Any) -> Callable[..., Any]:

@@ -6,9 +6,12 @@ import functools
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from dpex import steptimes
 from dpex.sampling import DEAR, FIRST_S, Occasions
 from dpex.steptimes import Row, TicketTimer
+from dpex.transport.parcel import cloud_dumps
 from dpex.worker import Fetcher, WorkerSetup
 
 
@@ -337,6 +341,22 @@ def test_what_is_pickled_meanwhile_is_free_of_it() -> None:
     assert data.copy.transforms[0] is half
 
 
+def test_a_class_that_is_pickled_by_value_meanwhile_does_what_it_did() -> None:
+    """As joblib and Ray do with classes of the script."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Twice:\n    def __call__(self, value):\n        return value * 2\n", namespace)
+    pickled = []
+
+    class Shipping(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            pickled.append(cloud_dumps(self.transform.transforms[0]))
+            return super().__getitem__(index)
+
+    assert "Shipping.__getitem__ > Compose > Twice" in rows(Shipping(namespace["Twice"]()))
+    script = f"import pickle; assert pickle.loads({pickled[0]!r})(4) == 8"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=Path(__file__).parents[1])
+
+
 def test_what_is_changed_meanwhile_stays_changed() -> None:
     class Changing(Pictures):
         def __getitem__(self, index: int) -> Any:
@@ -383,7 +403,7 @@ def looked_at(seconds: float, each_s: float, extra_ratio: float) -> tuple[list[i
 
 @pytest.mark.parametrize("each_s", [0.00002, 0.001, 0.02, 0.5])
 @pytest.mark.parametrize("extra_ratio", [0.02, 0.3, 10.0])
-def test_looking_costs_a_hundredth(each_s: float, extra_ratio: float) -> None:
+def test_looking_costs_half_a_hundredth(each_s: float, extra_ratio: float) -> None:
     seconds = min(1000.0, 50_000 * each_s)
     chosen, cost_s = looked_at(seconds, each_s, extra_ratio)
     assert 0 not in chosen
@@ -394,7 +414,7 @@ def test_looking_costs_a_hundredth(each_s: float, extra_ratio: float) -> None:
 def test_dozens_in_a_short_run_and_no_end_of_them_in_a_long_one() -> None:
     short, _ = looked_at(2.0, 0.008, 0.01)
     long, _ = looked_at(3600.0, 0.05, 0.01)
-    assert 12 <= len(short) <= 80
+    assert 10 <= len(short) <= 80
     assert 60 <= len(long) <= 250
     assert max(b - a for a, b in pairwise(long)) * 0.05 < 70
 
@@ -427,4 +447,4 @@ def test_the_clock_of_a_worker() -> None:
             timer.end()
             timed += 1
     assert timer.taken == timed
-    assert 20 <= timed <= 2000 * 0.01 / 0.3
+    assert 10 <= timed <= 2000 * 0.01 / (DEAR * 0.003)

@@ -43,7 +43,7 @@ class Landed(NamedTuple):
     snapshot: tuple[Any, ...] | None
     at: float
     streamed: bool
-    queued_s: float | None
+    queued_s: float | None = None
 
 
 class Result:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from math import ceil
 
 import pytest
 
+from dpex import DpexDataLoader
 from dpex.cpus import usable_cpus
 from tests.diagnose import planted
-from tests.diagnose.planted import REMOTE, Case, Large, Planted, Transformed, Uneven
+from tests.diagnose.planted import REMOTE, Case, Large, Planted, Transformed, Uneven, train
 from tests.diagnose.test_transforms import check_dear
 
 ray = pytest.importorskip("ray")
@@ -80,11 +84,24 @@ def test_the_slower_machine_is_named() -> None:
     assert text.index(slower.name) < text.index(quicker.name)
 
 
-@pytest.mark.skipif(usable_cpus() > 4, reason="more actors would be needed to crowd this machine than it is worth")
+BURN = "import os; os.nice(15)\nwhile True: pass"
+"""As nice as Ray's workers are, so that they share the CPUs evenly."""
+
+
 def test_waiting_for_a_cpu_there_is_no_waiting_for_data() -> None:
-    """Twice as many actors compute as there are CPUs."""
-    crowd = {"distribute_mode": True, "num_workers": max(2, 2 * int(usable_cpus()))}
-    diagnosis = Case(dataset=partial(Planted, 4000, cpu_s=0.005), accepted=("cpu",), options=crowd).run()
+    """An actor computes while others want the CPUs, too."""
+    with DpexDataLoader(Planted(4000, cpu_s=0.005), batch_size=2, num_workers=1, distribute_mode=True) as loader:
+        running = iter(loader)
+        next(running)
+        burning = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(2 * ceil(usable_cpus()))]
+        try:
+            loader.diagnose(reset=True)
+            train(running, 0.001)
+            diagnosis = loader.diagnose()
+        finally:
+            for process in burning:
+                process.kill()
+                process.wait()
     remote = diagnosis.facts.lanes["remote"]
     assert remote.queued_s is not None
     assert remote.queued_s > 0.2 * remote.busy_s
