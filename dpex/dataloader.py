@@ -37,6 +37,7 @@ from dpex.pace import Sizes
 from dpex.recording import check as check_trace
 from dpex.recording import rank
 from dpex.stats import LoaderStats
+from dpex.steptimes import SWITCH, TicketTimer, is_switched_on
 from dpex.threads import declares_thread_safe
 from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
 
@@ -214,11 +215,22 @@ class DpexDataLoader(DataLoader[T_co]):
         self._packing: Packing | None = None
         self._membership: Membership | None = None
         self._book = Book()
+        self._timer = TicketTimer(is_on=is_switched_on(os.environ))
         self._is_asked = False
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        runtime = ("_iterators", "_arenas", "_share", "_last_stats", "_tuner", "_packing", "_membership", "_book")
+        runtime = (
+            "_iterators",
+            "_arenas",
+            "_share",
+            "_last_stats",
+            "_tuner",
+            "_packing",
+            "_membership",
+            "_book",
+            "_timer",
+        )
         for name in runtime:
             state.pop(name, None)
         return state
@@ -432,6 +444,7 @@ class DpexDataLoader(DataLoader[T_co]):
             is_fixed=self.seeding == "worker",
             has_cluster=self.distribute_mode is not False,
             note=self._why_unmeasured(),
+            untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
         )
 
     def _why_unmeasured(self) -> str:

@@ -6,6 +6,7 @@ rules are PyTorch's own code.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,7 @@ from dpex.lanes.maker import LaneMaker
 from dpex.pace import Sizes
 from dpex.pin import Pinner
 from dpex.stats import LoaderStats
+from dpex.steptimes import TicketTimer, is_switched_on
 from dpex.telemetry.ledger import Entry, Ledger
 from dpex.ticketseeding import TicketSeeding
 from dpex.transport.arena import Arena
@@ -83,7 +85,9 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
 
     def __init__(self, loader: Any, arenas: ArenaCache, ledger: Ledger | None, book: Book) -> None:
         super().__init__(loader, arenas)
-        self._meter = InlineMeter(auto_collation=self._auto_collation, gpu=cuda_stall())
+        self._meter = InlineMeter(
+            auto_collation=self._auto_collation, gpu=cuda_stall(), dataset=self._dataset, timer=loader._timer
+        )
         self._dataset_fetcher.collate_fn = self._meter.timed(self._dataset_fetcher.collate_fn)
         if ledger is not None:
             weakref.finalize(self, ledger.watch(self._meter).end)
@@ -108,11 +112,11 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
 class InlineMaker:
     """Makes tickets in the training process under ``seeding="batch"``, leaving its random state as it was."""
 
-    def __init__(self, setup: WorkerSetup, arena: Arena) -> None:
+    def __init__(self, setup: WorkerSetup, arena: Arena, timer: TicketTimer) -> None:
         collate_fn = setup.collate_fn
         if collate_fn is default_collate:
             collate_fn = ArenaCollate(arena, INLINE_ARENA_BYTES, in_worker=False)
-        self._fetcher = Fetcher(setup, setup.dataset, collate_fn)
+        self._fetcher = Fetcher(setup, setup.dataset, collate_fn, timer)
         self._seeding = TicketSeeding(setup.base_seed, keep=True)
 
     def __call__(self, number: int, index: Any, epoch: int) -> tuple[Any, Stages]:
@@ -151,12 +155,14 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             num_workers=self._num_workers,
             base_seed=int(self._base_seed),
             per_batch_seed=per_batch,
+            times_steps=is_switched_on(os.environ),
         )
+        timer = loader._timer
         inline: list[InlineMaker] = []
 
         def make_inline(number: int, index: Any, epoch: int) -> tuple[Any, Stages]:
             if not inline:
-                inline.append(InlineMaker(setup, Arena(shared=False)))
+                inline.append(InlineMaker(setup, Arena(shared=False), timer))
             return inline[0](number, index, epoch)
 
         pinner = Pinner(self._pin_memory_device) if self._pin_memory and self._num_workers > 0 else None

@@ -14,13 +14,27 @@ from dpex.clock import monotonic
 from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import LaneTimes
 from dpex.meter import Sums, Tally, lane_sums
+from dpex.steptimes import Row, TicketTimer
 
 
 class InlineMeter:
-    """Told of each call of ``next()`` what came when: `enter`, `drawn`, the collate function, `leave`."""
+    """Told of each call of ``next()`` what came when: `enter`, `drawn`, the collate function, `leave`.
 
-    def __init__(self, *, auto_collation: bool, gpu: GpuStall[Any] | None = None) -> None:
+    dataset: whose transforms are timed now and then, if there is a ``timer``.
+    """
+
+    def __init__(
+        self,
+        *,
+        auto_collation: bool,
+        gpu: GpuStall[Any] | None = None,
+        dataset: Any = None,
+        timer: TicketTimer | None = None,
+    ) -> None:
         self._gpu = gpu
+        self._dataset = dataset
+        self._timer = timer or TicketTimer(is_on=False)
+        self._is_timed = False
         self._mark: Any = None
         self._entered = 0.0
         self._auto_collation = auto_collation
@@ -38,6 +52,9 @@ class InlineMeter:
 
     def drawn(self) -> None:
         """The sampler said which one."""
+        now = monotonic()
+        if now >= self._timer.due:
+            self._is_timed = self._timer.begin(now, self._dataset)
         self._drawn_at, self._cpu_drawn_at = monotonic(), time.thread_time()
 
     def timed(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -45,23 +62,34 @@ class InlineMeter:
 
         def collate(data: Any) -> Any:
             began, cpu_began = monotonic(), time.thread_time()
-            batch = collate_fn(data)
+            batch = self._timer.collating(collate_fn, data) if self._is_timed else collate_fn(data)
             self._opened, cpu_ended = monotonic(), time.thread_time()
             samples = len(data) if self._auto_collation and isinstance(data, list) else 1
             load_s, collate_s = began - self._drawn_at, self._opened - began
-            self._made((load_s, collate_s, cpu_began - self._cpu_drawn_at, cpu_ended - cpu_began, samples))
+            stages = (load_s, collate_s, cpu_began - self._cpu_drawn_at, cpu_ended - cpu_began, samples)
+            self._made(stages, self._steps(stages) if self._is_timed else ())
             return batch
 
         return collate
 
-    def _made(self, stages: tuple[float, float, float, float, int]) -> None:
-        self._times.count(stages, stages[2] + stages[3], 0.0)
+    def _steps(self, stages: tuple[float, float, float, float, int]) -> tuple[Row, ...]:
+        self._end_timing()
+        return self._timer.rows(self._dataset, stages)
+
+    def _end_timing(self) -> None:
+        self._is_timed = False
+        self._timer.end()
+
+    def _made(self, stages: tuple[float, float, float, float, int], steps: tuple[Row, ...] = ()) -> None:
+        self._times.count((*stages, steps), stages[2] + stages[3], 0.0)
         self._tally.made_here(stages[0], stages[2], stages[1])
         self._tally.batches += 1
         self._tally.samples += stages[4]
 
     def leave(self, error: BaseException | None = None) -> None:
         """It has got one, or that error."""
+        if self._is_timed:
+            self._end_timing()
         over = isinstance(error, StopIteration)
         self._errors["batch"] += isinstance(error, Exception) and not over
         now = monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from dpex.autotune.types import LaneSample
@@ -283,10 +283,28 @@ class Look:
     gpu_stall_s: float | None = None
 
 
+class NodeSums(NamedTuple):
+    """One machine of the cluster: batches made there, wall and CPU seconds for them, and on run queues meanwhile.
+
+    asked_s: what of the wall time the run queues are of; all of it, unless the kernel there does not tell.
+    """
+
+    tickets: float = 0
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+    asked_s: float = 0.0
+
+    def plus(self, other: NodeSums) -> NodeSums:
+        """Both together."""
+        return NodeSums._make(a + b for a, b in zip(self, other, strict=True))
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaneSums:
     """One lane: seconds by stage (`load_s` is ``dataset[i]``, `transit_s` the way from a remote worker), how long
-    single batches took (by `STEP_BUCKETS`, and ``kept_s``: a fair choice of them), and workers now.
+    single batches took (by `STEP_BUCKETS`, and ``kept_s``: a fair choice of them), and workers now. ``steps``, of the
+    batches that were timed: calls, wall and CPU seconds by step (see `dpex.steptimes`). ``nodes``: by machine.
     """
 
     load_s: float = 0.0
@@ -304,6 +322,8 @@ class LaneSums:
     requested: int = 0
     running: int = 0
     in_flight: int = 0
+    steps: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
+    nodes: Mapping[str, NodeSums] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,6 +371,8 @@ class Counted(Protocol):
     tickets: int
     services: list[int]
     choice: Reservoir
+    steps: dict[str, tuple[int, float, float]]
+    nodes: dict[str, NodeSums]
 
 
 def lane_sums(times: Counted) -> LaneSums:
@@ -366,6 +388,8 @@ def lane_sums(times: Counted) -> LaneSums:
         tickets=times.tickets,
         services=tuple(times.services),
         kept_s=tuple(times.choice.kept),
+        steps=dict(times.steps),
+        nodes=dict(times.nodes),
     )
 
 

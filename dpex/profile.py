@@ -4,10 +4,7 @@
 timed; the collate function is timed beside it. The dataset that was given, its transforms and all else stay as they
 are. A copy shares what it refers to (arrays, open files, generators), and random numbers are drawn as without it.
 
-What is found: attributes that can be called and whose name holds "transform" or "augment", or that have a list of
-``transforms`` (as torchvision's and albumentations' ``Compose``), ``nn.Sequential``, and the same within those;
-datasets that are an attribute of a dataset (`Subset`, `ConcatDataset` and the like). A method of the dataset that is
-no attribute of its own is part of ``__getitem__``.
+What is found, `dpex.steps` says. A method of the dataset that is no attribute of its own is part of ``__getitem__``.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any
@@ -24,8 +20,9 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from dpex.spans import Book, Spans
+from dpex.steps import holds_datasets, is_step, is_steps, labelled
+from dpex.steps import label as label_of
 
-_NAMES = ("transform", "augment")
 _BOOK, _LABEL = "_dpex_book", "_dpex_label"
 
 
@@ -75,7 +72,7 @@ class _Maker:
         """A copy of a callable that is timed, and so are the callables within."""
         if id(step) in self._made:
             return self._made[id(step)][1]
-        label = label or _label(step)
+        label = label or label_of(step)
         plain = isinstance(step, (types.MethodType, types.FunctionType, functools.partial))
         made = None if plain else self._subclassed(step, label, _timed_callable)
         return self.call(label, self.rebound(step)) if made is None else made
@@ -111,58 +108,24 @@ class _Maker:
                 modules.update(zip(modules, self._steps(modules.values()), strict=True))
         named = [*attributes.items(), *attributes.get("_modules", {}).items()]
         for name, value in named:
-            if datasets and self._holds_datasets(value):
+            if datasets and holds_datasets(value):
                 attributes[name] = self._each(value, self.dataset)
-            elif _is_steps(name, value):
+            elif is_steps(name, value):
                 attributes[name] = self._steps(value)
                 if isinstance(value, tuple):
                     attributes[name] = tuple(attributes[name])
-            elif _is_step(name, value):
+            elif is_step(name, value):
                 attributes[name] = self.step(value)
 
     def _steps(self, steps: Iterable[Any]) -> list[Any]:
         """Each timed; those that share a name get numbers."""
-        seen: Counter[str] = Counter()
-        made = []
-        for step in steps:
-            label = _label(step)
-            seen[label] += 1
-            made.append(self.step(step, label if seen[label] == 1 else f"{label} #{seen[label]}"))
-        return made
-
-    @staticmethod
-    def _holds_datasets(value: Any) -> bool:
-        if type(value) in (list, tuple):
-            return bool(value) and all(isinstance(item, Dataset) for item in value)
-        if type(value) is dict:
-            return bool(value) and all(isinstance(item, Dataset) for item in value.values())
-        return isinstance(value, Dataset)
+        return [self.step(step, label) for step, label in labelled(steps)]
 
     @staticmethod
     def _each(value: Any, make: Callable[[Any], Any]) -> Any:
         if type(value) is dict:
             return {key: make(item) for key, item in value.items()}
         return type(value)(map(make, value)) if type(value) in (list, tuple) else make(value)
-
-
-def _is_steps(name: str, value: Any) -> bool:
-    """A list of callables by one of the names, such as a ``Compose``'s."""
-    if not any(part in name.lower() for part in _NAMES) or not isinstance(value, (list, tuple, nn.ModuleList)):
-        return False
-    return type(value) in (list, tuple, nn.ModuleList) and len(value) > 0 and all(map(callable, value))
-
-
-def _is_step(name: str, value: Any) -> bool:
-    if not callable(value) or isinstance(value, (type, Dataset)):
-        return False
-    named = any(part in name.lower() for part in _NAMES)
-    return named or isinstance(getattr(value, "transforms", None), (list, tuple, nn.ModuleList))
-
-
-def _label(step: Any) -> str:
-    if isinstance(step, functools.partial):
-        return _label(step.func)
-    return getattr(step, "__name__", None) or type(step).__name__
 
 
 def _copied(thing: Any) -> Any:

@@ -1,33 +1,54 @@
-"""A few of many: a fair choice of values, and the slowest batches. Pure, but for random numbers of its own."""
+"""A few of many: a fair choice of values, the slowest batches, when to look closely. Pure but for random numbers."""
 
 from __future__ import annotations
 
 from heapq import heappush, heapreplace
+from math import log, log1p
 from random import Random
 from typing import Any, NamedTuple
 
 KEPT = 512
 SLOWEST = 8
+FIRST_S = 0.02
+"""Nothing is looked at closely before that: a pass of a few tiny batches would pay more than it is worth."""
+DEAR = 200.0
+"""Looking closely is paid for by as many times that long without."""
+_PART = 8.0
+_LONGEST_S = 60.0
+_BY = 16
 
 
 class Reservoir:
-    """Each value that was added is among the kept with the same chance (Vitter, "Random Sampling with a Reservoir",
-    1985, algorithm R). Of periodic values every so-manyth would be no fair choice."""
+    """Each value that comes by is among the kept with the same chance. Of periodic values every so-manyth would be no
+    fair choice. How many pass by until the next is kept is drawn at once (Li, "Reservoir-Sampling Algorithms of Time
+    Complexity O(n(1 + log(N/n)))", 1994, algorithm L), so that most cost a comparison.
 
-    __slots__ = ("_random", "kept", "seen")
+    due: the number, counted from 1, of the next value to `keep`.
+    """
+
+    __slots__ = ("_random", "_weight", "due", "kept")
 
     def __init__(self) -> None:
         self.kept: list[float] = []
-        self.seen = 0
+        self.due = 1
         self._random = Random(0).random
+        self._weight = 1.0
 
-    def add(self, value: float) -> None:
-        """One more."""
-        self.seen += 1
-        if self.seen <= KEPT:
+    def keep(self, value: float) -> None:
+        """The value that is due."""
+        if len(self.kept) < KEPT:
             self.kept.append(value)
-        elif (place := int(self._random() * self.seen)) < KEPT:
-            self.kept[place] = value
+        else:
+            self.kept[int(self._random() * KEPT)] = value
+        if len(self.kept) < KEPT:
+            self.due += 1
+            return
+        self._weight *= self._drawn() ** (1.0 / KEPT)
+        self.due += 1 + int(log(self._drawn()) / log1p(-self._weight))
+
+    def _drawn(self) -> float:
+        """Between 0 and 1, and neither."""
+        return self._random() or 0.5
 
 
 class SlowBatch(NamedTuple):
@@ -66,3 +87,42 @@ class Slowest:
     def found(self) -> tuple[SlowBatch, ...]:
         """Slowest first."""
         return tuple(batch for _, _, batch in sorted(self._heap, reverse=True))
+
+
+class Occasions:
+    """When to look closely at one of many things that follow each other, as looking costs time.
+
+    The first is left out, and all that begins within `FIRST_S` of it. Then one is looked at whenever the time since the
+    last is `DEAR` times what looking at that one cost, and an eighth of the time since the first, a minute at most: so
+    there are dozens in a short run, and no end of them in a long one. Which of the next few it is then is left to
+    chance, so that what comes at regular intervals is met as often as it comes.
+
+    due: nothing is looked at before; compare it, and ask `comes` only from then on.
+    """
+
+    __slots__ = ("_began", "_pass_by", "_random", "due", "taken")
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        self.taken = 0
+        self._began: float | None = None
+        self._pass_by = 0
+        self._random = Random(0).random
+
+    def comes(self, now: float) -> bool:
+        """Whether what begins now is to be looked at; `took` must follow."""
+        if self._began is None:
+            self._began = now
+            self.due = now + FIRST_S
+            return False
+        if self._pass_by:
+            self._pass_by -= 1
+            return False
+        return True
+
+    def took(self, now: float, extra_s: float) -> None:
+        """It was, and that cost so much."""
+        self.taken += 1
+        since_s = now - (self._began or now)
+        self.due = now + max(DEAR * extra_s, min(_LONGEST_S, since_s / _PART))
+        self._pass_by = int(self._random() * min(_BY, self.taken + 1))

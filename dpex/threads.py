@@ -152,7 +152,7 @@ class ThreadCore(WorkerCore):
         self._commons = commons
         self._tell = tell
         self._told = False
-        self._fetcher = Fetcher(commons.setup, commons.setup.dataset, commons.setup.collate_fn)
+        self._fetcher = Fetcher(commons.setup, commons.setup.dataset, commons.setup.collate_fn, self._timer)
 
     def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
         """The thread is host ``number``; there are no others here, and no random state of its own."""

@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from dpex.diagnose.atend import free_path
 from dpex.diagnose.book import Book, Context, facts_of
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.diagnose.facts import Facts, TransformFacts
+from dpex.diagnose.facts import Facts, TransformFacts, of_all
 from dpex.diagnose.withdpex import WithDpex, with_dpex
 from dpex.recording import rank
 from dpex.runoptions import DiagnoseOptions
@@ -157,7 +157,8 @@ def _without_transforms(facts: Facts, why: str) -> Facts:
 
 def _with_transforms(facts: Facts, transforms: tuple[TransformFacts, ...] | None, said: str) -> Facts:
     gaps = (*(gap for gap in facts.unmeasured if not gap.startswith("single transforms")), said)
-    return replace(facts, transforms=transforms, unmeasured=gaps)
+    known = None if transforms is None else of_all(transforms, facts.lanes.values())
+    return replace(facts, transforms=known, unmeasured=gaps)
 
 
 def _print(options: DiagnoseOptions, diagnosis: Diagnosis, ours: WithDpex, *, in_full: bool) -> None:

@@ -19,6 +19,7 @@ import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from dpex.alerts import warn
+from dpex.steptimes import Row, TicketTimer
 from dpex.ticketseeding import TicketSeeding
 from dpex.transport.arena import Arena
 
@@ -50,16 +52,20 @@ class WorkerSetup:
     num_workers: int
     base_seed: int
     per_batch_seed: bool
+    times_steps: bool = True
+    """Whether transforms are timed now and then; see `dpex.steptimes`."""
 
 
 class Stages(NamedTuple):
-    """Seconds of wall time one ticket took, CPU seconds of the thread among them, and how many samples it got."""
+    """Seconds of wall time one ticket took, CPU seconds of the thread among them, how many samples it got, and what its
+    transforms took, where they were timed."""
 
     fetch_s: float
     collate_s: float
     fetch_cpu_s: float
     collate_cpu_s: float
     samples: int
+    steps: tuple[Row, ...] = ()
 
 
 NO_TIME = Stages(0.0, 0.0, 0.0, 0.0, 0)
@@ -102,9 +108,14 @@ def seed_like_torch(base_seed: int, worker_id: int) -> int:
 
 
 class Fetcher:
-    """Gets the samples of a ticket and collates them, as torch's fetchers do, timing the two apart."""
+    """Gets the samples of a ticket and collates them, as torch's fetchers do, timing the two apart.
 
-    def __init__(self, setup: WorkerSetup, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+    timer: of the worker, as fetchers come and go.
+    """
+
+    def __init__(
+        self, setup: WorkerSetup, dataset: Any, collate_fn: Callable[[Any], Any], timer: TicketTimer | None = None
+    ) -> None:
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._auto_collation = setup.auto_collation
@@ -113,6 +124,7 @@ class Fetcher:
         self._ended = False
         self._unclocked = 0
         self._ratios = (1.0, 1.0)
+        self._timer = timer or TicketTimer(is_on=False)
 
     def fetch(self, index: Any) -> tuple[Any, Stages]:
         """The batch and its stage times; raises StopIteration at the end of a stream.
@@ -122,6 +134,8 @@ class Fetcher:
         clocked = self._unclocked == 0
         cpu_began = time.thread_time() if clocked else 0.0
         began = time.perf_counter()
+        if began >= self._timer.due and self._timer.begin(began, self._dataset):
+            return self._fetch_timed(index)
         data = self._from_stream(index) if self._iterator is not None else self._from_map(index)
         fetched = time.perf_counter()
         cpu_fetched = time.thread_time() if clocked else 0.0
@@ -138,6 +152,17 @@ class Fetcher:
         fetch_ratio, collate_ratio = self._ratios
         self._unclocked = 0 if ended - began > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
         return batch, Stages(fetch_s, collate_s, fetch_s * fetch_ratio, collate_s * collate_ratio, samples)
+
+    def _fetch_timed(self, index: Any) -> tuple[Any, Stages]:
+        """The same, and what the transforms took."""
+        timer, collate_fn = self._timer, self._collate_fn
+        try:
+            self._collate_fn, self._unclocked = partial(timer.collating, collate_fn), 0
+            batch, stages = self.fetch(index)
+        finally:
+            self._collate_fn = collate_fn
+            timer.end()
+        return batch, stages._replace(steps=timer.rows(self._dataset, stages[:5]))
 
     def _from_map(self, index: Any) -> Any:
         dataset = self._dataset
@@ -241,7 +266,7 @@ def _like(first: torch.Tensor) -> Callable[[Any], bool]:
 class Logical:
     """One logical worker on this host."""
 
-    def __init__(self, setup: WorkerSetup, number: int, state: RngState | None) -> None:
+    def __init__(self, setup: WorkerSetup, number: int, state: RngState | None, timer: TicketTimer) -> None:
         self.number = number
         self.state = state
         self.setup = setup
@@ -249,6 +274,7 @@ class Logical:
         self.fetcher: Fetcher | None = None
         self.init_error: ExceptionWrapper | None = None
         self.epoch = -1
+        self._timer = timer
 
     def start(self) -> None:
         """Seed, publish the worker info, run ``worker_init_fn``; an error is the answer to every ticket."""
@@ -271,7 +297,7 @@ class Logical:
     def new_pass(self, epoch: int) -> None:
         """Begin an epoch: an iterable dataset is iterated anew."""
         self.epoch = epoch
-        self.fetcher = Fetcher(self.setup, self.setup.dataset, self.setup.collate_fn)
+        self.fetcher = Fetcher(self.setup, self.setup.dataset, self.setup.collate_fn, self._timer)
 
 
 def where(number: int) -> str:
@@ -286,12 +312,13 @@ class WorkerCore:
         self._setup = setup
         self._logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
+        self._timer = TicketTimer(is_on=setup.times_steps)
         self._seeding = TicketSeeding(setup.base_seed, keep=False) if setup.per_batch_seed else None
 
     def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
         """Host logical worker ``number``, from a random ``state`` that another host gave up, or from its seed."""
         setup = setup or (self._setup if not self._logicals else _copied(self._setup))
-        logical = self._logicals[number] = Logical(setup, number, state)
+        logical = self._logicals[number] = Logical(setup, number, state, self._timer)
         self._park()
         self._current = logical
         logical.start()

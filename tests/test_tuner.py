@@ -742,6 +742,25 @@ def test_queueing_for_a_cpu_is_read_by_thread_and_scaled_to_all_workers(tmp_path
     assert runqueue.look([999], 8, tmp_path).since(then) == (None, None)
 
 
+def test_a_thread_asks_for_its_own_time_on_run_queues(tmp_path: Path) -> None:
+    task = tmp_path / "self" / "task" / str(threading.get_native_id())
+    task.mkdir(parents=True)
+    file = task / "schedstat"
+    file.write_text("5000000000 1000000000 7\n")
+    queue = runqueue.OwnQueue(tmp_path)
+    assert queue.seconds() == 1.0
+    file.write_text("5000000000 2500000000 9\n")
+    assert queue.seconds() == 2.5
+    others: list[float | None] = []
+    thread = threading.Thread(target=lambda: others.append(queue.seconds()))
+    thread.start()
+    thread.join()
+    assert others == [None]
+    assert queue.seconds() == 2.5
+    queue.close()
+    queue.close()
+
+
 def test_queueing_here_is_known_where_the_kernel_counts_it() -> None:
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel does not count it")

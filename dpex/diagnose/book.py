@@ -21,14 +21,15 @@ from dpex.autotune.types import Decision
 from dpex.causes import CAUSES
 from dpex.clock import monotonic
 from dpex.cpus import cgroup_cpus, local_ranks, usable_cpus
-from dpex.diagnose.facts import Facts, LaneFacts, SlowFacts, TransformFacts
+from dpex.diagnose.facts import Facts, LaneFacts, NodeFacts, SlowFacts, TransformFacts, of_all
 from dpex.hostinfo import cpu_used
-from dpex.meter import Sums
+from dpex.meter import LaneSums, NodeSums, Sums
 from dpex.sampling import SLOWEST, SlowBatch
 
 SHORT_S = 0.2
 """Run queues of iterators that lived less are not asked about: looking would take a share of that."""
 SERVICES_KEPT = 1024
+_TIMED = ("calls", "wall_s", "cpu_s")
 _STAGES = ("load_s", "load_cpu_s", "collate_s", "collate_cpu_s", "encode_s", "encode_cpu_s", "transit_s")
 
 
@@ -124,6 +125,7 @@ class Page:
             account.sums |= {f"{name}.tickets": lane.tickets, "deaths": account.sums.get("deaths", 0) + lane.deaths}
             account.state[f"{name}.workers"] = lane.running
             account.services[name] = list(lane.kept_s)
+            _add_parts(account.sums, name, lane)
         if look is not None:
             account.state["batch_bytes"] = look.batch_bytes
             if look.gpu_stall_s is not None:
@@ -152,6 +154,19 @@ class Page:
         if used is not None and self._used is not None:
             others_s = max(0.0, used[0] - self._used[0] - (used[1] - self._used[1]) * local_ranks(os.environ))
             account.sums |= {"others_s": others_s / local_ranks(os.environ), "others_over_s": lived_s}
+
+
+def _add_parts(sums: dict[str, float], name: str, lane: LaneSums) -> None:
+    """Its steps and machines."""
+    for step, values in lane.steps.items():
+        sums |= {f"step.{name}.{field}.{step}": value for field, value in zip(_TIMED, values, strict=True)}
+    for node, of_node in lane.nodes.items():
+        sums |= {f"node.{field}.{node}": value for field, value in of_node._asdict().items()}
+    asked_s = sum(of_node.asked_s for of_node in lane.nodes.values())
+    busy_s = sum(of_node.busy_s for of_node in lane.nodes.values())
+    if asked_s:
+        sums[f"{name}.queued_s"] = sum(of_node.queued_s for of_node in lane.nodes.values())
+        sums[f"{name}.queue_known_s"] = lane.load_s * asked_s / busy_s
 
 
 def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:
@@ -200,7 +215,10 @@ class Book:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What is known of a loader without measuring; see `Facts`. note: why something is not measured, if so."""
+    """What is known of a loader without measuring; see `Facts`. note: why something is not measured, if so.
+
+    untimed: why transforms are not.
+    """
 
     name: str = ""
     rank: int = 0
@@ -211,6 +229,7 @@ class Context:
     decisions: tuple[Decision, ...] = ()
     transforms: tuple[TransformFacts, ...] | None = None
     note: str = ""
+    untimed: str = ""
 
 
 def facts_of(account: Account, context: Context) -> Facts:
@@ -241,10 +260,66 @@ def facts_of(account: Account, context: Context) -> Facts:
         depth=int(state.get("depth", 1)) or 1,
         is_capped=bool(state.get("is_capped", False)),
         slowest=tuple(map(_slow, account.slowest)),
-        transforms=context.transforms,
+        transforms=context.transforms or _transforms(sums, lanes),
+        nodes=_nodes(sums, lanes),
         decisions=context.decisions,
     )
-    return _with_gaps(found, context.note)
+    return _with_gaps(found, context)
+
+
+def _transforms(sums: Mapping[str, float], lanes: Mapping[str, LaneFacts]) -> tuple[TransformFacts, ...] | None:
+    """Steps by name, in the order in which they were first met; each lane's timed batches stand for that lane's."""
+    found: dict[str, TransformFacts] = {}
+    for lane, facts in lanes.items():
+        calls = _named(sums, f"step.{lane}.calls.")
+        wall_s, cpu_s = _named(sums, f"step.{lane}.wall_s."), _named(sums, f"step.{lane}.cpu_s.")
+        timed = [
+            TransformFacts(name=name, calls=int(calls[name]), wall_s=wall_s[name], cpu_s=cpu_s[name])
+            for name in calls
+            if calls[name] > 0
+        ]
+        for one in of_all(timed, [facts]):
+            known = found.get(one.name)
+            found[one.name] = one if known is None else known.plus(one)
+    return tuple(found.values()) or None
+
+
+def _named(sums: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Those that begin so, by the rest of their names."""
+    return {name[len(prefix) :]: value for name, value in sums.items() if name.startswith(prefix)}
+
+
+def _nodes(sums: Mapping[str, float], lanes: Mapping[str, LaneFacts]) -> tuple[NodeFacts, ...] | None:
+    """The cluster's machines, and this one where it makes batches beside them."""
+    fields = {field: _named(sums, f"node.{field}.") for field in NodeSums._fields}
+    places = [place for place, tickets in fields["tickets"].items() if tickets > 0]
+    hosts = [place.partition(" (")[0] for place in places]
+    found = [
+        _node(host if hosts.count(host) == 1 else place, NodeSums._make(values[place] for values in fields.values()))
+        for place, host in zip(places, hosts, strict=True)
+    ]
+    local = lanes.get("local")
+    if found and local is not None and local.tickets:
+        here = NodeFacts(
+            name="this machine",
+            tickets=local.tickets,
+            busy_s=local.busy_s,
+            cpu_s=local.cpu_s,
+            queued_s=local.queued_s,
+        )
+        found.append(here)
+    return tuple(found) or None
+
+
+def _node(name: str, sums: NodeSums) -> NodeFacts:
+    asked = sums.asked_s > 0.5 * sums.busy_s
+    return NodeFacts(
+        name=name,
+        tickets=int(sums.tickets),
+        busy_s=sums.busy_s,
+        cpu_s=sums.cpu_s,
+        queued_s=sums.queued_s * sums.busy_s / sums.asked_s if asked else None,
+    )
 
 
 def _lane(name: str, account: Account) -> LaneFacts:
@@ -278,20 +353,25 @@ def _spread(steps: float, sum_s: float, squares: float) -> float | None:
     return float(max(0.0, squares * steps / sum_s**2 - 1.0) ** 0.5)
 
 
-def _with_gaps(facts: Facts, note: str) -> Facts:
+def _with_gaps(facts: Facts, context: Context) -> Facts:
     """Say what is missing, and why."""
-    gaps = [note] if note else []
+    gaps = [context.note] if context.note else []
     local, remote = facts.lanes.get("local"), facts.lanes.get("remote")
     if facts.gpu_stall_s is None:
         gaps.append("GPU stall: no CUDA stream was seen; the shares are of the host's time")
     if local is not None and local.tickets and local.queued_s is None:
         gaps.append("waiting for a CPU on this machine: the kernel does not tell, or workers lived too briefly")
-    if remote is not None and remote.tickets:
-        gaps.append("waiting for a CPU on other machines: computing there and waiting for a CPU are told apart nowhere")
+    if remote is not None and remote.tickets and remote.queued_s is None:
+        gaps.append("waiting for a CPU on other machines: their kernels do not tell")
     if facts.others is None:
         gaps.append("CPU time of other programs: a quota holds here, or the system does not tell")
-    if facts.transforms is None:
-        gaps.append("single transforms: `dpex diagnose` and `dpex bench` time them")
-    if facts.nodes is None and remote is not None and remote.tickets:
-        gaps.append("single machines of the cluster")
+    if not any(one.is_within for one in facts.transforms or ()):
+        gaps.append(f"single transforms: {context.untimed or _why_no_transforms(facts)}")
     return replace(facts, unmeasured=tuple(gaps))
+
+
+def _why_no_transforms(facts: Facts) -> str:
+    if facts.transforms:
+        seen = "an attribute that can be called and is named for a transform, or holds a list of transforms"
+        return f"the dataset has none that can be seen ({seen}); what its own methods take is together"
+    return "no batch was timed yet; from the second of a worker on one is now and then"

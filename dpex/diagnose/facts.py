@@ -6,12 +6,14 @@ passes is in none of them. None: not measured, and `Facts.unmeasured` says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from dpex.autotune.types import Decision
 
 LANES = ("inline", "local", "remote")
+WITHIN = " > "
+COLLATE = "collate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +60,68 @@ class SlowFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformFacts:
-    """One transform: calls timed, wall and CPU seconds in them."""
+    """A transform, or what else the dataset or the collate function does: calls timed, wall and CPU seconds in them
+    without the steps within ("a > b" is step b within a), and those of all batches by the same shares."""
 
     name: str
     calls: int
     wall_s: float
     cpu_s: float
+    all_wall_s: float = 0.0
+    all_cpu_s: float = 0.0
+
+    def plus(self, other: TransformFacts) -> TransformFacts:
+        """The same step elsewhere, together with this one."""
+        return TransformFacts(
+            name=self.name,
+            calls=self.calls + other.calls,
+            wall_s=self.wall_s + other.wall_s,
+            cpu_s=self.cpu_s + other.cpu_s,
+            all_wall_s=self.all_wall_s + other.all_wall_s,
+            all_cpu_s=self.all_cpu_s + other.all_cpu_s,
+        )
+
+    @property
+    def short(self) -> str:
+        """Its name without those of the steps it is in."""
+        return self.name.rpartition(WITHIN)[2]
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it is a step of the dataset's or the collate function's, and not one of these itself."""
+        return WITHIN in self.name
+
+    @property
+    def is_collating(self) -> bool:
+        """Whether it is the collate function or a step of it."""
+        return self.name.partition(WITHIN)[0] == COLLATE
+
+
+def of_all(timed: Iterable[TransformFacts], lanes: Iterable[LaneFacts]) -> tuple[TransformFacts, ...]:
+    """What was timed of some batches, taken to be as it was for all: stages are parted by it, CPU time by CPU time."""
+    timed, lanes = tuple(timed), tuple(lanes)
+    found = []
+    for one in timed:
+        stage = [other for other in timed if other.is_collating == one.is_collating]
+        name = "collate" if one.is_collating else "load"
+        wall_s = sum(getattr(lane, f"{name}_s") for lane in lanes)
+        cpu_s = sum(getattr(lane, f"{name}_cpu_s") for lane in lanes)
+        all_wall_s = wall_s * one.wall_s / max(1e-12, sum(other.wall_s for other in stage))
+        all_cpu_s = cpu_s * one.cpu_s / max(1e-12, sum(other.cpu_s for other in stage))
+        found.append(replace(one, all_wall_s=all_wall_s, all_cpu_s=min(all_wall_s, all_cpu_s)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """One machine: batches made there, and wall and CPU seconds for them."""
+    """One machine: batches made there, wall and CPU seconds for them, and seconds that workers could have run and had
+    no CPU."""
 
     name: str
     tickets: int
     busy_s: float
     cpu_s: float
+    queued_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

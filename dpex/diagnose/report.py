@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from dpex.diagnose.facts import Facts, LaneFacts
+from dpex.diagnose.facts import Facts, LaneFacts, NodeFacts
 from dpex.diagnose.verdict import LOST_TO, Evidence, Verdict
 from dpex.diagnose.whatif import Prediction, Scored, WhatIf
 
@@ -113,11 +113,7 @@ def sections(facts: Facts, verdict: Verdict, what_if: WhatIf | None, past: Seque
     if facts.slowest:
         found.append(_slowest(facts))
     if facts.nodes:
-        rows = tuple(
-            (node.name, str(node.tickets), seconds(node.busy_s / max(1, node.tickets)))
-            for node in sorted(facts.nodes, key=lambda node: -node.busy_s / max(1, node.tickets))
-        )
-        found.append(Section(title="Slowest machines", header=("machine", "batches", "time a batch"), rows=rows))
+        found.append(_machines(facts.nodes))
     if what_if is not None and verdict.cause != "too-early":
         found.append(_changes(what_if))
     if past:
@@ -170,12 +166,39 @@ def _stage_rows(lane: LaneFacts) -> Iterator[tuple[str, ...]]:
 
 
 def _transforms(facts: Facts) -> Section:
-    total = max(1e-12, sum(one.wall_s for one in facts.transforms or ()))
+    known = sorted(facts.transforms or (), key=lambda one: -one.all_wall_s)
+    total = max(1e-12, sum(one.all_wall_s for one in known))
     rows = tuple(
-        (one.name, str(one.calls), seconds(one.wall_s / max(1, one.calls)), percent(one.wall_s / total))
-        for one in sorted(facts.transforms or (), key=lambda one: -one.wall_s)
+        (
+            one.name,
+            str(one.calls),
+            seconds(one.wall_s / max(1, one.calls)),
+            seconds(one.cpu_s / max(1, one.calls)),
+            percent(one.all_wall_s / total),
+        )
+        for one in known
     )
-    return Section(title="Transforms", header=("transform", "calls", "wall a call", "share"), rows=rows)
+    header = ("transform", "calls timed", "wall a call", "CPU a call", "share")
+    how = "Of some batches, without the steps within each; shares are taken to be those of all batches."
+    return Section(title="Transforms", header=header, rows=rows, lines=(how,))
+
+
+def _machines(nodes: Sequence[NodeFacts]) -> Section:
+    """Slowest first."""
+    ordered = sorted(nodes, key=lambda node: -node.busy_s / max(1, node.tickets))
+    rows = tuple(
+        (
+            node.name,
+            str(node.tickets),
+            seconds(node.busy_s / max(1, node.tickets)),
+            seconds(node.cpu_s / max(1, node.tickets)),
+            "" if node.queued_s is None else seconds(node.queued_s / max(1, node.tickets)),
+        )
+        for node in ordered
+    )
+    header = ("machine", "batches", "time a batch", "CPU", "waiting for a CPU")
+    lines = (f"All batches were made on one machine: {ordered[0].name}.",) if len(ordered) == 1 else ()
+    return Section(title="Slowest machines" if len(ordered) > 1 else "Machines", header=header, rows=rows, lines=lines)
 
 
 def _slowest(facts: Facts) -> Section:

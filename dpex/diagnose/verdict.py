@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dpex.diagnose.facts import Facts
+from dpex.diagnose.facts import Facts, TransformFacts
 from dpex.diagnose.losses import Losses, is_tiny, losses
 
 Cause = Literal[
@@ -38,6 +38,8 @@ START_LIMIT = 0.1
 ALONE = 2.0
 """Removing a cause that is no more than twice the next one leaves a third of the loss or more."""
 SURE = 0.6
+MOST = 0.5
+"""A transform with that share of the computing, or waiting, is named."""
 HELPS = 1.1
 """A deeper queue counts as helping from this many times the rate on: less is within the replay's own error."""
 _HALF_KNOWN = 25
@@ -150,7 +152,34 @@ def _where(facts: Facts, found: Losses, cause: str) -> str:
         return "memory_budget" if facts.is_capped else "prefetch"
     if cause == "startup" and facts.passes > 1:
         return f"{facts.passes} passes"
-    return found.place(cause)
+    return _place(facts, found, cause)
+
+
+def _place(facts: Facts, found: Losses, cause: str) -> str:
+    """Where most of it is, with the transform that takes most of that."""
+    place = found.place(cause)
+    step = dominant(facts, cause)
+    if not place or step is None or " and " in place or step[0].is_collating != (place == "the collate function"):
+        return place
+    one, share = step
+    which = f"the transform {one.short}" if one.is_within else "its own code, beside its transforms"
+    return f"{place}, {_percent(share)} of it in {which}"
+
+
+def dominant(facts: Facts, cause: str) -> tuple[TransformFacts, float] | None:
+    """The step that takes most of what batches compute ("cpu") or wait ("storage"), and which share of the dataset's or
+    the collate function's it is; None: none is `MOST` of it, or nothing is known of single transforms."""
+    steps = facts.transforms or ()
+    if cause not in ("cpu", "storage") or not any(one.is_within for one in steps):
+        return None
+
+    def seconds(one: TransformFacts) -> float:
+        return one.all_cpu_s if cause == "cpu" else max(0.0, one.all_wall_s - one.all_cpu_s)
+
+    dearest = max(steps, key=seconds)
+    stage = [one for one in steps if one.is_collating == dearest.is_collating]
+    share = seconds(dearest) / max(1e-12, sum(map(seconds, stage)))
+    return (dearest, share) if share >= MOST and any(one.is_within for one in stage) else None
 
 
 def _percent(ratio: float) -> str:
@@ -167,7 +196,7 @@ def _sentence(facts: Facts, found: Losses, cause: str, where: str, causes: list[
     if cause == "consumer":
         return _consumer(facts, lost)
     if cause == "mixed":
-        parts = " and ".join(_because(name, found.place(name)) for name in causes)
+        parts = " and ".join(_because(name, _place(facts, found, name)) for name in causes)
         return f"The training loop loses {lost} of its time to loading, for several reasons: {parts}."
     because = _because(cause, where)
     full = " The machine is full: workers wait for a CPU." if cause == "cpu" and _is_full(found) else ""

@@ -358,6 +358,7 @@ def _cheaper(facts: Facts, now: Settings, found: Losses) -> Iterator[_Change]:
         settings=now,
         facts=_scaled(facts, **{costs[dearest]: 0.5}),
     )
+    yield from _cheaper_step(facts, now)
     if found.by_cause["storage"] > MATTERS * lost:
         yield _Change(text="samples cached: no waiting for data", kind="cached", settings=now, facts=_cached(facts))
     if found.by_cause["transfer"] > MATTERS * lost:
@@ -370,20 +371,47 @@ def _cheaper(facts: Facts, now: Settings, found: Losses) -> Iterator[_Change]:
         )
 
 
+def _cheaper_step(facts: Facts, now: Settings) -> Iterator[_Change]:
+    """The dearest transform, if it is known and matters."""
+    steps = [one for one in facts.transforms or () if one.is_within]
+    dearest = max(steps, key=lambda one: one.all_wall_s, default=None)
+    if dearest is None or dearest.all_wall_s < MATTERS * facts.busy_s:
+        return
+    stage = "collate" if dearest.is_collating else "load"
+    wall_s, cpu_s = (sum(getattr(lane, f"{stage}{of}_s") for lane in facts.lanes.values()) for of in ("", "_cpu"))
+    factors = {
+        stage: 1.0 - 0.5 * dearest.all_wall_s / max(1e-12, wall_s),
+        f"{stage}_cpu": 1.0 - 0.5 * dearest.all_cpu_s / max(1e-12, cpu_s),
+    }
+    text = f"the transform {dearest.short} at half the cost"
+    yield _Change(text=text, kind="cheaper", settings=now, facts=_scaled(facts, **factors))
+
+
 def _each_lane(facts: Facts, change: Callable[[LaneFacts], LaneFacts]) -> Facts:
     return replace(facts, lanes={name: change(lane) for name, lane in facts.lanes.items()})
 
 
-def _scaled(facts: Facts, load: float = 1.0, collate: float = 1.0, encode: float = 1.0) -> Facts:
-    """Stages at another cost; service times are scaled by what that makes of a batch."""
+def _scaled(
+    facts: Facts,
+    *,
+    load: float = 1.0,
+    collate: float = 1.0,
+    encode: float = 1.0,
+    load_cpu: float | None = None,
+    collate_cpu: float | None = None,
+) -> Facts:
+    """Stages at another cost, their CPU time too unless another factor is given for that; service times are scaled by
+    what that makes of a batch."""
+    load_cpu = load if load_cpu is None else load_cpu
+    collate_cpu = collate if collate_cpu is None else collate_cpu
 
     def scaled(lane: LaneFacts) -> LaneFacts:
         changed = replace(
             lane,
             load_s=lane.load_s * load,
-            load_cpu_s=lane.load_cpu_s * load,
+            load_cpu_s=lane.load_cpu_s * load_cpu,
             collate_s=lane.collate_s * collate,
-            collate_cpu_s=lane.collate_cpu_s * collate,
+            collate_cpu_s=lane.collate_cpu_s * collate_cpu,
             encode_s=lane.encode_s * encode,
             encode_cpu_s=lane.encode_cpu_s * encode,
         )

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from dpex.meter import STEP_BUCKETS
+from dpex.meter import STEP_BUCKETS, NodeSums
 from dpex.sampling import Reservoir
 from dpex.schedule import Ticket
+from dpex.steptimes import Row
 from dpex.worker import RngState
 
 CRASHES_IN_A_ROW = 8
@@ -104,13 +105,14 @@ class LaneCounts:
     running: int = 0
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class LaneTimes:
     """Sums over the tickets a lane made: their number, wall seconds by stage, CPU seconds of all and by stage.
 
     ``services_s``: wall seconds of each of the latest; ``services``: how many took how long, by `STEP_BUCKETS`;
     ``choice``: some of all. ``transit_s``: on the network, while their host had nothing else to answer.
-    ``nbytes``: of all batches; ``streamed_bytes``: of those that came on a connection of their own.
+    ``nbytes``: of all batches; ``streamed_bytes``: of those that came on a connection of their own. ``steps``: calls,
+    wall and CPU seconds by step, of the batches that were timed. ``nodes``: by machine of the cluster.
     """
 
     tickets: int = 0
@@ -126,12 +128,18 @@ class LaneTimes:
     services_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     services: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
     choice: Reservoir = field(default_factory=Reservoir)
+    steps: dict[str, tuple[int, float, float]] = field(default_factory=dict)
+    nodes: dict[str, NodeSums] = field(default_factory=dict)
 
     def count(
-        self, stages: tuple[float, float, float, float, int], cpu_s: float, encode_s: float, nbytes: int = 0
+        self,
+        stages: tuple[float, float, float, float, int, tuple[Row, ...]],
+        cpu_s: float,
+        encode_s: float,
+        nbytes: int = 0,
     ) -> float:
         """Add one ticket, with stages as in `Stages`; returns how long its worker was busy with it."""
-        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, _ = stages
+        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, _, steps = stages
         self.tickets += 1
         self.fetch_s += fetch_s
         self.collate_s += collate_s
@@ -142,9 +150,17 @@ class LaneTimes:
         self.nbytes += nbytes
         service_s = fetch_s + collate_s + encode_s
         self.services_s.append(service_s)
-        self.choice.add(service_s)
+        if self.tickets >= self.choice.due:
+            self.choice.keep(service_s)
         self.services[bisect_left(STEP_BUCKETS, service_s)] += 1
+        if steps:
+            self._add_steps(steps)
         return service_s
+
+    def _add_steps(self, steps: tuple[Row, ...]) -> None:
+        for name, calls, wall_s, cpu_s in steps:
+            known = self.steps.get(name, (0, 0.0, 0.0))
+            self.steps[name] = known[0] + calls, known[1] + wall_s, known[2] + cpu_s
 
 
 class Lane(Protocol):

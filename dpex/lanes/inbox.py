@@ -35,13 +35,15 @@ Tag = tuple[int, int]
 class Landed(NamedTuple):
     """The results of one call; each is (epoch, number, kind, value, stages, cpu_s, encode_s, nbytes).
 
-    at: when the last of it was here (`clock`). streamed: large buffers came on a connection of their own.
+    at: when the last of it was here (`clock`). streamed: large buffers came on a connection of their own. queued_s: the
+    worker was on a run queue while it made them; None: not known.
     """
 
     results: list[tuple[Any, ...]]
     snapshot: tuple[Any, ...] | None
     at: float
     streamed: bool
+    queued_s: float | None = None
 
 
 class Result:
@@ -153,28 +155,37 @@ class Inbox:
     def _land(self, answer: Any, tag: Tag) -> None:
         """Answer when the buffers are here."""
         header, arrays = (answer, []) if isinstance(answer, bytes) else (answer[0], answer[1:])
-        made, snapshot, frame = marshal.loads(header)
+        made, snapshot, frame, queued_s = marshal.loads(header)
         if frame is None or self._receiver is None:
             stale = all(result[0] != self.epoch for result in made)
             buffers = [] if stale else [self._copy(array) for array in arrays]
-            self._landed(tag, made, snapshot, buffers, streamed=False)
+            self._landed(tag, made, snapshot, buffers, queued_s, streamed=False)
             return
 
         def here(buffers: list[Any] | None) -> None:
             if buffers is None:
                 self._answer(tag, StreamBrokenError("the connection that carries its batches broke"))
             else:
-                self._landed(tag, made, snapshot, buffers, streamed=True)
+                self._landed(tag, made, snapshot, buffers, queued_s, streamed=True)
 
         self._receiver.when_here(tag[0], frame, here)
 
-    def _landed(self, tag: Tag, made: list[Any], snapshot: Any, buffers: list[Any], *, streamed: bool) -> None:
+    def _landed(
+        self,
+        tag: Tag,
+        made: list[Any],
+        snapshot: Any,
+        buffers: list[Any],
+        queued_s: float | None,
+        *,
+        streamed: bool,
+    ) -> None:
         results = []
         for epoch, number, kind, node, stages, cpu_s, encode_s, nbytes, places in made:
             slots = {(segment, slot): buffers[which] for segment, slot, which in places} if buffers else {}
             value = Result(kind, node, slots)
             results.append((epoch, number, kind, value, stages, cpu_s, encode_s, nbytes))
-        self._answer(tag, Landed(results, snapshot, monotonic(), streamed))
+        self._answer(tag, Landed(results, snapshot, monotonic(), streamed, queued_s))
 
     def _memory(self, nbytes: int) -> Any:
         with self._cluster.landing_lock:

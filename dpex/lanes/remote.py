@@ -28,9 +28,10 @@ from dpex.lanes.actors import actor_class, actor_options, cause_of_death, needs_
 from dpex.lanes.base import Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
 from dpex.lanes.cluster import Actor, connect, kill, release, stream_address
 from dpex.lanes.inbox import Inbox, Landed
-from dpex.lanes.remotehosts import Call, Host, message, transit_s
+from dpex.lanes.remotehosts import Call, Host, message, node_sums, transit_s
 from dpex.lanes.remoteworker import END, Contents, Order, Report, Source, codec_signature
 from dpex.lanes.stream import StreamBrokenError
+from dpex.meter import NodeSums
 from dpex.schedule import Ticket
 from dpex.transport.parcel import changed_collate_entries, cloud_dumps, pack
 from dpex.worker import RngState, WorkerSetup
@@ -379,6 +380,7 @@ class RemoteLane:
     def _made(self, host: Host, call: Call, landed: Landed) -> None:
         self.crashes = 0
         way_s = transit_s(host, call, landed)
+        self._count_node(host, landed)
         for epoch, number, kind, value, stages, cpu_s, encode_s, nbytes in landed.results:
             service_s = self.times.count(stages, cpu_s, encode_s, nbytes)
             self.times.transit_s += way_s
@@ -391,6 +393,10 @@ class RemoteLane:
                 self._events.append(Made(epoch, number, host.number, value, end, service_s, nbytes, samples, making))
         if landed.snapshot is not None:
             self._events.append(Snapshot(*landed.snapshot))
+
+    def _count_node(self, host: Host, landed: Landed) -> None:
+        nodes, place = self.times.nodes, host.actor.place
+        nodes[place] = node_sums(landed).plus(nodes.get(place, NodeSums()))
 
     # -- losses --------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 from dpex.lanes.cluster import Actor
 from dpex.lanes.inbox import Landed
 from dpex.lanes.remoteworker import Source
+from dpex.meter import NodeSums
 from dpex.schedule import Ticket
 from dpex.transport.parcel import cloud_dumps
 
@@ -73,8 +74,23 @@ def transit_s(host: Host, call: Call, landed: Landed) -> float:
     here; what of that it was not busy with the batches is the way's. No clock but the trainer's is needed.
     """
     began, host.answered_at = max(call.sent_at, host.answered_at), landed.at
-    busy_s: float = sum(stages[0] + stages[1] + encode_s for *_, stages, _, encode_s, _ in landed.results)
-    return max(0.0, landed.at - began - busy_s) / len(landed.results)
+    return max(0.0, landed.at - began - _busy_s(landed)) / len(landed.results)
+
+
+def _busy_s(landed: Landed) -> float:
+    return sum((stages[0] + stages[1] + encode_s for *_, stages, _, encode_s, _ in landed.results), 0.0)
+
+
+def node_sums(landed: Landed) -> NodeSums:
+    """What an answer adds to those of its machine."""
+    busy_s, queued_s = _busy_s(landed), landed.queued_s
+    return NodeSums(
+        tickets=len(landed.results),
+        busy_s=busy_s,
+        cpu_s=sum(cpu_s for *_, cpu_s, _, _ in landed.results),
+        queued_s=queued_s or 0.0,
+        asked_s=0.0 if queued_s is None else busy_s,
+    )
 
 
 def message(tickets: list[Ticket], epoch: int) -> bytes:

@@ -30,6 +30,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from dpex.lanes.stream import Sender, Target
+from dpex.runqueue import OwnQueue
 from dpex.transport.arena import Arena, SlotRef
 from dpex.transport.codec import _DTYPES, _INLINE, _PICKLE, INLINE_BYTES, Encoder, Node
 from dpex.transport.parcel import cloud_dumps, pack, pristine_collate_map, unpack
@@ -231,6 +232,7 @@ class RemoteWorker:
         self._snapshot_at, self._since_snapshot = time.perf_counter(), 0
         if order.shared_queue:
             self._core.adopt(order.host_index)
+        self._queue = OwnQueue()
         self._sender: Sender | None = None
         unreached = None
         if order.target is not None:
@@ -243,6 +245,7 @@ class RemoteWorker:
     def close(self) -> None:
         """Let go of the parcel and the connection."""
         self._baggage.close()
+        self._queue.close()
         if self._sender is not None:
             self._sender.close()
 
@@ -257,14 +260,19 @@ class RemoteWorker:
         return self._core.release(logical)
 
     def work(self, message: bytes) -> Any:
-        """Make a group of tickets: a marshalled header, or a list of it and the large buffers."""
+        """Make a group of tickets: a marshalled header, or a list of it and the large buffers.
+
+        The header says how long this thread was on a run queue meanwhile, too, or None.
+        """
+        queued_s = self._queue.seconds()
         epoch, queue, tickets = pickle.loads(message)
         logical = queue if self._logical is None else self._logical
         arrays: list[Any] = []
         results = [self._make(epoch, number, index, logical, arrays) for number, index in tickets]
+        queued_s = _grown(queued_s, self._queue.seconds())
         snapshot = self._maybe_snapshot(logical, epoch, tickets[-1][0], len(tickets))
         frame = self._sender.send(arrays) if arrays and self._sender is not None else None
-        header = marshal.dumps((results, snapshot, frame))
+        header = marshal.dumps((results, snapshot, frame, queued_s))
         return [header, *arrays] if arrays and frame is None else header
 
     def _make(self, epoch: int, number: int, index: Any, logical: int, arrays: list[Any]) -> tuple[Any, ...]:
@@ -303,6 +311,10 @@ class RemoteWorker:
             return None
         self._snapshot_at, self._since_snapshot = now, 0
         return logical, epoch, last, get_rng_state()
+
+
+def _grown(then: float | None, now: float | None) -> float | None:
+    return None if then is None or now is None else max(0.0, now - then)
 
 
 def _failure(wrapper: ExceptionWrapper) -> bytes:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis
+from dpex.diagnose.verdict import ENOUGH_BATCHES
 
 
 def compute(cpu_s: float) -> None:
@@ -113,18 +114,83 @@ class Case:
             return loader.diagnose()
 
 
+class Compose:
+    """As torchvision's and albumentations'."""
+
+    def __init__(self, *transforms: Callable[[Any], Any]) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, value: Any) -> Any:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+class Computing:
+    """A transform that costs so much."""
+
+    def __init__(self, cpu_s: float) -> None:
+        self.cpu_s = cpu_s
+
+    def __call__(self, value: Any) -> Any:
+        compute(self.cpu_s)
+        return value
+
+
+class Cheap(Computing):
+    pass
+
+
+class Dear(Computing):
+    pass
+
+
+class Transformed(Planted):
+    """Of 5 ms the dear transform takes 4."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, cpu_s=0.0003)
+        self.transform = Compose(Cheap(0.0007), Dear(0.004))
+
+    def value(self, index: int) -> Any:
+        return self.transform(torch.full((3,), float(index)))
+
+
+class Uneven(Planted):
+    """Waits on one machine of the cluster, by the id of its node."""
+
+    def __init__(self, size: int, slow_node: str) -> None:
+        super().__init__(size)
+        self.slow_node = slow_node
+
+    def value(self, index: int) -> Any:
+        import ray
+
+        if ray.get_runtime_context().get_node_id() == self.slow_node:
+            time.sleep(0.02)
+        compute(0.001)
+        return torch.zeros(3)
+
+
+LONG_S = 3.0
+"""A pass that has taken as long, and has enough batches for a verdict, is broken off: it would say nothing new."""
+
+
 def train(loader: Iterable[Any], step_s: float) -> None:
     """Steps in which a GPU would be at work."""
-    for _ in loader:
+    began = time.perf_counter()
+    for number, _ in enumerate(loader):
         if step_s:
             time.sleep(step_s)
+        if number > 2 * ENOUGH_BATCHES and time.perf_counter() - began > LONG_S:
+            return
 
 
 CASES: dict[str, Case] = {
     "consumer": Case(dataset=partial(Planted, 200, wait_s=0.002), accepted=("consumer",), step_s=0.02),
     "reading": Case(dataset=partial(Planted, 400, wait_s=0.02), accepted=("storage",), where="dataset"),
     "computing": Case(
-        dataset=partial(Planted, 400, cpu_s=0.005),
+        dataset=partial(Planted, 800, cpu_s=0.005),
         accepted=("cpu",),
         where="dataset",
         options={"num_workers": 2},
@@ -139,7 +205,7 @@ CASES: dict[str, Case] = {
         options={"seeding": "worker"},
     ),
     "collating": Case(
-        dataset=partial(Planted, 400),
+        dataset=partial(Planted, 800),
         accepted=("cpu",),
         where="collate",
         options={"num_workers": 2, "collate_fn": computing_collate},
@@ -172,7 +238,7 @@ CASES: dict[str, Case] = {
         options={"memory_budget": 24},
     ),
     "tiny batches": Case(
-        dataset=partial(Planted, 30_000),
+        dataset=partial(Planted, 120_000),
         accepted=("dispatch",),
         step_s=0.0,
         options={"batch_size": 1, "num_workers": 2, "prefetch_factor": 4},
@@ -198,15 +264,15 @@ CASES: dict[str, Case] = {
 
 _FAR: dict[str, Any] = {"distribute_mode": True, "num_workers": 2}
 REMOTE: dict[str, Case] = {
-    "reading": Case(dataset=partial(Planted, 200, wait_s=0.02), accepted=("storage",), where="dataset", options=_FAR),
+    "reading": Case(dataset=partial(Planted, 300, wait_s=0.02), accepted=("storage",), where="dataset", options=_FAR),
     "computing": Case(
-        dataset=partial(Planted, 200, cpu_s=0.01),
-        accepted=("cpu", "mixed"),  # where others use the CPUs too: waiting for one is not told by other machines
+        dataset=partial(Planted, 300, cpu_s=0.01),
+        accepted=("cpu",),
         where="dataset",
         options={**_FAR, "num_workers": 1},
     ),
     "collating": Case(
-        dataset=partial(Planted, 200),
+        dataset=partial(Planted, 500),
         accepted=("cpu",),
         where="collate",
         options={**_FAR, "num_workers": 1, "collate_fn": computing_collate},
@@ -218,11 +284,11 @@ REMOTE: dict[str, Case] = {
         options={**_FAR, "collate_fn": as_they_are, "batch_size": 4},
     ),
     "stragglers": Case(
-        dataset=partial(Planted, 320, wait_s=0.001, every=32, slow_s=0.2),
+        dataset=partial(Planted, 480, wait_s=0.001, every=32, slow_s=0.2),
         accepted=("straggler",),
         options={**_FAR, "prefetch_factor": 3},
     ),
-    "consumer": Case(dataset=partial(Planted, 160, wait_s=0.002), accepted=("consumer",), step_s=0.02, options=_FAR),
+    "consumer": Case(dataset=partial(Planted, 240, wait_s=0.002), accepted=("consumer",), step_s=0.02, options=_FAR),
     "reading and collating": Case(
         dataset=partial(Planted, 200, wait_s=0.006),
         accepted=("mixed",),

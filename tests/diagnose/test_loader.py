@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ def test_ended_pages_are_folded() -> None:
 def test_of_many_service_times_some_are_kept() -> None:
     reservoir = Reservoir()
     for number in range(20 * KEPT):
-        reservoir.add(float(number % 10))
+        if number + 1 >= reservoir.due:
+            reservoir.keep(float(number % 10))
     assert len(reservoir.kept) == KEPT
     shares = [reservoir.kept.count(float(digit)) / KEPT for digit in range(10)]
     assert max(shares) < 0.2
@@ -101,6 +103,21 @@ def test_of_many_service_times_some_are_kept() -> None:
     for _ in range(4):
         merged.add(Account(services={"local": reservoir.kept}))
     assert len(merged.services["local"]) == 2 * KEPT
+
+
+def test_early_and_late_values_are_kept_alike() -> None:
+    """Of each eighth of the values an eighth is kept, and few of all values are looked at."""
+    reservoir, looked_at = Reservoir(), 0
+    for number in range(1, 64 * KEPT + 1):
+        if number >= reservoir.due:
+            assert number == reservoir.due
+            reservoir.keep(float(number))
+            looked_at += 1
+    eighths = Counter(int((number - 1) // (8 * KEPT)) for number in reservoir.kept)
+    expected = KEPT / 8
+    assert len(eighths) == 8
+    assert all(abs(count - expected) < 5 * expected**0.5 for count in eighths.values())
+    assert looked_at < 8 * KEPT  # KEPT * (1 + ln 64) are to be expected
 
 
 def test_the_slowest_are_kept() -> None:

@@ -1,15 +1,21 @@
-"""Planted bottlenecks with workers on a Ray cluster: two raylets on this machine, the trainer's without CPUs."""
+"""Planted bottlenecks with workers on a Ray cluster: three raylets on this machine, the trainer's without CPUs."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from math import ceil
 
 import pytest
 
+from dpex import DpexDataLoader
+from dpex.cpus import usable_cpus
 from tests.diagnose import planted
-from tests.diagnose.planted import REMOTE, Case, Large
+from tests.diagnose.planted import REMOTE, Case, Large, Planted, Transformed, Uneven, train
+from tests.diagnose.test_transforms import check_dear
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -22,7 +28,8 @@ def cluster() -> Iterator[None]:
 
     quiet = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
-    started.add_node(num_cpus=4, object_store_memory=STORE_BYTES)
+    for _ in range(2):
+        started.add_node(num_cpus=4, object_store_memory=STORE_BYTES)
     ray.cloudpickle.register_pickle_by_value(planted)
     ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
     yield
@@ -48,3 +55,56 @@ def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     diagnosis = replace(REMOTE["large batches"], dataset=partial(Large, 1600)).run()
     assert diagnosis.verdict.cause == "transfer", str(diagnosis)
     assert "the object store" in diagnosis.verdict.where
+
+
+def test_the_dear_transform_is_named() -> None:
+    case = replace(REMOTE["computing"], dataset=partial(Transformed, 600))
+    diagnosis = case.run()
+    check_dear(diagnosis)
+    assert "the transform Dear" in diagnosis.verdict.where
+    assert diagnosis.facts.nodes is not None
+    assert [node.tickets for node in diagnosis.facts.nodes] == [diagnosis.facts.lanes["remote"].tickets]
+    assert "All batches were made on one machine" in str(diagnosis)
+
+
+def test_the_slower_machine_is_named() -> None:
+    """Two actors on two nodes of which each has room for one."""
+    own = ray.get_runtime_context().get_node_id()
+    slow, quick = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own)
+    options = {"distribute_mode": True, "num_workers": 2, "worker_resources": {"num_cpus": 3}}
+    diagnosis = Case(dataset=partial(Uneven, 800, slow), accepted=("storage",), options=options).run()
+    nodes = diagnosis.facts.nodes
+    assert nodes is not None
+    slower, quicker = sorted(nodes, key=lambda node: -node.busy_s / node.tickets)
+    assert slow[:8] in slower.name
+    assert quick[:8] in quicker.name
+    assert slower.busy_s / slower.tickets > 0.03
+    assert slower.tickets + quicker.tickets == diagnosis.facts.lanes["remote"].tickets
+    text = str(diagnosis)
+    assert text.index(slower.name) < text.index(quicker.name)
+
+
+BURN = "import os; os.nice(15)\nwhile True: pass"
+"""As nice as Ray's workers are, so that they share the CPUs evenly."""
+
+
+def test_waiting_for_a_cpu_there_is_no_waiting_for_data() -> None:
+    """An actor computes while others want the CPUs, too."""
+    with DpexDataLoader(Planted(4000, cpu_s=0.005), batch_size=2, num_workers=1, distribute_mode=True) as loader:
+        running = iter(loader)
+        next(running)
+        burning = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(2 * ceil(usable_cpus()))]
+        try:
+            loader.diagnose(reset=True)
+            train(running, 0.001)
+            diagnosis = loader.diagnose()
+        finally:
+            for process in burning:
+                process.kill()
+                process.wait()
+    remote = diagnosis.facts.lanes["remote"]
+    assert remote.queued_s is not None
+    assert remote.queued_s > 0.2 * remote.busy_s
+    assert remote.queued_s + remote.cpu_s == pytest.approx(remote.busy_s, rel=0.2)
+    assert diagnosis.verdict.cause == "cpu", str(diagnosis)
+    assert not any("other machines" in gap for gap in diagnosis.facts.unmeasured)

@@ -8,7 +8,8 @@ import pytest
 
 from dpex.lanes.cluster import Actor
 from dpex.lanes.inbox import Landed
-from dpex.lanes.remotehosts import Call, Host, transit_s
+from dpex.lanes.remotehosts import Call, Host, node_sums, transit_s
+from dpex.meter import NodeSums
 
 
 def call(sent_at: float) -> Call:
@@ -52,3 +53,13 @@ def test_the_batches_of_an_answer_share_it_evenly(host: Host) -> None:
 def test_it_is_never_negative(host: Host) -> None:
     """The worker's clock may run faster than ours."""
     assert transit_s(host, call(0.0), landed(1.0, (1.5, 0.0, 0.0))) == 0.0
+
+
+def test_what_an_answer_adds_to_its_machine() -> None:
+    """Run queues count for the batches that they were asked of."""
+    answer = landed(12.0, (0.5, 0.25, 0.25), (1.0, 0.0, 0.0))
+    known = node_sums(answer._replace(queued_s=0.5))
+    assert known == NodeSums(tickets=2, busy_s=2.0, cpu_s=0.0, queued_s=0.5, asked_s=2.0)
+    unknown = node_sums(answer)
+    assert unknown == NodeSums(tickets=2, busy_s=2.0)
+    assert known.plus(unknown) == NodeSums(tickets=4, busy_s=4.0, queued_s=0.5, asked_s=2.0)

@@ -1,0 +1,239 @@
+"""Transforms in real loaders: the dear one is named wherever batches are made, and batches stay what they are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from dpex import DpexDataLoader, sampling
+from dpex.diagnose.diagnosis import Diagnosis, diagnose
+from dpex.diagnose.facts import Facts, LaneFacts, NodeFacts, TransformFacts, of_all
+from dpex.diagnose.verdict import dominant
+from dpex.steptimes import SWITCH
+from tests.diagnose.planted import Case, Compose, Transformed
+from tests.diagnose.test_verdict import COLLATING, COMPUTING, READING, facts, lane
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+PLACES: dict[str, dict[str, Any]] = {
+    "torch's own iterator": {"num_workers": 0, "seeding": "worker"},
+    "in-process": {"num_workers": 0},
+    "processes": {"num_workers": 2},
+    "logical workers": {"num_workers": 2, "seeding": "worker"},
+    "threads": {"num_workers": 4, "thread_safe": True},
+}
+DEAR = "the transform Dear"
+
+
+def transforms(found: Facts) -> dict[str, TransformFacts]:
+    return {one.short: one for one in found.transforms or ()}
+
+
+def check_dear(diagnosis: Diagnosis) -> None:
+    """The dear transform is known, with about its share, and its half is predicted."""
+    found = transforms(diagnosis.facts)
+    assert found.keys() >= {"Dear", "Cheap", "Transformed.__getitem__", "collate"}
+    computed_s = sum(one.all_cpu_s for one in found.values())
+    assert 0.6 < found["Dear"].all_cpu_s / computed_s < 0.95
+    assert found["Cheap"].all_cpu_s < 0.5 * found["Dear"].all_cpu_s
+    named = dominant(diagnosis.facts, "cpu")
+    assert named is not None
+    assert named[0].short == "Dear"
+    assert diagnosis.what_if is not None
+    assert f"{DEAR} at half the cost" in {one.change for one in diagnosis.what_if.predictions}
+    assert not any("single transforms" in gap for gap in diagnosis.facts.unmeasured)
+    timed = found["Dear"].calls
+    assert 2 <= timed < 0.5 * diagnosis.facts.samples  # of a batch now and then
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_dear_transform_is_named(place: str) -> None:
+    size = 500 if PLACES[place]["num_workers"] else 300
+    diagnosis = Case(dataset=partial(Transformed, size), accepted=("cpu",), options=PLACES[place]).run()
+    check_dear(diagnosis)
+    if place != "threads":  # they wait for each other, which is no computing
+        assert diagnosis.verdict.cause == "cpu", str(diagnosis)
+        assert DEAR in diagnosis.verdict.where
+        assert DEAR in diagnosis.verdict.sentence
+
+
+class Augmented(Dataset[Any]):
+    """Draws, and counts what it does."""
+
+    def __init__(self) -> None:
+        self.transform = Compose(self.noise, lambda value: value + torch.rand(()))
+        self.calls = 0
+
+    def noise(self, value: Any) -> Any:
+        self.calls += 1
+        return value + random.random() + self.calls
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(torch.tensor(float(index)))
+
+
+class Drawing(Augmented):
+    """Without a count, so that it does not matter who makes a batch."""
+
+    def noise(self, value: Any) -> Any:
+        return value + random.random()
+
+
+class Streamed(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.augmented = Augmented()
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(60):
+            yield self.augmented[index]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Augmented, {"num_workers": 0, "seeding": "worker"}),
+        (Augmented, {"num_workers": 0, "seeding": "batch"}),
+        (Augmented, {"num_workers": 2, "seeding": "worker"}),
+        (Drawing, {"num_workers": 2, "seeding": "batch"}),
+        (Streamed, {"num_workers": 2}),
+    ],
+)
+def test_batches_are_the_same_with_all_of_them_timed(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, options: dict[str, Any]
+) -> None:
+    for name, value in (("FIRST_S", 0.0), ("DEAR", 0.0), ("_PART", 1e9), ("_BY", 1)):
+        monkeypatch.setattr(sampling, name, value)
+
+    def run(switch: str) -> tuple[list[Any], Facts]:
+        monkeypatch.setenv(SWITCH, switch)
+        torch.manual_seed(3)
+        random.seed(3)
+        with DpexDataLoader(kind(), batch_size=3, **options) as loader:
+            loader.diagnose()
+            made = [*loader, *loader]
+            return made, loader.diagnose().facts
+
+    timed, with_it = run("")
+    plain, without = run("0")
+    assert len(timed) == len(plain)
+    assert all(torch.equal(one, other) for one, other in zip(timed, plain, strict=True))
+    assert transforms(with_it)["noise"].calls > 40
+    assert without.transforms is None
+    assert any(f"${SWITCH} forbids it" in gap for gap in without.unmeasured)
+
+
+def test_what_cannot_be_seen_is_said() -> None:
+    class Plain(Dataset[Any]):
+        def __len__(self) -> int:
+            return 4000
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(64, 64).sin().sum()
+
+    with DpexDataLoader(Plain(), batch_size=4, seeding="batch") as loader:
+        list(loader)
+        found = loader.diagnose()
+        assert "the dataset has none that can be seen" in str(found)
+        assert found.facts.transforms is not None
+        assert {one.name for one in found.facts.transforms} == {"Plain.__getitem__", "collate"}
+        loader.diagnose(reset=True)
+        assert "no batch was timed yet" in str(loader.diagnose())
+
+
+def test_only_what_came_since_a_reset_is_told() -> None:
+    with DpexDataLoader(Transformed(120), batch_size=2, seeding="batch") as loader:
+        list(loader)
+        first = loader.diagnose(reset=True).facts
+        list(loader)
+        second = loader.diagnose().facts
+        third = loader.diagnose().facts
+    assert transforms(second)["Dear"].calls == transforms(third)["Dear"].calls > 0
+    assert transforms(second)["Dear"].wall_s < sum(lane.load_s for lane in second.lanes.values()) + 1e-9
+    assert transforms(first)["Dear"].all_wall_s == pytest.approx(
+        sum(lane.load_s for lane in first.lanes.values())
+        * transforms(first)["Dear"].wall_s
+        / sum(one.wall_s for one in first.transforms or () if not one.is_collating)
+    )
+
+
+# -- what is concluded ---------------------------------------------------------------------------------------------
+
+
+def steps(**cpu_s: float) -> tuple[TransformFacts, ...]:
+    """Of getting samples, with as much wall time."""
+    within = {"own": "D.__getitem__", "collate": "collate", "mixup": "collate > Mixup"}
+    return tuple(
+        TransformFacts(name=within.get(name, f"D.__getitem__ > Compose > {name}"), calls=9, wall_s=s, cpu_s=s)
+        for name, s in cpu_s.items()
+    )
+
+
+def told(measured: Facts, timed: tuple[TransformFacts, ...]) -> Diagnosis:
+    return diagnose(replace(measured, transforms=of_all(timed, measured.lanes.values())))
+
+
+def test_a_transform_that_takes_most_is_named() -> None:
+    measured = facts({"read": 0.1, "transform": 6.0}, COMPUTING)
+    assert told(measured, steps(own=0.1, Crop=0.7, Flip=0.2)).verdict.where == (
+        "the dataset, 70 % of it in the transform Crop"
+    )
+    assert told(measured, steps(own=0.1, Crop=0.4, Flip=0.4)).verdict.where == "the dataset"
+    assert told(measured, steps(own=0.9, Crop=0.1)).verdict.where == (
+        "the dataset, 90 % of it in its own code, beside its transforms"
+    )
+    assert told(measured, steps(own=0.9)).verdict.where == "the dataset"
+
+
+def test_a_transform_that_waits_is_named_where_waiting_is_the_cause() -> None:
+    measured = facts({"read": 6.0, "transform": 0.1}, READING)
+    waits = TransformFacts(name="D.__getitem__ > Download", calls=9, wall_s=1.0, cpu_s=0.01)
+    assert told(measured, (*steps(own=0.02, Crop=0.1), waits)).verdict.where.endswith("the transform Download")
+
+
+def test_a_step_of_the_collate_function_is_named_where_that_is_the_cause() -> None:
+    measured = facts({"transform": 0.6, "collate": 5.4}, COLLATING)
+    found = told(measured, steps(own=0.1, Crop=0.9, collate=0.1, mixup=0.9))
+    assert found.verdict.where == "the collate function, 90 % of it in the transform Mixup"
+    assert told(measured, steps(own=0.1, Crop=0.9, collate=1.0)).verdict.where == "the collate function"
+
+
+def test_half_the_cost_of_a_transform_is_predicted_by_its_share() -> None:
+    measured = facts({"read": 6.0}, lane(load_s=40.0, load_cpu_s=40.0))
+    whole = told(measured, steps(own=0.0, Crop=1.0)).what_if
+    part = told(measured, steps(own=0.5, Crop=0.5)).what_if
+    assert whole is not None
+    assert part is not None
+    rates = {one.change: one.rate for one in whole.predictions}
+    assert rates["the transform Crop at half the cost"] == pytest.approx(rates["the dataset at half the cost"])
+    fewer = next(one for one in part.predictions if one.change.startswith("the transform Crop"))
+    assert part.rate < fewer.rate < rates["the transform Crop at half the cost"]
+
+
+def test_lanes_stand_for_themselves() -> None:
+    """A lane whose batches were timed seldom counts by what it did, not by what was timed of it."""
+    seldom, often = steps(own=0.5, Crop=0.5), steps(own=10.0, Crop=90.0)
+    lanes = LaneFacts(load_s=60.0, load_cpu_s=60.0), LaneFacts(load_s=20.0, load_cpu_s=10.0)
+    found = [one.plus(other) for one, other in zip(of_all(seldom, lanes[:1]), of_all(often, lanes[1:]), strict=True)]
+    assert [one.all_wall_s for one in found] == pytest.approx([32.0, 48.0])
+    assert [one.all_cpu_s for one in found] == pytest.approx([31.0, 39.0])
+
+
+def test_machines_worst_first() -> None:
+    quick = NodeFacts(name="quick", tickets=100, busy_s=1.0, cpu_s=0.9, queued_s=0.1)
+    slow = NodeFacts(name="slow", tickets=50, busy_s=2.5, cpu_s=0.5)
+    measured = facts({"read": 6.0}, READING)
+    text = str(diagnose(replace(measured, nodes=(quick, slow))))
+    assert text.index("  slow ") < text.index("  quick ")
+    assert "Slowest machines" in text
+    assert "All batches were made on one machine: quick." in str(diagnose(replace(measured, nodes=(quick,))))
+    assert "chines" not in str(diagnose(measured))

@@ -1,0 +1,450 @@
+"""Transforms timed where they are: what is found, that batches and objects stay as they are, and when it is done."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+
+from dpex import steptimes
+from dpex.sampling import DEAR, FIRST_S, Occasions
+from dpex.steptimes import Row, TicketTimer
+from dpex.transport.parcel import cloud_dumps
+from dpex.worker import Fetcher, WorkerSetup
+
+
+class Compose:
+    """As torchvision's and albumentations'."""
+
+    def __init__(self, transforms: Any) -> None:
+        self.transforms = transforms
+
+    def __call__(self, value: Any) -> Any:
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+class Jitter:
+    """Draws, and counts its calls; its base's call is part of its own."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, value: Any) -> Any:
+        self.calls += 1
+        return value + random.random() + torch.rand(()) + self.calls
+
+
+class Strong(Jitter):
+    def __call__(self, value: Any) -> Any:
+        return super().__call__(value) * 2
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, value: Any) -> Any:
+        return value * self.factor
+
+
+class Module(nn.Module):
+    def forward(self, value: Any) -> Any:
+        return value + 1
+
+
+def half(value: Any) -> Any:
+    return value / 2
+
+
+class Pictures(Dataset[Any]):
+    """State, drawing, methods, functions, and one transform at two places."""
+
+    def __init__(self, *steps: Callable[[Any], Any]) -> None:
+        self.read = 0
+        self.jitter = Jitter()
+        default = [self.jitter, Strong(), half, functools.partial(torch.add, other=1), Slotted(0.5), Module()]
+        self.transform = Compose(list(steps) or default)
+        self.target_transforms = (half, self.jitter)
+        self.augment = self.twice
+
+    def twice(self, value: Any) -> Any:
+        return value * 2
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        value = self.augment(self.transform(torch.tensor(float(index + self.read))))
+        for transform in self.target_transforms:
+            value = transform(value)
+        return value
+
+
+class AlwaysTimer(TicketTimer):
+    """Times each batch."""
+
+    def begin(self, now: float, dataset: Any) -> bool:
+        self._occasions.due, self._occasions._began, self._occasions._pass_by = 0.0, 0.0, 0
+        return super().begin(now, dataset)
+
+    def end(self) -> None:
+        super().end()
+        self.due = 0.0
+
+
+def fetcher(dataset: Any, timer: TicketTimer | None, collate_fn: Callable[[Any], Any] = torch.stack) -> Fetcher:
+    setup = WorkerSetup(
+        dataset=dataset,
+        collate_fn=collate_fn,
+        worker_init_fn=None,
+        iterable=isinstance(dataset, IterableDataset),
+        auto_collation=True,
+        drop_last=False,
+        num_workers=1,
+        base_seed=0,
+        per_batch_seed=False,
+    )
+    return Fetcher(setup, dataset, collate_fn, timer)
+
+
+def rows(dataset: Any, index: Any = (0, 1), **options: Any) -> dict[str, Row]:
+    _, stages = fetcher(dataset, AlwaysTimer(), **options).fetch(list(index))
+    return {row[0]: row for row in stages.steps}
+
+
+def state(thing: Any) -> Any:
+    """All that could be left of a session: attributes, items, classes and what these hold."""
+    kinds = (Compose, Jitter, Strong, Slotted, Module, Pictures, Subset, ConcatDataset, nn.Module, nn.Sequential)
+    transform = getattr(thing, "transform", None)
+    return (
+        {name: id(value) for name, value in vars(thing).items() if name != "read"},
+        [id(item) for item in getattr(transform, "transforms", ())],
+        type(thing),
+        {kind: {name: id(value) for name, value in vars(kind).items()} for kind in kinds},
+    )
+
+
+def test_what_there_is_is_timed() -> None:
+    found = rows(Pictures())
+    own = "Pictures.__getitem__"
+    assert found.keys() == {
+        own,
+        "collate",
+        f"{own} > Compose",
+        f"{own} > Jitter",  # as a target's transform
+        *(f"{own} > Compose > {name}" for name in ("Jitter", "Strong", "half", "add", "Slotted", "Module")),
+        f"{own} > half",
+        f"{own} > twice",
+    }
+    assert all(row[1] == 2 for name, row in found.items() if name != "collate")
+    assert found["collate"][1] == 1
+
+
+def test_seconds_add_up_to_the_stages() -> None:
+    """Nothing is counted twice: neither nested steps, nor shared ones, nor a call that goes on to the base's."""
+    _, stages = fetcher(Pictures(), AlwaysTimer()).fetch(list(range(50)))
+    load_s = sum(row[2] for row in stages.steps if row[0] != "collate")
+    assert load_s == pytest.approx(stages.fetch_s)
+    assert 0 < sum(row[2] for row in stages.steps if row[0] == "collate") <= stages.collate_s
+
+
+def test_batches_are_the_same_and_all_is_as_it_was() -> None:
+    def run(timer: TicketTimer | None) -> tuple[list[Any], Any]:
+        random.seed(1)
+        torch.manual_seed(1)
+        data = Pictures()
+        before = state(data)
+        making = fetcher(data, timer)
+        made = [making.fetch([number, number + 1])[0] for number in range(20)]
+        assert state(data) == before
+        return made, (random.random(), data.read, data.jitter.calls)
+
+    timer = AlwaysTimer()
+    with_it, without = run(timer), run(None)
+    assert timer.taken == 20
+    assert with_it[1] == without[1]
+    assert all(torch.equal(one, other) for one, other in zip(with_it[0], without[0], strict=True))
+
+
+class LostError(Exception):
+    pass
+
+
+def fail(value: Any) -> Any:
+    raise LostError
+
+
+@pytest.mark.parametrize("place", ["transform", "collate"])
+def test_after_an_error_all_is_as_it_was(place: str) -> None:
+    data = Pictures(*([fail] if place == "transform" else []))
+    before, timer = state(data), AlwaysTimer()
+    making = fetcher(data, timer, fail if place == "collate" else torch.stack)
+    with pytest.raises(LostError):
+        making.fetch([0])
+    assert state(data) == before
+    assert making._collate_fn is (fail if place == "collate" else torch.stack)
+    assert rows(Pictures())  # another one may be timed
+
+
+class Awkward(Dataset[Any]):
+    """Looking at it fails."""
+
+    def __init__(self) -> None:
+        self.transform = Compose([half])
+        self.transforms_of_all = _Trap()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(torch.tensor(float(index)))
+
+
+class _Trap(list[Any]):
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise LostError
+
+
+def test_a_dataset_that_cannot_be_looked_at_is_served() -> None:
+    data = Awkward()
+    before, timer = state(data), TicketTimer()
+    making = fetcher(data, timer)
+    made = [making.fetch([1]) for _ in range(3)]
+    timer.due = timer._occasions.due = 0.0
+    made.append(making.fetch([1]))
+    assert timer.taken == 1  # it was tried
+    assert all(torch.equal(batch, torch.tensor([0.5])) and not stages.steps for batch, stages in made)
+    assert state(data) == before
+    assert rows(Pictures())
+
+
+def test_datasets_within_are_told_apart() -> None:
+    subset = Subset(ConcatDataset([Pictures(half), Pictures(half)]), [3, 10_013])
+    found = rows(subset)
+    inner = "Subset.__getitems__ > ConcatDataset.__getitem__ > Pictures.__getitem__"
+    assert found[f"{inner} > Compose > half"][1] == 2
+    assert found[inner][1] == 2
+    assert vars(Subset)["__getitem__"].__qualname__ == "Subset.__getitem__"
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.transform = Compose([half, Jitter()])
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(9):
+            yield self.transform(torch.tensor(float(number)))
+
+
+def test_a_stream_that_runs_is_timed() -> None:
+    timer = TicketTimer(is_on=False)
+    making = fetcher(Stream(), timer)
+    assert not making.fetch([None] * 4)[1].steps
+    making._timer = AlwaysTimer()
+    found = {row[0]: row[1] for row in making.fetch([None] * 4)[1].steps}
+    assert found["Stream.__iter__ > Compose > Jitter"] == 4
+    _, stages = making.fetch([None] * 4)
+    assert stages.samples == 1
+    with pytest.raises(StopIteration):
+        making.fetch([None] * 4)
+    assert steptimes._current is None
+
+
+def test_a_collate_function_of_the_dataset_is_no_part_of_getting_samples() -> None:
+    data = Pictures(half)
+    found = rows(data, collate_fn=lambda samples: data.transform(torch.stack(samples)))
+    assert found["collate > Compose > half"][1] == 1
+    assert found["Pictures.__getitem__ > Compose > half"][1] == 2
+
+
+class Meeting(Dataset[Any]):
+    """Its transform waits for the other thread's."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2, timeout=30)
+        self.transform = Compose([self.meet, Jitter()])
+
+    def meet(self, value: Any) -> Any:
+        self.barrier.wait()
+        return value
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(torch.tensor(float(index)))
+
+
+def test_of_threads_one_is_timed_at_a_time_and_only_its_calls() -> None:
+    data, found = Meeting(), []
+    before = state(data)
+
+    def work() -> None:
+        found.append(fetcher(data, AlwaysTimer()).fetch([0, 1])[1].steps)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    timed = [steps for steps in found if steps]
+    assert len(timed) == 1
+    assert {row[1] for row in timed[0] if row[0] != "collate"} == {2}
+    assert state(data) == before
+
+
+class Forking(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            clean = "__call__" in vars(Compose) and vars(Compose)["__call__"].__name__ == "__call__"
+            free = steptimes._one_at_a_time.acquire(blocking=False)
+            os.write(write, bytes([clean, free, type(self.transform.transforms[0]) is type(half)]))
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(write)
+        self.seen = os.read(read, 3)
+        os.close(read)
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+def test_a_process_forked_meanwhile_is_free_of_it() -> None:
+    data = Forking(half)
+    assert rows(data, [0])["Forking.__getitem__ > Compose > half"][1] == 1
+    assert data.seen == b"\1\1\1"
+
+
+class Pickled(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        self.copy = pickle.loads(pickle.dumps(self.transform))
+        return super().__getitem__(index)
+
+
+def test_what_is_pickled_meanwhile_is_free_of_it() -> None:
+    data = Pickled(half, Slotted(2.0))
+    rows(data)
+    assert data.copy.transforms[0] is half
+
+
+def test_a_class_that_is_pickled_by_value_meanwhile_does_what_it_did() -> None:
+    """As joblib and Ray do with classes of the script."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Twice:\n    def __call__(self, value):\n        return value * 2\n", namespace)
+    pickled = []
+
+    class Shipping(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            pickled.append(cloud_dumps(self.transform.transforms[0]))
+            return super().__getitem__(index)
+
+    assert "Shipping.__getitem__ > Compose > Twice" in rows(Shipping(namespace["Twice"]()))
+    script = f"import pickle; assert pickle.loads({pickled[0]!r})(4) == 8"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=Path(__file__).parents[1])
+
+
+def test_what_is_changed_meanwhile_stays_changed() -> None:
+    class Changing(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            self.transform.transforms[:] = [self.jitter]
+            self.augment = half  # type: ignore[method-assign,assignment]
+            return super().__getitem__(index)
+
+    data = Changing(half)
+    rows(data)
+    assert data.transform.transforms == [data.jitter]
+    assert data.augment is half
+
+
+def test_only_the_costliest_of_very_many_are_told() -> None:
+    steps = [type(f"Step{number}", (Jitter,), {})() for number in range(100)]
+    found = rows(Pictures(*steps))
+    assert len(found) == steptimes.MOST_ROWS + 2
+
+
+def test_switched_off() -> None:
+    assert steptimes.is_switched_on({})
+    assert not steptimes.is_switched_on({steptimes.SWITCH: "0"})
+    making = fetcher(Pictures(), TicketTimer(is_on=False))
+    assert not any(making.fetch([0])[1].steps for _ in range(50))
+
+
+# -- when -----------------------------------------------------------------------------------------------------------
+
+
+def looked_at(seconds: float, each_s: float, extra_ratio: float) -> tuple[list[int], float]:
+    """Which of the batches that take so long each, on virtual time, and what looking cost in all."""
+    occasions, now, chosen, cost_s, number = Occasions(), 100.0, [], 0.0, 0
+    while now < 100.0 + seconds:
+        began = now
+        now += each_s
+        if began >= occasions.due and occasions.comes(began):
+            now += extra_ratio * each_s
+            cost_s += extra_ratio * each_s
+            occasions.took(now, extra_ratio * each_s)
+            chosen.append(number)
+        number += 1
+    return chosen, cost_s
+
+
+@pytest.mark.parametrize("each_s", [0.00002, 0.001, 0.02, 0.5])
+@pytest.mark.parametrize("extra_ratio", [0.02, 0.3, 10.0])
+def test_looking_costs_half_a_hundredth(each_s: float, extra_ratio: float) -> None:
+    seconds = min(1000.0, 50_000 * each_s)
+    chosen, cost_s = looked_at(seconds, each_s, extra_ratio)
+    assert 0 not in chosen
+    assert chosen
+    assert cost_s <= seconds / DEAR + extra_ratio * each_s  # the last is not paid for yet
+
+
+def test_dozens_in_a_short_run_and_no_end_of_them_in_a_long_one() -> None:
+    short, _ = looked_at(2.0, 0.008, 0.01)
+    long, _ = looked_at(3600.0, 0.05, 0.01)
+    assert 10 <= len(short) <= 80
+    assert 60 <= len(long) <= 250
+    assert max(b - a for a, b in pairwise(long)) * 0.05 < 70
+
+
+def test_a_pass_of_a_few_tiny_batches_is_left_alone() -> None:
+    assert looked_at(0.9 * FIRST_S, 0.00001, 0.3)[0] == []
+
+
+def test_what_comes_at_regular_intervals_is_met_as_often_as_it_comes() -> None:
+    chosen, _ = looked_at(40_000.0, 0.05, 0.01)
+    for period in (2, 8):
+        met = [sum(number % period == rest for number in chosen) / len(chosen) for rest in range(period)]
+        assert max(met) < 1.6 / period
+        assert min(met) > 0.4 / period
+
+
+def test_the_clock_of_a_worker() -> None:
+    """A worker's batches on virtual time: how many are timed, not how long that takes."""
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    timer, data, timed = TicketTimer(clock=clock), Pictures(), 0
+    for _ in range(2000):
+        now += 0.01
+        if now >= timer.due and timer.begin(now, data):
+            data[0]
+            now += 0.003
+            timer.end()
+            timed += 1
+    assert timer.taken == timed
+    assert 10 <= timed <= 2000 * 0.01 / (DEAR * 0.003)
