@@ -1,4 +1,5 @@
-"""What the endpoint serves: ``/metrics``, the page at ``/``, and ``/api/state`` behind it.
+"""What the endpoint serves: ``/metrics``, the page at ``/`` with ``/api/state`` and ``/diagnosis.json`` behind it, and
+``/diagnosis``, the report in full.
 
 No request makes training wait: the page comes from memory, and metrics are rendered for the first who asks and kept for
 `KEPT_S` for all others, so that a storm of scrapes costs what four a second do. Nothing on the page comes from another
@@ -10,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from dpex.clock import Clock, monotonic
+from dpex.telemetry.diagnoses import STRETCHES, Diagnoses, as_html, as_json
 from dpex.telemetry.sampler import Sampler
 from dpex.telemetry.server import Answer, Request
 
@@ -44,17 +46,24 @@ KINDS = {
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
     "txt": "text/plain; charset=utf-8",
+    "json": "application/json",
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-SAFE = [
+REPORT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The report is one file, styles included, and has no scripts."""
+_SAFE = [
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("Content-Security-Policy", POLICY),
 ]
+SAFE = [*_SAFE, ("Content-Security-Policy", POLICY)]
+SAFE_REPORT = [*_SAFE, ("Content-Security-Policy", REPORT_POLICY)]
+FRESH = ("Cache-Control", "no-store")
 OK, UNCHANGED = "200 OK", "304 Not Modified"
 ALLOW = ("Allow", "GET, HEAD, OPTIONS")
 
@@ -118,29 +127,45 @@ class Kept:
 class Site:
     """See the module; ``metrics`` is prometheus-client's application."""
 
-    def __init__(self, metrics: Wsgi, sampler: Sampler) -> None:
+    def __init__(self, metrics: Wsgi, sampler: Sampler, diagnoses: Diagnoses) -> None:
         self._metrics = Kept(metrics)
         self._sampler = sampler
+        self._diagnoses = diagnoses
+        self._made: Mapping[str, Callable[[Request], Answer]] = {
+            "/metrics": self._metrics.answer,
+            "/api/state": self._state,
+            "/diagnosis": self._diagnosis,
+            "/diagnosis.json": self._diagnosis,
+        }
 
     def __call__(self, request: Request) -> Answer:
         """The answer, its body included, to HEAD as to GET."""
         path, method = request.path, request.method
-        if path not in ("/metrics", "/api/state") and path not in PAGE:
-            return _said("404 Not Found", "there is /, /metrics and /api/state")
+        if path not in self._made and path not in PAGE:
+            return _said("404 Not Found", "there is /, /metrics, /diagnosis, /diagnosis.json and /api/state")
         if method == "OPTIONS":
             return Answer(OK, [ALLOW], b"")
         if method not in ("GET", "HEAD"):
             return _said("405 Method Not Allowed", "use GET or HEAD", ALLOW)
-        if path == "/metrics":
-            return self._metrics.answer(request)
-        return self._state(request.query) if path == "/api/state" else _file(PAGE[path], request)
+        return self._made[path](request) if path in self._made else _file(PAGE[path], request)
 
-    def _state(self, query: str) -> Answer:
-        since = parse_qs(query).get("since", ["0"])[-1]
+    def _state(self, request: Request) -> Answer:
+        since = parse_qs(request.query).get("since", ["0"])[-1]
         if not re.fullmatch(r"[0-9]{1,15}", since):
             return _said("400 Bad Request", "since: give the number of the latest frame you have, or leave it out")
-        headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store"), *SAFE]
-        return Answer(OK, headers, self._sampler.state(int(since)))
+        return Answer(OK, [("Content-Type", KINDS["json"]), FRESH, *SAFE], self._sampler.state(int(since)))
+
+    def _diagnosis(self, request: Request) -> Answer:
+        query = parse_qs(request.query)
+        stretch = query.get("stretch", ["run"])[-1]
+        if stretch not in STRETCHES:
+            return _said("400 Bad Request", "stretch: give run or recent, or leave it out")
+        told = self._diagnoses.tell(query.get("loader", [None])[-1], stretch)
+        if told is None:
+            return _said("404 Not Found", "loader: there is none of that name, or it was not iterated yet")
+        if request.path == "/diagnosis":
+            return Answer(OK, [("Content-Type", KINDS["html"]), FRESH, *SAFE_REPORT], as_html(told))
+        return Answer(OK, [("Content-Type", KINDS["json"]), FRESH, *SAFE], as_json(told))
 
 
 def _file(name: str, request: Request) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import shutil
@@ -12,12 +13,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from families import until
 
+from dpex.diagnose.book import Book, Context
+from dpex.diagnose.case import Case
 from dpex.telemetry import server as serving
 from dpex.telemetry import web
+from dpex.telemetry.diagnoses import Diagnoses
 from dpex.telemetry.ledger import Ledger
 from dpex.telemetry.sampler import Sampler
 from dpex.telemetry.server import Answer, Request, Server, parsed
@@ -33,9 +38,12 @@ def metrics(environ: dict[str, str], start_response: Any) -> list[bytes]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    sampler = Sampler(lambda: [Ledger(HOSTILE)], {"node": HOSTILE})
+    ledgers = [Ledger(HOSTILE)]
+    ledgers[0].case = Case(book=Book(), context=Context(dataset=HOSTILE))
+    diagnoses = Diagnoses(lambda: ledgers)
+    sampler = Sampler(lambda: ledgers, {"node": HOSTILE}, diagnoses.mark)
     sampler.turn()
-    found = Server("127.0.0.1", 0, Site(metrics, sampler))
+    found = Server("127.0.0.1", 0, Site(metrics, sampler, diagnoses))
     found.start()
     yield found
     found.stop()
@@ -82,7 +90,7 @@ def test_the_page_asks_nobody_else() -> None:
     assert "innerHTML" not in asset("page.js").body.decode() + asset("charts.js").body.decode()
 
 
-@pytest.mark.parametrize("path", ["/", "/api/state", "/static/page.js", "/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/api/state", "/diagnosis.json", "/static/page.js", "/nowhere"])
 def test_headers_that_keep_others_out(server: Server, path: str) -> None:
     headers = ask(server, path).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
@@ -91,8 +99,26 @@ def test_headers_that_keep_others_out(server: Server, path: str) -> None:
     assert "Access-Control-Allow-Origin" not in headers
 
 
+def test_the_report_has_no_scripts_and_what_users_name_is_text_in_it(server: Server) -> None:
+    answer = ask(server, "/diagnosis")
+    text = answer.read().decode()
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'unsafe-inline';")
+    assert (HOSTILE in text, html.escape(HOSTILE) in text) == (False, True)
+    assert "Too early to say" in text
+
+
+def test_diagnoses_by_loader_and_stretch(server: Server) -> None:
+    (whole,) = json.loads(ask(server, "/diagnosis.json").read())["loaders"]
+    assert (whole["name"], whole["stretch"], whole["level"]) == (HOSTILE, "run", "early")
+    query = urlencode({"loader": HOSTILE, "stretch": "recent"})
+    (recent,) = json.loads(ask(server, f"/diagnosis.json?{query}").read())["loaders"]
+    assert (recent["stretch"], recent["is_whole"]) == ("recent", True)
+    assert ask(server, "/diagnosis?stretch=x").status == 400
+    assert ask(server, "/diagnosis.json?loader=x").status == 404
+
+
 def test_head_is_get_without_a_body(server: Server) -> None:
-    for path in ("/", "/metrics", "/api/state"):
+    for path in ("/", "/metrics", "/api/state", "/diagnosis"):
         head, get = ask(server, path, "HEAD"), ask(server, path)
         length = get.headers["Content-Length"]
         assert (head.status, head.headers["Content-Length"], head.read()) == (200, length, b"")
