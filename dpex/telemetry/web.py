@@ -2,8 +2,8 @@
 ``/diagnosis``, the report in full.
 
 No request makes training wait: the page comes from memory, and metrics are rendered for the first who asks and kept for
-`KEPT_S` for all others, so that a storm of scrapes costs what four a second do. Nothing on the page comes from another
-origin, and what users name (loaders, datasets) reaches it as JSON only.
+all others for `KEPT_S`, or as long as it takes for rendering to take `MOST_SHARE` of a core. Nothing on the page comes
+from another origin, and what users name (loaders, datasets) reaches it as JSON only.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
@@ -24,8 +25,10 @@ from dpex.telemetry.server import Answer, Request
 
 Wsgi = Callable[[Any, Any], Iterable[bytes]]
 
-KEPT_S = 0.25
-"""How long rendered metrics are handed out; far less than anybody's scrape interval."""
+KEPT_S, MOST_KEPT_S = 0.25, 2.0
+"""How long rendered metrics are handed out, at least and at most: less than anybody's scrape interval."""
+MOST_SHARE = 0.005
+"""Of a core, for rendering: metrics of many loaders take milliseconds, and are kept for longer."""
 MOST_COPIES = 16
 PAGE = {"/": "index.html"} | {
     f"/static/{name}": name
@@ -68,6 +71,11 @@ OK, UNCHANGED = "200 OK", "304 Not Modified"
 ALLOW = ("Allow", "GET, HEAD, OPTIONS")
 
 
+def kept_s(cost_s: float) -> float:
+    """How long an answer that took so much CPU is handed out."""
+    return min(MOST_KEPT_S, max(KEPT_S, cost_s / MOST_SHARE))
+
+
 class Asset(NamedTuple):
     """A file of the page, and its hash."""
 
@@ -83,32 +91,38 @@ def asset(name: str) -> Asset:
     return Asset(body, KINDS[name.rpartition(".")[2]], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
 
 
+class _Copy(NamedTuple):
+    answer: Answer
+    until: float
+
+
 class Kept:
     """A WSGI application's answers, each asked for once, handed out for a while, and waited for meanwhile."""
 
-    def __init__(self, app: Wsgi, kept_s: float | None = None, clock: Clock = monotonic) -> None:
+    def __init__(self, app: Wsgi, clock: Clock = monotonic, cpu: Callable[[], float] = time.thread_time) -> None:
         self._app = app
-        self._kept_s = kept_s
         self._clock = clock
+        self._cpu = cpu
         self._lock = threading.Lock()
-        self._copies: dict[tuple[str, ...], tuple[float, Answer]] = {}
+        self._copies: dict[tuple[str, ...], _Copy] = {}
 
     def answer(self, request: Request) -> Answer:
         """As the application would answer now, or did a moment ago."""
         headers = request.headers
         key = (headers.get("accept", ""), headers.get("accept-encoding", ""), request.query)
         with self._lock:
-            began = self._clock()
-            self._drop_old(began)
+            now = self._clock()
+            self._drop_old(now)
             if key not in self._copies:
-                self._copies[key] = (began, self._ask(*key))
-            return self._copies[key][1]
+                began = self._cpu()
+                answer = self._ask(*key)
+                self._copies[key] = _Copy(answer, now + kept_s(self._cpu() - began))
+            return self._copies[key].answer
 
     def _drop_old(self, now: float) -> None:
-        kept_s = KEPT_S if self._kept_s is None else self._kept_s
         if len(self._copies) >= MOST_COPIES:
             self._copies.clear()
-        for key in [key for key, (at, _) in self._copies.items() if now - at >= kept_s]:
+        for key in [key for key, copy in self._copies.items() if now >= copy.until]:
             del self._copies[key]
 
     def _ask(self, accept: str, encoding: str, query: str) -> Answer:

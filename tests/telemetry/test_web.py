@@ -175,28 +175,42 @@ def metrics_request(accept: str = "", query: str = "") -> Request:
     return Request("GET", "/metrics", query, {"accept": accept})
 
 
-def test_a_storm_is_rendered_four_times_a_second() -> None:
-    now, app = [0.0], Counting()
-    kept = Kept(app, 0.25, clock=lambda: now[0])
+@pytest.fixture
+def kept_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MOST_KEPT_S", 2.0)
+
+
+@pytest.mark.usefixtures("kept_as_usual")
+@pytest.mark.parametrize(
+    ("cost_s", "renderings", "oldest_s"), [(0.0, 20, 0.25), (0.001, 20, 0.25), (0.005, 5, 1.0), (1.0, 3, 2.0)]
+)
+def test_a_storm_is_rendered_seldom_the_more_so_the_dearer_it_is(
+    cost_s: float, renderings: int, oldest_s: float
+) -> None:
+    now, rendered_at, app = [0.0], [0.0], Counting()
+    kept = Kept(app, clock=lambda: now[0], cpu=lambda: app.asked * cost_s)
     ages = []
     for number in range(500):
         now[0] = number * 0.01
-        body = kept.answer(metrics_request()).body
-        ages.append(now[0] - 0.25 * (int(body) - 1))
-    assert app.asked == 20
-    assert max(ages) < 0.25
+        if int(kept.answer(metrics_request()).body) == len(rendered_at):
+            rendered_at.append(now[0])
+        ages.append(now[0] - rendered_at[-1])
+    assert app.asked == renderings
+    assert oldest_s - 0.02 < max(ages) < oldest_s
 
 
+@pytest.mark.usefixtures("kept_as_usual")
 def test_who_scrapes_seldom_sees_what_is_new() -> None:
     now, app = [0.0], Counting()
-    kept = Kept(app, 0.25, clock=lambda: now[0])
+    kept = Kept(app, clock=lambda: now[0], cpu=lambda: 9.0 * app.asked)
     for number in range(5):
-        now[0] = float(number)
+        now[0] = number * 2.0
         assert kept.answer(metrics_request()).body == str(number + 1).encode()
 
 
+@pytest.mark.usefixtures("kept_as_usual")
 def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
-    kept = Kept(Counting(), 60.0)
+    kept = Kept(Counting(), clock=lambda: 0.0)
     answers = {kept.answer(metrics_request(accept, query)).body for accept in "ab" for query in "cd"}
     assert len(answers) == 4
     for number in range(100):
@@ -204,10 +218,11 @@ def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
     assert len(kept._copies) <= web.MOST_COPIES
 
 
+@pytest.mark.usefixtures("kept_as_usual")
 def test_all_who_come_meanwhile_share_one_rendering() -> None:
     gate = threading.Event()
     app = Counting(gate)
-    kept, bodies = Kept(app, 60.0), []
+    kept, bodies = Kept(app, clock=lambda: 0.0), []
     threads = [threading.Thread(target=lambda: bodies.append(kept.answer(metrics_request()).body)) for _ in range(8)]
     for thread in threads:
         thread.start()
