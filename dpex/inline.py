@@ -5,9 +5,9 @@ Used by the consumer's thread; `InlineMeter.sums` may be called from any.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
+from time import thread_time
 from typing import Any
 
 from dpex.clock import monotonic
@@ -26,7 +26,7 @@ class InlineMeter:
         self._auto_collation = auto_collation
         self._tally = Tally(detailed=True)
         self._times = LaneTimes()
-        self._errors: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter(batch=0)
         self._opened = self._drawn_at = self._cpu_drawn_at = 0.0
 
     def enter(self) -> None:
@@ -38,32 +38,33 @@ class InlineMeter:
 
     def drawn(self) -> None:
         """The sampler said which one."""
-        self._drawn_at, self._cpu_drawn_at = monotonic(), time.thread_time()
+        self._drawn_at, self._cpu_drawn_at = monotonic(), thread_time()
 
     def timed(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The collate function, which ends the making of a batch."""
 
+        tally, count = self._tally, self._times.count
+
         def collate(data: Any) -> Any:
-            began, cpu_began = monotonic(), time.thread_time()
+            began, cpu_began = monotonic(), thread_time()
             batch = collate_fn(data)
-            self._opened, cpu_ended = monotonic(), time.thread_time()
+            self._opened, cpu_ended = monotonic(), thread_time()
             samples = len(data) if self._auto_collation and isinstance(data, list) else 1
-            load_s, collate_s = began - self._drawn_at, self._opened - began
-            self._made((load_s, collate_s, cpu_began - self._cpu_drawn_at, cpu_ended - cpu_began, samples))
+            load_s, collate_s, load_cpu_s = began - self._drawn_at, self._opened - began, cpu_began - self._cpu_drawn_at
+            count((load_s, collate_s, load_cpu_s, cpu_ended - cpu_began, samples), cpu_ended - self._cpu_drawn_at, 0.0)
+            tally.made_here(load_s, load_cpu_s, collate_s)
+            tally.batches += 1
+            tally.samples += samples
             return batch
 
         return collate
 
-    def _made(self, stages: tuple[float, float, float, float, int]) -> None:
-        self._times.count(stages, stages[2] + stages[3], 0.0)
-        self._tally.made_here(stages[0], stages[2], stages[1])
-        self._tally.batches += 1
-        self._tally.samples += stages[4]
-
     def leave(self, error: BaseException | None = None) -> None:
         """It has got one, or that error."""
-        over = isinstance(error, StopIteration)
-        self._errors["batch"] += isinstance(error, Exception) and not over
+        over = False
+        if error is not None:
+            over = isinstance(error, StopIteration)
+            self._errors["batch"] += isinstance(error, Exception) and not over
         now = monotonic()
         if self._gpu is not None:
             self._gpu.leave(self._mark, now - self._entered, starting=self._tally.starting, over=over)
