@@ -8,8 +8,6 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -20,7 +18,8 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision, Settings
 from dpex.cpus import rank_cpus, static_worker_count
 from dpex.diagnose import atend
-from dpex.diagnose.book import Book, Context, facts_of
+from dpex.diagnose.book import Book, Context
+from dpex.diagnose.case import Case
 from dpex.epoch import (
     ArenaCache,
     _DpexDataLoaderIter,
@@ -270,7 +269,7 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _watch_for_end(self) -> None:
         if get_worker_info() is None:
-            atend.watch(self._book, partial(_diagnosis, self._book, self._context(), self._tuner), os.environ)
+            atend.watch(self._book, self._case().diagnose, os.environ)
 
     def _ledger(self, *, on_cluster: bool) -> Ledger | None:
         """Where this loader's counts go, if they are exported: by the endpoint, or, on a cluster, in Ray's metrics."""
@@ -281,8 +280,9 @@ class DpexDataLoader(DataLoader[T_co]):
             self._membership = self._enrol(in_ray=on_cluster or _ray_is_up())
         if self._membership is None:
             return None
-        self._membership.ledger.tuner = self._tuner
-        return self._membership.ledger
+        ledger = self._membership.ledger
+        ledger.tuner, ledger.case = self._tuner, self._case()
+        return ledger
 
     def _enrol(self, *, in_ray: bool) -> Membership | None:
         from dpex.telemetry.exporter import Endpoint
@@ -428,15 +428,15 @@ class DpexDataLoader(DataLoader[T_co]):
         It is about all passes since the loader was made. ``reset``: the next one is about what comes from now on.
         With ``num_workers=0`` and no metrics, what is measured begins with the first call, or with ``DPEX_DIAGNOSE``.
         """
-        context = self._context()
+        case = self._case()
         self._is_asked = True
-        found = _diagnosis(self._book, context, self._tuner)
+        found = case.diagnose()
         if reset:
             self._book.restart()
         return found
 
-    def _context(self) -> Context:
-        return Context(
+    def _case(self) -> Case:
+        context = Context(
             name=self.name or "",
             rank=rank(os.environ),
             dataset=type(self.dataset).__name__,
@@ -446,6 +446,7 @@ class DpexDataLoader(DataLoader[T_co]):
             note=self._why_unmeasured(),
             untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
         )
+        return Case(book=self._book, context=context, tuner=self._tuner)
 
     def _why_unmeasured(self) -> str:
         """Why that is, should no batch have been counted."""
@@ -523,16 +524,6 @@ class DpexDataLoader(DataLoader[T_co]):
         if iterators:
             return max((iterator._engine.stats() for iterator in iterators), key=lambda stats: stats.batches)
         return self._last_stats[0]
-
-
-def _diagnosis(book: Book, context: Context, tuner: Tuner | None) -> Diagnosis:
-    """Of a loader that may be gone by now."""
-    from dpex.diagnose.diagnosis import diagnose
-
-    account = book.read()
-    note = "" if account.sums.get("batches") else context.note
-    decisions = tuple(tuner.decisions) if tuner is not None else ()
-    return diagnose(facts_of(account, replace(context, note=note, decisions=decisions)))
 
 
 def _ray_is_up() -> bool:

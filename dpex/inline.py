@@ -5,9 +5,9 @@ Used by the consumer's thread; `InlineMeter.sums` may be called from any.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
+from time import thread_time
 from typing import Any
 
 from dpex.clock import monotonic
@@ -15,6 +15,7 @@ from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import LaneTimes
 from dpex.meter import Sums, Tally, lane_sums
 from dpex.steptimes import Row, TicketTimer
+from dpex.worker import CPU_CLOCK_EVERY, TINY_S
 
 
 class InlineMeter:
@@ -40,8 +41,10 @@ class InlineMeter:
         self._auto_collation = auto_collation
         self._tally = Tally(detailed=True)
         self._times = LaneTimes()
-        self._errors: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter(batch=0)
         self._opened = self._drawn_at = self._cpu_drawn_at = 0.0
+        self._unclocked = 0
+        self._ratios = (1.0, 1.0)
 
     def enter(self) -> None:
         """The consumer asks for a batch."""
@@ -55,19 +58,40 @@ class InlineMeter:
         now = monotonic()
         if now >= self._timer.due:
             self._is_timed = self._timer.begin(now, self._dataset)
-        self._drawn_at, self._cpu_drawn_at = monotonic(), time.thread_time()
+            now, self._unclocked = monotonic(), 0
+        self._drawn_at = now
+        self._cpu_drawn_at = thread_time() if self._unclocked == 0 else 0.0
 
     def timed(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The collate function, which ends the making of a batch."""
+        """The collate function, which ends the making of a batch.
+
+        The CPU clock is a system call: of tiny batches it is read for each `CPU_CLOCK_EVERY`-th, which stands for all.
+        """
+
+        tally, count = self._tally, self._times.count
 
         def collate(data: Any) -> Any:
-            began, cpu_began = monotonic(), time.thread_time()
+            clocked = self._unclocked == 0
+            began = monotonic()
+            cpu_began = thread_time() if clocked else 0.0
             batch = self._timer.collating(collate_fn, data) if self._is_timed else collate_fn(data)
-            self._opened, cpu_ended = monotonic(), time.thread_time()
-            samples = len(data) if self._auto_collation and isinstance(data, list) else 1
+            self._opened = monotonic()
             load_s, collate_s = began - self._drawn_at, self._opened - began
-            stages = (load_s, collate_s, cpu_began - self._cpu_drawn_at, cpu_ended - cpu_began, samples)
-            self._made(stages, self._steps(stages) if self._is_timed else ())
+            if clocked:
+                cpu_s = thread_time() - cpu_began
+                self._ratios = (
+                    (cpu_began - self._cpu_drawn_at) / load_s if load_s > 0 else 1.0,
+                    cpu_s / collate_s if collate_s > 0 else 1.0,
+                )
+            self._unclocked = 0 if load_s + collate_s > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
+            samples = len(data) if self._auto_collation and isinstance(data, list) else 1
+            load_cpu_s, collate_cpu_s = load_s * self._ratios[0], collate_s * self._ratios[1]
+            stages = load_s, collate_s, load_cpu_s, collate_cpu_s, samples
+            steps = self._steps(stages) if self._is_timed else ()
+            count((*stages, steps), load_cpu_s + collate_cpu_s, 0.0)
+            tally.made_here(load_s, load_cpu_s, collate_s)
+            tally.batches += 1
+            tally.samples += samples
             return batch
 
         return collate
@@ -80,18 +104,14 @@ class InlineMeter:
         self._is_timed = False
         self._timer.end()
 
-    def _made(self, stages: tuple[float, float, float, float, int], steps: tuple[Row, ...] = ()) -> None:
-        self._times.count((*stages, steps), stages[2] + stages[3], 0.0)
-        self._tally.made_here(stages[0], stages[2], stages[1])
-        self._tally.batches += 1
-        self._tally.samples += stages[4]
-
     def leave(self, error: BaseException | None = None) -> None:
         """It has got one, or that error."""
         if self._is_timed:
             self._end_timing()
-        over = isinstance(error, StopIteration)
-        self._errors["batch"] += isinstance(error, Exception) and not over
+        over = False
+        if error is not None:
+            over = isinstance(error, StopIteration)
+            self._errors["batch"] += isinstance(error, Exception) and not over
         now = monotonic()
         if self._gpu is not None:
             self._gpu.leave(self._mark, now - self._entered, starting=self._tally.starting, over=over)

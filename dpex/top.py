@@ -1,6 +1,7 @@
 """``dpex top``: what the live page shows, in a terminal, for one process or for all that are announced.
 
-It only asks the endpoints, once a second, each with a limit of its own; processes come and go meanwhile.
+It only asks the endpoints, once a second, and every few seconds for diagnoses, each with a limit of its own; processes
+come and go meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rich.text import Text
 from dpex.telemetry.discovery import Target, directory_from, targets
 
 EVERY_S = 1.0
+DIAGNOSED_EVERY = 5
 PATIENCE_S = 2.0
 KEEP = 60
 DECISIONS = 4
@@ -42,18 +44,20 @@ NOBODY = (
     "DpexDataLoader(..., metrics_port=0)), or give its address: dpex top http://127.0.0.1:PORT"
 )
 
+NO_ANSWER = (OSError, ValueError, LookupError, TypeError)
 State = Mapping[str, Any]
 Ask = Callable[[str], State]
 
 
 @dataclass
 class Watched:
-    """A process: what it said last, the frames of its loaders, and whether it still answers."""
+    """A process: what it said last, the frames and diagnoses of its loaders, and whether it still answers."""
 
     url: str
     labels: Mapping[str, str] = field(default_factory=dict)
     state: State | None = None
     frames: dict[str, list[list[Any]]] = field(default_factory=dict)
+    diagnoses: dict[str, State] = field(default_factory=dict)
     error: str = ""
 
     @property
@@ -64,7 +68,7 @@ class Watched:
     def take(self, state: State) -> None:
         """What it says now."""
         if self.state is not None and self.state["process"] != state["process"]:
-            self.frames = {}
+            self.frames, self.diagnoses = {}, {}
         for loader in state["loaders"]:
             kept = self.frames.setdefault(loader["name"], [])
             last = kept[-1][0] if kept else 0
@@ -87,6 +91,7 @@ class Watch:
         self._directory = directory
         self._ask = ask
         self.watched: dict[str, Watched] = {}
+        self._turns = 0
 
     def turn(self) -> None:
         """Ask all of them what is new; who was seen once and is no more stays, as gone."""
@@ -104,6 +109,7 @@ class Watch:
         if to_ask:
             with ThreadPoolExecutor(min(AT_ONCE, len(to_ask))) as pool:
                 list(pool.map(self._ask_one, to_ask))
+        self._turns += 1
 
     def _ask_one(self, one: Watched) -> None:
         try:
@@ -111,9 +117,14 @@ class Watch:
             if one.state is not None and one.state["process"] != state["process"]:
                 state = self._ask(f"{one.url}/api/state")
             one.take(state)
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except NO_ANSWER as error:
             reason = getattr(error, "reason", error)
             one.error = "gone" if isinstance(reason, ConnectionError) else f"no answer: {reason}"
+            return
+        if self._turns % DIAGNOSED_EVERY == 0 or not one.diagnoses:
+            with contextlib.suppress(*NO_ANSWER):  # whoever is gone will be said to be, a second later
+                found = self._ask(f"{one.url}/diagnosis.json?stretch=recent")
+                one.diagnoses = {diagnosed["name"]: diagnosed for diagnosed in found["loaders"]}
 
 
 def asking(context: ssl.SSLContext | None) -> Ask:
@@ -155,13 +166,11 @@ _WHO = (("run", "run_id"), ("rank", "rank"), ("machine", "node"))
 
 
 def _loader(one: Watched, loader: State) -> RenderableType:
-    now, verdict = loader["now"], loader["verdict"]
-    said = "no batch yet" if loader["state"] == "empty" else verdict["text"]
-    if loader["state"] == "idle":
-        said += " Nobody asks for batches right now."
-    style = STYLES.get(verdict["level"], "none")
-    heading = Text.assemble((_plain(loader["name"]), "bold"), "  ", (_plain(said), style))
-    rows = [("waiting", Text.assemble((_percent(now["stall_ratio"]), style), "  ", _line(one, loader)))]
+    now, found = loader["now"], one.diagnoses.get(loader["name"])
+    style = STYLES.get(found["level"], "none") if found is not None else "dim"
+    heading = Text.assemble((_plain(loader["name"]), "bold"), "  ", (_plain(_said(loader, found)), style))
+    rows = [("first", Text(_plain(found["shown"]["first"])))] if found is not None and found["level"] != "early" else []
+    rows += [("waiting", Text.assemble((_percent(now["stall_ratio"]), style), "  ", _line(one, loader)))]
     if now["gpu_stall_ratio"] is not None:
         rows.append(("GPU idle", Text(f"{_percent(now['gpu_stall_ratio'])} of the time, for data")))
     rows += [
@@ -177,6 +186,15 @@ def _loader(one: Watched, loader: State) -> RenderableType:
     for name, value in rows:
         table.add_row(Text(name, "dim"), value)
     return Group(heading, table)
+
+
+def _said(loader: State, found: State | None) -> str:
+    if loader["state"] == "empty":
+        return "no batch yet"
+    shown = found["shown"] if found is not None else {"sentence": "not diagnosed yet", "confidence": ""}
+    sure = f" ({shown['confidence']})" if found is not None and found["level"] != "early" else ""
+    idle = " Nobody asks for batches right now." if loader["state"] == "idle" else ""
+    return f"{shown['sentence']}{sure}{idle}"
 
 
 def _line(one: Watched, loader: State) -> Text:

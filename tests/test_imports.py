@@ -74,7 +74,6 @@ PURE = {
     "dpex.diagnose.withdpex": set(),
     "dpex.telemetry.catalogue": set(),
     "dpex.telemetry.markdown": {"sys"},
-    "dpex.telemetry.verdict": set(),
     "dpex.clock": {"time"},
     "dpex.cpus": {"os", "pathlib"},
     "dpex.lanes.packing": set(),

@@ -50,6 +50,13 @@ SUMMARY: dict[str, Any] = {
 }
 
 
+DIAGNOSED: dict[str, Any] = {
+    "name": "train",
+    "level": "bad",
+    "shown": {"sentence": "It waits.", "confidence": "confidence 0.90 of 1", "first": "8 workers instead of 4."},
+}
+
+
 def frame(number: int, **changes: float) -> list[Any]:
     empty = Frame(number, 0.0, 1.0, *([0] * (len(Frame._fields) - 3)))
     return list(empty._replace(work_s=0.5, wait_s=0.5, local_running=2, local_wanted=5, ready=3, limit=10, **changes))
@@ -60,7 +67,6 @@ def state(number: int = 1, pid: str = "1", **changes: Any) -> dict[str, Any]:
         "name": "train",
         "state": "running",
         "batches": 1234,
-        "verdict": {"level": "bad", "text": "It waits."},
         "now": SUMMARY,
         "decisions": [told(1, 0.0, DECISION)],
         "frames": [frame(number)],
@@ -78,6 +84,7 @@ def shown(*watched: Watched, width: int = 160) -> str:
 def watched(**changes: Any) -> Watched:
     found = Watched("http://127.0.0.1:1")
     found.take(state(**changes))
+    found.diagnoses = {"train": DIAGNOSED}
     return found
 
 
@@ -87,7 +94,15 @@ def watched(**changes: Any) -> Watched:
 def test_all_there_is_to_see() -> None:
     text = shown(watched())
     for part in (
-        *("run run-1", "rank 0", "machine here", "train  It waits.", "38 %", "12.5 batches/s, 200 samples/s"),
+        *(
+            "run run-1",
+            "rank 0",
+            "machine here",
+            "train  It waits. (confidence 0.90 of 1)",
+            "8 workers",
+            "38 %",
+            "12.5 batches/s, 200 samples/s",
+        ),
         *("1,234 batches", "2 here of 5 wanted", "3 ready, 0 being made, at most 10", "read 246.0 ms, compute 500 µs"),
         *("2 local, depth 4 → 5 local, depth 10 (too few): 40 % of the time is lost", "brought 4.0 % waiting: kept"),
     ):
@@ -99,7 +114,8 @@ def test_all_there_is_to_see() -> None:
 def test_before_the_first_batch_and_between_passes() -> None:
     nothing = SUMMARY | {"stall_ratio": None, "batches_per_second": None, "samples_per_second": None}
     assert "train  no batch yet" in shown(watched(state="empty", now=nothing))
-    assert "It waits. Nobody asks for batches right now." in shown(watched(state="idle"))
+    assert "It waits. (confidence 0.90 of 1) Nobody asks for batches right now." in shown(watched(state="idle"))
+    assert "not diagnosed yet" in shown(watched(name="other"))
     assert "no loader yet" in shown(Watched("http://x"))
 
 
@@ -148,6 +164,8 @@ def test_processes_come_and_go(directory: Path) -> None:
     asked: list[str] = []
 
     def ask(url: str) -> dict[str, Any]:
+        if "diagnosis" in url:
+            return {"loaders": [DIAGNOSED]}
         asked.append(url)
         return state(7)
 
@@ -166,6 +184,26 @@ def test_processes_come_and_go(directory: Path) -> None:
     assert [one.error for one in watch.watched.values()] == ["gone", ""]
     assert "gone" in shown(*watch.watched.values())
     assert "12.5 batches/s" in shown(*watch.watched.values())  # what it said last
+
+
+def test_diagnoses_are_asked_for_seldom_and_may_be_missing() -> None:
+    asked: list[str] = []
+
+    def ask(url: str) -> dict[str, Any]:
+        asked.append(url.rpartition("/")[2].partition("?")[0])
+        if "diagnosis" in url and len(asked) < 8:
+            raise OSError("planted")
+        return {"loaders": [DIAGNOSED]} if "diagnosis" in url else state(len(asked))
+
+    watch = Watch(["http://127.0.0.1:1"], Path("/nowhere"), ask)
+    for _ in range(15):
+        watch.turn()
+    assert asked.count("state") == 15
+    assert asked.count("diagnosis.json") == 4 + 2
+    (one,) = watch.watched.values()
+    assert (one.error, one.diagnoses) == ("", {"train": DIAGNOSED})
+    one.take(state(1, pid="2"))
+    assert one.diagnoses == {}
 
 
 def test_who_was_killed_is_gone_and_who_does_not_answer_is_said_to(directory: Path) -> None:

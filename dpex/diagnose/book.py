@@ -61,22 +61,39 @@ class Account:
             self.services[lane] = chosen
         self.slowest = sorted([*self.slowest, *other.slowest], key=lambda slow: -slow.seconds)[:SLOWEST]
 
-    def since(self, base: Mapping[str, float]) -> Account:
-        """Its sums less those."""
-        sums = {name: max(0.0, value - base.get(name, 0.0)) for name, value in self.sums.items()}
-        return Account(sums=sums, state=self.state, services=self.services, slowest=self.slowest)
+    @property
+    def batches(self) -> int:
+        """Delivered."""
+        return int(self.sums.get("batches", 0))
+
+    @property
+    def wall_s(self) -> float:
+        """Time in passes: waiting, taking in and working."""
+        spent = [value for name, value in self.sums.items() if name.startswith("cause.")]
+        return sum(spent) + self.sums.get("transfer_s", 0.0) + self.sums.get("work_s", 0.0)
+
+    @property
+    def workers(self) -> tuple[float, ...]:
+        """On this machine and on the cluster."""
+        return tuple(self.state.get(f"{lane}.workers", 0) for lane in ("local", "remote"))
+
+    def since(self, base: Account) -> Account:
+        """Its sums less those; service times are still a choice from all, and slow batches the slowest of all."""
+        sums = {name: max(0.0, value - base.sums.get(name, 0.0)) for name, value in self.sums.items()}
+        return replace(self, sums=sums)
 
 
 class Page:
-    """One iterator in the book, or what is left of it."""
+    """One iterator in the book, or what is left of it. Begun by the training thread, read by any."""
 
     def __init__(self, source: Source) -> None:
         self._source: Source | None = source
         self._last: Account | None = None
-        self._base: dict[str, float] = {}
+        self._base = Account()
         self._began_at = monotonic()
         self._cpu_s = time.process_time()
-        self._queued = runqueue.look((), threading.get_native_id())
+        self._thread = threading.get_native_id()
+        self._queued = runqueue.look((), self._thread)
         self._used = _used(())
 
     def end(self) -> None:
@@ -99,7 +116,7 @@ class Page:
 
     def restart(self) -> None:
         """Count from here on."""
-        self._base = {name: self._base.get(name, 0.0) + value for name, value in self.read().sums.items()}
+        self._base.add(self.read())
 
     def _read(self, source: Source) -> Account:
         sums = source.sums()
@@ -143,8 +160,7 @@ class Page:
         account.sums["trainer_cpu_s"] = (time.process_time() - self._cpu_s) * part
         if lived_s < SHORT_S:
             return
-        thread = thread or threading.get_native_id()
-        queued = runqueue.look(pids, thread)
+        queued = runqueue.look(pids, thread or self._thread)
         if queued.trainer_s is not None and self._queued.trainer_s is not None:
             account.sums["trainer_queued_s"] = max(0.0, queued.trainer_s - self._queued.trainer_s) * part
         if queued.by_pid:

@@ -1,7 +1,7 @@
 """What was measured of a loader, as one value. Everything that is concluded is concluded from this alone. Pure.
 
 Seconds are sums over all passes since the loader was made or `diagnose(reset=True)` was last called; the time between
-passes is in none of them. None: not measured, and `Facts.unmeasured` says why.
+passes is in none of them. ``Facts.slowest`` is about all passes. None: not measured, and `Facts.unmeasured` says why.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpex.diagnose.facts import Facts, LaneFacts, NodeFacts
 from dpex.diagnose.verdict import LOST_TO, Evidence, Verdict
 from dpex.diagnose.whatif import Prediction, Scored, WhatIf
 
+WHERE_TIME_GOES = "Where the time goes"
 VERSION = 1
 """Of `plain`'s layout; another number means that something was renamed or has gone."""
 
@@ -36,6 +37,14 @@ class Section:
     header: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     lines: tuple[str, ...] = ()
+
+
+class Part(NamedTuple):
+    """A share of wall time, 0 to 1: what for, and in words."""
+
+    cause: str
+    name: str
+    ratio: float
 
 
 # -- numbers for people ----------------------------------------------------------------------------------------------
@@ -78,8 +87,8 @@ def headline(facts: Facts) -> str:
     """Which loader, of which process, over how long."""
     whose = f"{facts.name or 'loader'} ({facts.dataset or 'dataset'}, batch size {facts.batch_size or 'unknown'})"
     rank = f", rank {facts.rank}" if facts.rank else ""
-    passes = f"{facts.passes} pass{'es' if facts.passes != 1 else ''}"
-    return f"{whose}{rank}: {facts.batches} batches in {facts.wall_s:.1f} s, {passes}"
+    passes = f", {facts.passes} pass{'es' if facts.passes > 1 else ''}" if facts.passes else ""
+    return f"{whose}{rank}: {facts.batches} batches in {facts.wall_s:.1f} s{passes}"
 
 
 def confidence(verdict: Verdict) -> str:
@@ -123,18 +132,20 @@ def sections(facts: Facts, verdict: Verdict, what_if: WhatIf | None, past: Seque
     return tuple(found)
 
 
+def parts(facts: Facts, verdict: Verdict) -> tuple[Part, ...]:
+    """What the wall time went to: the step, then what is lost, largest first."""
+    work = facts.work_s / facts.wall_s if facts.wall_s > 0 else 0.0
+    lost = [Part(cause, LOST_TO[cause], share * (1.0 - work)) for cause, share in verdict.shares]
+    return (Part("work", "the training step", work), *lost)
+
+
 def _where_time_goes(facts: Facts, verdict: Verdict) -> Section:
-    wall_s = max(1e-12, facts.wall_s)
-    lost_s = facts.wall_s - facts.work_s
-    rows = [("the training step", seconds(facts.work_s), percent(facts.work_s / wall_s))]
-    rows += [
-        (LOST_TO[cause], seconds(share * lost_s), percent(share * lost_s / wall_s))
-        for cause, share in verdict.shares
-        if share * lost_s / wall_s >= 0.001
-    ]
-    return Section(
-        title="Where the time goes", header=("the training loop", "seconds", "of its time"), rows=tuple(rows)
+    rows = tuple(
+        (part.name, seconds(part.ratio * facts.wall_s), percent(part.ratio))
+        for part in parts(facts, verdict)
+        if part.ratio >= 0.001 or part.cause == "work"
     )
+    return Section(title=WHERE_TIME_GOES, header=("the training loop", "seconds", "of its time"), rows=rows)
 
 
 _WHERE = {"inline": "the training process", "local": "this machine", "remote": "the cluster"}
@@ -206,7 +217,8 @@ def _slowest(facts: Facts) -> Section:
         (f"{slow.number} of pass {slow.epoch + 1}", seconds(slow.seconds), seconds(slow.load_cpu_s), slow.indices)
         for slow in facts.slowest[:5]
     )
-    return Section(title="Slowest batches", header=("batch", "wall", "CPU", "dataset indices"), rows=rows)
+    header = ("batch", "wall", "CPU", "dataset indices")
+    return Section(title="Slowest batches", header=header, rows=rows, lines=("Of all since the loader was made.",))
 
 
 def _changes(what_if: WhatIf) -> Section:

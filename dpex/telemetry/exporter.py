@@ -23,6 +23,7 @@ from pathlib import Path
 from dpex.errors import OptionError
 from dpex.gpu.watch import view
 from dpex.telemetry.collector import Collector
+from dpex.telemetry.diagnoses import Diagnoses
 from dpex.telemetry.discovery import DIRECTORY_VARIABLE, Announcement, default_directory, identity
 from dpex.telemetry.ledger import Ledger
 from dpex.telemetry.sampler import Sampler
@@ -59,8 +60,9 @@ class _Server:
         client.disable_created_metrics()
         registry = client.CollectorRegistry()
         registry.register(collector)
-        self._sampler = Sampler(ledgers, identity(os.environ))
-        self._http = _listening(endpoint, Site(client.make_wsgi_app(registry), self._sampler))
+        diagnoses = Diagnoses(ledgers)
+        self._sampler = Sampler(ledgers, identity(os.environ), diagnoses.mark)
+        self._http = _listening(endpoint, Site(client.make_wsgi_app(registry), self._sampler, diagnoses))
         self.port = self._http.port
         self._http.start()
         self._sampler.start()

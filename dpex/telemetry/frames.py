@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from dpex.causes import CAUSES
 from dpex.telemetry.ledger import Readings
-from dpex.telemetry.verdict import ENOUGH_BATCHES, Spending
 
 LANES = ("local", "remote")
 LEVELS = ("wanted", "requested", "running")
@@ -112,58 +111,38 @@ def made(readings: Readings) -> int:
     return sum(sum(counts) for key, (counts, _) in readings.histograms.items() if key[0] == "dpex_worker_batch_seconds")
 
 
-def spending(frames: Iterable[Frame]) -> Spending:
-    """How the training loop spent these seconds."""
-    frames = tuple(frames)
-    stalls = [one.gpu_stall_s for one in frames if one.gpu_stall_s is not None]
-    return Spending(
-        batches=sum(one.batches for one in frames),
-        wait_s=sum(one.wait_s for one in frames),
-        transfer_s=sum(one.transfer_s for one in frames),
-        work_s=sum(one.work_s for one in frames),
-        causes={cause: sum(getattr(one, f"wait_{cause}_s") for one in frames) for cause in CAUSES},
-        gpu_stall_s=sum(stalls) if stalls else None,
-    )
-
-
 def summary(frames: Sequence[Frame]) -> Mapping[str, Any]:
     """Shares and rates over these frames; None where nothing was spent or made."""
-    spent = spending(frames)
-    seconds = sum(one.seconds for one in frames)
-    count = sum(one.made for one in frames)
-    total_s = spent.total_s
-    gpu_ratio = None if spent.gpu_stall_s is None or not total_s else min(1.0, spent.gpu_stall_s / total_s)
+    seconds = _sum(frames, "seconds")
+    spent_s = {state: _sum(frames, f"{state}_s") for state in ("wait", "transfer", "work")}
+    total_s = sum(spent_s.values())
+    stalls = [one.gpu_stall_s for one in frames if one.gpu_stall_s is not None]
+    count = _sum(frames, "made")
     return {
         "seconds": round(seconds, 3),
-        "stall_ratio": _rounded(spent.stall_ratio),
-        "transfer_ratio": _rounded(spent.transfer_s / total_s if total_s else None),
-        "work_ratio": _rounded(spent.work_s / total_s if total_s else None),
-        "gpu_stall_ratio": _rounded(gpu_ratio),
-        "batches_per_second": _rounded(spent.batches / seconds if seconds else None),
-        "samples_per_second": _rounded(sum(one.samples for one in frames) / seconds if seconds else None),
-        "causes": {cause: _rounded(part_s / total_s if total_s else None) for cause, part_s in spent.causes.items()},
-        "stages_s": {
-            stage: _rounded(sum(getattr(one, f"make_{stage}_s") for one in frames) / count if count else None, 6)
-            for stage in STAGES
-        },
+        "stall_ratio": _ratio(spent_s["wait"], total_s),
+        "transfer_ratio": _ratio(spent_s["transfer"], total_s),
+        "work_ratio": _ratio(spent_s["work"], total_s),
+        "gpu_stall_ratio": _ratio(min(sum(stalls), total_s), total_s) if stalls else None,
+        "batches_per_second": _ratio(_sum(frames, "batches"), seconds),
+        "samples_per_second": _ratio(_sum(frames, "samples"), seconds),
+        "stages_s": {stage: _ratio(_sum(frames, f"make_{stage}_s"), count, digits=6) for stage in STAGES},
     }
 
 
-def _rounded(value: float | None, digits: int = 4) -> float | None:
-    return None if value is None else round(value, digits)
+def _sum(frames: Iterable[Frame], column: str) -> float:
+    return float(sum(getattr(one, column) for one in frames))
 
 
-def latest(frames: Sequence[Frame], seconds: float, batches: int = 0) -> Sequence[Frame]:
-    """The shortest end of these that is that long and has that many batches; all of them if there is none."""
-    length, count = 0.0, 0
+def _ratio(part: float, whole: float, *, digits: int = 4) -> float | None:
+    return round(part / whole, digits) if whole else None
+
+
+def latest(frames: Sequence[Frame], seconds: float) -> Sequence[Frame]:
+    """The shortest end of these that is that long; all of them if there is none."""
+    length = 0.0
     for index in range(len(frames) - 1, -1, -1):
         length += frames[index].seconds
-        count += frames[index].batches
-        if length >= seconds - 0.5 and count >= batches:
+        if length >= seconds - 0.5:
             return frames[index:]
     return frames
-
-
-def to_judge(frames: Sequence[Frame], seconds: float) -> Spending:
-    """What a verdict is passed on: the latest frames, as many as it takes."""
-    return spending(latest(frames, seconds, ENOUGH_BATCHES))

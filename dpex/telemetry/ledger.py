@@ -15,6 +15,7 @@ from typing import Protocol
 from dpex.autotune.types import Decision
 from dpex.causes import CAUSES
 from dpex.clock import monotonic
+from dpex.diagnose.case import Case, Tunes
 from dpex.meter import LaneSums, Sums
 
 Key = tuple[str, ...]
@@ -48,14 +49,6 @@ class Countable(Protocol):
         """Its counts; from any thread."""
 
 
-class Tunes(Protocol):
-    """What of a tuner is read."""
-
-    @property
-    def decisions(self) -> Sequence[Decision]:
-        """All so far."""
-
-
 class Entry:
     """An iterator in the ledger, or what is left of it."""
 
@@ -84,12 +77,16 @@ class Entry:
 
 
 class Ledger:
-    """See the module. ``info`` are the labels of ``dpex_loader_info`` beside the name."""
+    """See the module. ``info`` are the labels of ``dpex_loader_info`` beside the name.
+
+    tuner, case: of the loader of that name that was iterated last; None: it is not tuned, not to be diagnosed.
+    """
 
     def __init__(self, name: str, info: Sequence[str] = ()) -> None:
         self.name = name
         self.info = tuple(info)
         self.tuner: Tunes | None = None
+        self.case: Case | None = None
         self._lock = threading.Lock()
         self._state: tuple[Readings, tuple[Entry, ...]] = (Readings(), ())
         self._reading = threading.Lock()

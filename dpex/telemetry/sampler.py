@@ -20,19 +20,17 @@ from typing import Any
 import dpex
 from dpex.autotune.types import Decision, Settings
 from dpex.clock import Clock, monotonic
-from dpex.telemetry.frames import Frame, frame, latest, summary, to_judge
+from dpex.telemetry.frames import Frame, frame, latest, summary
 from dpex.telemetry.ledger import Ledger, Readings
-from dpex.telemetry.verdict import Verdict, verdict
 
 logger = logging.getLogger("dpex")
 
-VERSION = 1
+VERSION = 2
 """Of what `Sampler.state` returns; grows when a field changes its meaning or goes."""
 EVERY_S = 1.0
 KEEP = 600
 NOW_S = 5.0
 """What counts as now: shares of a single second jump about."""
-JUDGED_S = 30.0
 MOST_DECISIONS = 100
 MOST_ANSWERS = 16
 STOP_S = 2.0
@@ -70,30 +68,22 @@ class History:
         return f'{head[:-1]},"frames":[{texts}]}}'
 
     def _head(self, ledger: Ledger, readings: Readings, frames: Sequence[Frame]) -> Mapping[str, Any]:
-        recent = latest(frames, NOW_S)
-        spent = to_judge(frames, JUDGED_S)
+        now = summary(latest(frames, NOW_S))
         batches = int(readings.counters.get(("dpex_batches_total",), 0))
-        said = verdict(spent)
         return {
             "name": ledger.name,
             "info": dict(zip(("dataset", "batch_size", "seeding"), ledger.info, strict=False)),
-            "state": "empty" if not batches else "running" if summary(recent)["stall_ratio"] is not None else "idle",
+            "state": "empty" if not batches else "running" if now["stall_ratio"] is not None else "idle",
             "tuned": ledger.tuner is not None,
             "batches": batches,
             "samples": int(readings.counters.get(("dpex_samples_total",), 0)),
-            "verdict": _verdict(said),
-            "now": summary(recent),
-            "judged": summary(latest(frames, JUDGED_S)),
+            "now": now,
             "decisions": self._told(),
         }
 
     def _told(self) -> list[Mapping[str, Any]]:
         both = list(enumerate(zip(self._seen_at, self._decisions, strict=False), 1))
         return [told(number, at, decision) for number, (at, decision) in both[-MOST_DECISIONS:]]
-
-
-def _verdict(said: Verdict) -> Mapping[str, str]:
-    return {"level": said.level, "text": said.text}
 
 
 def told(number: int, at: float, decision: Decision) -> Mapping[str, Any]:
@@ -129,17 +119,20 @@ def _finite(value: float) -> float | None:
 
 
 class Sampler:
-    """See the module. ``process``: what the page says of this process, by name."""
+    """See the module. ``process``: what the page says of this process, by name. ``mark``: what else is to be done each
+    second, see `dpex.telemetry.diagnoses`."""
 
     def __init__(
         self,
         ledgers: Callable[[], Iterable[Ledger]],
         process: Mapping[str, str],
+        mark: Callable[[], None] = lambda: None,
         *,
         clock: Clock = monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._ledgers = ledgers
+        self._mark = mark
         self._clock = clock
         self._wall = wall
         self._lock = threading.Lock()
@@ -183,6 +176,7 @@ class Sampler:
             for name, ledger in ledgers.items():
                 self._histories[name].add(self._number, ledger, self._wall(), self._clock())
             self._answers.clear()
+        self._mark()
 
     def state(self, since: int = 0) -> bytes:
         """What ``/api/state`` answers, with the frames after that number."""

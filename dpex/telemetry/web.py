@@ -1,8 +1,9 @@
-"""What the endpoint serves: ``/metrics``, the page at ``/``, and ``/api/state`` behind it.
+"""What the endpoint serves: ``/metrics``, the page at ``/`` with ``/api/state`` and ``/diagnosis.json`` behind it, and
+``/diagnosis``, the report in full.
 
 No request makes training wait: the page comes from memory, and metrics are rendered for the first who asks and kept for
-`KEPT_S` for all others, so that a storm of scrapes costs what four a second do. Nothing on the page comes from another
-origin, and what users name (loaders, datasets) reaches it as JSON only.
+all others for `KEPT_S`, or as long as it takes for rendering to take `MOST_SHARE` of a core. Nothing on the page comes
+from another origin, and what users name (loaders, datasets) reaches it as JSON only.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 from dpex.clock import Clock, monotonic
+from dpex.telemetry.diagnoses import STRETCHES, Diagnoses, as_html, as_json
 from dpex.telemetry.sampler import Sampler
 from dpex.telemetry.server import Answer, Request
 
 Wsgi = Callable[[Any, Any], Iterable[bytes]]
 
-KEPT_S = 0.25
-"""How long rendered metrics are handed out; far less than anybody's scrape interval."""
+KEPT_S, MOST_KEPT_S = 0.25, 2.0
+"""How long rendered metrics are handed out, at least and at most: less than anybody's scrape interval."""
+MOST_SHARE = 0.005
+"""Of a core, for rendering: metrics of many loaders take milliseconds, and are kept for longer."""
 MOST_COPIES = 16
 PAGE = {"/": "index.html"} | {
     f"/static/{name}": name
@@ -44,19 +49,31 @@ KINDS = {
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
     "txt": "text/plain; charset=utf-8",
+    "json": "application/json",
 }
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-SAFE = [
+REPORT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""The report is one file, styles included, and has no scripts."""
+_SAFE = [
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("Content-Security-Policy", POLICY),
 ]
+SAFE = [*_SAFE, ("Content-Security-Policy", POLICY)]
+SAFE_REPORT = [*_SAFE, ("Content-Security-Policy", REPORT_POLICY)]
+FRESH = ("Cache-Control", "no-store")
 OK, UNCHANGED = "200 OK", "304 Not Modified"
 ALLOW = ("Allow", "GET, HEAD, OPTIONS")
+
+
+def kept_s(cost_s: float) -> float:
+    """How long an answer that took so much CPU is handed out."""
+    return min(MOST_KEPT_S, max(KEPT_S, cost_s / MOST_SHARE))
 
 
 class Asset(NamedTuple):
@@ -74,32 +91,38 @@ def asset(name: str) -> Asset:
     return Asset(body, KINDS[name.rpartition(".")[2]], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
 
 
+class _Copy(NamedTuple):
+    answer: Answer
+    until: float
+
+
 class Kept:
     """A WSGI application's answers, each asked for once, handed out for a while, and waited for meanwhile."""
 
-    def __init__(self, app: Wsgi, kept_s: float | None = None, clock: Clock = monotonic) -> None:
+    def __init__(self, app: Wsgi, clock: Clock = monotonic, cpu: Callable[[], float] = time.thread_time) -> None:
         self._app = app
-        self._kept_s = kept_s
         self._clock = clock
+        self._cpu = cpu
         self._lock = threading.Lock()
-        self._copies: dict[tuple[str, ...], tuple[float, Answer]] = {}
+        self._copies: dict[tuple[str, ...], _Copy] = {}
 
     def answer(self, request: Request) -> Answer:
         """As the application would answer now, or did a moment ago."""
         headers = request.headers
         key = (headers.get("accept", ""), headers.get("accept-encoding", ""), request.query)
         with self._lock:
-            began = self._clock()
-            self._drop_old(began)
+            now = self._clock()
+            self._drop_old(now)
             if key not in self._copies:
-                self._copies[key] = (began, self._ask(*key))
-            return self._copies[key][1]
+                began = self._cpu()
+                answer = self._ask(*key)
+                self._copies[key] = _Copy(answer, now + kept_s(self._cpu() - began))
+            return self._copies[key].answer
 
     def _drop_old(self, now: float) -> None:
-        kept_s = KEPT_S if self._kept_s is None else self._kept_s
         if len(self._copies) >= MOST_COPIES:
             self._copies.clear()
-        for key in [key for key, (at, _) in self._copies.items() if now - at >= kept_s]:
+        for key in [key for key, copy in self._copies.items() if now >= copy.until]:
             del self._copies[key]
 
     def _ask(self, accept: str, encoding: str, query: str) -> Answer:
@@ -118,29 +141,45 @@ class Kept:
 class Site:
     """See the module; ``metrics`` is prometheus-client's application."""
 
-    def __init__(self, metrics: Wsgi, sampler: Sampler) -> None:
+    def __init__(self, metrics: Wsgi, sampler: Sampler, diagnoses: Diagnoses) -> None:
         self._metrics = Kept(metrics)
         self._sampler = sampler
+        self._diagnoses = diagnoses
+        self._made: Mapping[str, Callable[[Request], Answer]] = {
+            "/metrics": self._metrics.answer,
+            "/api/state": self._state,
+            "/diagnosis": self._diagnosis,
+            "/diagnosis.json": self._diagnosis,
+        }
 
     def __call__(self, request: Request) -> Answer:
         """The answer, its body included, to HEAD as to GET."""
         path, method = request.path, request.method
-        if path not in ("/metrics", "/api/state") and path not in PAGE:
-            return _said("404 Not Found", "there is /, /metrics and /api/state")
+        if path not in self._made and path not in PAGE:
+            return _said("404 Not Found", "there is /, /metrics, /diagnosis, /diagnosis.json and /api/state")
         if method == "OPTIONS":
             return Answer(OK, [ALLOW], b"")
         if method not in ("GET", "HEAD"):
             return _said("405 Method Not Allowed", "use GET or HEAD", ALLOW)
-        if path == "/metrics":
-            return self._metrics.answer(request)
-        return self._state(request.query) if path == "/api/state" else _file(PAGE[path], request)
+        return self._made[path](request) if path in self._made else _file(PAGE[path], request)
 
-    def _state(self, query: str) -> Answer:
-        since = parse_qs(query).get("since", ["0"])[-1]
+    def _state(self, request: Request) -> Answer:
+        since = parse_qs(request.query).get("since", ["0"])[-1]
         if not re.fullmatch(r"[0-9]{1,15}", since):
             return _said("400 Bad Request", "since: give the number of the latest frame you have, or leave it out")
-        headers = [("Content-Type", "application/json"), ("Cache-Control", "no-store"), *SAFE]
-        return Answer(OK, headers, self._sampler.state(int(since)))
+        return Answer(OK, [("Content-Type", KINDS["json"]), FRESH, *SAFE], self._sampler.state(int(since)))
+
+    def _diagnosis(self, request: Request) -> Answer:
+        query = parse_qs(request.query)
+        stretch = query.get("stretch", ["run"])[-1]
+        if stretch not in STRETCHES:
+            return _said("400 Bad Request", "stretch: give run or recent, or leave it out")
+        told = self._diagnoses.tell(query.get("loader", [None])[-1], stretch)
+        if told is None:
+            return _said("404 Not Found", "loader: there is none of that name, or it was not iterated yet")
+        if request.path == "/diagnosis":
+            return Answer(OK, [("Content-Type", KINDS["html"]), FRESH, *SAFE_REPORT], as_html(told))
+        return Answer(OK, [("Content-Type", KINDS["json"]), FRESH, *SAFE], as_json(told))
 
 
 def _file(name: str, request: Request) -> Answer:

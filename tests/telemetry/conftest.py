@@ -7,5 +7,5 @@ from dpex.telemetry import web
 
 @pytest.fixture(autouse=True)
 def metrics_are_always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are for anybody who scrapes less than four times a second."""
-    monkeypatch.setattr(web, "KEPT_S", 0.0)
+    """As they are for anybody who scrapes every few seconds."""
+    monkeypatch.setattr(web, "MOST_KEPT_S", 0.0)

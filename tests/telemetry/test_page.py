@@ -90,7 +90,7 @@ class Seen:
 
     def open(self, url: str) -> None:
         self.page.goto(url)
-        self.page.wait_for_function("document.querySelector('#link').dataset.level === 'good'")
+        self.page.wait_for_selector("#link[data-level=good]")
 
     def stall_percent(self) -> float:
         found = re.fullmatch(r"([\d.]+) %", self.text("#stall"))
@@ -152,14 +152,16 @@ def test_what_is_planted_is_shown_and_goes(training: Training, opened: Callable[
     assert 30 <= seen.stall_percent() <= 50
     assert abs(seen.stall_percent() - 100 * training.stall_ratio()) < 5
     assert seen.page.get_attribute("[data-tile=stall]", "data-level") == "bad"
-    assert re.search(r"\d+ % of the time, mostly for reading samples|[Tt]oo early", seen.text("#verdict"))
-    assert "Reading samples" in seen.text("#causes")
+    seen.page.wait_for_selector("#verdict-title:text('storage-bound reading')")
+    assert re.search(r"loses \d+ % of its time to loading, as making batches is waiting", seen.text("#verdict-text"))
+    assert re.search(r"First: .* the stall falls from \d+ % to about \d+ % \(", seen.text("#first"))
+    assert re.search(r"\d+ batches in [\d.]+ s, at .* [Cc]onfidence 0\.\d\d", seen.text("#verdict-about"))
+    assert re.search(r"waiting for data\s+[345]\d %", seen.text("#parts"))
     assert "sample" in seen.text("#speed-note")
     assert "the training process" in seen.text("#workers-note")
     assert 'num_workers="auto"' in seen.text("#no-decisions")
 
     training.plant(0, 60)
-    seen.page.wait_for_function("parseFloat(document.querySelector('#stall').textContent) < 5")
     assert seen.stall_percent() < 5
     assert seen.page.get_attribute("[data-tile=stall]", "data-level") == "good"
 
@@ -169,6 +171,33 @@ def test_what_is_planted_is_shown_and_goes(training: Training, opened: Callable[
     assert len(drawn(seen)) == 4
     assert min(drawn(seen)) > 500
     training.plant(40, 60)
+
+
+def test_how_it_is_known_and_the_full_report(training: Training, opened: Callable[..., Seen]) -> None:
+    seen = opened()
+    seen.open(training.url)
+    seen.page.wait_for_selector("#evidence:not([hidden])")
+    assert not seen.page.is_visible("#sections")
+    seen.page.click("summary")
+    for part in (
+        "timed around every next()",
+        "What a batch takes",
+        "num_workers=4 instead of 0",
+        "What was not measured",
+    ):
+        assert part in seen.text("#sections")
+    assert "latest stretch" in seen.text("#verdict-about") or "so far" in seen.text("#verdict-about")
+    seen.page.check("[name=stretch][value=run]")
+    seen.page.wait_for_selector("#verdict-about:text('About the whole run:')")
+    assert seen.page.is_visible("#sections")  # stays open
+    seen.page.click("#verdict-about a")
+    assert seen.text("nav").startswith(f"{HOSTILE}: the whole run, at ")
+    assert "torage-bound reading" in seen.text("h1")
+    assert seen.page.evaluate("getComputedStyle(document.querySelector('.bar')).display") == "flex"
+    seen.page.click("text=the latest stretch")
+    seen.page.click("text=the live page")
+    seen.page.wait_for_selector("#evidence:not([hidden])")
+    assert seen.complaints == []
 
 
 def test_names_are_text(training: Training, opened: Callable[..., Seen]) -> None:
@@ -186,8 +215,9 @@ def test_another_loader_can_be_chosen(training: Training, opened: Callable[..., 
     seen = opened()
     seen.open(training.url)
     seen.page.select_option("#loader", "validation")
-    assert "Too early to say: 3 of 50 batches so far" in seen.text("#verdict")
+    seen.page.wait_for_selector("#verdict-text:text('Too early to say: 3 batches')")
     assert "between passes" in seen.text("#verdict")
+    assert seen.page.is_hidden("#first")
     assert seen.text("#stall") == "\u2013"
     assert "3 delivered so far" in seen.text("#ready-note")
 
@@ -196,6 +226,8 @@ def test_another_loader_can_be_chosen(training: Training, opened: Callable[..., 
 def test_nothing_sticks_out(training: Training, opened: Callable[..., Seen], width: int) -> None:
     seen = opened(viewport={"width": width, "height": 740})
     seen.open(training.url)
+    seen.page.wait_for_selector("#evidence:not([hidden])")
+    seen.page.click("summary")
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     charts = seen.page.evaluate("[...document.querySelectorAll('canvas')].map((c) => c.getBoundingClientRect().right)")
     assert max(charts) <= width

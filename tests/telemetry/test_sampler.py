@@ -70,7 +70,7 @@ def test_the_columns_name_every_cause_and_every_row_fits(world: World) -> None:
     state = world.state()
     assert [c for c in state["columns"] if c.startswith("wait_") and c != "wait_s"] == [f"wait_{c}_s" for c in CAUSES]
     assert rows(state)[0]["number"] == 1
-    assert (state["version"], state["process"]["rank"]) == (1, "3")
+    assert (state["version"], state["process"]["rank"]) == (2, "3")
 
 
 def test_frames_are_differences(world: World) -> None:
@@ -82,31 +82,17 @@ def test_frames_are_differences(world: World) -> None:
     ] * 3
     assert [row["at"] for row in rows(state)] == [1e9 + 100, 1e9 + 101, 1e9 + 102, 1e9 + 103]
     now = state["loaders"][0]["now"]
-    assert (now["stall_ratio"], now["work_ratio"], now["causes"]["transform"]) == (0.4, 0.6, 0.4)
+    assert (now["stall_ratio"], now["work_ratio"], now["transfer_ratio"]) == (0.4, 0.6, 0.0)
     assert (now["batches_per_second"], now["samples_per_second"]) == (10.0, 160.0)
 
 
-def test_now_is_five_seconds_and_the_verdict_thirty(world: World) -> None:
-    for _ in range(40):
+def test_now_is_five_seconds(world: World) -> None:
+    for _ in range(10):
         world.second(wait_s=0.4, work_s=0.6, batches=10)
-    assert world.loader()["verdict"]["text"].startswith(
-        "The training loop waits 40 % of the time, mostly for computing"
-    )
+    assert world.loader()["now"]["stall_ratio"] == 0.4
     for _ in range(5):
         world.second(work_s=1.0, batches=10)
     assert world.loader()["now"]["stall_ratio"] == 0.0
-    assert world.loader()["verdict"]["level"] == "bad"
-    for _ in range(25):
-        world.second(work_s=1.0, batches=10)
-    assert world.loader()["verdict"]["level"] == "good"
-
-
-def test_a_slow_loop_is_judged_over_as_long_as_it_takes(world: World) -> None:
-    for _ in range(49):
-        world.second(wait_s=0.5, work_s=0.5, batches=1)
-    assert world.loader()["verdict"]["level"] == "early"
-    world.second(wait_s=0.5, work_s=0.5, batches=1)
-    assert world.loader()["verdict"]["text"].startswith("The training loop waits 50 %")
 
 
 def test_empty_running_and_idle(world: World) -> None:
@@ -222,6 +208,5 @@ def test_names_reach_the_page_as_json_only() -> None:
 def test_latest_is_the_shortest_end_that_suffices() -> None:
     frames = [Frame(n, 0.0, 1.0, 2, *([0] * (len(Frame._fields) - 4))) for n in range(10)]
     assert [one.number for one in latest(frames, 3.0)] == [7, 8, 9]
-    assert [one.number for one in latest(frames, 3.0, 10)] == [5, 6, 7, 8, 9]
     assert latest(frames, 99.0) == frames
     assert latest([], 1.0) == []

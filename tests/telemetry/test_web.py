@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import shutil
@@ -12,12 +13,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from families import until
 
+from dpex.diagnose.book import Book, Context
+from dpex.diagnose.case import Case
 from dpex.telemetry import server as serving
 from dpex.telemetry import web
+from dpex.telemetry.diagnoses import Diagnoses
 from dpex.telemetry.ledger import Ledger
 from dpex.telemetry.sampler import Sampler
 from dpex.telemetry.server import Answer, Request, Server, parsed
@@ -33,9 +38,12 @@ def metrics(environ: dict[str, str], start_response: Any) -> list[bytes]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    sampler = Sampler(lambda: [Ledger(HOSTILE)], {"node": HOSTILE})
+    ledgers = [Ledger(HOSTILE)]
+    ledgers[0].case = Case(book=Book(), context=Context(dataset=HOSTILE))
+    diagnoses = Diagnoses(lambda: ledgers)
+    sampler = Sampler(lambda: ledgers, {"node": HOSTILE}, diagnoses.mark)
     sampler.turn()
-    found = Server("127.0.0.1", 0, Site(metrics, sampler))
+    found = Server("127.0.0.1", 0, Site(metrics, sampler, diagnoses))
     found.start()
     yield found
     found.stop()
@@ -82,7 +90,7 @@ def test_the_page_asks_nobody_else() -> None:
     assert "innerHTML" not in asset("page.js").body.decode() + asset("charts.js").body.decode()
 
 
-@pytest.mark.parametrize("path", ["/", "/api/state", "/static/page.js", "/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/api/state", "/diagnosis.json", "/static/page.js", "/nowhere"])
 def test_headers_that_keep_others_out(server: Server, path: str) -> None:
     headers = ask(server, path).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
@@ -91,8 +99,26 @@ def test_headers_that_keep_others_out(server: Server, path: str) -> None:
     assert "Access-Control-Allow-Origin" not in headers
 
 
+def test_the_report_has_no_scripts_and_what_users_name_is_text_in_it(server: Server) -> None:
+    answer = ask(server, "/diagnosis")
+    text = answer.read().decode()
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'unsafe-inline';")
+    assert (HOSTILE in text, html.escape(HOSTILE) in text) == (False, True)
+    assert "Too early to say" in text
+
+
+def test_diagnoses_by_loader_and_stretch(server: Server) -> None:
+    (whole,) = json.loads(ask(server, "/diagnosis.json").read())["loaders"]
+    assert (whole["name"], whole["stretch"], whole["level"]) == (HOSTILE, "run", "early")
+    query = urlencode({"loader": HOSTILE, "stretch": "recent"})
+    (recent,) = json.loads(ask(server, f"/diagnosis.json?{query}").read())["loaders"]
+    assert (recent["stretch"], recent["is_whole"]) == ("recent", True)
+    assert ask(server, "/diagnosis?stretch=x").status == 400
+    assert ask(server, "/diagnosis.json?loader=x").status == 404
+
+
 def test_head_is_get_without_a_body(server: Server) -> None:
-    for path in ("/", "/metrics", "/api/state"):
+    for path in ("/", "/metrics", "/api/state", "/diagnosis"):
         head, get = ask(server, path, "HEAD"), ask(server, path)
         length = get.headers["Content-Length"]
         assert (head.status, head.headers["Content-Length"], head.read()) == (200, length, b"")
@@ -149,28 +175,42 @@ def metrics_request(accept: str = "", query: str = "") -> Request:
     return Request("GET", "/metrics", query, {"accept": accept})
 
 
-def test_a_storm_is_rendered_four_times_a_second() -> None:
-    now, app = [0.0], Counting()
-    kept = Kept(app, 0.25, clock=lambda: now[0])
+@pytest.fixture
+def kept_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "MOST_KEPT_S", 2.0)
+
+
+@pytest.mark.usefixtures("kept_as_usual")
+@pytest.mark.parametrize(
+    ("cost_s", "renderings", "oldest_s"), [(0.0, 20, 0.25), (0.001, 20, 0.25), (0.005, 5, 1.0), (1.0, 3, 2.0)]
+)
+def test_a_storm_is_rendered_seldom_the_more_so_the_dearer_it_is(
+    cost_s: float, renderings: int, oldest_s: float
+) -> None:
+    now, rendered_at, app = [0.0], [0.0], Counting()
+    kept = Kept(app, clock=lambda: now[0], cpu=lambda: app.asked * cost_s)
     ages = []
     for number in range(500):
         now[0] = number * 0.01
-        body = kept.answer(metrics_request()).body
-        ages.append(now[0] - 0.25 * (int(body) - 1))
-    assert app.asked == 20
-    assert max(ages) < 0.25
+        if int(kept.answer(metrics_request()).body) == len(rendered_at):
+            rendered_at.append(now[0])
+        ages.append(now[0] - rendered_at[-1])
+    assert app.asked == renderings
+    assert oldest_s - 0.02 < max(ages) < oldest_s
 
 
+@pytest.mark.usefixtures("kept_as_usual")
 def test_who_scrapes_seldom_sees_what_is_new() -> None:
     now, app = [0.0], Counting()
-    kept = Kept(app, 0.25, clock=lambda: now[0])
+    kept = Kept(app, clock=lambda: now[0], cpu=lambda: 9.0 * app.asked)
     for number in range(5):
-        now[0] = float(number)
+        now[0] = number * 2.0
         assert kept.answer(metrics_request()).body == str(number + 1).encode()
 
 
+@pytest.mark.usefixtures("kept_as_usual")
 def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
-    kept = Kept(Counting(), 60.0)
+    kept = Kept(Counting(), clock=lambda: 0.0)
     answers = {kept.answer(metrics_request(accept, query)).body for accept in "ab" for query in "cd"}
     assert len(answers) == 4
     for number in range(100):
@@ -178,10 +218,11 @@ def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
     assert len(kept._copies) <= web.MOST_COPIES
 
 
+@pytest.mark.usefixtures("kept_as_usual")
 def test_all_who_come_meanwhile_share_one_rendering() -> None:
     gate = threading.Event()
     app = Counting(gate)
-    kept, bodies = Kept(app, 60.0), []
+    kept, bodies = Kept(app, clock=lambda: 0.0), []
     threads = [threading.Thread(target=lambda: bodies.append(kept.answer(metrics_request()).body)) for _ in range(8)]
     for thread in threads:
         thread.start()

@@ -1,21 +1,12 @@
-// Asks the training process for what is new once a second and shows it. All text goes in as text, never as HTML.
+// Asks the training process for what is new once a second, for its diagnosis every few, and shows both. All text goes in
+// as text, never as HTML.
 
 import { charts, count, duration, percent } from "/static/charts.js";
 
 const EVERY_MS = 1000;
 const HIDDEN_MS = 10000;
+const DIAGNOSED_MS = 5000;
 const PATIENCE_MS = 5000;
-const CAUSES = {
-  read: "Reading samples (storage or network)",
-  transform: "Computing samples (decoding, augmenting)",
-  collate: "Collate function",
-  serialize: "Handing batches over (shared memory)",
-  fetch: "Network from the workers",
-  h2d: "Copy into page-locked memory",
-  straggler: "Single slow batches",
-  startup: "Workers starting, first batch of a pass",
-  unknown: "Anything else",
-};
 const REASONS = {
   start: "first choice", "too few": "too few workers", "too many": "too many workers", elsewhere: "better elsewhere",
   "in-process": "no workers needed", spread: "uneven batches", explore: "trying", undo: "taken back", limit: "limit",
@@ -30,7 +21,7 @@ const element = (tag, kind, text) => {
   if (text !== undefined) made.textContent = text;
   return made;
 };
-const plural = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
+const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;
 const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
 
 const plots = charts(document);
@@ -84,10 +75,8 @@ function showLoader(loader) {
   const last = (column) => columns[column].at(-1) ?? 0;
   const { now } = loader;
   const empty = loader.state === "empty";
-  const idle = loader.state === "idle";
-  $("verdict").dataset.level = empty ? "early" : loader.verdict.level;
-  put("verdict-text", empty ? "No batch yet: the training loop is waiting for its first one."
-    : loader.verdict.text + (idle ? " Right now nobody asks for batches: training is between passes, or at something else." : ""));
+  if (empty) undiagnosed();
+  put("idle", loader.state === "idle" ? "Right now nobody asks for batches: training is between passes, or at something else." : "");
   document.title = now.stall_ratio === null ? "dpex" : `${percent(now.stall_ratio)} waiting · dpex`;
 
   put("stall", now.stall_ratio === null ? "–" : percent(now.stall_ratio));
@@ -111,23 +100,7 @@ function showLoader(loader) {
 
   const range = Number(document.querySelector("[name=range]:checked").value);
   for (const plot of plots) plot.show(columns, range);
-  showCauses(loader.judged.causes);
   showDecisions(loader);
-}
-
-function showCauses(causes) {
-  const shares = Object.entries(causes).filter(([, share]) => share >= 0.0005).sort((a, b) => b[1] - a[1]);
-  $("no-causes").hidden = shares.length > 0;
-  const items = shares.map(([cause, share]) => {
-    const item = element("li");
-    const track = element("div", "track");
-    const fill = element("div", "fill");
-    fill.style.width = `${Math.min(100, 100 * share)}%`;
-    track.append(fill);
-    item.append(element("span", "", CAUSES[cause] ?? cause), element("b", "", percent(share)), track);
-    return item;
-  });
-  $("causes").replaceChildren(...items);
 }
 
 let shownDecisions = "";
@@ -157,6 +130,93 @@ function decided(one) {
   return item;
 }
 
+// -- the diagnosis ----------------------------------------------------------------------------------------------------
+
+let shownDiagnosis = "";
+function undiagnosed() {
+  shownDiagnosis = "";
+  $("verdict").dataset.level = "early";
+  put("verdict-title", "No batch yet");
+  put("verdict-text", "The training loop is waiting for its first one.");
+  $("verdict-about").replaceChildren();
+  $("first").hidden = $("evidence").hidden = true;
+  showParts([]);
+}
+
+function showDiagnosis(one) {
+  const key = JSON.stringify(one);
+  if (key === shownDiagnosis) return;
+  shownDiagnosis = key;
+  const { shown, stretch } = one;
+  const { batches, wall_s } = one.diagnosis.facts;
+  $("verdict").dataset.level = one.level;
+  put("verdict-title", shown.title);
+  put("verdict-text", shown.sentence);
+  $("first").replaceChildren(element("b", "", "First: "), shown.first);
+  $("first").hidden = one.level === "early";
+  const about = one.is_whole ? (stretch === "run" ? "About the whole run" : "About the whole run so far, which is short")
+    : "About the latest stretch";
+  const report = element("a", "", "full report");
+  report.href = `/diagnosis?${new URLSearchParams({ loader: one.name, stretch })}`;
+  $("verdict-about").replaceChildren(
+    `${about}: ${plural(batches, "batch", "batches")} in ${count(wall_s)} s, at ${clock(one.at)}. ${shown.confidence[0].toUpperCase()}${shown.confidence.slice(1)}. `,
+    report);
+  $("sections").replaceChildren(...shown.sections.map(section));
+  $("evidence").hidden = false;
+  showParts(shown.parts);
+}
+
+function section({ title, header, rows, lines }) {
+  const made = element("section");
+  made.append(element("h3", "", title));
+  if (rows.length) {
+    const table = element("table");
+    table.append(row("th", header), ...rows.map((values) => row("td", values)));
+    const scroll = element("div", "scroll");
+    scroll.append(table);
+    made.append(scroll);
+  }
+  const list = element("ul");
+  list.append(...lines.map((line) => element("li", "", line)));
+  if (lines.length) made.append(list);
+  return made;
+}
+
+function row(kind, values) {
+  const made = element("tr");
+  made.append(...values.map((value) => element(kind, "", value)));
+  return made;
+}
+
+function showParts(parts) {
+  const shown = parts.filter(({ cause, ratio }) => ratio >= 0.0005 || (cause === "work" && parts.length > 1));
+  $("no-parts").hidden = shown.length > 0;
+  $("parts").replaceChildren(...shown.map(({ cause, name, ratio }) => {
+    const item = element("li");
+    item.dataset.cause = cause;
+    const track = element("div", "track");
+    const fill = element("div", "fill");
+    fill.style.width = `${Math.min(100, 100 * ratio)}%`;
+    track.append(fill);
+    item.append(element("span", "", name), element("b", "", percent(ratio)), track);
+    return item;
+  }));
+}
+
+let asked = 0;
+async function diagnose() {
+  const number = ++asked;
+  const loader = seen.chosen;
+  const stretch = document.querySelector("[name=stretch]:checked").value;
+  if (!loader || seen.loaders.get(loader).state === "empty") return;
+  try {
+    const answer = await fetch(`/diagnosis.json?${new URLSearchParams({ loader, stretch })}`, { signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store" });
+    if (!answer.ok) return;
+    const [one] = (await answer.json()).loaders;
+    if (number === asked) showDiagnosis(one);
+  } catch { /* the next turn says that nobody answers */ }
+}
+
 function linked(good) {
   if (good) seen.since = null;
   else seen.since ??= Date.now() / 1000;
@@ -172,6 +232,7 @@ function linked(good) {
 // -- once a second ----------------------------------------------------------------------------------------------------
 
 let latest = null;
+let diagnosedAt = -DIAGNOSED_MS;
 async function turn() {
   try {
     const answer = await fetch(`/api/state?since=${seen.number}`, { signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store" });
@@ -186,6 +247,12 @@ async function turn() {
   if (before && before !== seen.session) return turn(); // another process: ask for all it has
   linked(true);
   show(latest);
+  if (!document.hidden && performance.now() - diagnosedAt >= DIAGNOSED_MS) diagnoseNow();
+}
+
+function diagnoseNow() {
+  diagnosedAt = performance.now();
+  diagnose();
 }
 
 async function forever() {
@@ -194,6 +261,7 @@ async function forever() {
 }
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden) turn(); });
-$("loader").addEventListener("change", (event) => { seen.chosen = event.target.value; show(latest); });
+$("loader").addEventListener("change", (event) => { seen.chosen = event.target.value; show(latest); diagnoseNow(); });
+for (const input of document.querySelectorAll("[name=stretch]")) input.addEventListener("change", diagnoseNow);
 for (const input of document.querySelectorAll("[name=range]")) input.addEventListener("change", () => latest && show(latest));
 forever();
