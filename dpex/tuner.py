@@ -110,6 +110,7 @@ class Tuner:
         self._refused = False
         self._pid = os.getpid()
         self._stop = threading.Event()
+        self._changing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._recorder = recorder(config)
         self.settings = start
@@ -151,13 +152,14 @@ class Tuner:
 
     def pin(self, pins: Mapping[str, int]) -> None:
         """From now on these are the user's; the rest is tuned on."""
-        now = self.settings
-        self._limits = replace(self._limits, pins=dict(pins))
-        self.settings = replace(now, local=pins.get("local", now.local), remote=pins.get("remote", now.remote))
-        self._past += self._controller.decisions
         fixed = ", ".join(f"{name}={count}" for name, count in pins.items())
-        self._renew(f"{fixed} is fixed by resize()")
-        self._windows.clear()
+        with self._changing:
+            now = self.settings
+            self._limits = replace(self._limits, pins=dict(pins))
+            self.settings = replace(now, local=pins.get("local", now.local), remote=pins.get("remote", now.remote))
+            self._past += self._controller.decisions
+            self._renew(f"{fixed} is fixed by resize()")
+            self._windows.clear()
         logger.info("auto: %s is fixed by resize()%s", fixed, "; nothing is tuned any more" if self.is_frozen else "")
 
     def new_streams(self) -> int | None:
@@ -196,7 +198,7 @@ class Tuner:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._engines, self._thread, self._gpus = [], None, None
-            self._windows = Windows()
+            self._windows, self._changing = Windows(), threading.Lock()
 
     def leave(self, engine: Tunable) -> None:
         """It has ended; with the last of them the thread ends. Idempotent."""
@@ -292,25 +294,31 @@ class Tuner:
             return
         running = sample.local.running + sample.remote.running
         coming = sample.local.requested + sample.remote.requested - sample.remote.unplaced
-        decision = self._controller.step(sample)
+        controller = self._controller
+        decision = controller.step(sample)
         if decision is not None:
-            self._carry_out(decision)
+            self._carry_out(decision, controller)
             self._windows.shorten()
         elif running == coming or running >= sample.settings.workers:
             self._windows.lengthen(self._config.interval_s)
 
     def _refuse(self, look: Look) -> None:
         """There can be no remote workers for this loader: its dataset cannot travel, or the cluster is gone."""
-        self._refused = True
-        self.settings = replace(self.settings, local=look.sizes.local, remote=0)
-        self._past += self._controller.decisions
-        self._renew(f"there can be no remote workers: {look.refused}")
-        self._wish()
+        with self._changing:
+            self._refused = True
+            self.settings = replace(self.settings, local=look.sizes.local, remote=0)
+            self._past += self._controller.decisions
+            self._renew(f"there can be no remote workers: {look.refused}")
+            self._wish()
 
-    def _carry_out(self, decision: Decision) -> None:
-        logger.info("auto: %s → %s (%s): %s", decision.old, decision.new, decision.reason, decision.text)
-        self.settings = decision.new
-        self._wish()
+    def _carry_out(self, decision: Decision, controller: Controller | Recorded) -> None:
+        """Unless the user fixed a size meanwhile, and another controller decides."""
+        with self._changing:
+            if controller is not self._controller:
+                return
+            logger.info("auto: %s → %s (%s): %s", decision.old, decision.new, decision.reason, decision.text)
+            self.settings = decision.new
+            self._wish()
 
     def _wish(self) -> None:
         sizes = self.sizes

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 from dpex import runqueue
 from dpex.meter import Look
@@ -67,7 +68,7 @@ class Mark:
 class Windows:
     """Of several engines at once: all begin and end with the one that got on most. Engines are numbered by the caller.
 
-    length_s: how long the present one is to be.
+    May be used from several threads. length_s: how long the present one is to be.
     """
 
     def __init__(self) -> None:
@@ -76,6 +77,7 @@ class Windows:
         self._glances: dict[int, Mark] = {}
         self._away: dict[int, int] = {}
         self._waited = 1.0
+        self._lock = Lock()
 
     def shorten(self) -> None:
         """Something was changed, or begins."""
@@ -87,20 +89,28 @@ class Windows:
 
     def clear(self) -> None:
         """Begin anew with the next look."""
-        self._bases.clear()
-        self._glances.clear()
+        with self._lock:
+            self._bases.clear()
+            self._glances.clear()
 
     def forget(self, number: int) -> None:
         """That engine has ended. Idempotent."""
-        for known in (self._bases, self._glances, self._away):
-            known.pop(number, None)
+        with self._lock:
+            for known in (self._bases, self._glances, self._away):
+                known.pop(number, None)
 
     def turn(self, looks: Iterable[tuple[int, Look]], cpu_s: float) -> tuple[Mark, Mark] | float:
         """After a look at each engine: the window that ends with it, as its two ends, or seconds until the next look.
 
         cpu_s: CPU time of this process so far.
         """
-        looks = list(looks)
+        with self._lock:
+            return self._turn(list(looks), cpu_s)
+
+    def _turn(self, looks: list[tuple[int, Look]], cpu_s: float) -> tuple[Mark, Mark] | float:
+        there = {number for number, _ in looks}
+        self._bases = {number: base for number, base in self._bases.items() if number in there}
+        self._glances = {number: glance for number, glance in self._glances.items() if number in there}
         moved = [(number, look) for number, look in looks if self._has_base(number, look, cpu_s)]
         if not moved:
             return self.length_s
@@ -139,6 +149,8 @@ class Windows:
     def _has_base(self, number: int, look: Look, cpu_s: float) -> bool:
         """Whether a window of that engine is open; opens one where there is none, or where it would mislead."""
         entry = self._bases.get(number)
+        if entry is not None and entry.progress_to(look) < (0, 0.0):
+            entry = None  # a number that is used again, for another engine
         if entry is None or look.unwilling or self._is_away(number, look, entry.look):
             self._bases[number] = Mark.of(look, cpu_s)
             self._glances.pop(number, None)

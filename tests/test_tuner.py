@@ -448,6 +448,52 @@ def test_windows_double_while_nothing_changes_and_are_short_after_a_change(parts
     assert tuner._windows.length_s >= SHORTEST_S
 
 
+def test_what_is_fixed_while_the_controller_thinks_stays_so(parts: Any) -> None:
+    tuner, engine, listener = parts
+
+    def step(sample: Any) -> Decision:
+        tuner.pin({"local": 3})
+        return a_decision(sample.settings, Settings(local=7, depth=14))
+
+    listener.step = step
+    tuner.turn()
+    engine.work(40, 0.6, 0.6)
+    tuner.turn()
+    assert not engine.wishes
+    assert tuner.sizes.local == 3
+
+
+def test_engines_may_end_while_a_window_does(parts: Any) -> None:
+    tuner, engine, _ = parts
+    tuner.turn()
+    others = [FakeEngine(engine.clock, tuner.sizes) for _ in range(200)]
+    tuner._engines += others
+    thread = threading.Thread(target=lambda: [tuner.leave(other) for other in others])
+    thread.start()
+    while thread.is_alive():
+        engine.work(4, 0.1, 0.1)
+        for other in others:
+            other.work(1, 0.1, 0.0)
+        tuner.turn()
+    thread.join()
+    engine.work(4, 0.1, 0.1)
+    tuner.turn()
+    assert set(tuner._windows._bases) == {id(engine)}
+
+
+def test_an_engine_that_is_where_another_was_has_windows_of_its_own(parts: Any) -> None:
+    tuner, engine, listener = parts
+    tuner.turn()
+    engine.work(1000, 5.0, 5.0)
+    tuner.turn()
+    engine.shown = replace(engine.shown, times=Times(0, 0.0, 0.0, 0.0, 0.0))
+    for _ in range(20):
+        engine.work(4, 0.05, 0.05)
+        tuner.turn()
+    assert len(listener.samples) > 1
+    assert all(sample.batches > 0 and sample.seconds > 0 for sample in listener.samples)
+
+
 def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
     tuner, engine, listener = parts
 
