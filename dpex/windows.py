@@ -132,11 +132,14 @@ class Windows:
 
     def _starves_suddenly(self, looks: Sequence[tuple[int, Look]], cpu_s: float) -> bool:
         """Whether the consumer waits since the last glance, and did not in the last window: another window begins."""
+        if self._waited > SUDDEN / 2:
+            self._glances.clear()
+            return False
         if any(look.at - self._glances[n].look.at < GLANCE_S / 2 for n, look in looks if n in self._glances):
             return False
         before, self._glances = self._glances, {number: Mark.of(look, cpu_s) for number, look in looks}
         waited = max((before[number].waited_to(look) for number, look in looks if number in before), default=0.0)
-        if self._waited > SUDDEN / 2 or waited < SUDDEN:
+        if waited < SUDDEN:
             return False
         for number, glance in self._glances.items():
             if waited < NEARLY_ALL:
