@@ -115,6 +115,7 @@ class Engine:
             dispatch=self._dispatch,
             casualties=self._casualties,
             slowest=self._intake.slowest,
+            slow_samples=self._intake.slow_samples,
             gpu=plan.gpu,
         )
         self._staffing.open(sizes)
@@ -377,12 +378,14 @@ class Engine:
             self._errors["batch"] += isinstance(error, Exception) and not isinstance(error, StopIteration)
             raise
         service_s = monotonic() - began
-        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, samples, steps = stages
+        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, samples, steps, slowest = stages
         load_s = service_s - collate_s  # what is neither the dataset's nor the collate function's is seeding: computed
         load_cpu_s = fetch_cpu_s + load_s - fetch_s
-        counted = load_s, collate_s, load_cpu_s, collate_cpu_s, samples, steps
+        counted = load_s, collate_s, load_cpu_s, collate_cpu_s, samples, steps, slowest
         self._here.count(counted, load_cpu_s + collate_cpu_s, 0.0)
         self._tally.made_here(load_s, load_cpu_s, collate_s)
+        if slowest and slowest[0] > self._intake.slow_samples.least_s:
+            self._intake.slow_samples.add(slowest[0], index, slowest[1])
         self._pace.learn_here(service_s)
         return made, samples
 

@@ -19,7 +19,7 @@ from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import Lane, LaneTimes
 from dpex.meter import LaneSums, Look, Sums, Tally, lane_sums
 from dpex.pace import Pace, Sizes
-from dpex.sampling import Slowest
+from dpex.sampling import Slowest, SlowestSamples
 from dpex.schedule import Schedule
 from dpex.stats import LaneStats, LoaderStats
 
@@ -38,6 +38,7 @@ class EngineView:
         dispatch: Dispatch,
         casualties: Casualties,
         slowest: Slowest,
+        slow_samples: SlowestSamples,
         gpu: GpuStall[Any] | None,
     ) -> None:
         self._tally = tally
@@ -48,6 +49,7 @@ class EngineView:
         self._dispatch = dispatch
         self._casualties = casualties
         self._slowest = slowest
+        self._slow_samples = slow_samples
         self._gpu = gpu
 
     def stats(self, schedule: Schedule, epoch: int) -> LoaderStats:
@@ -126,6 +128,7 @@ class EngineView:
             gpu_stall_s=self._gpu.total_s if self._gpu is not None else None,
             is_capped=self._pace.is_capped,
             slowest=self._slowest.found(),
+            slow_samples=self._slow_samples.found(),
         )
 
     def _lane_sums(self, lane: Lane) -> LaneSums:

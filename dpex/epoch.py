@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils.collate import default_collate
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
 from dpex.diagnose.book import Book, Page
@@ -80,6 +81,21 @@ class _DpexInlineDataLoaderIter(_SingleProcessDataLoaderIter):
             self._dataset_fetcher.collate_fn = ArenaCollate(arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False)
 
 
+class _CountedFetcher(_MapDatasetFetcher):
+    """torch's, with single samples timed where that is worth it."""
+
+    def __init__(self, torchs: Any, meter: InlineMeter) -> None:
+        vars(self).update(vars(torchs))
+        self._meter = meter
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        """See torch's."""
+        meter, dataset = self._meter, self.dataset
+        if not meter.times_samples or getattr(dataset, "__getitems__", None):
+            return super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
+        return self.collate_fn(meter.samples(dataset, possibly_batched_index))
+
+
 class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
     """The same, counted."""
 
@@ -88,7 +104,10 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
         self._meter = InlineMeter(
             auto_collation=self._auto_collation, gpu=cuda_stall(), dataset=self._dataset, timer=loader._timer
         )
-        self._dataset_fetcher.collate_fn = self._meter.timed(self._dataset_fetcher.collate_fn)
+        fetcher: Any = self._dataset_fetcher
+        fetcher.collate_fn = self._meter.timed(fetcher.collate_fn)
+        if type(fetcher) is _MapDatasetFetcher and self._auto_collation:
+            self._dataset_fetcher = _CountedFetcher(fetcher, self._meter)
         if ledger is not None:
             weakref.finalize(self, ledger.watch(self._meter).end)
         weakref.finalize(self, book.open(self._meter).end)

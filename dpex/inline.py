@@ -14,8 +14,9 @@ from dpex.clock import monotonic
 from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import LaneTimes
 from dpex.meter import Sums, Tally, lane_sums
+from dpex.sampling import SlowestSamples
 from dpex.steptimes import Row, TicketTimer
-from dpex.worker import CPU_CLOCK_EVERY, TINY_S
+from dpex.worker import CPU_CLOCK_EVERY, TINY_S, SampleClock
 
 
 class InlineMeter:
@@ -45,6 +46,9 @@ class InlineMeter:
         self._opened = self._drawn_at = self._cpu_drawn_at = 0.0
         self._unclocked = 0
         self._ratios = (1.0, 1.0)
+        self._clock = SampleClock()
+        self._slow_samples = SlowestSamples()
+        self._index: Any = None
 
     def enter(self) -> None:
         """The consumer asks for a batch."""
@@ -61,6 +65,16 @@ class InlineMeter:
             now, self._unclocked = monotonic(), 0
         self._drawn_at = now
         self._cpu_drawn_at = thread_time() if self._unclocked == 0 else 0.0
+
+    @property
+    def times_samples(self) -> bool:
+        """Whether `samples` is to be asked for the samples of the next batch."""
+        return self._clock.is_on
+
+    def samples(self, dataset: Any, index: Any) -> list[Any]:
+        """``[dataset[i] for i in index]``, timed one by one."""
+        self._index = index
+        return self._clock.samples(dataset, index)
 
     def timed(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The collate function, which ends the making of a batch.
@@ -86,9 +100,12 @@ class InlineMeter:
             self._unclocked = 0 if load_s + collate_s > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
             samples = len(data) if self._auto_collation and isinstance(data, list) else 1
             load_cpu_s, collate_cpu_s = load_s * self._ratios[0], collate_s * self._ratios[1]
+            slowest = self._clock.told(load_s, samples)
+            if slowest and slowest[0] > self._slow_samples.least_s:
+                self._slow_samples.add(slowest[0], self._index, slowest[1])
             stages = load_s, collate_s, load_cpu_s, collate_cpu_s, samples
             steps = self._steps(stages) if self._is_timed else ()
-            count((*stages, steps), load_cpu_s + collate_cpu_s, 0.0)
+            count((*stages, steps, slowest), load_cpu_s + collate_cpu_s, 0.0)
             tally.made_here(load_s, load_cpu_s, collate_s)
             tally.batches += 1
             tally.samples += samples
@@ -124,5 +141,6 @@ class InlineMeter:
             errors=dict(self._errors),
             lanes={"inline": lane_sums(self._times)},
             moved_bytes={"h2d": 0},
+            slow_samples=self._slow_samples.found(),
             gpu_stall_s=self._gpu.total_s if self._gpu is not None else None,
         )

@@ -17,7 +17,7 @@ from dpex.casualties import Casualties
 from dpex.dispatch import Dispatch
 from dpex.lanes.base import Event, Gone, Lane, Made, Note, Released, Snapshot, Up
 from dpex.pace import Pace
-from dpex.sampling import SlowBatch, Slowest
+from dpex.sampling import SlowBatch, Slowest, SlowestSamples
 from dpex.schedule import Schedule
 from dpex.tenancy import Tenancy
 
@@ -58,6 +58,7 @@ class Intake:
         self.awaited = NOT_BLOCKED
         self.awaited_making: tuple[float, ...] = ()
         self.slowest = Slowest()
+        self.slow_samples = SlowestSamples()
 
     @property
     def waits_for_consumer(self) -> bool:
@@ -119,6 +120,8 @@ class Intake:
         self._pace.learn(event.service_s, event.nbytes)
         if event.service_s > self.slowest.least_s:
             self.slowest.add(SlowBatch(event.service_s, epoch, event.number, ticket.index, *event.making[:2]))
+        if event.slowest and event.slowest[0] > self.slow_samples.least_s:
+            self.slow_samples.add(event.slowest[0], ticket.index, event.slowest[1])
         self._dispatch.arrived(event.number)
         if self._logical:
             self._tenancy.made(epoch, ticket)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from dpex.autotune.types import LaneSample
 from dpex.causes import CAUSES, COLLATE, NONE_YET, READ, STARTUP, STRAGGLER, TRANSFORM, UNKNOWN, Making, split
 from dpex.pace import Sizes
-from dpex.sampling import Reservoir, SlowBatch
+from dpex.sampling import Reservoir, SlowBatch, SlowIndex
 
 LONG_S = 0.5
 """A wait that took so long without an end is put down by the batch before, so that what is counted keeps up."""
@@ -356,6 +356,7 @@ class Sums:
     other_idle_s: float = 0.0
     is_capped: bool = False
     slowest: tuple[SlowBatch, ...] = ()
+    slow_samples: tuple[SlowIndex, ...] = ()
 
 
 class Counted(Protocol):

@@ -1,14 +1,21 @@
-"""A few of many: a fair choice of values, the slowest batches, when to look closely. Pure but for random numbers."""
+"""A few of many: a fair choice of values, the slowest batches and samples, when to look closely. Pure but for random
+numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappush, heapreplace
+from itertools import islice
 from math import log, log1p
+from operator import index as as_int
 from random import Random
 from typing import Any, NamedTuple
 
 KEPT = 512
 SLOWEST = 8
+LONGEST_TEXT = 120
+SAMPLE_S = 50e-6
+"""Single samples are timed while they take longer than that: reading the clock, 0.1 µs, is nothing beside it."""
 FIRST_S = 0.02
 """Nothing is looked at closely before that: a pass of a few tiny batches would pay more than it is worth."""
 DEAR = 200.0
@@ -87,6 +94,64 @@ class Slowest:
     def found(self) -> tuple[SlowBatch, ...]:
         """Slowest first."""
         return tuple(batch for _, _, batch in sorted(self._heap, reverse=True))
+
+
+class SlowIndex(NamedTuple):
+    """A dataset index, as text, of which a sample took long: seconds at the worst, of all ``times`` that it was among
+    the slowest together, and how often that was."""
+
+    seconds: float
+    shown: str
+    times: int = 1
+    total_s: float = 0.0
+
+
+class SlowestSamples:
+    """The indices of the samples that took longest, each once. Told by one thread, read by any."""
+
+    __slots__ = ("_known", "least_s")
+
+    def __init__(self) -> None:
+        self.least_s = 0.0
+        self._known: dict[str, SlowIndex] = {}
+
+    def add(self, seconds: float, indices: Any, at: int) -> None:
+        """One that took longer than ``least_s``, and is the one at that place of its batch's ``indices``."""
+        for index in islice(indices, at, at + 1):
+            text = as_text(index)
+            found = merged([*self._known.values(), SlowIndex(seconds, text, 1, seconds)])
+            self._known = {slow.shown: slow for slow in found}
+            if len(found) == SLOWEST:
+                self.least_s = found[-1].seconds
+
+    def found(self) -> tuple[SlowIndex, ...]:
+        """Slowest first."""
+        return tuple(self._known.values())
+
+
+def merged(slow: Iterable[SlowIndex]) -> tuple[SlowIndex, ...]:
+    """Each index once, the `SLOWEST` of them, slowest first."""
+    known: dict[str, SlowIndex] = {}
+    for one in slow:
+        other = known.get(one.shown)
+        if other is not None:
+            longest_s, total_s = max(one.seconds, other.seconds), one.total_s + other.total_s
+            one = SlowIndex(longest_s, one.shown, one.times + other.times, total_s)
+        known[one.shown] = one
+    return tuple(sorted(known.values(), key=lambda one: -one.seconds)[:SLOWEST])
+
+
+def as_text(index: Any) -> str:
+    """What a dataset was asked for, for people; of what cannot be shown, its type."""
+    try:
+        return str(as_int(index))
+    except Exception:
+        pass  # no integer
+    try:
+        text = repr(index)
+    except Exception:
+        text = f"<{type(index).__name__}>"
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
 class Occasions:

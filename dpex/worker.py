@@ -29,14 +29,15 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from dpex.alerts import warn
+from dpex.sampling import SAMPLE_S
 from dpex.steptimes import Row, TicketTimer
 from dpex.ticketseeding import TicketSeeding
 from dpex.transport.arena import Arena
 
-RngState = bytes
 TINY_S = 0.0003
-CPU_CLOCK_EVERY = 16
+RngState = bytes
 """Pickled states of `random`, numpy's and torch's global generators."""
+CPU_CLOCK_EVERY = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,9 @@ class WorkerSetup:
 
 
 class Stages(NamedTuple):
-    """Seconds of wall time one ticket took, CPU seconds of the thread among them, how many samples it got, and what its
-    transforms took, where they were timed."""
+    """Seconds of wall time one ticket took, CPU seconds of the thread among them, how many samples it got, what its
+    transforms took, where they were timed, and of its slowest sample, where single ones are timed, seconds and place.
+    """
 
     fetch_s: float
     collate_s: float
@@ -66,6 +68,7 @@ class Stages(NamedTuple):
     collate_cpu_s: float
     samples: int
     steps: tuple[Row, ...] = ()
+    slowest: tuple[()] | tuple[float, int] = ()
 
 
 NO_TIME = Stages(0.0, 0.0, 0.0, 0.0, 0)
@@ -107,6 +110,39 @@ def seed_like_torch(base_seed: int, worker_id: int) -> int:
     return seed
 
 
+class SampleClock:
+    """Finds the slowest sample of each batch while samples take long enough (``is_on``). The very first is left out: it
+    pays for what is opened and imported."""
+
+    __slots__ = ("_is_warm", "_slowest", "is_on")
+
+    def __init__(self) -> None:
+        self.is_on = True
+        self._is_warm = False
+        self._slowest: tuple[()] | tuple[float, int] = ()
+
+    def samples(self, dataset: Any, index: Any) -> list[Any]:
+        """``[dataset[i] for i in index]``."""
+        data: list[Any] = []
+        longest_s, at, is_warm = SAMPLE_S, -1, self._is_warm
+        now = time.perf_counter()
+        for i in index:
+            data.append(dataset[i])
+            then, now = now, time.perf_counter()
+            if now - then > longest_s and is_warm:
+                longest_s, at = now - then, len(data) - 1
+            is_warm = True
+        self._is_warm = is_warm
+        self._slowest = (longest_s, at) if at >= 0 else ()
+        return data
+
+    def told(self, fetch_s: float, samples: int) -> tuple[()] | tuple[float, int]:
+        """The slowest of these samples, if known, its seconds and its place; settles whether the next are timed."""
+        slowest, self._slowest = self._slowest, ()
+        self.is_on = fetch_s > SAMPLE_S * samples
+        return slowest
+
+
 class Fetcher:
     """Gets the samples of a ticket and collates them, as torch's fetchers do, timing the two apart.
 
@@ -125,6 +161,7 @@ class Fetcher:
         self._unclocked = 0
         self._ratios = (1.0, 1.0)
         self._timer = timer or TicketTimer(is_on=False)
+        self._clock = SampleClock()
 
     def fetch(self, index: Any) -> tuple[Any, Stages]:
         """The batch and its stage times; raises StopIteration at the end of a stream.
@@ -140,9 +177,11 @@ class Fetcher:
         fetched = time.perf_counter()
         cpu_fetched = time.thread_time() if clocked else 0.0
         samples = _length(data if type(data) is list else index) if self._auto_collation else 1
+        clock, fetch_s = self._clock, fetched - began
+        slowest = clock.told(fetch_s, samples) if clock.is_on or fetch_s > SAMPLE_S * samples else ()
         batch = self._collate_fn(data)
         ended = time.perf_counter()
-        fetch_s, collate_s = fetched - began, ended - fetched
+        collate_s = ended - fetched
         if clocked:
             cpu_ended = time.thread_time()
             self._ratios = (
@@ -151,7 +190,8 @@ class Fetcher:
             )
         fetch_ratio, collate_ratio = self._ratios
         self._unclocked = 0 if ended - began > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
-        return batch, Stages(fetch_s, collate_s, fetch_s * fetch_ratio, collate_s * collate_ratio, samples)
+        cpu = fetch_s * fetch_ratio, collate_s * collate_ratio
+        return batch, Stages(fetch_s, collate_s, *cpu, samples, (), slowest)
 
     def _fetch_timed(self, index: Any) -> tuple[Any, Stages]:
         """The same, and what the transforms took."""
@@ -170,7 +210,7 @@ class Fetcher:
             return dataset[index]
         if hasattr(dataset, "__getitems__") and dataset.__getitems__:
             return dataset.__getitems__(index)
-        return [dataset[i] for i in index]
+        return self._clock.samples(dataset, index) if self._clock.is_on else [dataset[i] for i in index]
 
     def _from_stream(self, index: Any) -> Any:
         assert self._iterator is not None

@@ -21,10 +21,10 @@ from dpex.autotune.types import Decision
 from dpex.causes import CAUSES
 from dpex.clock import monotonic
 from dpex.cpus import cgroup_cpus, local_ranks, usable_cpus
-from dpex.diagnose.facts import Facts, LaneFacts, NodeFacts, SlowFacts, TransformFacts, of_all
+from dpex.diagnose.facts import LANES, Facts, LaneFacts, NodeFacts, SampleFacts, SlowFacts, TransformFacts, of_all
 from dpex.hostinfo import cpu_used
 from dpex.meter import LaneSums, NodeSums, Sums
-from dpex.sampling import SLOWEST, SlowBatch
+from dpex.sampling import SAMPLE_S, SLOWEST, SlowBatch, SlowIndex, as_text, merged
 
 SHORT_S = 0.2
 """Run queues of iterators that lived less are not asked about: looking would take a share of that."""
@@ -42,12 +42,14 @@ class Source(Protocol):
 
 @dataclass(kw_only=True)
 class Account:
-    """Sums by name, and what cannot be added up: the state at the end, service times by lane, slow batches."""
+    """Sums by name, and what cannot be added up: the state at the end, service times by lane, slow batches
+    and samples."""
 
     sums: dict[str, float] = field(default_factory=dict)
     state: dict[str, float] = field(default_factory=dict)
     services: dict[str, list[float]] = field(default_factory=dict)
     slowest: list[SlowBatch] = field(default_factory=list)
+    slow_samples: tuple[SlowIndex, ...] = ()
 
     def add(self, other: Account) -> None:
         """Take in what came later."""
@@ -60,6 +62,7 @@ class Account:
             chosen = random.Random(0).sample(known, SERVICES_KEPT) if len(known) > SERVICES_KEPT else known
             self.services[lane] = chosen
         self.slowest = sorted([*self.slowest, *other.slowest], key=lambda slow: -slow.seconds)[:SLOWEST]
+        self.slow_samples = merged([*self.slow_samples, *other.slow_samples])
 
     @property
     def batches(self) -> int:
@@ -78,7 +81,7 @@ class Account:
         return tuple(self.state.get(f"{lane}.workers", 0) for lane in ("local", "remote"))
 
     def since(self, base: Account) -> Account:
-        """Its sums less those; service times are still a choice from all, and slow batches the slowest of all."""
+        """Its sums less those; service times are still a choice from all, and what was slow the slowest of all."""
         sums = {name: max(0.0, value - base.sums.get(name, 0.0)) for name, value in self.sums.items()}
         return replace(self, sums=sums)
 
@@ -122,7 +125,7 @@ class Page:
         sums = source.sums()
         look = source.look() if hasattr(source, "look") else None
         spent = sums.spent
-        account = Account(slowest=list(sums.slowest))
+        account = Account(slowest=list(sums.slowest), slow_samples=sums.slow_samples)
         account.sums = {f"cause.{name}": value for name, value in zip(CAUSES, spent.causes, strict=True)}
         account.sums |= {
             "passes": look.epoch + 1 if look is not None else 1,
@@ -276,6 +279,7 @@ def facts_of(account: Account, context: Context) -> Facts:
         depth=int(state.get("depth", 1)) or 1,
         is_capped=bool(state.get("is_capped", False)),
         slowest=tuple(map(_slow, account.slowest)),
+        slow_samples=_slow_samples(account),
         transforms=context.transforms or _transforms(sums, lanes),
         nodes=_nodes(sums, lanes),
         decisions=context.decisions,
@@ -352,14 +356,32 @@ def _lane(name: str, account: Account) -> LaneFacts:
 
 
 def _slow(batch: SlowBatch) -> SlowFacts:
-    text = repr(batch.index)
     return SlowFacts(
         seconds=batch.seconds,
         epoch=batch.epoch,
         number=batch.number,
-        indices=text if len(text) <= 120 else f"{text[:120]}…",
+        indices=as_text(batch.index),
         load_s=batch.load_s,
         load_cpu_s=batch.load_cpu_s,
+    )
+
+
+def _slow_samples(account: Account) -> tuple[SampleFacts, ...]:
+    sums = account.sums
+    tickets, load_s = (sum(sums.get(f"{lane}.{name}", 0.0) for lane in LANES) for name in ("tickets", "load_s"))
+    made = tickets * sums.get("samples", 0.0) / max(1.0, sums.get("batches", 0.0))
+    if not made or not load_s:
+        return ()
+    mean_s = load_s / made
+    return tuple(
+        SampleFacts(
+            index=slow.shown,
+            seconds=slow.seconds,
+            mean_ratio=slow.seconds / mean_s,
+            times=slow.times,
+            times_mean_ratio=slow.total_s / slow.times / mean_s,
+        )
+        for slow in account.slow_samples
     )
 
 
@@ -383,6 +405,9 @@ def _with_gaps(facts: Facts, context: Context) -> Facts:
         gaps.append("CPU time of other programs: a quota holds here, or the system does not tell")
     if not any(one.is_within for one in facts.transforms or ()):
         gaps.append(f"single transforms: {context.untimed or _why_no_transforms(facts)}")
+    if facts.tickets and not facts.slow_samples:
+        none = f"not where they take under {1e6 * SAMPLE_S:.0f} µs, in streams, with __getitems__ or batch_size=None"
+        gaps.append(f"slowest samples: none was timed alone ({none})")
     return replace(facts, unmeasured=tuple(gaps))
 
 

@@ -1,7 +1,8 @@
 """What was measured of a loader, as one value. Everything that is concluded is concluded from this alone. Pure.
 
 Seconds are sums over all passes since the loader was made or `diagnose(reset=True)` was last called; the time between
-passes is in none of them. ``Facts.slowest`` is about all passes. None: not measured, and `Facts.unmeasured` says why.
+passes is in none of them. ``Facts.slowest`` and ``Facts.slow_samples`` are about all passes. None: not measured, and
+`Facts.unmeasured` says why.
 """
 
 from __future__ import annotations
@@ -56,6 +57,18 @@ class SlowFacts:
     indices: str
     load_s: float = 0.0
     load_cpu_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleFacts:
+    """A dataset index, as text, of which a sample took long: seconds at the worst, and how many times the mean sample's
+    that is; how often it was so slow that it was kept, and how many times the mean sample's it took on average then."""
+
+    index: str
+    seconds: float
+    mean_ratio: float
+    times: int = 1
+    times_mean_ratio: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +178,7 @@ class Facts:
     is_capped: bool = False
     deaths: int = 0
     slowest: tuple[SlowFacts, ...] = ()
+    slow_samples: tuple[SampleFacts, ...] = ()
     transforms: tuple[TransformFacts, ...] | None = None
     nodes: tuple[NodeFacts, ...] | None = None
     decisions: tuple[Decision, ...] = ()

@@ -20,7 +20,7 @@ ADVICE: dict[str, str] = {
     "cpu": "Make the dataset's transforms cheaper, or let more CPUs compute them: more workers, or the cluster's.",
     "storage": "Workers that wait cost no CPU: more of them, or threads (thread_safe), or a cache nearer by.",
     "transfer": "Send less: smaller types (uint8 until the device), tensors instead of objects, crops.",
-    "straggler": "Let more batches be in flight (prefetch_factor), and look at the slowest batches below.",
+    "straggler": "Let more batches be in flight (prefetch_factor), and look at the slowest samples and batches.",
     "memory": "Let more batches be in flight: raise memory_budget or prefetch_factor, or make batches smaller.",
     "dispatch": "Make batches larger, or make them in the training process (num_workers=0).",
     "startup": "Keep workers between passes (persistent_workers=True), and what they do at their start short.",
@@ -119,6 +119,8 @@ def sections(facts: Facts, verdict: Verdict, what_if: WhatIf | None, past: Seque
         found.append(_stages(facts))
     if facts.transforms:
         found.append(_transforms(facts))
+    if facts.slow_samples:
+        found.append(_slow_samples(facts))
     if facts.slowest:
         found.append(_slowest(facts))
     if facts.nodes:
@@ -210,6 +212,14 @@ def _machines(nodes: Sequence[NodeFacts]) -> Section:
     header = ("machine", "batches", "time a batch", "CPU", "waiting for a CPU")
     lines = (f"All batches were made on one machine: {ordered[0].name}.",) if len(ordered) == 1 else ()
     return Section(title="Slowest machines" if len(ordered) > 1 else "Machines", header=header, rows=rows, lines=lines)
+
+
+def _slow_samples(facts: Facts) -> Section:
+    rows = tuple(
+        (slow.index, seconds(slow.seconds), f"{slow.mean_ratio:.3g}", str(slow.times)) for slow in facts.slow_samples
+    )
+    header = ("dataset index", "seconds", "times the mean sample", "how often so slow")
+    return Section(title="Slowest samples", header=header, rows=rows, lines=("Of all since the loader was made.",))
 
 
 def _slowest(facts: Facts) -> Section:

@@ -40,6 +40,8 @@ ALONE = 2.0
 SURE = 0.6
 MOST = 0.5
 """A transform with that share of the computing, or waiting, is named."""
+APART = 4.0
+"""A sample that took so many times the mean, each time on average, is named where it comes up repeatedly."""
 HELPS = 1.1
 """A deeper queue counts as helping from this many times the rate on: less is within the replay's own error."""
 _HALF_KNOWN = 25
@@ -155,8 +157,19 @@ def _where(facts: Facts, found: Losses, cause: str) -> str:
     return _place(facts, found, cause)
 
 
+def _culprit(facts: Facts) -> str:
+    """The sample that was slow again and again, if there is one."""
+    again = [slow for slow in facts.slow_samples if slow.times > 1 and slow.times_mean_ratio >= APART]
+    if not again:
+        return ""
+    worst = max(again, key=lambda slow: slow.times * slow.times_mean_ratio)
+    return f"dataset index {worst.index} was slow {worst.times} times"
+
+
 def _place(facts: Facts, found: Losses, cause: str) -> str:
-    """Where most of it is, with the transform that takes most of that."""
+    """Where most of it is, with the transform that takes most of that; the sample that holds others up."""
+    if cause == "straggler":
+        return _culprit(facts)
     place = found.place(cause)
     step = dominant(facts, cause)
     if not place or step is None or " and " in place or step[0].is_collating != (place == "the collate function"):

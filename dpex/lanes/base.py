@@ -31,6 +31,7 @@ class Made(NamedTuple):
     """A ticket's result arrived. ``value()`` decodes it: the batch, a `Failure` or a `StreamEnd`.
 
     ``service_s`` is how long the worker was busy with it, ``nbytes`` the size of its buffers, ``making`` a `Making`.
+    ``slowest``: seconds and place of its slowest sample, where that is known.
     """
 
     epoch: int
@@ -42,6 +43,7 @@ class Made(NamedTuple):
     nbytes: int = 0
     samples: int = 0
     making: tuple[float, ...] = ()
+    slowest: tuple[()] | tuple[float, int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +135,13 @@ class LaneTimes:
 
     def count(
         self,
-        stages: tuple[float, float, float, float, int, tuple[Row, ...]],
+        stages: tuple[float, float, float, float, int, tuple[Row, ...], Any],
         cpu_s: float,
         encode_s: float,
         nbytes: int = 0,
     ) -> float:
         """Add one ticket, with stages as in `Stages`; returns how long its worker was busy with it."""
-        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, _, steps = stages
+        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, _, steps, _ = stages
         self.tickets += 1
         self.fetch_s += fetch_s
         self.collate_s += collate_s

@@ -265,7 +265,8 @@ class LocalLane:
                 value = Result(host, kind, node)
                 making = (stages[0], stages[2], stages[1], encode_s, 0.0)
                 end, samples = kind == END, stages[4]
-                self._events.append(Made(epoch, number, host.number, value, end, service_s, nbytes, samples, making))
+                rest = (service_s, nbytes, samples, making, stages[6])
+                self._events.append(Made(epoch, number, host.number, value, end, *rest))
             elif kind == BATCH:
                 host.decoder.decode(node)  # nobody wants it: its slots go back at once
         if group and self._queue is not None:

@@ -390,7 +390,8 @@ class RemoteLane:
                 self._suspects.discard(number)
                 making = (stages[0], stages[2], stages[1], encode_s, way_s)
                 end, samples = kind == END, stages[4]
-                self._events.append(Made(epoch, number, host.number, value, end, service_s, nbytes, samples, making))
+                rest = (service_s, nbytes, samples, making, stages[6])
+                self._events.append(Made(epoch, number, host.number, value, end, *rest))
         if landed.snapshot is not None:
             self._events.append(Snapshot(*landed.snapshot))
 

@@ -13,6 +13,7 @@ import pytest
 
 from dpex import DpexDataLoader
 from dpex.cpus import usable_cpus
+from dpex.diagnose.diagnosis import Diagnosis
 from tests.diagnose import planted
 from tests.diagnose.planted import REMOTE, Case, Large, Planted, Transformed, Uneven, train
 from tests.diagnose.test_transforms import check_dear
@@ -38,16 +39,20 @@ def cluster() -> Iterator[None]:
     ray.cloudpickle.unregister_pickle_by_value(planted)
 
 
-def check(case: Case) -> None:
+def check(case: Case) -> Diagnosis:
     diagnosis = case.run()
     verdict = diagnosis.verdict
     assert verdict.cause in case.accepted, str(diagnosis)
     assert case.where in verdict.where
+    return diagnosis
 
 
 @pytest.mark.parametrize("name", REMOTE)
 def test_the_planted_bottleneck_is_found(name: str) -> None:
-    check(REMOTE[name])
+    diagnosis = check(REMOTE[name])
+    if name == "stragglers":
+        assert all(int(slow.index) % 32 == 0 for slow in diagnosis.facts.slow_samples[:3])
+        assert diagnosis.facts.slow_samples[0].seconds > 0.2
 
 
 def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

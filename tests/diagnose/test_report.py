@@ -12,7 +12,7 @@ import pytest
 
 from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.diagnose.facts import SlowFacts, TransformFacts
+from dpex.diagnose.facts import SampleFacts, SlowFacts, TransformFacts
 from dpex.diagnose.report import seconds, size
 from dpex.diagnose.verdict import TITLES
 from tests.diagnose.test_verdict import PLANTED
@@ -46,6 +46,7 @@ def full() -> Diagnosis:
         dataset=HOSTILE,
         rank=3,
         slowest=(SlowFacts(seconds=1.5, epoch=0, number=7, indices=HOSTILE),),
+        slow_samples=(SampleFacts(index=HOSTILE, seconds=1.2, mean_ratio=31.4, times=2),),
         transforms=(TransformFacts(name=HOSTILE, calls=10, wall_s=0.5, cpu_s=0.1),),
         decisions=(a_decision(0.1, 0.14), a_decision(0.2, None)),
         unmeasured=(HOSTILE,),
@@ -108,8 +109,9 @@ def test_what_users_named_is_escaped(full: Diagnosis) -> None:
 def test_everything_there_is_told(full: Diagnosis) -> None:
     text = str(full)
     assert "rank 3" in text
-    for title in ("Transforms", "Slowest batches", "Past predictions"):
+    for title in ("Transforms", "Slowest samples", "Slowest batches", "Past predictions"):
         assert title in text
+    assert "1.2 s    31.4                   2" in text
     assert "off by 4.0 points" in text
     assert full.scores[0].error == pytest.approx(0.04)
     assert len(full.scores) == 1

@@ -1,0 +1,176 @@
+"""Slow samples are found by their index wherever batches are made, and batches stay what they are."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from dpex import DpexDataLoader, worker
+from dpex.diagnose.book import Account
+from dpex.diagnose.diagnosis import diagnose
+from dpex.diagnose.facts import SampleFacts
+from dpex.sampling import SLOWEST, SlowestSamples, merged
+from dpex.worker import Fetcher, SampleClock
+from tests.diagnose.test_verdict import PLANTED
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+PLACES: dict[str, dict[str, Any]] = {
+    "torch's own iterator": {"num_workers": 0, "seeding": "worker"},
+    "in-process": {"num_workers": 0, "seeding": "batch"},
+    "processes": {"num_workers": 2, "seeding": "batch"},
+    "logical workers": {"num_workers": 2, "seeding": "worker"},
+    "threads": {"num_workers": 2, "thread_safe": True},
+}
+SLOW = (17, 41)
+UNTIMED = "slowest samples: none was timed alone"
+
+
+class Slow(Dataset[Any]):
+    """Two indices take sixty times as long as the others."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.12 if index in SLOW else 0.002)
+        return torch.full((2,), float(index))
+
+
+class Whole(Slow):
+    """Fetches a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_slow_samples_are_found_by_their_index(place: str) -> None:
+    with DpexDataLoader(Slow(), batch_size=4, **PLACES[place]) as loader:
+        loader.diagnose()
+        got, _ = [list(loader) for _ in range(2)]
+        diagnosis = loader.diagnose(reset=True)
+        later = loader.diagnose().facts
+    assert all(map(torch.equal, got, DataLoader(Slow(), batch_size=4)))
+    first, second = diagnosis.facts.slow_samples[:2]
+    assert {first.index, second.index} == {str(index) for index in SLOW}
+    assert (first.times, second.times) == (2, 2)
+    assert first.seconds >= second.seconds >= 0.12
+    assert first.mean_ratio > 5
+    assert len({slow.index for slow in diagnosis.facts.slow_samples}) == len(diagnosis.facts.slow_samples) <= SLOWEST
+    assert "Slowest samples" in str(diagnosis)
+    assert diagnosis.to_dict()["facts"]["slow_samples"][0]["index"] == first.index
+    assert not any(UNTIMED in gap for gap in diagnosis.facts.unmeasured)
+    assert later.slow_samples == ()
+
+
+@pytest.mark.parametrize("seeding", ["worker", "batch"])
+def test_it_is_said_where_samples_are_not_timed(seeding: Any) -> None:
+    with DpexDataLoader(Whole(), batch_size=4, num_workers=0, seeding=seeding) as loader:
+        loader.diagnose()
+        list(loader)
+        facts = loader.diagnose().facts
+    assert facts.slow_samples == ()
+    assert any(UNTIMED in gap for gap in facts.unmeasured)
+
+
+class Clock:
+    """Each sample takes what the dataset says."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds, self.now, self.reads = seconds, 0.0, 0
+
+    def perf_counter(self) -> float:
+        self.reads += 1
+        return self.now
+
+    def __getitem__(self, index: int) -> int:
+        self.now += self.seconds[index]
+        return index
+
+
+@pytest.fixture
+def quick_and_slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock(0.5, *[1e-6] * 8, *[1e-3] * 6, 0.25)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=clock.perf_counter, thread_time=lambda: 0.0))
+    return clock
+
+
+def test_the_first_sample_is_left_out(quick_and_slow: Clock) -> None:
+    samples = SampleClock()
+    assert samples.samples(quick_and_slow, [0, 1, 9]) == [0, 1, 9]
+    assert samples.told(0.501, 3) == (pytest.approx(1e-3), 2)
+    assert samples.is_on
+    assert samples.samples(quick_and_slow, [0, 9]) == [0, 9]
+    assert samples.told(0.501, 2) == (pytest.approx(0.5), 0)
+    assert samples.told(0.501, 2) == ()
+
+
+def test_samples_of_little_time_are_not_timed(quick_and_slow: Clock) -> None:
+    options = {"iterable": False, "auto_collation": True, "drop_last": False}
+    fetcher = Fetcher(SimpleNamespace(**options), quick_and_slow, list)  # type: ignore[arg-type]
+    batch, stages = fetcher.fetch([1, 2])
+    assert (batch, stages.slowest) == ([1, 2], ())
+    before = quick_and_slow.reads
+    batch, stages = fetcher.fetch([3, 4, 5, 15])
+    assert (batch, stages.slowest, quick_and_slow.reads - before) == ([3, 4, 5, 15], (), 3)
+    batch, stages = fetcher.fetch((9, 15, 10))  # the batch before took long
+    assert (batch, stages.slowest) == ([9, 15, 10], (pytest.approx(0.25), 1))
+    assert quick_and_slow.reads - before == 3 + 3 + 4
+
+
+def test_of_each_index_the_worst_is_kept_and_how_often_it_came() -> None:
+    slowest = SlowestSamples()
+    for number in range(100):
+        seconds = float(number * 37 % 100)
+        if seconds > slowest.least_s:
+            slowest.add(seconds, [number % 50], 0)
+    assert [slow.seconds for slow in slowest.found()] == sorted(
+        (slow.seconds for slow in slowest.found()), reverse=True
+    )
+    assert len(slowest.found()) == SLOWEST
+    slowest.add(1000.0, torch.tensor([4, 7]), 1)
+    slowest.add(2000.0, (4, 7), 1)
+    worst = slowest.found()[0]
+    assert (worst.shown, worst.seconds, worst.times, worst.total_s) == ("7", 2000.0, 2, 3000.0)
+    slowest.add(9000.0, iter(()), 1)  # it can be gone through once, and was
+    assert slowest.found()[0] == worst
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+def test_whatever_a_dataset_is_asked_for_can_be_shown() -> None:
+    slowest = SlowestSamples()
+    for seconds, index in enumerate((("a", 1), Unshowable(), "x" * 1000)):
+        slowest.add(seconds + 1.0, [index], 0)
+    long, unshowable, pair = (slow.shown for slow in slowest.found())
+    assert (unshowable, pair) == ("<Unshowable>", "('a', 1)")
+    assert len(long) < 200
+
+
+def test_pages_are_added_up() -> None:
+    slowest = SlowestSamples()
+    slowest.add(2.0, [3], 0)
+    once = slowest.found()
+    account = Account(slow_samples=once)
+    account.add(Account(slow_samples=once))
+    assert [(slow.shown, slow.times) for slow in account.slow_samples] == [("3", 2)]
+    assert account.since(Account()).slow_samples == account.slow_samples == merged([*once, *once])
+
+
+@pytest.mark.parametrize(("times", "ratio", "is_named"), [(3, 20.0, True), (1, 20.0, False), (3, 2.0, False)])
+def test_the_sample_that_holds_up_others_again_and_again_is_named(times: int, ratio: float, is_named: bool) -> None:
+    slow = SampleFacts(index="17", seconds=0.4, mean_ratio=30.0, times=times, times_mean_ratio=ratio)
+    verdict = diagnose(replace(PLANTED["stragglers"][2], slow_samples=(slow,))).verdict
+    assert verdict.cause == "straggler"
+    assert ("dataset index 17 was slow 3 times" in verdict.sentence) == is_named
+    assert "17" not in diagnose(replace(PLANTED["reading"][2], slow_samples=(slow,))).verdict.sentence
