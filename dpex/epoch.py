@@ -25,6 +25,7 @@ from torch.utils.data._utils.collate import default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
+from dpex.clock import monotonic
 from dpex.diagnose.book import Book, Page
 from dpex.engine import Engine, Plan
 from dpex.gpu.events import cuda_stall
@@ -97,17 +98,24 @@ class _CountedFetcher(_MapDatasetFetcher):
 
 
 class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
-    """The same, counted."""
+    """The same, counted. A call that passes unmeasured does what torch's does, and no more (see `dpex.stretch`)."""
 
     def __init__(self, loader: Any, arenas: ArenaCache, ledger: Ledger | None, book: Book) -> None:
         super().__init__(loader, arenas)
-        self._meter = InlineMeter(
-            auto_collation=self._auto_collation, gpu=cuda_stall(), dataset=self._dataset, timer=loader._timer
-        )
         fetcher: Any = self._dataset_fetcher
+        is_map = type(fetcher) is _MapDatasetFetcher and self._auto_collation
+        self._meter = InlineMeter(
+            auto_collation=self._auto_collation,
+            gpu=cuda_stall(),
+            dataset=self._dataset,
+            timer=loader._timer,
+            may_pass=is_map and not self._pin_memory,
+        )
+        self._stretch = self._meter.stretch
+        self._fetch_uncounted = fetcher.fetch
+        if is_map:
+            self._dataset_fetcher = fetcher = _CountedFetcher(fetcher, self._meter)
         fetcher.collate_fn = self._meter.timed(fetcher.collate_fn)
-        if type(fetcher) is _MapDatasetFetcher and self._auto_collation:
-            self._dataset_fetcher = _CountedFetcher(fetcher, self._meter)
         if ledger is not None:
             weakref.finalize(self, ledger.watch(self._meter).end)
         weakref.finalize(self, book.open(self._meter).end)
@@ -118,6 +126,23 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
         return index
 
     def _next_data(self) -> Any:
+        stretch = self._stretch
+        if stretch.left:
+            entered = monotonic()
+            if entered < stretch.until:
+                inside_s, _ = stretch.spent
+                stretch.spent = inside_s, entered
+                try:
+                    index = next(self._sampler_iter)
+                    stretch.index = index
+                    data = self._fetch_uncounted(index)
+                except BaseException as error:
+                    self._meter.broke_off(error)
+                    raise
+                stretch.left_at = now = monotonic()
+                stretch.spent = inside_s + now - entered, 0.0
+                stretch.left -= 1
+                return data
         self._meter.enter()
         try:
             data = super()._next_data()  # type: ignore[no-untyped-call]

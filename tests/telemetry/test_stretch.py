@@ -1,0 +1,246 @@
+"""Tiny batches of torch's in-process iterator: most pass unmeasured, and everything adds up nevertheless."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from dpex import DpexDataLoader, epoch, inline
+from dpex.causes import CAUSES
+from dpex.clock import ManualClock
+from dpex.meter import STEP_BUCKETS, Sums
+from dpex.steptimes import SWITCH
+from dpex.stretch import TURN_S
+
+STEP_S, LOAD_S = 20e-6, 10e-6
+
+
+class Timed(Dataset[Any]):
+    """Samples that take as long as is said."""
+
+    def __init__(self, size: int, clock: ManualClock, seconds: Callable[[int], float] = lambda index: LOAD_S) -> None:
+        self.size, self.clock, self.seconds = size, clock, seconds
+        self.called: Callable[[], None] = lambda: None
+        self.bad = -1
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        self.called()
+        self.clock.advance(self.seconds(index))
+        self.called()
+        if index == self.bad:
+            raise ValueError(f"no sample {index}")
+        return torch.tensor(index)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock(100.0)
+    for module in (inline, epoch):
+        monkeypatch.setattr(module, "monotonic", clock)
+    monkeypatch.setenv(SWITCH, "0")
+    return clock
+
+
+def begun(dataset: Any, **options: Any) -> Any:
+    """An iterator that is counted."""
+    loader = DpexDataLoader(dataset, num_workers=0, **options)
+    loader.diagnose()
+    return iter(loader)
+
+
+def whole_s(sums: Sums) -> float:
+    return sums.spent.wait_s + sums.spent.transfer_s + sums.spent.work_s
+
+
+def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock) -> None:
+    data, began = Timed(8 * 1500 + 3, clock), clock.now_s
+    batches, passed = begun(data, batch_size=8), 0
+    for number, batch in enumerate(batches):
+        assert torch.equal(batch, torch.arange(8 * number, min(len(data), 8 * number + 8)))
+        clock.advance(STEP_S)
+        passed += batches._stretch.left > 0
+    sums = batches._meter.sums()
+    assert passed > 1000
+    assert (sums.batches, sums.samples, sums.lanes["inline"].tickets) == (1501, len(data), 1501)
+    assert whole_s(sums) == pytest.approx(clock.now_s - began)
+    assert sums.spent.work_s == sums.stepped_s == pytest.approx(1501 * STEP_S)
+    assert sums.lanes["inline"].load_s == pytest.approx(len(data) * LOAD_S)
+    assert sums.stepped_squared == pytest.approx(1501 * STEP_S**2)
+    assert sum(sums.steps) == sum(sums.lanes["inline"].services) == 1501
+    assert sum(sums.waits) == 1500  # the first of a pass is none
+    assert sums.delivered_at == pytest.approx(clock.now_s - STEP_S)
+
+
+def test_a_pass_that_is_broken_off_is_counted_so_far(clock: ManualClock) -> None:
+    batches = begun(Timed(400, clock), batch_size=1)
+    for _ in range(200):
+        next(batches)
+        clock.advance(STEP_S)
+    while not batches._stretch.passed:
+        next(batches)
+        clock.advance(STEP_S)
+    sums = batches._meter.sums()
+    assert sums.batches == sums.lanes["inline"].tickets == int(batches._num_yielded)
+    assert sums.spent.work_s == pytest.approx(sums.batches * STEP_S)
+
+
+def test_a_sudden_long_step_is_work_while_it_lasts_and_afterwards(clock: ManualClock) -> None:
+    batches = begun(Timed(1000, clock), batch_size=1)
+    while batches._stretch.left < 5 or not batches._stretch.passed:
+        next(batches)
+        clock.advance(STEP_S)
+    before = batches._meter.sums()
+    for second in range(1, 6):
+        clock.advance(1.0)
+        assert batches._meter.sums().spent.work_s == pytest.approx(before.spent.work_s + second)
+    next(batches)
+    after = batches._meter.sums()
+    assert after.spent.work_s == pytest.approx(before.spent.work_s + 5.0)
+    assert after.steps[bisect_left(STEP_BUCKETS, 5.0)] == 1
+    assert batches._stretch.passed == 0
+
+
+def test_a_sudden_long_batch_is_the_datasets(clock: ManualClock) -> None:
+    slow: list[int] = []
+    batches = begun(Timed(1000, clock, lambda index: 3.0 if index in slow else LOAD_S), batch_size=1)
+    while batches._stretch.left < 5 or not batches._stretch.passed:
+        next(batches)
+        clock.advance(STEP_S)
+    before = batches._meter.sums()
+    slow.append(int(batches._num_yielded))
+    next(batches)
+    for found in (batches._meter.sums(), (next(batches), batches._meter.sums())[1]):
+        assert found.lanes["inline"].load_s - before.lanes["inline"].load_s == pytest.approx(3.0, rel=0.001)
+        assert found.spent.work_s == pytest.approx(before.spent.work_s, abs=1e-4)
+        assert found.spent.causes[CAUSES.index("unknown")] < 0.001
+
+
+def counts(sums: Sums) -> list[float]:
+    lane = sums.lanes["inline"]
+    parts = (lane.tickets, lane.load_s, lane.load_cpu_s, lane.collate_s, lane.collate_cpu_s)
+    histograms = (*sums.waits, *sums.steps, *lane.services, sums.waited_s, sums.stepped_squared)
+    return [
+        *sums.spent.causes,
+        sums.spent.transfer_s,
+        sums.spent.work_s,
+        sums.batches,
+        sums.samples,
+        *parts,
+        *histograms,
+    ]
+
+
+class Watch:
+    """Reads, and sees that nothing shrinks."""
+
+    def __init__(self, sums: Callable[[], Sums]) -> None:
+        self.sums, self.readings = sums, 0
+        self.before = counts(sums())
+
+    def look(self) -> None:
+        now = counts(self.sums())
+        assert all(new >= old - 1e-9 for old, new in zip(self.before, now, strict=True))
+        self.before, self.readings = now, self.readings + 1
+
+
+def test_nothing_ever_shrinks(clock: ManualClock) -> None:
+    data = Timed(1201, clock, lambda index: LOAD_S if index % 97 else 0.004)
+    batches = begun(data, batch_size=2)
+    watch = Watch(batches._meter.sums)
+    data.called = watch.look
+    for number, _ in enumerate(batches):
+        watch.look()
+        clock.advance(STEP_S if number % 77 else 0.003)
+        watch.look()
+    watch.look()
+    assert watch.before[-1] > 0
+    assert batches._meter.sums().samples == 1201
+
+
+def test_nothing_shrinks_for_another_thread() -> None:
+    batches = begun(torch.utils.data.TensorDataset(torch.zeros(10**7)), batch_size=1)
+    next(batches)
+    watch = Watch(batches._meter.sums)
+    over, errors = threading.Event(), []
+
+    def read() -> None:
+        try:
+            while watch.readings < 300:
+                watch.look()
+        except BaseException as error:
+            errors.append(error)
+        over.set()
+
+    reader = threading.Thread(target=read, name="reader")
+    reader.start()
+    while not over.is_set():
+        next(batches)
+    reader.join()
+    assert not errors
+
+
+def test_an_error_in_a_call_that_passes_is_the_users_and_is_counted(clock: ManualClock) -> None:
+    data = Timed(1000, clock)
+    batches = begun(data, batch_size=1)
+    while batches._stretch.left < 5 or not batches._stretch.passed:
+        next(batches)
+        clock.advance(STEP_S)
+    got = int(batches._num_yielded)
+    data.bad = got
+    with pytest.raises(ValueError, match=f"no sample {got}"):
+        next(batches)
+    sums = batches._meter.sums()
+    assert (sums.batches, sums.samples, sums.errors) == (got, got, {"batch": 1})
+    assert len(list(batches)) == 1000 - got - 1
+    assert batches._meter.sums().batches == 999
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(200):
+            self.clock.advance(LOAD_S)
+            yield index
+
+
+@pytest.mark.parametrize("kind", ["slow", "a stream", "samples"])
+def test_what_is_measured_every_time(clock: ManualClock, kind: str) -> None:
+    data: Any = Stream(clock) if kind == "a stream" else Timed(200, clock)
+    batches = begun(data, batch_size=None if kind == "samples" else 1)
+    for _ in batches:
+        assert not batches._stretch.size
+        clock.advance(TURN_S if kind == "slow" else STEP_S)
+    assert batches._meter.sums().batches == 200
+
+
+def test_a_loop_that_has_become_slow_is_measured_every_time_again(clock: ManualClock) -> None:
+    batches = begun(Timed(2000, clock), batch_size=1)
+    sizes = []
+    for number, _ in enumerate(batches):
+        clock.advance(STEP_S if number < 1000 else 0.001)
+        sizes.append(batches._stretch.size)
+    assert max(sizes[:1000]) > 0
+    assert max(sizes[1100:]) == 0
+
+
+def test_batches_are_torchs() -> None:
+    data = torch.utils.data.TensorDataset(torch.rand(3000, 2))
+    torch.manual_seed(0)
+    expected = list(DataLoader(data, batch_size=2, shuffle=True))
+    torch.manual_seed(0)
+    loader = DpexDataLoader(data, batch_size=2, num_workers=0, shuffle=True)
+    loader.diagnose()
+    got = list(loader)
+    assert len(got) == len(expected)
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(got, expected, strict=True))
