@@ -185,9 +185,9 @@ def _same(value: Any) -> Any:
 
 
 RUNS: tuple[tuple[str, Callable[[], Any], int, dict[str, Any]], ...] = (
-    ("photographs, torch's own iterator", Photographs, 150, {"batch_size": 4}),
-    ("photographs, in-process", Photographs, 150, {"batch_size": 4, "seeding": "batch"}),
-    ("photographs, 2 workers", Photographs, 300, {"batch_size": 4, "seeding": "batch", "num_workers": 2}),
+    ("photographs, torch's own iterator", Photographs, 400, {"batch_size": 4}),
+    ("photographs, in-process", Photographs, 400, {"batch_size": 4, "seeding": "batch"}),
+    ("photographs, 2 workers", Photographs, 800, {"batch_size": 4, "seeding": "batch", "num_workers": 2}),
     ("rows of 5, torch's own iterator", Rows, 8000, {"batch_size": 8}),
     ("rows of 5, in-process", Rows, 8000, {"batch_size": 8, "seeding": "batch"}),
     ("rows of 5, 2 workers", Rows, 20000, {"batch_size": 8, "seeding": "batch", "num_workers": 2}),
