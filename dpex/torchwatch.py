@@ -148,21 +148,19 @@ def _drawn(torchs: Any, self: Any) -> Any:
 
 
 def _next_here(torchs: Any, self: Any) -> Any:
-    meter = _meter(self)
-    if meter is None:
-        return torchs(self)
-    meter.enter()
-    try:
-        data = torchs(self)
-    except BaseException as error:
-        meter.leave(error)
-        raise
-    meter.leave()
-    meter.got(data)
-    return data
+    def left(meter: Any, data: Any) -> None:
+        meter.leave()
+        meter.got(data)
+
+    return _entered(torchs, self, left)
 
 
 def _next_from_workers(torchs: Any, self: Any) -> Any:
+    return _entered(torchs, self, lambda meter, data: meter.leave(data))
+
+
+def _entered(torchs: Any, self: Any, left: Callable[[Any, Any], None]) -> Any:
+    """torch's call, of which its meter is told when it begins and when it is ``left``."""
     meter = _meter(self)
     if meter is None:
         return torchs(self)
@@ -172,7 +170,7 @@ def _next_from_workers(torchs: Any, self: Any) -> Any:
     except BaseException as error:
         meter.leave(error=error)
         raise
-    meter.leave(data)
+    left(meter, data)
     return data
 
 
