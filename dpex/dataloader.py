@@ -35,7 +35,7 @@ from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_see
 from dpex.pace import Sizes
 from dpex.recording import check as check_trace
 from dpex.recording import rank
-from dpex.stats import LoaderStats
+from dpex.stats import LastStats, LoaderStats
 from dpex.steptimes import SWITCH, TicketTimer, is_switched_on
 from dpex.threads import declares_thread_safe
 from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
@@ -51,6 +51,7 @@ _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).param
 TORCH_PREFETCH_FACTOR = 2
 """What torch fills in; frameworks hand it back when they rebuild a loader, so it counts as not given."""
 T_co = TypeVar("T_co", covariant=True)
+_Counting = TypeVar("_Counting", _DpexDataLoaderIter, _DpexInlineDataLoaderIter)
 
 
 class DpexDataLoader(DataLoader[T_co]):
@@ -209,7 +210,7 @@ class DpexDataLoader(DataLoader[T_co]):
         self._iterators: weakref.WeakSet[_DpexDataLoaderIter] = weakref.WeakSet()
         self._arenas = ArenaCache()
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
-        self._last_stats: list[LoaderStats] = [LoaderStats()]
+        self._last_stats = LastStats()
         self._tuner: Tuner | None = None
         self._packing: Packing | None = None
         self._membership: Membership | None = None
@@ -253,9 +254,9 @@ class DpexDataLoader(DataLoader[T_co]):
         ):
             ledger = self._ledger(on_cluster=False)
             if ledger is None and not (self._is_asked or atend.is_wanted(os.environ)):
-                return _DpexInlineDataLoaderIter(self, self._arenas)
+                return self._latest(_DpexInlineDataLoaderIter(self, self._arenas))
             self._watch_for_end()
-            return _MeteredInlineDataLoaderIter(self, self._arenas, ledger, self._book)
+            return self._latest(_MeteredInlineDataLoaderIter(self, self._arenas, ledger, self._book))
         self.check_worker_number_rationality()
         on_cluster = sizes.remote > 0 or (tuner is not None and self._is_distributed())
         if on_cluster:
@@ -263,8 +264,13 @@ class DpexDataLoader(DataLoader[T_co]):
         ledger = self._ledger(on_cluster=on_cluster)
         kind = _DpexDataLoaderIter if self._dataset_kind == _DatasetKind.Iterable else _DpexMapDataLoaderIter
         self._watch_for_end()
-        iterator = kind(self, self._lane_maker(), sizes, self._last_stats, tuner, ledger, self._book)
+        iterator = kind(self, self._lane_maker(), sizes, tuner, ledger, self._book)
         self._iterators.add(iterator)
+        return self._latest(iterator)
+
+    def _latest(self, iterator: _Counting) -> _Counting:
+        """Have `stats` speak of this iterator from now on."""
+        self._last_stats = iterator.last_stats
         return iterator
 
     def _watch_for_end(self) -> None:
@@ -519,11 +525,11 @@ class DpexDataLoader(DataLoader[T_co]):
         return local, remote
 
     def stats(self) -> LoaderStats:
-        """A snapshot of the latest iterator: workers by lane, queue depths, bytes and times (see `LoaderStats`)."""
-        iterators = [iterator for iterator in self._iterators if not iterator._engine.closed]
-        if iterators:
-            return max((iterator._engine.stats() for iterator in iterators), key=lambda stats: stats.batches)
-        return self._last_stats[0]
+        """A snapshot of the latest iterator: workers by lane, queue depths, bytes and times (see `LoaderStats`).
+
+        The figures of an iterator that has ended stay, whether it ended by itself, by ``break`` or by `close`.
+        """
+        return self._last_stats.read()
 
 
 def _ray_is_up() -> bool:

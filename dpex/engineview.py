@@ -71,21 +71,21 @@ class EngineView:
             gpu_stall_s=self._gpu.stall_s if self._gpu is not None else None,
             deaths=self._casualties.deaths.total(),
             remade=self._casualties.remade,
-            lanes={name: self._lane_stats(lane) for name, lane in self._lanes.items()},
+            lanes={**self._here_stats(), **{name: self._lane_stats(lane) for name, lane in self._lanes.items()}},
         )
 
+    def _here_stats(self) -> dict[str, LaneStats]:
+        """The batches that the training process made, if it made any."""
+        return {"inline": LaneStats(**_stage_times(self._here))} if self._here.tickets else {}
+
     def _lane_stats(self, lane: Lane) -> LaneStats:
-        counts, times = lane.counts, lane.times
+        counts = lane.counts
         return LaneStats(
             wanted=counts.wanted,
             requested=counts.requested,
             running=counts.running,
             in_flight=self._dispatch.load.get(lane.name, 0),
-            tickets=times.tickets,
-            fetch_s=times.fetch_s,
-            collate_s=times.collate_s,
-            encode_s=times.encode_s,
-            cpu_s=times.cpu_s,
+            **_stage_times(lane.times),
         )
 
     def look(
@@ -140,6 +140,11 @@ class EngineView:
             running=lane.counts.running,
             in_flight=self._dispatch.load.get(lane.name, 0),
         )
+
+
+def _stage_times(times: LaneTimes) -> dict[str, Any]:
+    names = ("tickets", "fetch_s", "collate_s", "encode_s", "cpu_s")
+    return {name: getattr(times, name) for name in names}
 
 
 def _lane_sample(times: LaneTimes, lane: Lane | None = None) -> LaneSample:

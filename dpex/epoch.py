@@ -34,7 +34,7 @@ from dpex.inline import InlineMeter
 from dpex.lanes.maker import LaneMaker
 from dpex.pace import Sizes
 from dpex.pin import Pinner
-from dpex.stats import LoaderStats
+from dpex.stats import LastStats, LoaderStats
 from dpex.steptimes import TicketTimer, is_switched_on
 from dpex.telemetry.ledger import Entry, Ledger
 from dpex.ticketseeding import TicketSeeding
@@ -80,6 +80,17 @@ class _DpexInlineDataLoaderIter(_SingleProcessDataLoaderIter):
         super().__init__(loader)
         if self._collate_fn is default_collate:
             self._dataset_fetcher.collate_fn = ArenaCollate(arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False)
+        alive = weakref.ref(self)
+        self.last_stats = LastStats(lambda: _counted_by_torch(alive()))
+
+    def __del__(self) -> None:
+        last_stats = getattr(self, "last_stats", None)  # None: the constructor has failed
+        if last_stats is not None:
+            last_stats.end(_counted_by_torch(self))
+
+
+def _counted_by_torch(iterator: Any) -> LoaderStats:
+    return LoaderStats() if iterator is None else LoaderStats(batches=iterator._num_yielded)
 
 
 class _CountedFetcher(_MapDatasetFetcher):
@@ -116,9 +127,15 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
         if is_map:
             self._dataset_fetcher = fetcher = _CountedFetcher(fetcher, self._meter)
         fetcher.collate_fn = self._meter.timed(fetcher.collate_fn)
+        self.last_stats = LastStats(self._meter.stats)
         if ledger is not None:
             weakref.finalize(self, ledger.watch(self._meter).end)
         weakref.finalize(self, book.open(self._meter).end)
+
+    def __del__(self) -> None:
+        last_stats = getattr(self, "last_stats", None)
+        if last_stats is not None:
+            last_stats.end()
 
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]
@@ -176,13 +193,11 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         loader: Any,
         make_lane: LaneMaker,
         sizes: Sizes,
-        last_stats: list[LoaderStats],
         tuner: Tuner | None = None,
         ledger: Ledger | None = None,
         book: Book | None = None,
     ) -> None:
         super().__init__(loader)
-        self._last_stats = last_stats
         if self._num_workers > 0 and loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         if self._num_workers == 0 and self._timeout != 0:
@@ -227,7 +242,8 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         self._engine = Engine(plan, sizes)
         entry = ledger.watch(self._engine) if ledger is not None else None
         page = book.open(self._engine) if book is not None else None
-        self._finalizer = weakref.finalize(self, _end, self._engine, pinner, tuner, entry, page)
+        self.last_stats = LastStats(self._engine.stats)
+        self._finalizer = weakref.finalize(self, _end, self._engine, self.last_stats, pinner, tuner, entry, page)
         if pinner is not None:
             pinner.start(self._engine.listen)
         self._reset(loader, first_iter=True)
@@ -267,11 +283,18 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         return sorted(handles, key=lambda handle: self._engine.first_tenant(Place("local", handle.host)))
 
     def _shutdown_workers(self) -> None:
-        self._last_stats[:] = [self._engine.stats()]
         self._finalizer()
 
 
-def _end(engine: Engine, pinner: Pinner | None, tuner: Tuner | None, entry: Entry | None, page: Page | None) -> None:
+def _end(
+    engine: Engine,
+    last_stats: LastStats,
+    pinner: Pinner | None,
+    tuner: Tuner | None,
+    entry: Entry | None,
+    page: Page | None,
+) -> None:
+    last_stats.end()
     if page is not None:
         page.end()
     if entry is not None:

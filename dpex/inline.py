@@ -16,6 +16,7 @@ from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import LaneTimes
 from dpex.meter import Spent, Sums, Tally, lane_sums
 from dpex.sampling import SlowestSamples
+from dpex.stats import LaneStats, LoaderStats
 from dpex.steptimes import Row, TicketTimer
 from dpex.stretch import Parts, Stretch
 from dpex.worker import CPU_CLOCK_EVERY, TINY_S, SampleClock
@@ -198,6 +199,26 @@ class InlineMeter:
                     return found
             sleep(_PAUSE_S)
         return self._sums(self.stretch.spent)
+
+    def stats(self) -> LoaderStats:
+        """The counts so far; see `LoaderStats`."""
+        sums = self.sums()
+        inside_s, lane = sums.spent.wait_s + sums.spent.transfer_s, sums.lanes["inline"]
+        made = LaneStats(
+            tickets=lane.tickets,
+            fetch_s=lane.load_s,
+            collate_s=lane.collate_s,
+            cpu_s=lane.load_cpu_s + lane.collate_cpu_s,
+        )
+        return LoaderStats(
+            batches=sums.batches,
+            wait_s=inside_s,
+            own_s=inside_s,
+            work_s=sums.spent.work_s,
+            first_batch_s=self._tally.first_batch_s,
+            gpu_stall_s=sums.gpu_stall_s,
+            lanes={"inline": made},
+        )
 
     def _sums(self, spent: tuple[float, float]) -> Sums:
         stretch, now = self.stretch, monotonic()

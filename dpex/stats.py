@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -36,7 +36,11 @@ class LoaderStats:
     out work, making batches itself), ``head_s`` that in which later batches were ready and the next one was not.
     ``gpu_stall_s`` is how long the GPU's stream lay idle meanwhile, the first batch of a pass left out and the last few
     not yet known; None without a GPU (see `dpex.gpu.stall`).
-    ``deaths`` counts workers that ended unexpectedly, ``remade`` tickets made again for them.
+    ``deaths`` counts workers that ended unexpectedly, ``remade`` tickets made again for them. ``lanes`` are "local",
+    "remote" and, for batches made in the training process, "inline".
+
+    Without workers, ``batches`` is all that is known unless metrics, `DpexDataLoader.diagnose` or ``DPEX_DIAGNOSE`` ask
+    for a measurement, which adds the times. Iterators of PyTorch's own (``local_engine="torch"``) are not counted.
     """
 
     epoch: int = 0
@@ -61,3 +65,26 @@ class LoaderStats:
         """Share of the consumer's wall time spent waiting for batches, 0 to 1."""
         total = self.wait_s + self.work_s
         return self.wait_s / total if total else 0.0
+
+
+class LastStats:
+    """The figures of one iterator: read from ``source`` while it lives, and kept when it ends, however it ends.
+
+    ``end`` takes no lock, as a garbage collection may call it anywhere.
+    """
+
+    def __init__(self, source: Callable[[], LoaderStats] = LoaderStats) -> None:
+        self._source: Callable[[], LoaderStats] | None = source
+        self._kept = LoaderStats()
+
+    def end(self, last: LoaderStats | None = None) -> None:
+        """Keep the figures as they are now, or ``last`` if the source cannot be read any more. Idempotent."""
+        source = self._source
+        if source is not None:
+            self._kept = source() if last is None else last
+            self._source = None
+
+    def read(self) -> LoaderStats:
+        """The present figures, or the last ones of an iterator that has ended."""
+        source = self._source
+        return self._kept if source is None else source()

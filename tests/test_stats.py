@@ -1,0 +1,121 @@
+"""``stats()`` speaks of the latest iterator, and keeps its figures however that ends."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from dpex import DpexDataLoader
+from dpex.stats import LastStats, LoaderStats
+
+
+class Rows(Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3,), float(index))
+
+
+LOADERS: dict[str, dict[str, Any]] = {
+    "workers": {"num_workers": 1, "seeding": "batch"},
+    "logical workers": {"num_workers": 1, "seeding": "worker"},
+    "in-process": {"num_workers": 0, "seeding": "batch"},
+    "torch's in-process": {"num_workers": 0},
+    "torch's in-process, measured": {"num_workers": 0, "measured": True},
+}
+
+
+def loader(name: str) -> DpexDataLoader[Any]:
+    options = dict(LOADERS[name])
+    measured = options.pop("measured", False)
+    made: DpexDataLoader[Any] = DpexDataLoader(Rows(), batch_size=2, **options)
+    if measured:
+        made.diagnose()
+    return made
+
+
+def take(iterator: Any, count: int) -> None:
+    for _ in range(count):
+        next(iterator)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loop_left_by_break_leaves_its_figures(name: str) -> None:
+    loading = loader(name)
+    for number, _ in enumerate(loading):
+        if number == 6:
+            break
+    gc.collect()
+    assert loading.stats().batches == 7
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_who_counts_batches_and_asks_for_no_end_leaves_the_figures_too(name: str) -> None:
+    """As Lightning does, which stops after ``len(loader)`` batches."""
+    loading = loader(name)
+    iterator = iter(loading)
+    take(iterator, len(loading))
+    assert loading.stats().batches == 20
+    del iterator
+    gc.collect()
+    assert loading.stats().batches == 20
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_close_keeps_the_figures(name: str) -> None:
+    loading = loader(name)
+    iterator = iter(loading)
+    take(iterator, 5)
+    loading.close()
+    assert loading.stats().batches == 5
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_latest_iterator_is_told_of_and_not_the_longest(name: str) -> None:
+    loading = loader(name)
+    older = iter(loading)
+    take(older, 9)
+    latest = iter(loading)
+    take(latest, 3)
+    assert loading.stats().batches == 3
+    take(older, 2)
+    del older
+    gc.collect()
+    assert loading.stats().batches == 3
+    loading.close()
+    assert loading.stats().batches == 3
+
+
+def test_times_are_known_of_what_was_measured() -> None:
+    loading = loader("torch's in-process, measured")
+    take(iter(loading), 20)
+    stats = loading.stats()
+    assert stats.lanes["inline"].tickets == 20
+    assert stats.wait_s > 0
+    assert stats.wait_s >= stats.lanes["inline"].fetch_s + stats.lanes["inline"].collate_s
+    assert 0 < stats.first_batch_s <= stats.wait_s
+
+
+def test_batches_made_in_the_training_process_have_a_lane() -> None:
+    loading = loader("in-process")
+    take(iter(loading), 20)
+    assert loading.stats().lanes["inline"].tickets == 20
+
+
+def test_before_the_first_iterator_there_is_nothing() -> None:
+    assert loader("workers").stats() == LoaderStats()
+
+
+def test_what_ended_keeps_the_first_of_its_last_figures() -> None:
+    figures = [LoaderStats(batches=3), LoaderStats(batches=4)]
+    kept = LastStats(lambda: figures[0])
+    kept.end()
+    figures.pop(0)
+    kept.end()
+    kept.end(LoaderStats(batches=9))
+    assert kept.read().batches == 3
