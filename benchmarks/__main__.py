@@ -12,9 +12,10 @@ from benchmarks import autoreport
 from benchmarks.autorunner import run_auto_row
 from benchmarks.machine import machine, versions
 from benchmarks.oracle import AUTO_ROWS, AutoResult, AutoRow
+from benchmarks.process import MeasurementError
 from benchmarks.report import as_json, markdown, text
 from benchmarks.rows import ROWS, Row
-from benchmarks.runner import MeasurementError, Result, Settings, run_row
+from benchmarks.runner import Result, Settings, run_row
 
 ALL_ROWS: tuple[Row | AutoRow, ...] = (*ROWS, *AUTO_ROWS)
 GROUPS = {"fixed": [row.key for row in ROWS], "auto": [row.key for row in AUTO_ROWS]}

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.loaders import Contestant
 from benchmarks.oracle import AUTO, AutoResult, Verdict
 from benchmarks.report import per_second
-from benchmarks.runner import Spread
+from benchmarks.spread import Spread
 
 MET = {True: "met", False: "NOT MET", None: "not asked, as no fixed count of dpex is ahead of it"}
 

@@ -12,7 +12,8 @@ from benchmarks.course import Course
 from benchmarks.loaders import Contestant
 from benchmarks.measure import Request
 from benchmarks.oracle import AUTO, AutoResult, AutoRow, fixed_counts, picked, usual_guess
-from benchmarks.runner import MeasurementError, Settings, measured, run_module
+from benchmarks.process import MeasurementError, run_module
+from benchmarks.runner import Settings, measured
 
 NEAR_RATIO = 0.85
 """A count that is slower than its engine's best by more than this in the short look is not measured again."""

@@ -11,8 +11,10 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.consumer import USES, Use
+
 if TYPE_CHECKING:
-    from dpex.autotune.types import Decision, Settings
+    from dpex.autotune.types import Decision
 
 MARK_EVERY_S = 0.1
 WARM_UP_WINDOWS = 3.0
@@ -24,7 +26,7 @@ STRETCH = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Drive:
-    """What the consumer does: waits `step_s` after each batch, until `count` batches or `window_s` are over.
+    """What the consumer does: uses each batch, then waits `step_s`, until `count` batches or `window_s` are over.
 
     warm_up: batches before the clock starts, but not for longer than `WARM_UP_WINDOWS` windows; 0: it starts
     before `iter()`.
@@ -34,6 +36,7 @@ class Drive:
     window_s: float
     count: int | None = None
     warm_up: int = 0
+    use: Use = "read"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +99,13 @@ class Course:
 
 def drive(loader: Iterable[Any], how: Drive) -> Course:
     """Consume `loader` as `how` says; ends with the pass at the latest."""
+    use = USES[how.use]
     clock, sleep, step_s = time.perf_counter, time.sleep, how.step_s
     limit, window_s = (inf, how.window_s) if how.count is None else (how.count, inf)
     asked_s = start_s = clock()
     batches = iter(loader)
     for _ in range(how.warm_up):
-        next(batches)
+        use(next(batches))
         sleep(step_s)
         asked_s = clock()
         if asked_s - start_s > WARM_UP_WINDOWS * how.window_s:
@@ -109,38 +113,26 @@ def drive(loader: Iterable[Any], how: Drive) -> Course:
     start_s = asked_s if how.warm_up else start_s
     taken, inside_s, mark_s, end_s = 0, 0.0, start_s, start_s + window_s
     marks = []
-    for _batch in batches:
+    for batch in batches:
         now_s = clock()
         inside_s += now_s - asked_s
         taken += 1
         if now_s >= mark_s:
             marks.append((now_s - start_s, taken))
             mark_s = now_s + MARK_EVERY_S
+        use(batch)
         if step_s:
             sleep(step_s)
-            now_s = clock()
-        asked_s = now_s
+        asked_s = clock()
         if asked_s >= end_s or taken == limit:
             break
     seconds = asked_s - start_s
     return Course(batches=taken, seconds=seconds, inside_s=inside_s, marks=tuple(marks))
 
 
-def tuning(decisions: Sequence["Decision"], start: "Settings") -> dict[str, Any]:
-    """Where a loader that began with `start` ended, and how it came there: the fields of a course."""
+def tuning(decisions: Sequence["Decision"]) -> dict[str, Any]:
+    """Where a loader that tunes itself ended, and how it came there: the fields of a course."""
     return {
-        "settings": str(decisions[-1].new if decisions else start),
-        "decisions": tuple(_as_dict(decision) for decision in decisions),
-    }
-
-
-def _as_dict(decision: "Decision") -> dict[str, Any]:
-    return {
-        "at_s": decision.at,
-        "old": str(decision.old),
-        "new": str(decision.new),
-        "reason": decision.reason,
-        "text": decision.text,
-        "predicted_rate": decision.predicted_rate,
-        "outcome": asdict(decision.outcome) if decision.outcome is not None else None,
+        "settings": str(decisions[-1].new) if decisions else None,
+        "decisions": tuple({"at_s": one.at, "new": str(one.new), "text": one.text} for one in decisions),
     }

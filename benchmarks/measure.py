@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
 
+from benchmarks.consumer import Use, read_pages
 from benchmarks.course import Course, Drive, drive, tuning
 from benchmarks.loaders import Contestant, open_loader
 from benchmarks.work import WORKS
@@ -41,6 +42,7 @@ class Request:
     passes: int = 1
     step_s: float = 0.0
     address: str | None = None
+    use: Use = "read"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -55,11 +57,12 @@ def batches_per_s(loader: Iterable[Any], request: Request) -> list[float]:
     """Batches per second of a consumer that does nothing else, after the warm-up: one value."""
     batches = iter(loader)
     for _ in range(request.warm_up):
-        next(batches)
+        read_pages(next(batches))
     count = 0
     limit, window_s = (inf, request.window_s) if request.count is None else (request.count, inf)
     start_s = now_s = time.perf_counter()
-    for _batch in batches:
+    for batch in batches:
+        read_pages(batch)
         count += 1
         now_s = time.perf_counter()
         if now_s - start_s >= window_s or count == limit:
@@ -100,15 +103,15 @@ def connected(address: str | None) -> Iterator[None]:
 def course(request: Request) -> Course:
     """One consumer's course; the loader is made and closed outside of it."""
     with open_loader(request.contestant, WORKS[request.work], request.count) as loader:
-        how = Drive(step_s=request.step_s, window_s=request.window_s, count=request.count, warm_up=request.warm_up)
+        how = Drive(
+            step_s=request.step_s,
+            window_s=request.window_s,
+            count=request.count,
+            warm_up=request.warm_up,
+            use=request.use,
+        )
         driven = drive(loader, how)
-        return replace(driven, **_tuning(loader)) if request.contestant.workers == "auto" else driven
-
-
-def _tuning(loader: Any) -> dict[str, Any]:
-    from dpex.tuner import cold_start
-
-    return tuning(loader.decisions, cold_start())
+        return replace(driven, **tuning(loader.decisions)) if request.contestant.workers == "auto" else driven
 
 
 def measure(request: Request) -> list[float] | dict[str, Any]:

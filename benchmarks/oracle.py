@@ -15,7 +15,7 @@ from typing import Literal
 from benchmarks.course import Course
 from benchmarks.loaders import Contestant
 from benchmarks.rows import Target
-from benchmarks.runner import Spread
+from benchmarks.spread import Spread
 
 COUNTS = (0, 1, 2, 4, 8, 16, 32)
 AUTO = Contestant(engine="dpex", workers="auto")

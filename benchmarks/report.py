@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.loaders import Contestant
-from benchmarks.runner import Result, Spread
+from benchmarks.runner import Result
+from benchmarks.spread import Spread
 
 
 def _value(result: Result, value: float) -> str:

@@ -5,27 +5,20 @@ reverse order, so that neither drift of the machine nor the place in the round f
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.cluster import two_raylets
 from benchmarks.loaders import Contestant
 from benchmarks.measure import Request
+from benchmarks.process import MeasurementError, run_module
 from benchmarks.rows import Row
+from benchmarks.spread import Spread
 
-ROOT = Path(__file__).resolve().parent.parent
 TIME_LIMIT_S = 300
-
-
-class MeasurementError(RuntimeError):
-    """A measurement's process failed or hung; the message ends with what it wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +41,6 @@ class Settings:
     @classmethod
     def quick(cls) -> "Settings":
         return cls(rounds=2, window_s=1.0, passes=5, auto_window_s=4.0, screen_s=0.3, finalists=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Median and extremes of some values."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> "Spread":
-        return cls(median=median(values), low=min(values), high=max(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,22 +126,3 @@ def measured(request: Request, limit_s: float = TIME_LIMIT_S) -> Any:
         return json.loads(run_module("benchmarks.measure", request.to_json(), limit_s).splitlines()[-1])
     except MeasurementError as error:
         raise MeasurementError(f"{request.contestant.label}: {error}") from error
-
-
-def run_module(module: str, argument: str, limit_s: float) -> str:
-    """Run a module of this package in a fresh process and return what it printed. Raises MeasurementError."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", module, argument],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONWARNINGS": "ignore"},
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=True,
-        )
-        return done.stdout
-    except subprocess.TimeoutExpired as error:
-        raise MeasurementError(f"nothing after {limit_s:g} s") from error
-    except subprocess.CalledProcessError as error:
-        raise MeasurementError(error.stderr.strip()[-2000:]) from error

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset, DistributedSampler, Sampler
 
 from benchmarks.jpeg import JpegPhotographs
+from benchmarks.tables import Rows, Table
 
 ENDLESS = 1_000_000
 """Length, in samples, of datasets whose pass should outlast any measuring window."""
@@ -35,45 +36,39 @@ class FiveFloats(Dataset[torch.Tensor]):
         return self.rows[index]
 
 
-class EndlessFloats(FiveFloats):
-    """The same rows, over and over."""
+FLOATS = 5
+CLASSES = 10
+LEAST_SMALL_IMAGES = 60_000
+"""As many as the usual data set of that size has."""
 
-    def __len__(self) -> int:
-        return FOREVER
+
+class ManyFloats(Rows):
+    """Rows of 5 floats from a table larger than the last-level cache. Sample: float32 of shape (5,)."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self.rows[index % len(self.rows)]
+        return self.row(index)
 
 
-class SmallImages(Dataset[tuple[torch.Tensor, int]]):
-    """28x28 float images in memory, as peers are compared on. Sample: float32 (1, 28, 28) in [0, 1], class."""
-
-    def __init__(self, length: int = ENDLESS, table: int = 10_000) -> None:
-        rng = np.random.default_rng(0)
-        self.images = torch.from_numpy(rng.random((table, 1, 28, 28), dtype=np.float32))
-        self.labels = rng.integers(0, 10, table).tolist()
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
+class Images(Rows):
+    """Images from a table larger than the last-level cache. Sample: float32 of the table's shape, class."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        row = index % len(self.labels)
-        return self.images[row], self.labels[row]
+        return self.row(index), index % CLASSES
 
 
-class ConstantImages(Dataset[tuple[torch.Tensor, int]]):
-    """One 3x224x224 float32 image (602,112 bytes) again and again: the sample is free, moving it is not."""
+def many_floats(length: int = FOREVER) -> ManyFloats:
+    """`length` samples of 5 floats."""
+    return ManyFloats(Table.beyond_cache("floats", (FLOATS,)), length)
 
-    def __init__(self, length: int = ENDLESS) -> None:
-        self.image = torch.rand(3, 224, 224, generator=torch.Generator().manual_seed(0))
-        self.length = length
 
-    def __len__(self) -> int:
-        return self.length
+def small_images(length: int = FOREVER) -> Images:
+    """`length` images of 28x28, as peers are compared on."""
+    return Images(Table.beyond_cache("small-images", (1, 28, 28), LEAST_SMALL_IMAGES), length)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.image, index % 10
+
+def large_images(length: int = FOREVER) -> Images:
+    """`length` images of 3x224x224 (602,112 bytes each): the sample is free, moving it is not."""
+    return Images(Table.beyond_cache("large-images", (3, 224, 224)), length)
 
 
 class Waits(Dataset[torch.Tensor]):
@@ -151,14 +146,14 @@ def one_rank(dataset: Dataset[Any]) -> Sampler[int]:
 
 WORKS: dict[str, Work] = {
     "floats": Work(dataset=FiveFloats, batch_size=1, sampler=one_rank),
-    "small-images": Work(dataset=SmallImages, batch_size=100),
-    "large-batches": Work(dataset=ConstantImages, batch_size=64),
+    "small-images": Work(dataset=partial(small_images, ENDLESS), batch_size=100),
+    "large-batches": Work(dataset=partial(large_images, ENDLESS), batch_size=64),
     "jpeg": Work(dataset=JpegPhotographs, batch_size=64),
     "wait": Work(dataset=steady_waits, batch_size=16),
     "skewed-wait": Work(dataset=skewed_waits, batch_size=16),
-    "endless-floats": Work(dataset=EndlessFloats, batch_size=1),
-    "endless-small-images": Work(dataset=partial(SmallImages, length=FOREVER), batch_size=100),
-    "endless-large-batches": Work(dataset=partial(ConstantImages, length=FOREVER), batch_size=64),
+    "endless-floats": Work(dataset=many_floats, batch_size=1),
+    "endless-small-images": Work(dataset=small_images, batch_size=100),
+    "endless-large-batches": Work(dataset=large_images, batch_size=64),
     "shifting-wait": Work(dataset=ShiftingWaits, batch_size=SHIFTING_BATCH, counted=True),
     "few-floats": Work(dataset=lambda: FiveFloats(rows=512), batch_size=16),
 }

@@ -1,0 +1,150 @@
+"""Is one checkout of dpex faster than another? `python -m benchmarks.before_after --base PATH --rows floats jpeg`.
+
+The same measurement runs with the dpex of `--base` and with that of this checkout (or of `--new`), each in a process
+of its own, in turns: the side that begins changes from round to round. The figure is the ratio of the rates within a
+round, new over base, as median and range. "whole" counts from before `iter()` on, start-up included; "settled" is the
+second half of the window alone.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.course import Course
+from benchmarks.loaders import Contestant
+from benchmarks.measure import Request
+from benchmarks.process import ROOT, MeasurementError, Surroundings, run_module, with_dpex_of
+from benchmarks.spread import Spread
+from benchmarks.work import WORKS
+
+ROWS = {
+    "floats": "endless-floats",
+    "small-images": "endless-small-images",
+    "large-batches": "endless-large-batches",
+    "jpeg": "jpeg",
+    "wait": "wait",
+    "skewed-wait": "skewed-wait",
+}
+START_LIMIT_S = 120.0
+"""What a measurement may take beyond its window before it counts as hung."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One round: the courses with the base and with the new code."""
+
+    base: Course
+    new: Course
+
+    @property
+    def whole(self) -> float:
+        """Ratio of the rates over the whole window."""
+        return self.new.rate / self.base.rate
+
+    @property
+    def settled(self) -> float:
+        """Ratio of the rates in the second half."""
+        return self.new.settled_rate / self.base.settled_rate
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.before_after", description=__doc__)
+    parser.add_argument("--base", type=Path, required=True, metavar="PATH", help="a checkout to compare with")
+    parser.add_argument("--new", type=Path, default=ROOT, metavar="PATH", help="the other checkout (this one)")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS)[:3], metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--workers", nargs="+", default=["0", "2"], metavar="N", help='counts, or "auto" (0 2)')
+    parser.add_argument(
+        "--seeding", nargs="+", choices=("worker", "batch"), default=["worker", "batch"], help='not for "auto" (both)'
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="pairs of measurements (7)")
+    parser.add_argument("--window-s", type=float, default=3.0, help="seconds of each (3)")
+    parser.add_argument("--use", choices=("read", "copy"), default="read", help="what the consumer does (read)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append every pair as a line of JSON")
+    return parser.parse_args(arguments)
+
+
+def contestants(workers: Sequence[str], seedings: Sequence[Any]) -> list[Contestant]:
+    """Every count with every seeding; "auto" with its own alone."""
+    fixed = [int(count) for count in workers if count != "auto"]
+    found = [Contestant(engine="dpex", workers=n, seeding=seeding) for n, seeding in product(fixed, seedings)]
+    return found + [Contestant(engine="dpex", workers="auto")] * ("auto" in workers)
+
+
+def measured_pair(request: Request, base: Surroundings, new: Surroundings, *, new_first: bool) -> Pair:
+    """Both sides once, one after the other. Raises MeasurementError."""
+    order = (new, base) if new_first else (base, new)
+    limit_s = START_LIMIT_S + request.window_s
+    printed = {
+        where.folder: run_module("benchmarks.measure", request.to_json(), limit_s, where).splitlines()[-1]
+        for where in order
+    }
+    base_course, new_course = (Course.from_dict(json.loads(printed[where.folder])) for where in (base, new))
+    return Pair(base=base_course, new=new_course)
+
+
+def line(title: str, pairs: Sequence[Pair]) -> str:
+    """The row of the printed table: medians of the rates, and of the ratios with their ranges."""
+    base, new = (Spread.of([getattr(pair, side).settled_rate for pair in pairs]).median for side in ("base", "new"))
+    whole, settled = (Spread.of([getattr(pair, what) for pair in pairs]) for what in ("whole", "settled"))
+    return f"{title:46}{base:11,.1f}{new:11,.1f}   {_ratio(settled)}   {_ratio(whole)}"
+
+
+def _ratio(spread: Spread) -> str:
+    return f"{spread.median:.3f} ({spread.low:.3f} to {spread.high:.3f})"
+
+
+def _title(row: str, contestant: Contestant) -> str:
+    seeding = f", seeding={contestant.seeding}" if contestant.seeding else ""
+    return f"{row}, {contestant.label}{seeding}"
+
+
+def _compare(
+    row: str, contestant: Contestant, options: argparse.Namespace, base: Surroundings, new: Surroundings
+) -> None:
+    request = Request(
+        work=ROWS[row],
+        contestant=contestant,
+        quantity="course",
+        warm_up=0,
+        window_s=options.window_s,
+        count=None,
+        use=options.use,
+    )
+    title, pairs = _title(row, contestant), []
+    for number in range(options.rounds):
+        pairs.append(measured_pair(request, base, new, new_first=bool(number % 2)))
+        if options.json:
+            record = {"row": row, "contestant": contestant.as_dict(), "round": number}
+            sides = {"base": pairs[-1].base.as_dict(), "new": pairs[-1].new.as_dict()}
+            with options.json.open("a") as file:
+                file.write(json.dumps(record | sides) + "\n")
+    print(line(title, pairs), flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if everything could be measured."""
+    options = parse(arguments)
+    heading = f"{'batches per second; ratio new / base':46}{'base':>11}{'new':>11}   "
+    print(f"{heading}{'settled':25}   whole, from iter() on", flush=True)
+    failed = 0
+    for row in options.rows:
+        WORKS[ROWS[row]].dataset()  # makes its data outside of every window
+    with ExitStack() as stack:
+        base, new = (stack.enter_context(with_dpex_of(checkout)) for checkout in (options.base, options.new))
+        for row, contestant in product(options.rows, contestants(options.workers, options.seeding)):
+            try:
+                _compare(row, contestant, options, base, new)
+            except MeasurementError as error:
+                failed += 1
+                print(f"{_title(row, contestant):46}not measured: {error}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Data that is larger than the last-level cache: made once, kept in files, mapped into every process that reads it.
+
+The files lie in `benchmarks/data/` (or below `DPEX_BENCH_DATA`); making them is no part of any measurement. Their
+contents depend on their names and sizes alone (fixed seeds), so a file that is there is right.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.machine import last_level_cache_bytes
+
+CACHES = 4
+"""How many times the last-level cache a table holds at least, so that its rows come from memory."""
+CHUNK_ROWS_BYTES = 2**24
+
+
+def folder() -> Path:
+    """Where the files lie, made if it is missing."""
+    path = Path(os.environ.get("DPEX_BENCH_DATA") or Path(__file__).resolve().parent / "data")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def rows_beyond_cache(row_bytes: int, least: int = 1) -> int:
+    """How many rows of that size fill `CACHES` last-level caches, and `least` in any case."""
+    return max(least, ceil(CACHES * last_level_cache_bytes() / row_bytes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """`rows` float32 arrays of one shape, uniform in [0, 1), in a file."""
+
+    name: str
+    rows: int
+    shape: tuple[int, ...]
+
+    @classmethod
+    def beyond_cache(cls, name: str, shape: tuple[int, ...], least: int = 1) -> "Table":
+        """A table larger than the last-level cache."""
+        return cls(name=name, rows=rows_beyond_cache(4 * prod(shape), least), shape=shape)
+
+    @property
+    def path(self) -> Path:
+        return folder() / f"{self.name}-{self.rows}x{'x'.join(map(str, self.shape))}.f32"
+
+    def open(self) -> torch.Tensor:
+        """The file's rows, mapped: a float32 tensor of shape (rows, *shape). Makes the file if it is missing."""
+        if not self.path.exists():
+            write_whole(self.path, self._chunks())
+        size = self.rows * prod(self.shape)
+        return torch.from_file(str(self.path), shared=True, size=size, dtype=torch.float32).view(self.rows, *self.shape)
+
+    def _chunks(self) -> Iterable[bytes]:
+        rng, row = np.random.default_rng(0), prod(self.shape)
+        at_once = max(1, CHUNK_ROWS_BYTES // (4 * row))
+        for start in range(0, self.rows, at_once):
+            yield rng.random(min(at_once, self.rows - start) * row, dtype=np.float32).tobytes()
+
+
+def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file under another name and then rename it: nobody ever sees half of it."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    with unfinished.open("wb") as file:
+        file.writelines(chunks)
+    unfinished.replace(path)
+
+
+def warm(path: Path) -> None:
+    """Read a file once, so that it is in the page cache."""
+    with path.open("rb") as file:
+        while file.read(CHUNK_ROWS_BYTES):
+            pass
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """Rows of a table in a scattered order, as shuffling would ask for them, over and over.
+
+    It pickles as the table's description: another process maps the same file.
+    """
+
+    STRIDE = 1_000_003
+    """A prime, so that neighbouring indices lie far apart in the table and every row has its turn."""
+
+    def __init__(self, table: Table, length: int) -> None:
+        self.table = table
+        self.length = length
+        self.rows = table.open()
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.table, self.length)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def row(self, index: int) -> torch.Tensor:
+        """The row at which `index` lies."""
+        return self.rows[index * self.STRIDE % self.table.rows]
