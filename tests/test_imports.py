@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
-    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, bell": 0,
+    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, bell, listening": 0,
     "hostinfo, runqueue, sampling": 0,
     "options, recording": 1,
     "steps": 1,

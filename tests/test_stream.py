@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from dpex.lanes import stream
+from dpex.lanes.greeting import GreetingError
 from dpex.lanes.stream import Receiver, Sender
 
 pytestmark = pytest.mark.timeout(60)
@@ -120,7 +120,7 @@ def test_a_sender_whose_trainer_is_gone_declines_at_last_and_never_blocks(receiv
 
 def test_only_who_knows_the_secret_is_let_in(receiver):
     target = receiver.target(3)
-    with pytest.raises(OSError, match="refused"):
+    with pytest.raises(GreetingError, match="not its trainer"):
         Sender(target._replace(secret=bytes(32)))
     with socket.create_connection((target.address, target.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: trainer\r\nAccept: */*\r\n\r\n")
@@ -133,12 +133,17 @@ def test_only_who_knows_the_secret_is_let_in(receiver):
     sender.close()
 
 
-def test_a_silent_stranger_is_dropped(receiver, monkeypatch):
-    monkeypatch.setattr(stream, "_HANDSHAKE_S", 0.05)
+def test_the_secret_is_not_shown(receiver):
     target = receiver.target(3)
-    with socket.create_connection((target.address, target.port)) as stranger:
-        stranger.settimeout(SECONDS)
-        assert stranger.recv(1) == b""
+    assert repr(target.secret) not in f"{target} {target!r}"
+
+
+def test_a_frame_of_any_size_breaks_its_own_connection_only(receiver):
+    sender = Sender(receiver.target(3))
+    waiting = Arrival(receiver, 3, 0)
+    sender._socket.sendall(struct.pack("<QQ", 0, 1 << 63))
+    assert waiting.wait() is None
+    sender.close()
 
 
 def test_nobody_listening_is_an_os_error(receiver):

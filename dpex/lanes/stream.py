@@ -6,27 +6,31 @@ news of deaths stay Ray's, and an answer waits for its buffers. A worker that ca
 container's network) answers through the object store instead.
 
 One frame carries the buffers of one answer: its number and how many buffers there are (two u64, little endian), their
-sizes (u64 each), their bytes. Frames are numbered from 0 per connection. A connection begins with the lane's secret
-and the host's number; the trainer acknowledges with one byte.
+sizes (u64 each), their bytes. Frames are numbered from 0 per connection. A connection begins with a greeting (see
+`greeting`); the trainer listens on the one address at which Ray's nodes reach it, and on no other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import queue
-import secrets
+import random
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-_SECRET_BYTES = 32
-_HELLO = struct.Struct(f"<{_SECRET_BYTES}sQ")
+from dpex.clock import monotonic
+from dpex.lanes.admission import Door
+from dpex.lanes.greeting import ACCEPTED, CHALLENGE_BYTES, HEAD_BYTES, GreetingError, Guest
+
 _HEAD = struct.Struct("<QQ")
-_ACCEPTED = b"\1"
-_HANDSHAKE_S = 3.0
+CONNECT_S = 10.0
+"""How long a worker tries to connect before its batches go another way."""
+_TRY_AGAIN_S = (0.02, 0.2)
+"""A worker that was dropped for want of room waits so long, by chance, lest all come again at once."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _BUFFERS_A_CALL = 512
 """Buffers handed to the system at once; the least that POSIX systems with IOV_MAX have is 1024."""
@@ -42,6 +46,10 @@ class Target(NamedTuple):
     secret: bytes
     host: int
 
+    def __repr__(self) -> str:
+        """Without the secret, which must not get into logs."""
+        return f"Target(address={self.address!r}, port={self.port}, host={self.host})"
+
 
 class StreamBrokenError(ConnectionError):
     """The connection ended before the buffers of an answer had arrived."""
@@ -50,19 +58,11 @@ class StreamBrokenError(ConnectionError):
 class Sender:
     """The worker's end. `send` puts buffers in a short queue that a thread empties into the connection.
 
-    Raises OSError if the trainer cannot be reached, or does not answer.
+    Raises OSError if the trainer cannot be reached, does not answer, or is not the one that knows the secret.
     """
 
     def __init__(self, target: Target) -> None:
-        self._socket = socket.create_connection((target.address, target.port), _HANDSHAKE_S)
-        try:
-            self._socket.sendall(_HELLO.pack(target.secret, target.host))
-            if self._socket.recv(1) != _ACCEPTED:
-                raise ConnectionError("the trainer refused the connection")
-            _tune(self._socket)
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket = _connect(target)
         self._next = 0
         self._broken = False
         self._queue: queue.Queue[tuple[int, list[Any]] | None] = queue.Queue(ANSWERS_AHEAD)
@@ -102,6 +102,54 @@ class Sender:
         _send_all(self._socket, [head, *buffers])
 
 
+def _connect(target: Target) -> socket.socket:
+    """A connection that is let in; a worker that is dropped for want of room there tries again."""
+    deadline = monotonic() + CONNECT_S
+    while True:
+        try:
+            return _introduced(target, deadline)
+        except (ConnectionResetError, BrokenPipeError):
+            pause_s = random.Random().uniform(*_TRY_AGAIN_S)  # the dataset's own generator stays as it is
+            if monotonic() + pause_s >= deadline:
+                raise
+            time.sleep(pause_s)
+
+
+def _introduced(target: Target, deadline: float) -> socket.socket:
+    connection = socket.create_connection((target.address, target.port), _left_s(deadline))
+    try:
+        guest = Guest(target.secret, target.host)
+        connection.sendall(guest.hello)
+        head = _read(connection, HEAD_BYTES, deadline)
+        guest.check_head(head)
+        connection.sendall(guest.prove(head + _read(connection, CHALLENGE_BYTES - HEAD_BYTES, deadline)))
+        if _read(connection, 1, deadline) != ACCEPTED:
+            raise GreetingError("the trainer refused the connection")
+        _tune(connection)
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _read(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
+    found = b""
+    while len(found) < nbytes:
+        connection.settimeout(_left_s(deadline))
+        data = connection.recv(nbytes - len(found))
+        if not data:
+            raise ConnectionResetError("the trainer ended the connection")
+        found += data
+    return found
+
+
+def _left_s(deadline: float) -> float:
+    left_s = deadline - monotonic()
+    if left_s <= 0:
+        raise TimeoutError("the trainer did not answer in time")
+    return left_s
+
+
 class _Link:
     """A host's connection as the trainer sees it."""
 
@@ -113,7 +161,7 @@ class _Link:
 
 
 class Receiver:
-    """The trainer's end: accepts hosts, and reads each in a thread of its own.
+    """The trainer's end: lets workers in (see `admission`), and reads each in a thread of its own.
 
     ``memory(nbytes)`` gives a writable uint8 array to receive into; it is called from those threads.
     Raises OSError if nothing can listen on ``address``.
@@ -121,18 +169,14 @@ class Receiver:
 
     def __init__(self, address: str, memory: Callable[[int], Any]) -> None:
         self._memory = memory
-        self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._lock = threading.Lock()
         self._links: dict[int, _Link] = {}
-        self._greeting: set[socket.socket] = set()
         self._closed = False
-        self._listener = socket.create_server((address, 0), family=_family(address), backlog=128)
-        self._address, self._port = self._listener.getsockname()[:2]
-        threading.Thread(target=self._accept, name="dpex-receive", daemon=True).start()
+        self._door = Door(address, self._admit)
 
     def target(self, host: int) -> Target:
         """What ``host`` must know to connect."""
-        return Target(self._address, self._port, self._secret, host)
+        return Target(self._door.address, self._door.port, self._door.secret, host)
 
     def when_here(self, host: int, frame: int, ready: Callable[[list[Any] | None], None]) -> None:
         """Call ``ready`` with the buffers of a frame once they are here, or with None if they will never be."""
@@ -154,65 +198,41 @@ class Receiver:
 
     def close(self) -> None:
         """End everything. Idempotent; threads end soon after."""
+        self._door.close()
         with self._lock:
             self._closed = True
-            connections = [link.connection for link in self._links.values()] + list(self._greeting)
+            links = list(self._links.values())
             self._links.clear()
-        _end(self._listener)
-        self._listener.close()
-        for connection in connections:
-            _end(connection)
+        for link in links:
+            _end(link.connection)
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                if self._closed or self._listener.fileno() < 0:
-                    return
-                continue
-            threading.Thread(target=self._serve, args=(connection,), name="dpex-receive-host", daemon=True).start()
+    def _admit(self, connection: socket.socket, host: int) -> None:
+        """Read this worker's frames from now on. Its link is there before the worker hears that it is let in."""
+        link = _Link(connection)
+        try:
+            _tune(connection)
+            with self._lock:
+                if self._closed:
+                    raise OSError("the receiver is closed")
+                self._links[host] = link
+            threading.Thread(target=self._serve, args=(link,), name="dpex-receive-host", daemon=True).start()
+        except (OSError, RuntimeError):  # RuntimeError: there can be no further thread
+            link.broken = True
+            connection.close()
 
-    def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            link = self._greet(connection)
-            if link is None:
-                return
-            with contextlib.suppress(OSError, MemoryError):
+    def _serve(self, link: _Link) -> None:
+        try:
+            with link.connection, contextlib.suppress(OSError, MemoryError, OverflowError):
+                link.connection.sendall(ACCEPTED)
                 while self._receive(link):
                     pass
+        finally:
             with self._lock:
                 link.broken = True
                 waiting = list(link.waiting.values())
                 link.waiting.clear()
             for ready in waiting:
                 ready(None)
-
-    def _greet(self, connection: socket.socket) -> _Link | None:
-        """Let a host in that knows the secret; None for anybody else."""
-        with self._lock:
-            self._greeting.add(connection)
-        try:
-            connection.settimeout(_HANDSHAKE_S)
-            hello = bytearray(_HELLO.size)
-            if not _receive_all(connection, [hello]):
-                return None
-            secret, host = _HELLO.unpack(hello)
-            if not hmac.compare_digest(secret, self._secret):
-                return None
-            _tune(connection)
-            link = _Link(connection)
-            with self._lock:
-                if self._closed:
-                    return None
-                self._links[host] = link
-            connection.sendall(_ACCEPTED)
-            return link
-        except OSError:
-            return None
-        finally:
-            with self._lock:
-                self._greeting.discard(connection)
 
     def _receive(self, link: _Link) -> bool:
         """Take one frame in; False at the end of the connection."""
@@ -233,10 +253,6 @@ class Receiver:
         if ready is not None:
             ready(buffers)
         return True
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _tune(connection: socket.socket) -> None:
