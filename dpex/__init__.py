@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpex.autotune.config import AutotuneConfig
     from dpex.dataloader import DpexDataLoader
-    from dpex.errors import ClusterError, DpexError, FixedWorkersError, OptionError, ShippingError, WorkerDiedError
+    from dpex.errors import (
+        ClusterError,
+        DpexError,
+        FixedWorkersError,
+        IteratorClosedError,
+        OptionError,
+        ShippingError,
+        WorkerDiedError,
+    )
     from dpex.stats import LaneStats, LoaderStats
     from dpex.threads import ticket_seed
 
@@ -24,6 +32,7 @@ _HOME = {
     "ClusterError": "dpex.errors",
     "DpexError": "dpex.errors",
     "FixedWorkersError": "dpex.errors",
+    "IteratorClosedError": "dpex.errors",
     "OptionError": "dpex.errors",
     "ShippingError": "dpex.errors",
     "WorkerDiedError": "dpex.errors",
@@ -38,6 +47,7 @@ __all__ = [
     "DpexDataLoader",
     "DpexError",
     "FixedWorkersError",
+    "IteratorClosedError",
     "LaneStats",
     "LoaderStats",
     "OptionError",

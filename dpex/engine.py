@@ -28,7 +28,8 @@ from dpex.causes import H2D, NONE_YET, STARTUP, STRAGGLER, Making
 from dpex.clock import monotonic
 from dpex.dispatch import Dispatch
 from dpex.engineview import EngineView
-from dpex.errors import WorkerDiedError
+from dpex.errors import IteratorClosedError, WorkerDiedError
+from dpex.forks import watch
 from dpex.gpu.stall import GpuStall
 from dpex.homes import Place
 from dpex.intake import ANY, NOT_BLOCKED, Intake
@@ -44,6 +45,12 @@ from dpex.worker import Failure, Stages
 
 COLLECT_EVERY_S = 0.001
 TICK_S = 1.0
+_INHERITED = (
+    "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
+    "process only. Call iter(loader) for an iterator of this process; with "
+    "persistent_workers=True, which keeps the first iterator, "
+    "make a new DpexDataLoader here"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +125,7 @@ class Engine:
             slow_samples=self._intake.slow_samples,
             gpu=plan.gpu,
         )
+        watch(self)
         self._staffing.open(sizes)
         self._tally.causes[STARTUP] += monotonic() - began
 
@@ -127,8 +135,14 @@ class Engine:
         return Schedule(window=self._pace.window(self._sizes), queues=self._plan.logicals, in_order=self._plan.in_order)
 
     def begin_epoch(self, sampler: Iterator[Any]) -> None:
-        """Start a pass: tickets are drawn from ``sampler``, up to the window at once."""
+        """Start a pass: tickets are drawn from ``sampler``, up to the window at once.
+
+        Raises:
+            IteratorClosedError: it was closed, or this process is a forked child of its owner.
+        """
         with self._lock:
+            if self._closed:
+                raise self._why_closed()
             began = monotonic()
             self._drop_undelivered()
             self._tenancy.new_epoch(self._epoch, self.schedule.issued() if self._plan.logicals else ())
@@ -159,9 +173,17 @@ class Engine:
             lane.close(grace_s)
         self._bell.close()
 
+    def inherited(self) -> None:
+        """See `dpex.forks`: in this process it only knows that it is closed. Its workers are the parent's."""
+        self._closed = True
+        self._lock = threading.RLock()
+
+    def _why_closed(self) -> IteratorClosedError:
+        return IteratorClosedError("this iterator was closed" if os.getpid() == self._pid else _INHERITED.format(self))
+
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called."""
+        """Whether `close` has been called, or this process was forked from the owner."""
         return self._closed
 
     # -- the consumer --------------------------------------------------------------------------------------------
@@ -200,7 +222,7 @@ class Engine:
     def _attend(self, entered: float) -> None:
         """To what happened since the last batch."""
         if self._closed:
-            raise StopIteration if self.schedule.finished else RuntimeError("this iterator was closed")
+            raise StopIteration if self.schedule.finished else self._why_closed()
         if self._wishes:
             self._grant_wishes()
         if entered - self._collected_at > COLLECT_EVERY_S:
@@ -433,6 +455,8 @@ class Engine:
 
     def resize(self, sizes: Sizes) -> None:
         """Change hosts and window, from any thread; at once if the engine is idle, else within its next turn."""
+        if self._closed:
+            return
         self._wishes.append(sizes)
         if self._lock.acquire(blocking=False):
             try:
@@ -444,6 +468,8 @@ class Engine:
 
     def wish(self, sizes: Sizes) -> None:
         """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
+        if self._closed:
+            return
         self._wishes.append(sizes)
         self._bell.ring()
 

@@ -7,6 +7,7 @@ exactly as PyTorch's DataLoader hands them over. The tree below is for what dpex
     ├── OptionError(ValueError)         a constructor argument or a call to ``resize`` makes no sense
     ├── FixedWorkersError(ValueError)   ``resize`` asked for what ``seeding="worker"`` cannot give
     ├── WorkerDiedError(RuntimeError)   a ticket killed its worker again and again, or a stream's worker died
+    ├── IteratorClosedError(RuntimeError)  an iterator was used after it was closed, or in a forked process
     ├── ShippingError(TypeError)        the dataset, or something beside it, cannot be pickled
     └── ClusterError(RuntimeError)      no Ray cluster could be reached or started
 """
@@ -28,6 +29,10 @@ class FixedWorkersError(DpexError, ValueError):
 
 class WorkerDiedError(DpexError, RuntimeError):
     """A worker process or actor died and its work could not be made again; names the dataset indices."""
+
+
+class IteratorClosedError(DpexError, RuntimeError):
+    """An iterator was used after it was closed, or in a process that was forked from its owner; says what to do."""
 
 
 class ShippingError(DpexError, TypeError):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
     "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, bell, listening": 0,
-    "hostinfo, runqueue, sampling": 0,
+    "hostinfo, runqueue, sampling, forks": 0,
     "options, recording": 1,
     "steps": 1,
     "transport, globalrandom, ticketseeding, generators, steptimes": 2,

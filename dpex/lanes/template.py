@@ -30,6 +30,7 @@ from typing import Any, Literal, Protocol
 
 from dpex.alerts import warn
 from dpex.clock import monotonic
+from dpex.forks import watch
 from dpex.lanes.localhosts import readable_within
 from dpex.lanes.localthreads import run_threads
 from dpex.lanes.localworker import WorkerPlan, run_worker
@@ -229,6 +230,8 @@ class ContextStarter:
     def __init__(self, context: Any, plan: WorkerPlan) -> None:
         self._context = context
         self._parcel = Parcel(plan)
+        self._processes: list[Any] = []
+        watch(self)
         self.is_quick = context.get_start_method() == "fork"
 
     def start(self, theirs: socket.socket) -> Any:
@@ -251,7 +254,12 @@ class ContextStarter:
                 UserWarning,
             )
             raise
+        self._processes.append(process)
         return process
+
+    def inherited(self) -> None:
+        """See `dpex.forks`. At its end a child sends SIGTERM to what `multiprocessing` takes for its children."""
+        multiprocessing.process._children.difference_update(self._processes)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """See `Starter.close`."""
