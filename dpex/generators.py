@@ -1,4 +1,4 @@
-"""The global generators of Python, numpy and torch: setting them for a ticket, and telling whether anybody drew.
+"""Whether anybody drew from the global generators of Python, numpy and torch, in a process whose threads share them.
 
 Threads share these generators. A ticket that moved none of them while it was made did not draw from them, whatever
 other threads did; that is all that is asked of `SharedGenerators`. It takes some 25 microseconds to see.

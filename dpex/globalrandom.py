@@ -1,10 +1,11 @@
-"""The states of the three global random generators: `random`'s, numpy's legacy one and torch's CPU one.
+"""The three global random generators: `random`'s, numpy's legacy one and torch's CPU one; set, saved and restored.
 
-Their own functions take tens of microseconds to read and write them, as much as a tiny batch takes to make. So they are
-read where they lie in memory, provided that `located` could prove on generators of its own that it knows the layout
-(CPython, numpy's MT19937, torch's CPU generator); else `ByFunctions` serves.
+All three are Mersenne Twisters of 624 words. Their own functions take tens of microseconds to read and write them, as
+much as a tiny batch takes to make. So they are read and written where they lie in memory, provided that `located` could
+prove on generators of its own that it knows the layout (CPython, numpy's MT19937, torch's CPU generator). Elsewhere
+`ByFunctions` sets the very same states.
 
-One thread at a time: reading races with a draw in another thread, as the generators' own functions would not.
+One thread at a time: access by memory races with a draw in another thread, as the generators' own functions would not.
 """
 
 from __future__ import annotations
@@ -23,18 +24,29 @@ import torch
 logger = logging.getLogger("dpex")
 
 _WORDS = 624
+_HALF = _WORDS // 2
+"""Items of 64 bits that hold a generator's words."""
+BLOCK = 3 * _HALF
+"""Items of 64 bits that `Generators.fill` takes: one generator's words after the other's."""
+_FORMAT: Any = np.empty(1, np.uint64).data.format
+"""Of these items: "L" or "Q", by platform."""
 _KEY_AND_POSITION_BYTES = 4 * (_WORDS + 1)
 _MAGIC_SEED = 0x1E3779B97F4A7C15
 _TORCH_HEADER_BYTES = 256
 """How far behind a torch generator's address its engine is looked for."""
 _TORCH_ENGINE = struct.Struct(f"=QiB3xI{_WORDS}I4x")
 """at::mt19937_data_pod: seed, left, seeded, next, words."""
+_TORCH_ENGINE_START = struct.Struct("=QiB3xI")
 _TORCH_NORMALS = struct.Struct("=fB3xdB7x")
 """What follows there: the normal draws kept for the next call, as float and as double, and whether there are any."""
 _TORCH_LEGACY = struct.Struct(f"=QiiQ{_WORDS}Q")
 """How ``Generator.get_state`` begins: seed, left, seeded, next, words."""
 _TORCH_LEGACY_NORMAL = struct.Struct("=dddi")
 """What follows there: x, y (the normal draw kept for the next call), rho, whether there is one."""
+_TORCH_LEFT, _TORCH_NEXT = _WORDS, 1
+"""torch accepts no state whose first word is still to come: as if one had been drawn."""
+_GAUSS_BYTES = 16
+"""In numpy's RandomState: whether a normal draw is kept for the next call (int), and that (double)."""
 _mtrand: Any = np.random.mtrand
 _numpy_random: Any = np.random
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]
@@ -42,7 +54,10 @@ _torch: Any = torch.default_generator
 
 
 class Generators(Protocol):
-    """Saves and restores all three."""
+    """All three."""
+
+    def fill(self, words: memoryview, seed: int) -> None:
+        """Set their states to these `BLOCK` items of 64 bits, with no draw kept, and ``torch.initial_seed()``."""
 
     def save(self) -> Any:
         """Their states."""
@@ -53,6 +68,17 @@ class Generators(Protocol):
 
 class ByFunctions:
     """By the functions that each library offers; right for any bit generator and any Python."""
+
+    def fill(self, words: memoryview, seed: int) -> None:
+        """See `Generators`."""
+        python, numpy, of_torch = np.frombuffer(words, "=u4").reshape(3, _WORDS)
+        _python.setstate((_python.VERSION, (*python.tolist(), 0), None))
+        if type(_numpy_random.get_bit_generator()) is not np.random.MT19937:
+            _numpy_random.set_bit_generator(np.random.MT19937(0))
+        _numpy_random.set_state(("MT19937", numpy, 0, 0, 0.0))
+        state = bytearray(_fresh_torch_state())
+        _TORCH_LEGACY.pack_into(state, 0, seed, _TORCH_LEFT, 1, _TORCH_NEXT, *of_torch.tolist())
+        _torch.set_state(torch.frombuffer(state, dtype=torch.uint8))
 
     def save(self) -> Any:
         """See `Generators`."""
@@ -74,54 +100,60 @@ class InMemory:
 
     def __init__(self, gauss_offset: int, engine_offset: int) -> None:
         self._bits = _numpy_random.get_bit_generator()
-        self._gauss = (ctypes.c_char * 16).from_address(id(_mtrand._rand) + gauss_offset)
-        self._gauss_flag = ctypes.c_int.from_buffer(self._gauss)
-        self._key = _bytes_at(self._bits.ctypes.state_address)
-        self._key_end = ctypes.c_uint64.from_buffer(self._key, _KEY_AND_POSITION_BYTES - 8)
-        self._python = _bytes_at(id(_python) + object.__basicsize__)
-        self._python_index = ctypes.c_uint32.from_buffer(self._python)
-        self._python_word = ctypes.c_uint32.from_buffer(self._python, 4 * _WORDS)
+        self._python = _bytes_at(id(_python) + object.__basicsize__, _KEY_AND_POSITION_BYTES)
+        self._python_index = self._python[:4]
+        self._python_words = self._python[4:].cast(_FORMAT)
+        self._numpy = _bytes_at(self._bits.ctypes.state_address, _KEY_AND_POSITION_BYTES)
+        self._numpy_words = self._numpy[:-4].cast(_FORMAT)
+        self._numpy_position = self._numpy[-4:]
+        self._gauss = _bytes_at(id(_mtrand._rand) + gauss_offset, _GAUSS_BYTES)
         engine = _torch._cdata + engine_offset
-        self.torch_seed = ctypes.c_uint64.from_address(engine)
-        """What ``torch.initial_seed()`` returns; no draw depends on it."""
-        self._torch_next = ctypes.c_uint64.from_address(engine + 16)
-        self._torch_float = ctypes.c_uint8.from_address(engine + _TORCH_ENGINE.size + 4)
-        self._torch_double = ctypes.c_uint8.from_address(engine + _TORCH_ENGINE.size + 16)
+        self._torch = _bytes_at(engine, _TORCH_ENGINE.size + _TORCH_NORMALS.size)
+        start = _TORCH_ENGINE_START.size
+        self._torch_words = self._torch[start : start + 4 * _WORDS].cast(_FORMAT)
+        self._torch_normals = self._torch[_TORCH_ENGINE.size :]
 
     def holds(self) -> bool:
         """Whether numpy's global generator still has the bit generator that was found."""
         return _numpy_random.get_bit_generator() is self._bits
 
-    def look(self) -> tuple[Any, ...]:
-        """Positions and a word of each state: differs, but for a chance of 2^-32, after any draw and any new seed."""
-        return (
-            self._python_index.value,
-            self._python_word.value,
-            _python.gauss_next,
-            self._key_end.value,
-            self._gauss_flag.value,
-            self._torch_next.value,
-            self._torch_float.value,
-            self._torch_double.value,
-        )
+    def fill(self, words: memoryview, seed: int) -> None:
+        """See `Generators`."""
+        self._python_words[:] = words[:_HALF]
+        self._python_index[:] = _ZERO
+        _python.gauss_next = None
+        self._numpy_words[:] = words[_HALF : 2 * _HALF]
+        self._numpy_position[:] = _ZERO
+        self._gauss[:] = _NO_GAUSS
+        self._torch_words[:] = words[2 * _HALF :]
+        _TORCH_ENGINE_START.pack_into(self._torch, 0, seed, _TORCH_LEFT, 1, _TORCH_NEXT)
+        self._torch_normals[:] = _NO_NORMALS
 
     def save(self) -> Any:
         """See `Generators`."""
-        return self._python.raw, _python.gauss_next, self._key.raw, self._gauss.raw, _torch.get_state()
+        return (
+            self._python.tobytes(),
+            _python.gauss_next,
+            self._numpy.tobytes(),
+            self._gauss.tobytes(),
+            self._torch.tobytes(),
+        )
 
     def restore(self, state: Any) -> None:
         """See `Generators`."""
-        python, gauss_next, key, gauss, torch_state = state
-        self._python.raw, _python.gauss_next = python, gauss_next
+        self._python[:], _python.gauss_next, numpy, gauss, self._torch[:] = state
         if not self.holds():
             _numpy_random.set_bit_generator(self._bits)
-        with self._bits.lock:
-            self._key.raw, self._gauss.raw = key, gauss
-        _torch.set_state(torch_state)
+        self._numpy[:], self._gauss[:] = numpy, gauss
 
 
-def _bytes_at(address: int) -> ctypes.Array[ctypes.c_char]:
-    return (ctypes.c_char * _KEY_AND_POSITION_BYTES).from_address(address)
+_ZERO = bytes(4)
+_NO_GAUSS = bytes(_GAUSS_BYTES)
+_NO_NORMALS = bytes(_TORCH_NORMALS.size)
+
+
+def _bytes_at(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
 def located() -> InMemory | None:
@@ -146,7 +178,7 @@ def _offsets() -> tuple[int, int] | None:
         _check_python()
         return _numpy_offset(), _torch_offset()
     except Exception as error:
-        logger.info("random states are read by their own functions: %r", error)
+        logger.info("random states are read and set by their own functions: %r", error)
         return None
 
 
@@ -215,3 +247,8 @@ def _engine(generator: Any, offset: int) -> tuple[int, ...]:
 
 def _engine_by_function(generator: torch.Generator) -> tuple[int, ...]:
     return _TORCH_LEGACY.unpack_from(_state_bytes(generator))
+
+
+@cache
+def _fresh_torch_state() -> bytes:
+    return _state_bytes(torch.Generator())

@@ -1,118 +1,88 @@
 """``seeding="batch"`` at work: every ticket is made from random states that are a function of its seed alone.
 
-Setting three generators costs 6 to 9 µs, as much as a tiny batch takes to make, and a dataset of tiny batches seldom
-draws. So:
-
-* Every ticket is seeded, until `TRIAL` in a row took under `QUIET_S` each and none so far has moved a generator.
-* From then on tickets are made *unseeded*, and the generators are looked at afterwards. If one has moved, what was made
-  is thrown away, the ticket is seeded and made again, and every later one is seeded at once. So a dataset whose first
-  draw comes after that makes one batch twice in that process, and never a second one.
-* ``torch.initial_seed()`` is the ticket's in either case. What reads more of a generator than that *and leaves it as it
-  was* cannot be noticed: only for such code, in a dataset that does not draw, do states depend on more than the seed.
+Each of the three global generators gets 624 words of its own, drawn from one fast bit generator, SFC64 (by Chris
+Doty-Humphrey, of PractRand), whose state is made of the ticket's seed as its author seeds it. So no ticket shares words
+with another, nor one library with another. All of each state is written, as whatever was left over could be read: by
+``torch.random.fork_rng``, ``random.getstate`` and the like. That takes 4 µs. ``torch.initial_seed()`` is the ticket's
+seed.
 
 With ``keep`` (in the training process) the generators are left as they were found, whatever the dataset does to them.
 """
 
 from __future__ import annotations
 
-import random
-import time
+import ctypes
+import struct
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from dpex.globalrandom import ByFunctions, Generators, InMemory, located
+from dpex.globalrandom import BLOCK, ByFunctions, Generators, located
 from dpex.seeding import epoch_key, ticket_seed
 
-TRIAL = 32
-QUIET_S = 0.0003
+_SEEDED = struct.Struct("=4Q")
+"""SFC64's state: three words, which are the seed, and a counter that begins with 1."""
+_ROUNDS = 16
+"""Drawn first and not used, until every bit of the state depends on every bit of the seed; its author takes 12."""
 Made = TypeVar("Made")
 
 
+class WordSource:
+    """Random words as a function of a seed: `BLOCK` items of 64 bits each time. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._bits: Any = np.random.SFC64(0)
+        memory = (ctypes.c_ubyte * _SEEDED.size).from_address(self._bits.ctypes.state_address)
+        self._memory = memoryview(memory).cast("B")
+        self._is_known = sys.implementation.name == "cpython" and self._is_as_expected()
+
+    def block(self, seed: int) -> memoryview:
+        """The words of that seed, an unsigned 64-bit integer."""
+        if self._is_known:
+            _SEEDED.pack_into(self._memory, 0, seed, seed, seed, 1)
+        else:
+            self._seed_by_function(seed)
+        return memoryview(self._bits.random_raw(_ROUNDS + BLOCK))[_ROUNDS:]
+
+    def _seed_by_function(self, seed: int) -> None:
+        state = {"state": np.array([seed, seed, seed, 1], np.uint64)}
+        self._bits.state = {"bit_generator": "SFC64", "state": state, "has_uint32": 0, "uinteger": 0}
+
+    def _is_as_expected(self) -> bool:
+        return bool(self._memory.tobytes() == self._bits.state["state"]["state"].tobytes())
+
+
+_source = WordSource()
+
+
 def seed_ticket(seed: int) -> None:
-    """Set the three global generators for one ticket; ``torch.manual_seed`` would cost a hundred times more."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
+    """Set the three global generators for one ticket."""
+    generators: Generators = located() or ByFunctions()
+    generators.fill(_source.block(seed), seed)
 
 
 class TicketSeeding:
     """See the module; ``keep``: leave the generators as they were."""
 
     def __init__(self, base_seed: int, *, keep: bool) -> None:
-        self.quiet = False
-        """Tickets are made unseeded at present."""
         self._base_seed = base_seed
         self._keep = keep
         self._epoch, self._key = -1, 0
-        self._memory: InMemory | None = located()
-        self._tried = 0
-        self._saved: Any = None
-        self._saved_at: tuple[Any, ...] = ()
 
     def make(self, fetch: Callable[[Any], Made], index: Any, number: int, epoch: int) -> Made:
         """``fetch(index)`` as it is after ticket ``number`` was seeded; its errors come as they are."""
         if epoch != self._epoch:
             self._epoch, self._key = epoch, epoch_key(self._base_seed, epoch)
         seed = ticket_seed(self._key, number)
-        if self.quiet:
-            made = self._unseeded(fetch, index, seed)
-            if made is not None:
-                return made
-        return self._seeded_and_kept(fetch, index, seed) if self._keep else self._seeded(fetch, index, seed)
-
-    def _unseeded(self, fetch: Callable[[Any], Made], index: Any, seed: int) -> Made | None:
-        """What ``fetch`` makes with whatever states there are; None if it drew from them."""
-        memory = self._memory
-        if memory is None or not memory.holds():
-            self._stay_loud()
-            return None
-        before, torch_seed = memory.look(), memory.torch_seed
-        if self._keep and before != self._saved_at:
-            self._saved, self._saved_at = memory.save(), before
-        own, torch_seed.value = torch_seed.value, seed
-        try:
-            made = fetch(index)
-        except BaseException as error:
-            torch_seed.value = own
-            if self._moved_since(before, memory) and isinstance(error, Exception):
-                return None
-            raise
-        torch_seed.value = own
-        return None if self._moved_since(before, memory) else made
-
-    def _moved_since(self, before: tuple[Any, ...], memory: InMemory) -> bool:
-        """Whether somebody drew; if so, that is undone, and tickets are seeded from now on."""
-        if memory.look() == before and memory.holds():
-            return False
-        self._stay_loud()
-        if self._keep:
-            memory.restore(self._saved)
-        return True
-
-    def _stay_loud(self) -> None:
-        self.quiet, self._memory = False, None
-
-    def _seeded_and_kept(self, fetch: Callable[[Any], Made], index: Any, seed: int) -> Made:
+        if not self._keep:
+            seed_ticket(seed)
+            return fetch(index)
         generators: Generators = located() or ByFunctions()
         state = generators.save()
         try:
-            return self._seeded(fetch, index, seed)
+            seed_ticket(seed)
+            return fetch(index)
         finally:
             generators.restore(state)
-
-    def _seeded(self, fetch: Callable[[Any], Made], index: Any, seed: int) -> Made:
-        seed_ticket(seed)
-        memory = self._memory
-        if memory is None:
-            return fetch(index)
-        before, began = memory.look(), time.perf_counter()
-        made = fetch(index)
-        self._tried = self._tried + 1 if time.perf_counter() - began < QUIET_S else 0
-        if memory.look() != before or not memory.holds():
-            self._stay_loud()
-        elif self._tried == TRIAL:
-            self.quiet = True
-        return made
