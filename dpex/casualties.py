@@ -31,12 +31,12 @@ class Casualties:
 
     def gone(self, schedule: Schedule, lane: Lane, event: Gone) -> WorkerDiedError | None:
         """A host has ended; returns the error that ends the epoch, if it must end."""
-        given_up = self._take_back(schedule, event)
+        again, given_up = self._take_back(schedule, event)
         if not event.expected:
             self.deaths[lane.name] += 1
-            self.remade += len(event.lost)
+            self.remade += again
             if not given_up and not self._iterable:
-                _warn_of_death(event)
+                _warn_of_death(event, again)
         fatal = None
         for stream in self._tenancy.host_gone(Place(lane.name, event.host)):
             fatal = _fail_stream(schedule, stream, event) or fatal
@@ -45,8 +45,9 @@ class Casualties:
             fatal = WorkerDiedError(text)
         return fatal
 
-    def _take_back(self, schedule: Schedule, event: Gone) -> list[Ticket]:
-        """Let what it held be made again; returns the tickets that are given up."""
+    def _take_back(self, schedule: Schedule, event: Gone) -> tuple[int, list[Ticket]]:
+        """Let what it held be made again; returns how many tickets that are, and those that are given up."""
+        held = sum(ticket is not None and ticket.issued for ticket in map(schedule.ticket, event.lost))
         given_up = schedule.lost(event.lost, event.guilty)
         for number in event.lost:
             self._dispatch.arrived(number)
@@ -56,11 +57,11 @@ class Casualties:
         for ticket in given_up:
             error = _gave_up(ticket, event.why)
             schedule.done(ticket.number, lambda error=error: error)
-        return given_up
+        return held - len(given_up), given_up
 
 
-def _warn_of_death(event: Gone) -> None:
-    held = f"; what it held ({len(event.lost)} tickets) is made again" if event.lost else ""
+def _warn_of_death(event: Gone, again: int) -> None:
+    held = f"; what it held ({again} tickets) is made again" if again else ""
     warn(f"{event.why}{held}. The epoch goes on.")
 
 

@@ -674,6 +674,12 @@ def test_a_budget_bounds_the_memory_that_the_controller_sees(parts: Any) -> None
     assert listener.samples[0].host.batch_budget == 2_000
 
 
+def test_a_budget_of_the_loader_is_its_tuners() -> None:
+    tuner = DpexDataLoader([1, 2], num_workers="auto", memory_budget=2_000)._tuning()
+    assert tuner is not None
+    assert tuner._limits.memory_budget == 2_000
+
+
 NUMBERS = 800
 
 

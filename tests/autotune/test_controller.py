@@ -113,6 +113,21 @@ def test_memory_is_a_wall() -> None:
     assert max(mark.memory for mark in history.marks) <= 3e9
 
 
+@pytest.mark.parametrize(("budget", "deepest"), [(None, 24), (60 << 20, 6)])
+def test_a_memory_budget_is_a_wall(budget: int | None, deepest: int) -> None:
+    """Work that waits for 80 ms beside a step of 5 ms would have some 17 workers, with two batches of 10 MB each."""
+    controller = Controller(AutotuneConfig(), Settings(local=2, depth=4))
+    settings = controller.begin()
+    for second in range(1, 20):
+        sample = Sample(at=float(second), seconds=1.0, settings=settings, batches=20, wait_s=0.9, work_s=0.1, own_s=0.0)
+        seen = _with_lane(replace(sample, batch_bytes=10 << 20), settings.local, 0.08)
+        decision = controller.step(replace(seen, host=replace(seen.host, batch_budget=budget)))
+        settings = settings if decision is None else decision.new
+    depths = [decision.new.depth for decision in controller.decisions]
+    assert max(depths) >= deepest if budget is None else max(depths) == deepest
+    assert all(decision.new.workers <= decision.new.depth for decision in controller.decisions)
+
+
 def test_steady_work_is_left_alone() -> None:
     for phase in (CPU, WAIT):
         history, controller = run(world(phase), seconds=600)

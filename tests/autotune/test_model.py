@@ -86,3 +86,12 @@ def test_bounds_hold_even_where_they_hurt(depth: int) -> None:
     assert plan.settings.depth <= depth
     least = best(EASY, Bounds(local=9, remote=9, depth=99, least_local=8, least_remote=4), CONFIG).settings
     assert (least.local, least.remote) >= (8, 4)
+
+
+@pytest.mark.parametrize(("memory", "local"), [(5e9, 5), (1e9, 3), (0.7e9, 2), (0.1e9, 1)])
+def test_workers_and_batches_have_room_in_memory(memory: float, local: int) -> None:
+    """Five workers would be best; each takes 200 MB, and each has a batch of 100 MB in flight."""
+    bounds = Bounds(local=16, remote=0, depth=999, memory=memory, worker_bytes=2e8, batch_bytes=1e8, least_local=1)
+    settings = best(EASY, bounds, CONFIG).settings
+    assert settings.local == local
+    assert settings.local * 2e8 + settings.depth * 1e8 <= max(memory, 3e8)  # one worker and its batch may always be

@@ -1,0 +1,145 @@
+"""The engine with a lane that makes nothing by itself: what it asks for, drops, counts and raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fakelane import FakeLane
+
+from dpex.engine import Engine, Plan
+from dpex.errors import WorkerDiedError
+from dpex.lanes.base import Gone
+from dpex.pace import Sizes
+from dpex.worker import NO_TIME
+
+
+def engine_on(lane: FakeLane, **changes: Any) -> Engine:
+    plan = {
+        "logicals": 0,
+        "iterable": False,
+        "in_order": True,
+        "timeout_s": 5.0,
+        "base_window": 4,
+        "stretch": False,
+        "memory_budget": None,
+        "make_lane": lambda name, count: lane,
+        "make_inline": lambda number, index, epoch: (index, NO_TIME),
+    }
+    return Engine(Plan(**plan | changes), Sizes(local=len(lane.workers), remote=0, prefetch=None))
+
+
+@pytest.fixture
+def lane() -> FakeLane:
+    return FakeLane()
+
+
+@pytest.fixture
+def engine(lane: FakeLane) -> Iterator[Engine]:
+    made = engine_on(lane)
+    made.begin_epoch(iter(range(20)))
+    yield made
+    made.close()
+
+
+def decoded(log: list[int], number: int) -> Callable[[], str]:
+    def value() -> str:
+        log.append(number)
+        return f"batch {number}"
+
+    return value
+
+
+def test_batches_come_in_order_and_the_sampler_is_drawn_as_far_as_the_window(engine: Engine, lane: FakeLane) -> None:
+    assert lane.numbers_sent == [0, 1, 2, 3]
+    log: list[int] = []
+    for number in (1, 0):
+        lane.says_made(number, decoded(log, number))
+    assert [engine.next(), engine.next()] == ["batch 0", "batch 1"]
+    assert log == [0, 1]
+    assert lane.numbers_sent == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns(engine: Engine, lane: FakeLane) -> None:
+    """Also what waits behind a batch that is not made yet. Decoding is what gives slots their taker, who lets go."""
+    log: list[int] = []
+    for number in (0, 1, 3):
+        lane.says_made(number, decoded(log, number))
+    engine.next()
+    assert log == [0]
+    engine.begin_epoch(iter(range(20)))
+    assert sorted(log) == [0, 1, 3]
+    assert engine.schedule.ready == 0
+
+
+def test_an_undelivered_batch_that_cannot_be_decoded_is_no_reason_not_to_begin(engine: Engine, lane: FakeLane) -> None:
+    log: list[int] = []
+    lane.says_made(0, decoded(log, 0))
+    lane.says_made(1, lambda: 1 // 0)
+    lane.says_made(2, decoded(log, 2))
+    engine.next()
+    engine.begin_epoch(iter(range(20)))
+    assert log == [0, 2]
+
+
+def test_a_batch_that_was_made_twice_is_decoded_and_dropped(engine: Engine, lane: FakeLane) -> None:
+    log: list[int] = []
+    for number in (0, 0, 1):
+        lane.says_made(number, decoded(log, number))
+    assert engine.next() == "batch 0"
+    assert log == [0, 0]
+    assert engine.next() == "batch 1"
+
+
+def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, lane: FakeLane) -> None:
+    engine.begin_epoch(iter(range(20)))
+    lane.says_made(0, lambda: "old", epoch=0)
+    lane.says_made(0, lambda: "new", epoch=1)
+    assert engine.next() == "new"
+
+
+# -- errors are counted by kind ----------------------------------------------------------------------------------------
+
+
+def errors(engine: Engine) -> dict[str, int]:
+    return dict(engine.sums().errors)
+
+
+@pytest.mark.filterwarnings("ignore:it was killed:RuntimeWarning")
+def test_a_batch_that_killed_its_workers_is_an_error_of_kind_worker(engine: Engine, lane: FakeLane) -> None:
+    for _ in range(engine.schedule.max_tries):
+        lane.said.append(Gone(0, (0,), 0, False, "it was killed", 4711))
+        lane.says_made(1, lambda: "batch 1")
+        engine._collect()
+    with pytest.raises(WorkerDiedError, match="Batch 0"):
+        engine.next()
+    assert errors(engine) == {"worker": 1}
+    assert engine.next() == "batch 1"
+    assert errors(engine) == {"worker": 1}
+
+
+def test_workers_that_cannot_be_had_are_an_error_of_kind_worker(engine: Engine, lane: FakeLane) -> None:
+    lane.failed, lane.counts.requested = "no worker can be started", 0
+    for times in (1, 2):
+        with pytest.raises(WorkerDiedError, match="no worker can be started"):
+            engine.next()
+        assert errors(engine) == {"worker": times}
+
+
+def test_a_timeout_is_an_error_of_its_own_kind(lane: FakeLane) -> None:
+    engine = engine_on(lane, timeout_s=0.01)
+    engine.begin_epoch(iter(range(20)))
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.01 seconds"):
+        engine.next()
+    assert errors(engine) == {"timeout": 1}
+    engine.close()
+
+
+def test_deaths_and_what_is_made_again_are_in_the_engines_counts(engine: Engine, lane: FakeLane) -> None:
+    lane.said.append(Gone(0, (0, 2), None, False, "it was killed", 4711))
+    with pytest.warns(RuntimeWarning, match="it was killed; what it held \\(2 tickets\\) is made again"):
+        engine._collect()
+    stats, sums = engine.stats(), engine.sums()
+    assert (stats.deaths, stats.remade, sums.remade, sums.lanes["local"].deaths) == (1, 2, 2, 1)
+    assert lane.numbers_sent == [0, 1, 2, 3, 0, 2]

@@ -1,0 +1,185 @@
+"""The lane of this machine with real worker processes, driven with tickets, without a loader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from families import until
+from torch.utils.data import default_collate
+
+from dpex.lanes.base import Event, Gone, Made
+from dpex.lanes.local import LocalLane
+from dpex.lanes.localworker import receive
+from dpex.schedule import Ticket
+from dpex.worker import WorkerSetup
+
+pytestmark = pytest.mark.timeout(60)
+DEADLINE_S = 30.0
+LARGE = 4096
+"""Numbers in a sample: too many to travel in the message itself, so that a batch takes a slot."""
+Kind = TypeVar("Kind", bound=Event)
+
+
+class Rows:
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((LARGE,), float(index))
+
+
+class Driver:
+    """Stands in for the engine: sends tickets, and takes down what happens."""
+
+    def __init__(self, workers: int, *, shared_queue: bool) -> None:
+        setup = WorkerSetup(
+            dataset=Rows(),
+            collate_fn=default_collate,
+            worker_init_fn=None,
+            iterable=False,
+            auto_collation=True,
+            drop_last=False,
+            num_workers=workers,
+            base_seed=11,
+            per_batch_seed=shared_queue,
+        )
+        context = multiprocessing.get_context("fork")
+        self.lane = LocalLane(setup, context, shared_queue=shared_queue, first_hosts=workers)
+        self.lane.new_epoch(0)
+        self.events: list[Event] = []
+
+    def listen(self) -> None:
+        self.events += self.lane.poll()
+
+    def listen_until(self, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, self.events
+            select.select(self.lane.descriptors(), [], [], 0.05)
+            self.listen()
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def send(self, *numbers: int, epoch: int = 0, worker: int | None = None) -> None:
+        """One message for each ticket."""
+        for number in numbers:
+            assert self.lane.send([Ticket(number, [number], 0)], epoch, worker)
+
+    def wait_until_made(self, tickets: int) -> None:
+        """So many results, of whatever epoch, were taken in."""
+        self.listen_until(lambda: self.lane.times.tickets >= tickets)
+
+    def lent(self) -> int:
+        """Slots that the trainer's side holds."""
+        segments = [segment for host in self.lane._hosts.values() for segment in host.segments.values()]
+        return sum(sum(segment.flags[1::2]) for segment in segments)
+
+    def pids(self) -> list[int]:
+        return [host.process.handle.pid or 0 for host in self.lane._hosts.values()]
+
+
+@contextmanager
+def driven(workers: int, *, shared_queue: bool = True) -> Iterator[Driver]:
+    driver = Driver(workers, shared_queue=shared_queue)
+    try:
+        driver.listen_until(lambda: driver.lane.counts.running == workers)
+        if not shared_queue:
+            for worker in driver.lane.hosts():
+                driver.lane.adopt(worker, worker, None)
+        yield driver
+    finally:
+        driver.lane.close(5.0)
+
+
+def test_batches_arrive_in_slots_that_are_lent_until_they_are_dropped() -> None:
+    with driven(2) as driver:
+        driver.send(*range(6))
+        driver.listen_until(lambda: len(driver.of(Made)) == 6)
+        assert driver.lent() == 6
+        batches = {made.number: made.value() for made in driver.of(Made)}
+        assert all(torch.equal(batch, torch.full((1, LARGE), float(n))) for n, batch in batches.items())
+        batches.clear()
+        assert driver.lent() == 0
+
+
+@pytest.mark.parametrize("shared_queue", [True, False])
+def test_results_of_an_earlier_epoch_are_not_told_of_and_give_their_slots_back(shared_queue: bool) -> None:
+    """They arrive after the next epoch has begun, undecoded: nobody else would let go of them."""
+    with driven(1, shared_queue=shared_queue) as driver:
+        (worker,) = driver.lane.hosts()
+        to = None if shared_queue else worker
+        driver.send(0, 1, 2, worker=to)
+        until(lambda: unread(driver) and idle(driver))
+        driver.lane.new_epoch(1)
+        driver.wait_until_made(3)
+        assert driver.of(Made) == []
+        assert driver.lent() == 0
+        driver.send(0, epoch=1, worker=to)
+        driver.listen_until(lambda: driver.of(Made))
+        assert [(made.epoch, made.number) for made in driver.of(Made)] == [(1, 0)]
+
+
+def unread(driver: Driver) -> bool:
+    """Whether results lie in a socket."""
+    return any(select.select([host.socket], [], [], 0)[0] for host in driver.lane._hosts.values())
+
+
+def idle(driver: Driver) -> bool:
+    """Whether every worker waits for its next message, and none is left for it to take."""
+    queue = driver.lane._queue
+    asleep = all(state_of(pid) == "S" for pid in driver.pids())
+    rows = all(driver.lane._board.is_idle(host.row) for host in driver.lane._hosts.values())
+    return asleep and rows and (queue is None or queue.is_empty())
+
+
+def state_of(pid: int) -> str:
+    """As in ``/proc``: R runs, S sleeps, T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: state_of(pid) == "T")
+
+
+def test_what_a_worker_took_and_did_not_write_down_before_it_died_is_found_by_counting_again() -> None:
+    """Between taking a message from the shared socket and writing its number on the board a worker can be killed."""
+    with driven(2) as driver:
+        lane, (first, second) = driver.lane, driver.pids()
+        stop(first)
+        stop(second)
+        driver.send(7, 8)
+        queue = lane._queue
+        assert queue is not None
+        assert receive(queue._theirs, queue._buffer) is not None  # in the place of the worker that is about to die
+        os.kill(first, signal.SIGKILL)
+        driver.listen_until(lambda: [gone for gone in driver.of(Gone) if not gone.expected])
+        assert [gone.lost for gone in driver.of(Gone)] == [()], "the board knew of none"
+        os.kill(second, signal.SIGCONT)
+        driver.listen_until(lambda: len(driver.of(Gone)) == 2)
+        found = driver.of(Gone)[1]
+        assert (found.lost, found.guilty, found.expected) == ((7,), None, True)
+        assert {made.number for made in driver.of(Made)} == {8}
+        assert not queue.groups
+        driver.listen_until(lambda: lane.counts.running == 2)
+
+
+def test_a_dead_worker_held_tickets_of_this_epoch_alone() -> None:
+    with driven(1, shared_queue=False) as driver:
+        (worker,), (pid,) = driver.lane.hosts(), driver.pids()
+        stop(pid)
+        driver.send(0, 1, 2, worker=worker)
+        driver.lane.new_epoch(1)
+        driver.send(0, 1, epoch=1, worker=worker)
+        os.kill(pid, signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(Gone))
+        (gone,) = driver.of(Gone)
+        assert (gone.lost, gone.expected) == ((0, 1), False)
