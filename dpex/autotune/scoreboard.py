@@ -72,6 +72,17 @@ class Score:
         cheapest = self.cheapest.settings.workers
         return (self.workers - cheapest) / max(1, cheapest)
 
+    def figures(self) -> dict[str, float]:
+        """What each target is about, as a number that is better the smaller it is."""
+        return {
+            "regret": self.regret,
+            "settle": self.settle_s,
+            "decisions": self.decisions,
+            "cost": self.excess,
+            "oscillation": self.changes,
+            "memory": self.over_bytes,
+        }
+
     def missed(self) -> dict[str, str]:
         """Targets missed, and the figure."""
         excess = f"{self.workers:.2f} workers, {self.cheapest.settings.workers} would do"
@@ -240,7 +251,6 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     parser.add_argument("--only", action="append", metavar="NAME", help="a scenario or a family; may be repeated")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--decisions", action="store_true", help="list decisions too")
-    parser.add_argument("--misses", action="store_true", help="print only the rows of KNOWN_MISSES in the tests")
     parser.add_argument("--refresh", action="store_true", help="search again for the best static settings (minutes)")
     parser.add_argument("--seed", type=int, default=0, help="play with other draws than those everybody has seen")
     options = parser.parse_args(arguments)
@@ -259,10 +269,6 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
 def _report(results: Sequence[Result], options: argparse.Namespace) -> Iterator[str]:
     if options.json:
         yield json.dumps([plain(result) for result in results], indent=1)
-    elif options.misses:
-        for result in results:
-            for hold, figure in result.missed().items():
-                yield f'    ("{result.scenario.name}", "{hold}"): "{figure}",'
     else:
         for result in results if options.decisions else ():
             yield f"{result.scenario.name}: {result.scenario.why}"

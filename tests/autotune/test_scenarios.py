@@ -8,26 +8,13 @@ from functools import cache
 
 import pytest
 
-from dpex.autotune import oracle, scoreboard
+from dpex.autotune import baseline, oracle, scoreboard
+from dpex.autotune.baseline import RECORD
 from dpex.autotune.oracle import REFRESH, StaleOracleError, Static, search, truths
 from dpex.autotune.plant import Phase, Step, Work, World
 from dpex.autotune.scenarios import FOLDER, HOLDS, ORACLE, Scenario, load
 from dpex.autotune.scoreboard import Result, Score, cold_start, play
 from dpex.autotune.types import Decision, Sample, Settings
-
-KNOWN_MISSES: dict[tuple[str, str], str] = {
-    ("burst-steps-wait", "decisions"): "4 decisions",
-    ("remote-link-bound", "settle"): "settled after 11.2 s",
-    ("others-come", "cost"): "5.00 workers, 4 would do from 30 s on",
-    ("thrash-mixed", "decisions"): "4 decisions",
-    ("memory-both", "cost"): "10.00 workers, 9 would do",
-    ("noise-remote", "settle"): "settled after 6.2 s",
-    ("skew-wait-extreme", "regret"): "regret 7.8 %",
-    ("skew-wait-extreme", "oscillation"): "20.0 changes in 10 min",
-    ("skew-stragglers", "settle"): "settled after 6.2 s",
-    ("skew-stragglers", "decisions"): "4 decisions",
-}
-"""Targets that the controller is known to miss, and by how much: `python -m dpex.autotune.scoreboard --misses`."""
 
 
 @cache
@@ -35,20 +22,17 @@ def played(name: str) -> Result:
     return play(load()[name])
 
 
-def expectations() -> list[object]:
-    marks = {key: [pytest.mark.xfail(strict=False, reason=reason)] for key, reason in KNOWN_MISSES.items()}
-    pairs = [(scenario.name, hold) for scenario in load().values() for hold in scenario.holds]
-    return [pytest.param(*pair, marks=marks.get(pair, []), id="-".join(pair)) for pair in pairs]
+@pytest.mark.parametrize("name", load())
+def test_the_controller_is_no_worse_and_no_better_than_is_on_record(name: str) -> None:
+    """Whoever makes it better records that, so that it stays; whoever makes it worse says so by recording it."""
+    scenario, kept = load()[name], baseline.read().get(name)
+    assert kept is not None, f"there is no record of this scenario: {RECORD} {name}"
+    found = baseline.differences(kept, baseline.achieved(played(name)))
+    assert not found, f"{'; '.join(found)}. {scenario.why} If this is meant: {RECORD}, and commit the difference"
 
 
-@pytest.mark.parametrize(("name", "hold"), expectations())
-def test_the_controller_meets_its_target(name: str, hold: str) -> None:
-    assert hold not in (missed := played(name).missed()), f"{missed[hold]}; {load()[name].why}"
-
-
-def test_known_misses_are_of_scenarios_that_exist() -> None:
-    expected = {(scenario.name, hold) for scenario in load().values() for hold in scenario.holds}
-    assert KNOWN_MISSES.keys() <= expected
+def test_nothing_is_on_record_of_scenarios_that_are_gone() -> None:
+    assert baseline.read().keys() <= load().keys(), f"run {RECORD}"
 
 
 # -- scenarios ---------------------------------------------------------------------------------------------------------
@@ -242,13 +226,13 @@ def test_only_what_a_scenario_holds_to_counts() -> None:
     assert later.missed() == {"regret": "regret 50.0 % from 30 s on"}
 
 
-@pytest.mark.parametrize("options", [[], ["--decisions"], ["--json"], ["--misses"]])
+@pytest.mark.parametrize("options", [[], ["--decisions"], ["--json"]])
 def test_the_command_shows_a_scenario(options: list[str]) -> None:
     lines: list[str] = []
     status = scoreboard.main(["--only", "consumer-two", *options], write=lines.append)
     missed = played("consumer-two").missed()
     assert status == bool(missed)
-    assert any("consumer-two" in line for line in lines) or (options == ["--misses"] and not missed)
+    assert any("consumer-two" in line for line in lines)
 
 
 def test_the_command_knows_its_scenarios(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from dpex.autotune.plant import Phase, Step, Work, World
 
 FOLDER = Path(__file__).parent
 ORACLE = "oracle.json"
+BASELINE = "baseline.json"
 HOLDS = ("regret", "settle", "decisions", "cost", "oscillation", "memory")
 """What can be asked of a controller, see `dpex.autotune.scoreboard`."""
 
@@ -60,7 +61,7 @@ def load() -> Mapping[str, Scenario]:
     """All scenarios, by name."""
     found: dict[str, Scenario] = {}
     for path in sorted(FOLDER.glob("*.json")):
-        if path.name == ORACLE:
+        if path.name in (ORACLE, BASELINE):
             continue
         for entry in json.loads(path.read_text()):
             scenario = _scenario(path.stem, entry)
