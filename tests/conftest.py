@@ -4,6 +4,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from skips import pytest_configure, pytest_make_collect_report, pytest_runtest_makereport
+
+__all__ = ["pytest_configure", "pytest_make_collect_report", "pytest_runtest_makereport"]
 
 
 @pytest.fixture(scope="session", autouse=True)
