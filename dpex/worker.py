@@ -264,7 +264,7 @@ class ArenaCollate:
             alike = set(map(type, batch)) == _TENSOR_ONLY if self._in_worker else all(map(_like(first), batch))
             if alike and first.device.type == "cpu":
                 size = (len(batch), *shape)
-                out = self._arena.tensor(size, dtype) if large else torch.empty(size, dtype=dtype)
+                out = self._arena.tensor(size, dtype) if large else torch.empty(size, dtype=dtype, device="cpu")
                 return torch.stack(batch, 0, out=out)
         return torch.stack(batch, 0)
 

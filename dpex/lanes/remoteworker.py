@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import marshal
 import mmap
 import os
@@ -32,8 +33,9 @@ from torch.utils.data._utils import worker as torch_worker
 from dpex.lanes.stream import Sender, Target
 from dpex.runqueue import OwnQueue
 from dpex.transport.arena import Arena, SlotRef
-from dpex.transport.codec import _DTYPES, _INLINE, _PICKLE, INLINE_BYTES, Encoder, Node
-from dpex.transport.parcel import cloud_dumps, pack, pristine_collate_map, unpack
+from dpex.transport.codec import _DTYPES, _INLINE, _PICKLE, INLINE_BYTES, Encoder
+from dpex.transport.outofband import Memories
+from dpex.transport.parcel import cloud_dumps, dump_batch, pristine_collate_map, unpack
 from dpex.worker import (
     ArenaCollate,
     Failure,
@@ -199,12 +201,10 @@ class Outbox(Arena):
 
 
 class FarEncoder(Encoder):
-    """As `Encoder`, but what stands beside plain tensors is pickled by value: nothing is shared between machines."""
+    """As `Encoder`, for a trainer on another machine: classes and functions travel by value where they must."""
 
-    def _pickled(self, batch: Any) -> Node:
-        parcel = pack(batch)
-        buffers = [self._copy(buffer) for buffer in parcel.buffers]
-        return (_PICKLE, self._copy(np.frombuffer(parcel.header, np.uint8)), buffers)
+    def _dump(self, batch: Any, stream: io.BytesIO, memories: Memories) -> None:
+        dump_batch(batch, stream, memories)
 
 
 class RemoteWorker:

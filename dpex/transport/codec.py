@@ -4,30 +4,28 @@ A batch becomes a small tree of plain values that `marshal` writes in about a mi
 lie inside the message, large ones in slots of the worker's arena, where the taker views them without a copy.
 
 Tensors keep dtype, shape, strides, and which of them share memory. Plain containers (list, tuple, dict, numbers,
-strings) take the short way; whatever else stands in a batch makes that batch travel as a pickle (protocol 5) whose
-tensors and arrays still travel as raw buffers. What only PyTorch knows how to hand between processes (CUDA, sparse and
-quantised tensors, subclasses) goes by PyTorch's own reductions.
+strings) take the short way; whatever else stands in a batch makes that batch travel as a pickle whose memory still
+travels as raw buffers (see `outofband`).
 """
 
 from __future__ import annotations
 
 import io
 import marshal
-import pickle
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.multiprocessing
+
+from dpex.transport.outofband import BatchPickler, LoadedMemory, Memories, Memory, Piece, is_plain, load
 
 INLINE_BYTES = 4096
 """A buffer up to this size lies inside the message."""
 MESSAGE_BYTES = 32768
 """The small buffers of one batch together; beyond it they share a slot."""
 
-_LEAF, _INLINE, _SLOT, _LIST, _TUPLE, _DICT, _ALIAS, _PICKLE, _SPILL, _EMPTY = range(10)
+_LEAF, _INLINE, _SLOT, _LIST, _TUPLE, _DICT, _ALIAS, _PICKLE, _SPILL, _EMPTY, _MEMORY = range(11)
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
 _KEYS = frozenset({int, str, bool, bytes})
 _DTYPES = sorted(
@@ -52,21 +50,6 @@ class Placer(Protocol):
     def find(self, address: int) -> Any: ...
     def lend(self, ref: Any) -> None: ...
     def take_back(self, ref: Any) -> None: ...
-
-
-def _is_plain_tensor(value: Any) -> bool:
-    return (
-        type(value) is torch.Tensor
-        and value.layout is torch.strided
-        and value.device.type == "cpu"
-        and not value.requires_grad
-        and value.dtype in _DTYPE_CODE
-        and not value.is_conj()
-        and not value.is_neg()
-        and not value.is_nested
-        and not value._backward_hooks
-        and not value.__dict__
-    )
 
 
 def _span(tensor: torch.Tensor) -> int:
@@ -139,7 +122,7 @@ class Encoder:
         raise _ExoticError
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
-        if not _is_plain_tensor(tensor):
+        if tensor.dtype not in _DTYPE_CODE or not is_plain(tensor):
             raise _ExoticError
         code, shape = _DTYPE_CODE[tensor.dtype], tuple(tensor.shape)
         if tensor.numel() == 0:
@@ -163,36 +146,70 @@ class Encoder:
         return (_ALIAS, first, start - first, code, tuple(tensor.shape), tensor.stride())
 
     def _buffer(self, tensor: torch.Tensor, start: int, storage: int, nbytes: int) -> Node:
-        placer = self._placer
-        if placer is not None and nbytes > INLINE_BYTES and start == storage:
-            ref = placer.find(start)
-            if ref is not None:
-                self.nbytes += nbytes
-                self._keep.append(tensor)
-                self._lend(ref)
-                return (_SLOT, *ref, nbytes)
+        if nbytes > INLINE_BYTES and start == storage and (node := self._in_slot(tensor, start, nbytes)):
+            return node
         flat = torch.as_strided(tensor, (nbytes // tensor.itemsize,), (1,))
         return self._copy(flat.view(torch.uint8).numpy() if flat.dtype is not torch.uint8 else flat.numpy())
+
+    def _in_slot(self, owner: Any, address: int, nbytes: int) -> Node | None:
+        """Lend the slot that begins at ``address``, if there is one: nothing is copied."""
+        ref = self._placer.find(address) if self._placer is not None else None
+        if ref is None:
+            return None
+        self.nbytes += nbytes
+        self._keep.append(owner)
+        self._lend(ref)
+        return (_SLOT, *ref, nbytes)
 
     def _copy(self, source: np.ndarray[Any, Any]) -> Node:
         nbytes = source.nbytes
         self.nbytes += nbytes
-        inline = nbytes <= INLINE_BYTES and self._inline_bytes + nbytes <= MESSAGE_BYTES
+        if self._goes_inline(nbytes):
+            return (_INLINE, source.tobytes())
+        base, node = self._slot(nbytes)
+        base[:] = source
+        return node
+
+    def _goes_inline(self, nbytes: int) -> bool:
+        inline = self._inline_bytes + nbytes <= MESSAGE_BYTES and nbytes <= INLINE_BYTES
         if inline or self._placer is None:
             self._inline_bytes += nbytes
-            return (_INLINE, source.tobytes())
+            return True
+        return False
+
+    def _slot(self, nbytes: int) -> tuple[np.ndarray[Any, Any], Node]:
+        assert self._placer is not None
         base, ref = self._placer.array(nbytes)
-        base[:] = source
         self._lend(ref)
         self._keep.append(base)
-        return (_SLOT, *ref, nbytes)
+        return base, (_SLOT, *ref, nbytes)
 
     def _pickled(self, batch: Any) -> Node:
         stream = io.BytesIO()
-        buffers: list[Any] = []
-        _BatchPickler(stream, buffers).dump(batch)
-        nodes = [self._copy(np.frombuffer(b.raw(), np.uint8)) if b.raw().nbytes else (_INLINE, b"") for b in buffers]
+        memories = Memories()
+        self._dump(batch, stream, memories)
+        nodes = [self._memory(b) if isinstance(b, Memory) else self._copy(b) for b in memories.buffers]
         return (_PICKLE, self._copy(np.frombuffer(stream.getvalue(), np.uint8)), nodes)
+
+    def _dump(self, batch: Any, stream: io.BytesIO, memories: Memories) -> None:
+        BatchPickler(stream, memories).dump(batch)
+
+    def _memory(self, memory: Memory) -> Node:
+        pieces, source = memory.pieces(), memory.array()
+        nbytes = pieces[-1].at + pieces[-1].end - pieces[-1].start if pieces else 0
+        if len(pieces) == 1 and pieces[0].start == 0:
+            buffer = self._in_slot(source, memory.address, nbytes) or self._copy(source[:nbytes])
+        else:
+            buffer = self._gather(source, pieces, nbytes)
+        return (_MEMORY, buffer, [tuple(piece) for piece in pieces])
+
+    def _gather(self, source: np.ndarray[Any, Any], pieces: list[Piece], nbytes: int) -> Node:
+        self.nbytes += nbytes
+        inline = self._goes_inline(nbytes)
+        target, node = (np.zeros(nbytes, np.uint8), ()) if inline else self._slot(nbytes)
+        for start, end, at in pieces:
+            target[at : at + end - start] = source[start:end]
+        return (_INLINE, target.tobytes()) if inline else node
 
     def spill(self, node: Node) -> Node:
         """A node too long for a message, moved into a slot."""
@@ -206,45 +223,8 @@ class Encoder:
         return (_SLOT, *ref, len(data))
 
 
-class _BatchPickler(ForkingPickler):
-    """Protocol 5 with out-of-band buffers for plain tensors too; the rest by PyTorch's and Python's reductions."""
-
-    def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
-        super().__init__(stream, 5, True, buffers.append)
-        self._storages: dict[int, _SharedStorage] = {}
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor or not _is_plain_tensor(obj):
-            return NotImplemented
-        if obj.numel() == 0:
-            return _empty, (_DTYPE_CODE[obj.dtype], tuple(obj.shape), obj.stride())
-        storage = obj.untyped_storage()
-        shared = self._storages.get(storage.data_ptr())
-        if shared is None:
-            shared = self._storages[storage.data_ptr()] = _SharedStorage(obj, storage.nbytes())
-        return _rebuild, (shared, _DTYPE_CODE[obj.dtype], tuple(obj.shape), obj.stride(), obj.storage_offset())
-
-
-class _SharedStorage:
-    """A tensor's memory, pickled once however many tensors view it."""
-
-    def __init__(self, tensor: torch.Tensor, nbytes: int) -> None:
-        self.raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (nbytes,), (1,)).numpy()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _as_bytes_tensor, (pickle.PickleBuffer(cast(Any, self.raw)),)
-
-
-def _as_bytes_tensor(buffer: Any) -> torch.Tensor:
-    return torch.frombuffer(buffer, dtype=torch.uint8)
-
-
-def _rebuild(raw: torch.Tensor, code: int, shape: Any, stride: Any, offset: int) -> torch.Tensor:
-    return torch.empty(0, dtype=_DTYPES[code]).set_(raw.untyped_storage(), offset, shape, stride)
-
-
 def _empty(code: int, shape: Any, stride: Any) -> torch.Tensor:
-    return torch.empty_strided(shape, stride, dtype=_DTYPES[code])
+    return torch.empty_strided(shape, stride, dtype=_DTYPES[code], device="cpu")
 
 
 class Decoder:
@@ -294,10 +274,17 @@ class Decoder:
             _, first, offset, code, shape, strides = node
             dtype = _DTYPES[code]
             storage = self._storages[first].untyped_storage()
-            return torch.empty(0, dtype=dtype).set_(storage, offset // dtype.itemsize, shape, strides)
+            return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset // dtype.itemsize, shape, strides)
         if kind == _SPILL:
             return self._value(marshal.loads(self._bytes(node[1])))
-        return pickle.loads(self._bytes(node[1]), buffers=[self._bytes(n) for n in node[2]])
+        buffers = [self._memory(n) if n[0] == _MEMORY else self._bytes(n) for n in node[2]]
+        return load(self._bytes(node[1]), buffers)
+
+    def _memory(self, node: Node) -> LoadedMemory:
+        _, buffer, pieces = node
+        if not pieces:
+            return LoadedMemory(torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage(), pieces)
+        return LoadedMemory(torch.frombuffer(self._bytes(buffer), dtype=torch.uint8).untyped_storage(), pieces)
 
     def _bytes(self, node: Node) -> Any:
         return bytearray(node[1]) if node[0] == _INLINE else self._lease(*node[1:4])

@@ -24,6 +24,7 @@ import torch
 from torch.utils.data._utils import collate as torch_collate
 
 from dpex.errors import ShippingError
+from dpex.transport.outofband import Memories
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -73,6 +74,11 @@ def pack(obj: Any) -> Parcel:
 
     _dump(_picklers()[1](stream, 5, buffer_callback=keep_inside), obj, pack)
     return Parcel(stream.getvalue(), buffers)
+
+
+def dump_batch(batch: Any, stream: io.BytesIO, memories: Memories) -> None:
+    """Pickle a batch for another machine, its memory left to ``memories``."""
+    _dump(_batch_pickler()(stream, memories), batch, pack)
 
 
 def unpack(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
@@ -136,6 +142,20 @@ def _picklers() -> tuple[Any, Any]:
     return base, ParcelPickler
 
 
+@cache
+def _batch_pickler() -> Any:
+    class FarBatchPickler(_picklers()[0]):  # type: ignore[misc]
+        def __init__(self, stream: io.BytesIO, memories: Memories) -> None:
+            super().__init__(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=memories.keep)
+            self._memories = memories
+
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = self._memories.reduce(obj)
+            return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+    return FarBatchPickler
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
@@ -156,7 +176,7 @@ class _Storage:
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         count = (storage.nbytes(),)
-        self._raw: Any = torch.empty(0, dtype=torch.uint8).set_(storage, 0, count, (1,)).numpy()
+        self._raw: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, count, (1,)).numpy()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _as_tensor, (pickle.PickleBuffer(self._raw),)
@@ -169,12 +189,12 @@ def _as_tensor(buffer: Any) -> torch.Tensor:
 def _rebuild(
     raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, grad: bool
 ) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=dtype).set_(raw.untyped_storage(), offset, shape, stride)
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(raw.untyped_storage(), offset, shape, stride)
     return tensor.requires_grad_() if grad else tensor
 
 
 def _rebuild_empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, grad: bool) -> torch.Tensor:
-    return torch.empty_strided(shape, stride, dtype=dtype).requires_grad_(grad)
+    return torch.empty_strided(shape, stride, dtype=dtype, device="cpu").requires_grad_(grad)
 
 
 # -- naming what cannot travel ---------------------------------------------------------------------------------------

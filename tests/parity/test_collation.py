@@ -197,8 +197,6 @@ BATCHES: dict[str, Callable[[list[int]], Any]] = {
     "0-d": lambda b: torch.tensor(float(b[0])),
     "zero-size": lambda b: torch.empty(0, 3, dtype=torch.int8),
     "zero-size strided": lambda b: torch.empty(4, 0, 3).transpose(0, 2),
-    "conjugate": lambda b: torch.tensor([1 + 2j]).conj(),
-    "negative": lambda b: torch.tensor([1 + 2j]).conj().imag,
     "bfloat16": lambda b: torch.ones(3, dtype=torch.bfloat16),
     "float8": lambda b: torch.ones(3).to(torch.float8_e5m2),
     "bool": lambda b: torch.tensor([True, False]),

@@ -1,0 +1,266 @@
+"""Pickle a batch with its memory beside the pickle, and load it again.
+
+Python's protocol 5 leaves the memory of arrays out of the pickle. Here the same is done for everything that PyTorch
+keeps in storages: plain tensors, and whatever `torch.Tensor.__reduce_ex__` takes apart into plain ones (sparse,
+quantised and nested tensors, parameters, subclasses with their attributes). So a batch is complete with its buffers:
+nothing of it stays in the process that made it, unlike with the reductions of `torch.multiprocessing`, which leave a
+descriptor there until the batch is read. Tensors on other devices than the CPU go by those reductions.
+
+Of each storage only the *spans* that the batch views are sent. They lie one after the other in one new storage, so
+views that shared memory share it afterwards, and overlapping views still overlap.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from bisect import bisect_right
+from collections.abc import Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.multiprocessing
+from torch.multiprocessing.reductions import rebuild_typed_storage, reduce_tensor
+
+SPAN_ALIGN = 64
+"""A span keeps its address modulo this many bytes, as number types and vector instructions expect it; spans that are
+no further apart are sent as one."""
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether this is a tensor of which memory, number type, shape and strides are all there is to tell."""
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not value.requires_grad
+        and not value.is_quantized
+        and not value.is_conj()
+        and not value.is_neg()
+        and not value.is_nested
+        and not value._backward_hooks
+        and not value.__dict__
+    )
+
+
+class Piece(NamedTuple):
+    """Bytes ``start`` to ``end`` of a storage, which are sent as bytes ``at`` and following of a new one."""
+
+    start: int
+    end: int
+    at: int
+
+
+class _Marker(bytearray):
+    """Stands in a pickle for the memory of a storage."""
+
+    memory: Memory
+
+
+class Memory:
+    """A storage on its way into a pickle, and the spans of it that views need."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+        self._spans: list[tuple[int, int]] = []
+        self._marker = _Marker(b"\0")
+        self._marker.memory = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_loaded, (pickle.PickleBuffer(self._marker),)
+
+    def need(self, storage: torch.UntypedStorage, start: int, end: int) -> None:
+        """These bytes of ``storage`` are viewed, which begins where this one does but may be longer."""
+        if storage.nbytes() > self._storage.nbytes():
+            self._storage = storage
+        self._spans.append((start, end))
+
+    @property
+    def address(self) -> int:
+        """Where the storage begins."""
+        return self._storage.data_ptr()
+
+    def pieces(self) -> list[Piece]:
+        """The spans, merged and in order, and where each is sent to."""
+        pieces: list[Piece] = []
+        for start, end in sorted(self._spans):
+            last = pieces[-1] if pieces else None
+            if last is not None and start <= last.end + SPAN_ALIGN:
+                pieces[-1] = last._replace(end=max(end, last.end))
+            else:
+                free = last.at + last.end - last.start if last is not None else 0
+                pieces.append(Piece(start, end, free + (start - free) % SPAN_ALIGN))
+        return pieces
+
+    def array(self) -> Bytes:
+        """All bytes of the storage, where they lie."""
+        whole = torch.empty(0, dtype=torch.uint8, device="cpu")
+        return whole.set_(self._storage, 0, (self._storage.nbytes(),), (1,)).numpy()
+
+
+Buffer = Memory | Bytes
+"""What lies beside a pickle: a storage, or the bytes of an array."""
+
+
+class Memories:
+    """What of one batch lies beside its pickle, for picklers: use as ``buffer_callback`` and ``reducer_override``."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Buffer] = []
+        self._by_address: dict[int, Memory] = {}
+
+    def keep(self, buffer: pickle.PickleBuffer) -> None:
+        """Note what the next buffer of the pickle is."""
+        raw = buffer.raw()
+        owner = raw.obj
+        self.buffers.append(owner.memory if isinstance(owner, _Marker) else np.frombuffer(raw, np.uint8))
+
+    def reduce(self, obj: Any) -> Any:
+        """How to pickle ``obj``, or NotImplemented if it is nothing of PyTorch's on the CPU."""
+        if isinstance(obj, torch.Tensor):
+            return self._tensor(obj) if obj.device.type == "cpu" else NotImplemented
+        if isinstance(obj, torch.UntypedStorage):
+            return self._whole(obj) if obj.device.type == "cpu" else NotImplemented
+        if isinstance(obj, torch.TypedStorage) and obj._untyped_storage.device.type == "cpu":
+            return rebuild_typed_storage, (obj._untyped_storage, obj.dtype)
+        return NotImplemented
+
+    def _tensor(self, tensor: torch.Tensor) -> Any:
+        if is_plain(tensor):
+            shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+            memory = self._view(tensor.untyped_storage(), tensor.dtype, offset, shape, stride)
+            return plain_view, (memory, tensor.dtype, offset, shape, stride)
+        if tensor.requires_grad and not tensor.is_leaf and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            return reduce_tensor(tensor)  # raises, and says what to do
+        reduced = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if not isinstance(reduced, tuple) or len(reduced) != 2:
+            return reduced
+        rebuild, args = reduced
+        if rebuild is not torch._tensor._rebuild_from_type_v2:
+            return self._by_value(tensor, rebuild, args)
+        rebuild_base, kind, base_args, state = args
+        rebuild_base, base_args = self._by_value(tensor, rebuild_base, base_args)
+        if rebuild_base is rebuild_view and tensor.requires_grad and tensor.is_leaf:
+            base_args = (*base_args[:_REQUIRES_GRAD], False, *base_args[_REQUIRES_GRAD + 1 :])
+            return rebuild_leaf, (rebuild_base, kind, base_args, state)
+        return rebuild, (rebuild_base, kind, base_args, state)
+
+    def _by_value(self, tensor: torch.Tensor, rebuild: Any, args: Any) -> tuple[Any, Any]:
+        """torch's own reduction, with spans in place of a storage."""
+        if rebuild is torch._utils._rebuild_sparse_tensor:
+            return rebuild_sparse, (*args, tensor.requires_grad)
+        if rebuild not in _REBUILD_VIEW:
+            return rebuild, args
+        _, offset, shape, stride, *rest = args
+        memory = self._view(tensor.untyped_storage(), tensor.dtype, offset, shape, stride)
+        return rebuild_view, (rebuild, memory, tensor.dtype, offset, shape, stride, *rest)
+
+    def _view(self, storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> Memory:
+        memory = self._memory(storage)
+        if 0 not in shape:
+            last = offset + sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
+            memory.need(storage, offset * dtype.itemsize, (last + 1) * dtype.itemsize)
+        return memory
+
+    def _whole(self, storage: torch.UntypedStorage) -> Any:
+        memory = self._memory(storage)
+        memory.need(storage, 0, storage.nbytes())
+        return whole_storage, (memory,)
+
+    def _memory(self, storage: torch.UntypedStorage) -> Memory:
+        """One for all views of these bytes, and for an empty storage one of its own."""
+        address = storage.data_ptr()
+        known = self._by_address.get(address) if address else None
+        if known is None:
+            known = self._by_address[address] = Memory(storage)
+        return known
+
+
+class BatchPickler(ForkingPickler):
+    """For a trainer on the same machine: what is not PyTorch's goes by the reductions of `multiprocessing`."""
+
+    def __init__(self, stream: io.BytesIO, memories: Memories) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL, True, memories.keep)
+        self._memories = memories
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See `Memories.reduce`."""
+        return self._memories.reduce(obj)
+
+
+# -- loading ---------------------------------------------------------------------------------------------------------
+
+
+class LoadedMemory:
+    """A storage that arrived, with the spans that were sent of the one in the worker."""
+
+    def __init__(self, storage: torch.UntypedStorage, pieces: Sequence[tuple[int, int, int]]) -> None:
+        self.storage = storage
+        self._starts = [start for start, _, _ in pieces]
+        self._shifts = [at - start for start, _, at in pieces]
+
+    def element(self, dtype: torch.dtype, offset: int) -> int:
+        """Where the first element of a view is now, that was at ``offset``; 0 where no byte was needed."""
+        start = offset * dtype.itemsize
+        span = bisect_right(self._starts, start) - 1
+        return (start + self._shifts[span]) // dtype.itemsize if span >= 0 else 0
+
+
+def load(header: Any, buffers: Sequence[Any]) -> Any:
+    """The batch; ``buffers`` are its arrays' bytes and, for each storage, a `LoadedMemory`."""
+    return pickle.loads(header, buffers=buffers)
+
+
+def _as_loaded(memory: Any) -> Any:
+    """Stand for a `LoadedMemory` in a pickle, so that several views refer to one."""
+    return memory
+
+
+def whole_storage(memory: LoadedMemory) -> torch.UntypedStorage:
+    """Rebuild a storage that is in the batch itself."""
+    return memory.storage
+
+
+def plain_view(memory: LoadedMemory, dtype: torch.dtype, offset: int, shape: Any, stride: Any) -> torch.Tensor:
+    """Rebuild a plain tensor."""
+    return torch.empty(0, dtype=dtype, device="cpu").set_(memory.storage, memory.element(dtype, offset), shape, stride)
+
+
+def rebuild_view(
+    rebuild: Any, memory: LoadedMemory, dtype: torch.dtype, offset: int, shape: Any, stride: Any, *rest: Any
+) -> torch.Tensor:
+    """Rebuild a view by torch's own function for it."""
+    typed = torch.TypedStorage(wrap_storage=memory.storage, dtype=dtype, _internal=True)
+    return rebuild(typed, memory.element(dtype, offset), shape, stride, *rest)  # type: ignore[no-any-return]
+
+
+_REQUIRES_GRAD = 6
+"""Which argument of `rebuild_view` says whether the tensor requires a gradient."""
+
+
+def rebuild_leaf(rebuild: Any, kind: type, args: Any, state: Any) -> torch.Tensor:
+    """Rebuild a subclass's tensor that requires a gradient: only once it has its class, or it would be no leaf."""
+    tensor: torch.Tensor = torch._tensor._rebuild_from_type_v2(rebuild, kind, args, state)
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.requires_grad_()
+
+
+def rebuild_sparse(layout: torch.layout, data: Any, requires_grad: bool) -> torch.Tensor:
+    """Rebuild a sparse tensor; torch's function for it keeps each one for ever, to validate it once a file is read."""
+    if layout is torch.sparse_coo:
+        indices, values, size, is_coalesced = data
+        tensor = torch.sparse_coo_tensor(indices, values, size, is_coalesced=is_coalesced)
+    else:
+        tensor = torch.sparse_compressed_tensor(*data, layout=layout)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+_REBUILD_VIEW = {
+    getattr(torch._utils, name)
+    for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor")
+    if hasattr(torch._utils, name)
+}
