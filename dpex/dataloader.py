@@ -31,6 +31,7 @@ from dpex.epoch import (
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.lanes.maker import LaneMaker, RemoteRoom
 from dpex.lanes.packing import Packing
+from dpex.naming import encodable
 from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
 from dpex.pace import Sizes
 from dpex.recording import check as check_trace
@@ -443,9 +444,9 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _case(self) -> Case:
         context = Context(
-            name=self.name or "",
+            name=encodable(self.name or ""),
             rank=rank(os.environ),
-            dataset=type(self.dataset).__name__,
+            dataset=encodable(type(self.dataset).__name__),
             batch_size=str(self.batch_size),
             is_fixed=self.seeding == "worker",
             has_cluster=self.distribute_mode is not False,

@@ -177,7 +177,7 @@ def _write(options: DiagnoseOptions, diagnosis: Diagnosis, ours: WithDpex) -> No
         if name and (diagnosis.facts.rank == 0 or "{rank}" in name):
             path = free_path(name, diagnosis.facts.rank)
             try:
-                path.write_text(write(diagnosis, ours), encoding="utf-8")
+                path.write_text(write(diagnosis, ours), encoding="utf-8", errors="backslashreplace")
             except OSError as error:
                 print(f"dpex diagnose: {path} cannot be written: {error}", file=sys.stderr)
 

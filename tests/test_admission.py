@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import random
-import resource
 import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
-from families import until
+from families import no_descriptor_left, until
 
 from dpex import listening
 from dpex.clock import ManualClock
@@ -297,25 +294,6 @@ def test_a_client_that_has_gone_is_no_reason_to_rest(
     listener, selector, _, _ = listening_to(error)  # type: ignore[misc]
     assert listener.accept(lambda: False) is None
     assert is_heard(selector)
-
-
-@contextlib.contextmanager
-def no_descriptor_left() -> Iterator[None]:
-    """This process can open nothing within, truly."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken: list[int] = []
-    try:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 1, hard)
-        )
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for number in taken:
-            os.close(number)
 
 
 def test_the_receiver_outlives_a_want_of_descriptors(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

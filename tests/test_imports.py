@@ -16,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
-    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, bell, listening": 0,
-    "hostinfo, runqueue, sampling, forks": 0,
+    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, bell": 0,
+    "hostinfo, runqueue, sampling, forks, listening, naming": 0,
     "options, recording": 1,
     "steps": 1,
     "transport, globalrandom, ticketseeding, generators, steptimes": 2,
@@ -47,6 +47,7 @@ PURE = {
     "dpex.homes": set(),
     "dpex.pace": set(),
     "dpex.stats": set(),
+    "dpex.naming": set(),
     "dpex.options": set(),
     "dpex.runoptions": set(),
     "dpex.forecast": set(),

@@ -55,7 +55,7 @@ class Diagnosis:
             OSError: it cannot be written there.
         """
         path = Path(path).expanduser()
-        path.write_text(self.html(), encoding="utf-8")
+        path.write_text(self.html(), encoding="utf-8", errors="backslashreplace")
         return path
 
 

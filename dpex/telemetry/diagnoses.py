@@ -213,4 +213,4 @@ def as_html(told: Sequence[Told]) -> bytes:
     """What ``/diagnosis`` answers."""
     nobody = "<p>No loader of this process has been iterated yet. <a href='/'>The live page</a></p>"
     title = told[0].diagnosis.verdict.title if len(told) == 1 else "diagnosis"
-    return page.document(title, "\n".join(one.as_html() for one in told) or nobody).encode()
+    return page.document(title, "\n".join(one.as_html() for one in told) or nobody).encode("utf-8", "backslashreplace")

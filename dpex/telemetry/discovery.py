@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpex.naming import encodable
+
 DIRECTORY_VARIABLE = "DPEX_METRICS_DIR"
 _NAME = re.compile(r"dpex-(?P<node>.+)-(?P<pid>\d+)-(?P<started>\d+)\.json")
 
@@ -36,7 +38,8 @@ def default_directory(environment: Mapping[str, str]) -> Path:
 
 def identity(environment: Mapping[str, str]) -> dict[str, str]:
     """Labels of this process: run_id, the same for all ranks of a job where the launcher tells it; rank; node."""
-    return {"run_id": _run_id(environment), "rank": environment.get("RANK", "0"), "node": socket.gethostname()}
+    found = {"run_id": _run_id(environment), "rank": environment.get("RANK", "0"), "node": socket.gethostname()}
+    return {name: encodable(value) for name, value in found.items()}
 
 
 def _run_id(environment: Mapping[str, str]) -> str:

@@ -22,9 +22,11 @@ from pathlib import Path
 
 from dpex.errors import OptionError
 from dpex.gpu.watch import view
+from dpex.naming import encodable
 from dpex.telemetry.collector import Collector
 from dpex.telemetry.diagnoses import Diagnoses
 from dpex.telemetry.discovery import DIRECTORY_VARIABLE, Announcement, default_directory, identity
+from dpex.telemetry.headers import hosts_of
 from dpex.telemetry.ledger import Ledger
 from dpex.telemetry.sampler import Sampler
 from dpex.telemetry.server import App, Server, tls
@@ -62,7 +64,10 @@ class _Server:
         registry.register(collector)
         diagnoses = Diagnoses(ledgers)
         self._sampler = Sampler(ledgers, identity(os.environ), diagnoses.mark)
-        self._http = _listening(endpoint, Site(client.make_wsgi_app(registry), self._sampler, diagnoses))
+        site = Site(client.make_wsgi_app(registry), self._sampler, diagnoses)
+        self._http = _listening(endpoint, site)
+        if endpoint.certfile is None:
+            site.hosts = hosts_of(endpoint.host, self._http.address, os.environ)
         self.port = self._http.port
         self._http.start()
         self._sampler.start()
@@ -137,11 +142,11 @@ class Exporter:
     def ledger(self, name: str | None, info: Sequence[str]) -> Ledger:
         """The ledger of that name, or one with a new name; loaders of one name share theirs."""
         with self._lock:
-            name = name or f"loader-{next(self._numbers)}"
+            name = encodable(name or f"loader-{next(self._numbers)}")
             found = self._known.get(name)
             if found is None:
                 found = self._known[name] = Ledger(name)
-            found.info = tuple(info)
+            found.info = tuple(map(encodable, info))
             return found
 
     def ledgers(self) -> list[Ledger]:

@@ -27,6 +27,12 @@ up from the first `iter()` until the last of them is closed or dies. Only this m
 `metrics_client_cafile=` only clients with a certificate of that authority are served. There are no passwords:
 prometheus-client has none, and its maintainers declined them (client_python, pull request 610).
 
+So that no web page can read metrics through somebody's browser (DNS rebinding), requests without TLS must name this
+machine: by an address, as `localhost`, by its own name or what `metrics_host=` said, and, where other machines may
+come, by names without a dot or that end in `.local`, `.internal` or `.home.arpa`. Others are answered with status 421
+unless `DPEX_METRICS_ALLOWED_HOSTS` has them (with commas between; `.example.org`: that domain; `*`: any name). A slow
+or silent client holds up nobody: requests have 10 s, answers 30 s, and of 64 connections an idle one makes room.
+
 Each process announces itself by a file in `metrics_dir=`, else `$DPEX_METRICS_DIR`, else `$XDG_RUNTIME_DIR/dpex`, else
 `dpex-<uid>` in the directory for temporary files. Files of processes that were killed go when the next one starts.
 
@@ -46,9 +52,9 @@ half minute, or as much as it takes to conclude anything; else of the whole run)
 changes its meaning. `/diagnosis` is the same as a page. A diagnosis is made only when it is asked for, and so seldom
 that all of them take 1 % of a core at most; a scrape makes none.
 
-Metrics are rendered at most four times a second, however many ask, and less often where rendering those of many
-loaders would take over 0.5 % of a core; nobody gets any that are 2 s old. A hundred scrapes a second cost a training
-loop 0.3 % of its batches with one loader, and 0.6 % with eight (`python -m benchmarks.overhead`, 2 cores).
+Metrics are rendered at most four times a second for each format, however many ask, and less often where rendering
+those of many loaders would take over 0.5 % of a core; nobody gets any that are 2 s old. A hundred scrapes a second cost
+a training loop 0.3 % of its batches with one loader, and 0.6 % with eight (`python -m benchmarks.overhead`, 2 cores).
 
 `dashboards/` has this for Prometheus, rules and alerts, a Grafana dashboard, and a `docker compose` file for both.
 

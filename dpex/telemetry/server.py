@@ -2,32 +2,38 @@
 
 The training loop pays for every microsecond in which this thread has the interpreter. The standard library's server
 takes 0.45 ms of CPU for a request, so that a hundred a second would cost training some percent; this one takes a tenth.
-No socket ever blocks the loop, TLS included: who connects and says nothing holds up nobody, and is dropped in the end.
+No socket ever blocks the loop, TLS included. A request and an answer have a deadline each, however many bytes drip in
+between; when there are too many connections an idle one goes (see `dpex.listening`), so nobody can keep others out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
+import re
 import selectors
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from dpex.clock import monotonic
+from dpex.listening import Listener, one_to_drop, peer_of
 
 logger = logging.getLogger("dpex")
 
 LONGEST_HEAD = 16384
 MOST_CONNECTIONS = 64
-PATIENCE_S = 30.0
-"""A connection on which nothing moves for so long is dropped."""
+BACKLOG = 128
+IDLE_S = 30.0
+"""How long a connection may ask for nothing."""
+REQUEST_S = 10.0
+"""How long a request may take to come, from its first byte on."""
+ANSWER_S = 30.0
+"""How long a client may take to read an answer: the largest have some hundred kilobytes."""
 TICK_S = 5.0
-FULL_S = 0.1
+"""How often deadlines are looked at where nothing else happens."""
 STOP_S = 2.0
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -50,6 +56,7 @@ class Answer(NamedTuple):
 
 
 App = Callable[[Request], Answer]
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def parsed(head: bytes) -> tuple[Request, bool] | None:
@@ -58,10 +65,10 @@ def parsed(head: bytes) -> tuple[Request, bool] | None:
     words = first.split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not words[1].startswith("/"):
         return None
-    headers = {}
+    headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
-        if not colon:
+        if not colon or not _HEADER_NAME.fullmatch(name) or (name.lower() == "host" and "host" in headers):
             return None
         headers[name.lower()] = value.strip()
     path, _, query = words[1].partition("?")
@@ -82,17 +89,45 @@ def rendered(answer: Answer, *, kept: bool, with_body: bool) -> bytes:
 
 
 class _Connection:
-    """One client: what came and is no whole request yet, and what is still to be sent."""
+    """One client: what came and is no whole request yet, and what is still to be sent.
 
-    __slots__ = ("ends", "moved_at", "received", "socket", "to_send", "waits_for")
+    rank: whether it is being served, and since when it has been, or has been idle (see `dpex.listening.Client`).
+    """
 
-    def __init__(self, found: socket.socket, now: float) -> None:
+    __slots__ = ("ends", "late_at", "peer", "rank", "received", "socket", "to_send", "waits_for")
+
+    def __init__(self, found: socket.socket) -> None:
         self.socket = found
+        self.peer = peer_of(found)
         self.received = b""
         self.to_send = memoryview(b"")
         self.ends = False
-        self.moved_at = now
         self.waits_for = 0
+        self.is_idle()
+
+    @property
+    def has_request(self) -> bool:
+        """Whether the head of a request is here."""
+        return b"\r\n\r\n" in self.received
+
+    def is_idle(self) -> None:
+        """Nothing is asked for now."""
+        self._begin(False, IDLE_S)
+
+    def is_asking(self) -> None:
+        """A request has begun to come."""
+        if not self.rank[0]:
+            self._begin(True, REQUEST_S)
+
+    def is_told(self, answer: bytes) -> None:
+        """An answer is to be sent."""
+        self.to_send = memoryview(answer)
+        self._begin(True, ANSWER_S)
+
+    def _begin(self, busy: bool, seconds: float) -> None:
+        now = monotonic()
+        self.rank = (busy, now)
+        self.late_at = now + seconds
 
 
 class Server:
@@ -104,15 +139,15 @@ class Server:
         both = host == "::" and socket.has_dualstack_ipv6()
         self._app = app
         self._context = context
-        self._listener = socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
-        self._listener.setblocking(False)
+        self._socket = socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        self._socket.setblocking(False)
         if hasattr(socket, "TCP_DEFER_ACCEPT"):  # wakes the loop once per request, not twice
-            self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
-        self.port = int(self._listener.getsockname()[1])
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
+        self.address, self.port = self._socket.getsockname()[:2]
         self._bell, self._ear = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, READ)
         self._selector.register(self._ear, READ)
+        self._listener = Listener(self._socket, self._selector)
         self._connections: set[_Connection] = set()
         self._stopping = False
         self.thread = threading.Thread(target=self._run, name="dpex-metrics", daemon=True)
@@ -131,7 +166,8 @@ class Server:
 
     def abandon(self) -> None:
         """In a forked process: give up what is the parent's."""
-        for one in (self._listener, self._bell, self._ear, *(found.socket for found in self._connections)):
+        self._listener.close()
+        for one in (self._bell, self._ear, *(found.socket for found in self._connections)):
             one.close()
         self._selector.close()
 
@@ -140,59 +176,81 @@ class Server:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                for key, _ in self._selector.select(TICK_S if self._connections else None):
+                for key, _ in self._selector.select(self._wait_s()):
                     if isinstance(key.data, _Connection):
                         self._go_on(key.data)
-                    elif key.fileobj is self._listener:
+                    elif key.data is self._listener:
                         self._accept()
                 if self._connections:
                     self._drop_late()
+                self._listener.go_on()
         except Exception:
             if not self._stopping:
                 logger.exception("metrics are served no more; this is an error in dpex")
         finally:
             self.abandon()
 
+    def _wait_s(self) -> float | None:
+        rest_s = self._listener.wait_s()
+        if rest_s is not None:
+            return rest_s
+        return TICK_S if self._connections else None
+
     def _accept(self) -> None:
-        try:
-            found, _ = self._listener.accept()
-            found.setblocking(False)
-            if self._context is not None:
-                found = self._context.wrap_socket(found, server_side=True, do_handshake_on_connect=False)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # else the loop would spin until a descriptor is free
-                time.sleep(FULL_S)
+        found = self._listener.accept(self._make_room)
+        if found is None:
             return
         if len(self._connections) >= MOST_CONNECTIONS:
-            found.close()
-            return
-        connection = _Connection(found, monotonic())
+            self._make_room()
+        if self._context is not None:
+            try:
+                found = self._context.wrap_socket(found, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # it has gone already
+                found.close()
+                return
+        connection = _Connection(found)
         self._connections.add(connection)
         self._go_on(connection)
 
+    def _make_room(self) -> bool:
+        found = one_to_drop(self._connections)
+        if found is not None:
+            self._drop(found)
+        return found is not None
+
     def _drop_late(self) -> None:
-        late = monotonic() - PATIENCE_S
-        for connection in [one for one in self._connections if one.moved_at < late]:
+        now = monotonic()
+        for connection in [one for one in self._connections if one.late_at < now]:
             self._drop(connection)
 
     def _go_on(self, connection: _Connection) -> None:
         """Send and read as far as it goes without waiting."""
         try:
             while connection in self._connections:
-                if connection.to_send:
-                    sent = connection.socket.send(connection.to_send)
-                    connection.to_send = connection.to_send[sent:]
-                    connection.moved_at = monotonic()
-                elif connection.ends:
-                    self._drop(connection)
-                else:
+                if not connection.to_send:
                     self._read(connection)
+                elif self._send(connection):
+                    break
         except (BlockingIOError, ssl.SSLWantReadError):
             self._wait(connection, WRITE if connection.to_send and self._context is None else READ)
         except ssl.SSLWantWriteError:
             self._wait(connection, WRITE)
         except OSError:  # it has gone, or speaks no TLS
             self._drop(connection)
+
+    def _send(self, connection: _Connection) -> bool:
+        """Whether another request is here already: it waits for its turn, as somebody may send them without end."""
+        sent = connection.socket.send(connection.to_send)
+        connection.to_send = connection.to_send[sent:]
+        if connection.to_send:
+            return False
+        if connection.ends:
+            self._drop(connection)
+            return False
+        connection.is_idle()
+        if connection.has_request:
+            self._wait(connection, WRITE)
+        return connection.has_request
 
     def _wait(self, connection: _Connection, event: int) -> None:
         if not connection.waits_for:
@@ -208,13 +266,13 @@ class Server:
         connection.socket.close()
 
     def _read(self, connection: _Connection) -> None:
-        if b"\r\n\r\n" not in connection.received:
+        if not connection.has_request:
             found = connection.socket.recv(LONGEST_HEAD)
             if not found:
                 self._drop(connection)
                 return
             connection.received += found
-            connection.moved_at = monotonic()
+        connection.is_asking()
         head, end, rest = connection.received.partition(b"\r\n\r\n")
         if end:
             connection.received = rest
@@ -235,11 +293,11 @@ class Server:
             self._refuse(connection, "500 Internal Server Error")
             return
         connection.ends = not kept
-        connection.to_send = memoryview(rendered(answer, kept=kept, with_body=request.method != "HEAD"))
+        connection.is_told(rendered(answer, kept=kept, with_body=request.method != "HEAD"))
 
     def _refuse(self, connection: _Connection, status: str) -> None:
         connection.ends = True
-        connection.to_send = memoryview(rendered(Answer(status, [], b""), kept=False, with_body=True))
+        connection.is_told(rendered(Answer(status, [], b""), kept=False, with_body=True))
 
 
 def tls(certfile: str, keyfile: str | None, client_cafile: str | None) -> ssl.SSLContext:

@@ -9,6 +9,7 @@ from another origin, and what users name (loaders, datasets) reaches it as JSON 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import threading
 import time
@@ -16,13 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 from dpex.clock import Clock, monotonic
 from dpex.telemetry.diagnoses import STRETCHES, Diagnoses, as_html, as_json
+from dpex.telemetry.headers import HOSTS_VARIABLE, Hosts, metrics_format, takes_gzip
 from dpex.telemetry.sampler import Sampler
 from dpex.telemetry.server import Answer, Request
 
+logger = logging.getLogger("dpex")
 Wsgi = Callable[[Any, Any], Iterable[bytes]]
 
 KEPT_S, MOST_KEPT_S = 0.25, 2.0
@@ -30,6 +33,8 @@ KEPT_S, MOST_KEPT_S = 0.25, 2.0
 MOST_SHARE = 0.005
 """Of a core, for rendering: metrics of many loaders take milliseconds, and are kept for longer."""
 MOST_COPIES = 16
+MOST_SHOWN = 200
+"""Letters of a host's name in an answer or a warning."""
 PAGE = {"/": "index.html"} | {
     f"/static/{name}": name
     for name in (
@@ -108,8 +113,7 @@ class Kept:
 
     def answer(self, request: Request) -> Answer:
         """As the application would answer now, or did a moment ago."""
-        headers = request.headers
-        key = (headers.get("accept", ""), headers.get("accept-encoding", ""), request.query)
+        key = _asked(request)
         with self._lock:
             now = self._clock()
             self._drop_old(now)
@@ -138,10 +142,23 @@ class Kept:
         return Answer(found[0], [*found[1], SAFE[0]], body)
 
 
+def _asked(request: Request) -> tuple[str, str, str]:
+    """Format, compression and selection, worded alike by all who ask for the same.
+
+    prometheus-client gets no other words than these: it fails at a version that is no number.
+    """
+    names = parse_qs(request.query).get("name[]", [])
+    query = urlencode([("name[]", name) for name in sorted(set(names))])
+    encoding = "gzip" if takes_gzip(request.headers.get("accept-encoding", "")) else ""
+    return metrics_format(request.headers.get("accept", "")), encoding, query
+
+
 class Site:
-    """See the module; ``metrics`` is prometheus-client's application."""
+    """See the module; ``metrics`` is prometheus-client's application. hosts: those it answers for, None: any."""
 
     def __init__(self, metrics: Wsgi, sampler: Sampler, diagnoses: Diagnoses) -> None:
+        self.hosts: Hosts | None = None
+        self._warned = False
         self._metrics = Kept(metrics)
         self._sampler = sampler
         self._diagnoses = diagnoses
@@ -155,6 +172,9 @@ class Site:
     def __call__(self, request: Request) -> Answer:
         """The answer, its body included, to HEAD as to GET."""
         path, method = request.path, request.method
+        host = request.headers.get("host")
+        if self.hosts is not None and not self.hosts.allow(host):
+            return self._misdirected(host)
         if path not in self._made and path not in PAGE:
             return _said("404 Not Found", "there is /, /metrics, /diagnosis, /diagnosis.json and /api/state")
         if method == "OPTIONS":
@@ -162,6 +182,18 @@ class Site:
         if method not in ("GET", "HEAD"):
             return _said("405 Method Not Allowed", "use GET or HEAD", ALLOW)
         return self._made[path](request) if path in self._made else _file(PAGE[path], request)
+
+    def _misdirected(self, host: str | None) -> Answer:
+        """Somebody thinks that this is another host, or this host has a name that is not known here."""
+        text = (
+            f"this endpoint is not known as {str(host)[:MOST_SHOWN]!r}. Ask for it by its address; or, if that name is "
+            f"meant to reach it, put the name into {HOSTS_VARIABLE} in the environment of the training process "
+            "(several with commas between them; .example.org for a whole domain; * for any)"
+        )
+        if not self._warned:
+            self._warned = True
+            logger.warning("metrics: a request was refused: %s", text)
+        return _said("421 Misdirected Request", text)
 
     def _state(self, request: Request) -> Answer:
         since = parse_qs(request.query).get("since", ["0"])[-1]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import http.client
 import json
+import random
 import shutil
 import socket
 import ssl
@@ -16,7 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from families import until
+from families import no_descriptor_left, until
 
 from dpex.diagnose.book import Book, Context
 from dpex.diagnose.case import Case
@@ -33,7 +35,7 @@ HOSTILE = '"><img src=x onerror=alert(1)>'
 
 def metrics(environ: dict[str, str], start_response: Any) -> list[bytes]:
     start_response("200 OK", [("Content-Type", "text/plain")])
-    return [b"metrics " + environ["HTTP_ACCEPT"].encode() + environ["QUERY_STRING"].encode()]
+    return [f"{environ['HTTP_ACCEPT']} {environ['HTTP_ACCEPT_ENCODING']} {environ['QUERY_STRING']}".encode()]
 
 
 @pytest.fixture
@@ -211,11 +213,22 @@ def test_who_scrapes_seldom_sees_what_is_new() -> None:
 @pytest.mark.usefixtures("kept_as_usual")
 def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
     kept = Kept(Counting(), clock=lambda: 0.0)
-    answers = {kept.answer(metrics_request(accept, query)).body for accept in "ab" for query in "cd"}
+    accepts, queries = ("", "application/openmetrics-text"), ("name[]=a", "name[]=b")
+    answers = {kept.answer(metrics_request(accept, query)).body for accept in accepts for query in queries}
     assert len(answers) == 4
     for number in range(100):
-        kept.answer(metrics_request(query=str(number)))
+        kept.answer(metrics_request(query=f"name[]={number}"))
     assert len(kept._copies) <= web.MOST_COPIES
+
+
+@pytest.mark.usefixtures("kept_as_usual")
+def test_who_words_it_otherwise_gets_the_same_rendering() -> None:
+    app = Counting()
+    kept = Kept(app, clock=lambda: 0.0)
+    for number in range(20):
+        kept.answer(metrics_request(f"text/plain; a={number}, */*", f"name[]=b&x={number}&name[]=a"))
+    kept.answer(metrics_request("", "name[]=a&name[]=b&name[]=a"))
+    assert app.asked == 1
 
 
 @pytest.mark.usefixtures("kept_as_usual")
@@ -238,17 +251,17 @@ def test_all_who_come_meanwhile_share_one_rendering() -> None:
 
 def test_a_connection_is_kept_and_requests_may_come_at_once_or_in_pieces(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
-        for piece in (b"GET /met", b"rics HTTP/1.1\r\nAccept", b": a\r\n\r\n"):
+        for piece in (b"GET /met", b"rics HTTP/1.1\r\nAccept", b": application/openmetrics-text\r\n\r\n"):
             client.sendall(piece)
         file = client.makefile("rb")
         assert file.readline() == b"HTTP/1.1 200 OK\r\n"
         while file.readline() != b"\r\n":
             pass
-        assert file.read(9) == b"metrics a"
-        client.sendall(b"GET /x HTTP/1.1\r\n\r\nGET /metrics?b HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert file.read(30) == b"application/openmetrics-text  "
+        client.sendall(b"GET /x HTTP/1.1\r\n\r\nGET /metrics?name[]=b HTTP/1.1\r\nConnection: close\r\n\r\n")
         rest = file.read()
         assert rest.startswith(b"HTTP/1.1 404 Not Found\r\n")
-        assert rest.endswith(b"metrics b")
+        assert rest.endswith(b"text/plain  name%5B%5D=b")
 
 
 @pytest.mark.parametrize(
@@ -258,6 +271,9 @@ def test_a_connection_is_kept_and_requests_may_come_at_once_or_in_pieces(server:
         (b"\x16\x03\x01\x02\x00\r\n\r\n", b"400"),
         (b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
         (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nhost: b\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n", b"400"),
         (b"GET /" + b"x" * serving.LONGEST_HEAD, b"431"),
         (b"GET /metrics HTTP/1.0\r\n\r\n", b"200"),
         (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"405"),
@@ -275,32 +291,143 @@ def test_who_says_nothing_holds_up_nobody(server: Server) -> None:
         client.close()
 
 
-def test_who_is_silent_for_long_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def the_connection(server: Server) -> serving._Connection:
+    """The only one, as the server sees it."""
+    until(lambda: len(server._connections) == 1)
+    return next(iter(server._connections))
+
+
+def test_who_is_silent_for_long_is_dropped(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         client.sendall(b"GET")
-        until(lambda: len(server._connections) == 1)
-        monkeypatch.setattr(serving, "PATIENCE_S", -1.0)
+        the_connection(server).late_at = 0.0
         raw(server, b"GET /metrics HTTP/1.0\r\n\r\n")  # wakes the loop
         assert client.recv(1) == b""
 
 
-def test_there_are_not_more_connections_than_the_most(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 1)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as first:
-        first.sendall(b"GET")
-        until(lambda: len(server._connections) == 1)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as second:
-            second.sendall(b"G")
-            assert closed(second)
-        first.sendall(b" /metrics HTTP/1.0\r\n\r\n")
-        assert first.recv(15) == b"HTTP/1.1 200 OK"
+def test_a_request_that_drips_in_has_one_deadline(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(b"GET /")
+        one = the_connection(server)
+        until(lambda: one.rank[0])
+        late_at = one.late_at
+        for letter in b"metrics":
+            before = len(one.received)
+            client.sendall(bytes([letter]))
+            until(lambda before=before: len(one.received) > before)  # type: ignore[misc]
+            assert one.late_at == late_at
 
 
-def closed(client: socket.socket) -> bool:
+def test_who_does_not_read_an_answer_is_dropped_however_slowly_it_reads() -> None:
+    server = Server("127.0.0.1", 0, lambda request: Answer("200 OK", [], bytes(20_000_000)))
+    server.start()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        one = the_connection(server)
+        until(lambda: one.waits_for == serving.WRITE)
+        late_at, left = one.late_at, len(one.to_send)
+        until(lambda: client.recv(1 << 16) and len(one.to_send) < left)
+        assert one.late_at == late_at
+        one.late_at = 0.0
+        raw(server, b"nonsense\r\n\r\n")  # wakes the loop
+        until(lambda: not server._connections)
+    server.stop()
+
+
+def test_of_too_many_connections_the_oldest_idle_one_goes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 3)
+    address = ("127.0.0.1", server.port)
+    with contextlib.ExitStack() as clients:
+        asking, idle, other = (clients.enter_context(socket.create_connection(address, timeout=10)) for _ in range(3))
+        for number, client in enumerate((asking, idle, other), 1):
+            client.sendall(b"GET /nowhere HTTP/1.1\r\n\r\n")
+            assert client.recv(4) == b"HTTP"
+            until(lambda number=number: len(server._connections) == number)  # type: ignore[misc]
+        asking.sendall(b"GET /met")
+        until(lambda: any(one.received for one in server._connections))
+        assert ask(server, "/metrics").status == 200
+        assert is_dropped(idle)
+        for client, rest in ((asking, b"rics HTTP/1.1\r\n\r\n"), (other, b"GET /metrics HTTP/1.1\r\n\r\n")):
+            client.recv(4096)  # of the answer before
+            client.sendall(rest)
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def is_dropped(client: socket.socket) -> bool:
+    """Whether what still comes ends."""
     try:
-        return client.recv(1) == b""
+        while client.recv(4096):
+            pass
     except ConnectionResetError:
-        return True
+        pass
+    return True
+
+
+def test_a_crowd_of_silent_slow_and_unread_connections_shuts_nobody_out(server: Server) -> None:
+    address = ("127.0.0.1", server.port)
+    with contextlib.ExitStack() as crowd:
+        for number in range(300):
+            client = crowd.enter_context(socket.create_connection(address, timeout=10))
+            client.sendall((b"", b"G", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\n\r\n" * 20)[number % 4])
+            if number % 50 == 49:
+                assert ask(server, "/metrics").status == 200
+        assert len(server._connections) <= serving.MOST_CONNECTIONS
+    until(lambda: not server._connections)
+
+
+def test_who_sends_requests_without_end_takes_turns_with_others() -> None:
+    asked: list[str] = []
+    both_here = threading.Event()
+
+    def app(request: Request) -> Answer:
+        asked.append(request.path)
+        assert both_here.wait(20)
+        return Answer("200 OK", [], b"")
+
+    server = Server("127.0.0.1", 0, app)
+    server.start()
+    address = ("127.0.0.1", server.port)
+    with (
+        socket.create_connection(address, timeout=10) as greedy,
+        socket.create_connection(address, timeout=10) as other,
+    ):
+        greedy.sendall(b"GET /greedy HTTP/1.1\r\n\r\n" * 100)
+        until(lambda: asked)
+        other.sendall(b"GET /other HTTP/1.1\r\n\r\n")
+        both_here.set()
+        assert other.recv(15) == b"HTTP/1.1 200 OK"
+        until(lambda: len(asked) == 101)
+    assert asked.index("/other") < 50
+    server.stop()
+
+
+def test_noise_does_no_harm(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(1)
+    base = b"GET /metrics?name[]=a HTTP/1.1\r\nHost: localhost\r\nAccept: text/plain;version=0.0.4;q=0.5\r\n\r\n"
+    for _ in range(300):
+        data = bytearray(base * chance.choice((1, 1, 3)) if chance.random() < 0.8 else chance.randbytes(3000))
+        for _ in range(chance.randrange(6)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+            client.sendall(data[: chance.randrange(len(data) + 1)] if chance.random() < 0.3 else data)
+            if chance.random() < 0.5:
+                client.shutdown(socket.SHUT_WR)
+                assert b" 500 " not in client.recv(65536)[:20]
+    assert ask(server, "/metrics").status == 200
+    assert caplog.text == ""
+
+
+def test_the_server_outlives_a_want_of_descriptors(server: Server) -> None:
+    clients = [socket.socket() for _ in range(10)]
+    with no_descriptor_left():
+        for client in clients:
+            client.settimeout(10)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert all(is_dropped(client) for client in clients)
+    assert ask(server, "/metrics").status == 200
+    for client in clients:
+        client.close()
 
 
 def test_an_answer_that_does_not_fit_into_the_socket_arrives_whole() -> None:
