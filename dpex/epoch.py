@@ -25,19 +25,21 @@ from torch.utils.data._utils.collate import default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
+from dpex.alerts import warn
 from dpex.clock import monotonic
 from dpex.diagnose.book import Book, Page
 from dpex.engine import Engine, Plan
 from dpex.gpu.events import cuda_stall
 from dpex.homes import Place
 from dpex.inline import InlineMeter
+from dpex.inprocess import InProcess
 from dpex.lanes.maker import LaneMaker
+from dpex.modes import modes_here
 from dpex.pace import Sizes
 from dpex.pin import Pinner
 from dpex.stats import LastStats, LoaderStats
 from dpex.steptimes import TicketTimer, is_switched_on
 from dpex.telemetry.ledger import Entry, Ledger
-from dpex.ticketseeding import TicketSeeding
 from dpex.transport.arena import Arena
 from dpex.tuner import Tuner
 from dpex.worker import ArenaCollate, Fetcher, Stages, WorkerSetup
@@ -171,18 +173,30 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
 
 
 class InlineMaker:
-    """Makes tickets in the training process under ``seeding="batch"``, leaving its random state as it was."""
+    """Makes tickets in the training process under ``seeding="batch"``, as a worker would."""
 
-    def __init__(self, setup: WorkerSetup, arena: Arena, timer: TicketTimer) -> None:
+    def __init__(self, setup: WorkerSetup, arena: Arena, timer: TicketTimer, disturbed: Callable[[str], None]) -> None:
         collate_fn = setup.collate_fn
         if collate_fn is default_collate:
             collate_fn = ArenaCollate(arena, INLINE_ARENA_BYTES, in_worker=False)
         self._fetcher = Fetcher(setup, setup.dataset, collate_fn, timer)
-        self._seeding = TicketSeeding(setup.base_seed, keep=True)
+        self._process = InProcess(setup.base_seed, setup.modes, disturbed)
 
     def __call__(self, number: int, index: Any, epoch: int) -> tuple[Any, Stages]:
         """The batch and its stage times; errors come as they are."""
-        return self._seeding.make(self._fetcher.fetch, index, number, epoch)
+        return self._process.make(self._fetcher.fetch, index, number, epoch)
+
+
+def _warn_of_thread(name: str, engine: Engine, tuner: Tuner | None) -> None:
+    """A thread would not keep still while batches were made in this process; see `dpex.inprocess`."""
+    remedy = "Give the loader workers (num_workers=1 or more), or that thread random generators of its own."
+    if tuner is not None and tuner.leave_process(f"thread {name!r} runs while batches are made"):
+        engine.wish(tuner.sizes)
+        remedy = "From now on they are made by workers."
+    warn(
+        f"thread {name!r} runs while batches are made in this process, and global random generators move. If it draws "
+        f"from random, np.random or torch, batches are not those that seeding='batch' promises. {remedy}"
+    )
 
 
 class _DpexDataLoaderIter(_BaseDataLoaderIter):
@@ -215,13 +229,20 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             base_seed=int(self._base_seed),
             per_batch_seed=per_batch,
             times_steps=is_switched_on(os.environ),
+            modes=modes_here() if per_batch else None,
         )
         timer = loader._timer
         inline: list[InlineMaker] = []
+        engines: list[weakref.ref[Engine]] = []
+
+        def disturbed(thread: str) -> None:
+            engine = engines[0]()
+            if engine is not None:
+                _warn_of_thread(thread, engine, tuner)
 
         def make_inline(number: int, index: Any, epoch: int) -> tuple[Any, Stages]:
             if not inline:
-                inline.append(InlineMaker(setup, Arena(shared=False), timer))
+                inline.append(InlineMaker(setup, Arena(shared=False), timer, disturbed))
             return inline[0](number, index, epoch)
 
         pinner = Pinner(self._pin_memory_device) if self._pin_memory and self._num_workers > 0 else None
@@ -240,6 +261,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             metered=ledger is not None,
         )
         self._engine = Engine(plan, sizes)
+        engines.append(weakref.ref(self._engine))
         entry = ledger.watch(self._engine) if ledger is not None else None
         page = book.open(self._engine) if book is not None else None
         self.last_stats = LastStats(self._engine.stats)

@@ -65,6 +65,9 @@ class Generators(Protocol):
     def restore(self, state: Any) -> None:
         """Set them to what `save` returned."""
 
+    def moved_since(self, state: Any) -> bool:
+        """Whether they are not as `save` found them; True also where that cannot be told."""
+
 
 class ByFunctions:
     """By the functions that each library offers; right for any bit generator and any Python."""
@@ -93,6 +96,10 @@ class ByFunctions:
             _numpy_random.set_bit_generator(bits)
         _numpy_random.set_state(numpy)
         _torch.set_state(torch_state)
+
+    def moved_since(self, state: Any) -> bool:
+        """See `Generators`."""
+        return True
 
 
 class InMemory:
@@ -145,6 +152,10 @@ class InMemory:
         if not self.holds():
             _numpy_random.set_bit_generator(self._bits)
         self._numpy[:], self._gauss[:] = numpy, gauss
+
+    def moved_since(self, state: Any) -> bool:
+        """See `Generators`."""
+        return not self.holds() or bool(self.save() != state)
 
 
 _ZERO = bytes(4)

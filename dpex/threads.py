@@ -102,6 +102,7 @@ class Commons:
         global _first_info, _has_threads
         self.setup = setup
         self.init_error: ExceptionWrapper | None = None
+        setup.enter_modes()
         seed_like_torch(setup.base_seed, first_host)
         _first_info = self.info(first_host)
         torch_worker._worker_info = object.__new__(_InfoOfThread)
@@ -157,6 +158,7 @@ class ThreadCore(WorkerCore):
     def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
         """The thread is host ``number``; there are no others here, and no random state of its own."""
         torch.set_num_threads(1)
+        self._setup.enter_modes()
         _thread.info = self._commons.info(number)
 
     def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, Stages]:

@@ -5,8 +5,6 @@ Doty-Humphrey, of PractRand), whose state is made of the ticket's seed as its au
 with another, nor one library with another. All of each state is written, as whatever was left over could be read: by
 ``torch.random.fork_rng``, ``random.getstate`` and the like. That takes 4 µs. ``torch.initial_seed()`` is the ticket's
 seed.
-
-With ``keep`` (in the training process) the generators are left as they were found, whatever the dataset does to them.
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +23,6 @@ _SEEDED = struct.Struct("=4Q")
 """SFC64's state: three words, which are the seed, and a counter that begins with 1."""
 _ROUNDS = 16
 """Drawn first and not used, until every bit of the state depends on every bit of the seed; its author takes 12."""
-Made = TypeVar("Made")
 
 
 class WordSource:
@@ -63,26 +59,15 @@ def seed_ticket(seed: int) -> None:
     generators.fill(_source.block(seed), seed)
 
 
-class TicketSeeding:
-    """See the module; ``keep``: leave the generators as they were."""
+class TicketSeeds:
+    """The seed of each ticket of a loader's pass."""
 
-    def __init__(self, base_seed: int, *, keep: bool) -> None:
+    def __init__(self, base_seed: int) -> None:
         self._base_seed = base_seed
-        self._keep = keep
         self._epoch, self._key = -1, 0
 
-    def make(self, fetch: Callable[[Any], Made], index: Any, number: int, epoch: int) -> Made:
-        """``fetch(index)`` as it is after ticket ``number`` was seeded; its errors come as they are."""
+    def of(self, number: int, epoch: int) -> int:
+        """The seed of ticket ``number``."""
         if epoch != self._epoch:
             self._epoch, self._key = epoch, epoch_key(self._base_seed, epoch)
-        seed = ticket_seed(self._key, number)
-        if not self._keep:
-            seed_ticket(seed)
-            return fetch(index)
-        generators: Generators = located() or ByFunctions()
-        state = generators.save()
-        try:
-            seed_ticket(seed)
-            return fetch(index)
-        finally:
-            generators.restore(state)
+        return ticket_seed(self._key, number)

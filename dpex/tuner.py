@@ -162,6 +162,15 @@ class Tuner:
             self._windows.clear()
         logger.info("auto: %s is fixed by resize()%s", fixed, "; nothing is tuned any more" if self.is_frozen else "")
 
+    def leave_process(self, why: str) -> bool:
+        """Batches cannot be made in the training process any more; returns whether there is anywhere else."""
+        with self._changing:
+            self._limits = replace(self._limits, may_inline=False)
+            self._past += self._controller.decisions
+            self._renew(why)
+            self._windows.clear()
+        return self.settings.workers > 0
+
     def new_streams(self) -> int | None:
         """Between two epochs of an iterable dataset: how many streams the next one should have, if not as many."""
         limits, now = self._limits, self.settings

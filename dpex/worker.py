@@ -29,9 +29,10 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from dpex.alerts import warn
+from dpex.modes import Modes
 from dpex.sampling import SAMPLE_S
 from dpex.steptimes import Row, TicketTimer
-from dpex.ticketseeding import TicketSeeding
+from dpex.ticketseeding import TicketSeeds, seed_ticket
 from dpex.transport.arena import Arena
 
 TINY_S = 0.0003
@@ -55,6 +56,13 @@ class WorkerSetup:
     per_batch_seed: bool
     times_steps: bool = True
     """Whether transforms are timed now and then; see `dpex.steptimes`."""
+    modes: Modes | None = None
+    """torch's modes in which batches are made; None: those that the worker has anyway, as torch's workers do."""
+
+    def enter_modes(self) -> None:
+        """Have them from now on, in this thread."""
+        if self.modes is not None:
+            self.modes.stay()
 
 
 class Stages(NamedTuple):
@@ -319,6 +327,7 @@ class Logical:
     def start(self) -> None:
         """Seed, publish the worker info, run ``worker_init_fn``; an error is the answer to every ticket."""
         setup = self.setup
+        setup.enter_modes()
         seed = seed_like_torch(setup.base_seed, self.number)
         self.info = torch_worker.WorkerInfo(
             id=self.number, num_workers=setup.num_workers, seed=seed, dataset=setup.dataset
@@ -353,7 +362,7 @@ class WorkerCore:
         self._logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
         self._timer = TicketTimer(is_on=setup.times_steps)
-        self._seeding = TicketSeeding(setup.base_seed, keep=False) if setup.per_batch_seed else None
+        self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
 
     def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
         """Host logical worker ``number``, from a random ``state`` that another host gave up, or from its seed."""
@@ -382,7 +391,9 @@ class WorkerCore:
             if logical.epoch != epoch:
                 logical.new_pass(epoch)
             fetch = logical.fetcher.fetch  # type: ignore[union-attr]
-            return fetch(index) if self._seeding is None else self._seeding.make(fetch, index, number, epoch)
+            if self._seeds is not None:
+                seed_ticket(self._seeds.of(number, epoch))
+            return fetch(index)
         except Exception as error:
             if isinstance(error, StopIteration) and self._setup.iterable:
                 return StreamEnd(), NO_TIME

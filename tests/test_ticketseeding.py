@@ -13,10 +13,10 @@ import torch
 from families import seeded, until
 from torch.utils.data import Dataset
 
-from dpex import DpexDataLoader, ticketseeding
+from dpex import DpexDataLoader, inprocess, ticketseeding
 from dpex.globalrandom import ByFunctions, Generators, located
 from dpex.seeding import epoch_key, ticket_seed
-from dpex.ticketseeding import TicketSeeding, WordSource, seed_ticket
+from dpex.ticketseeding import WordSource, seed_ticket
 
 BASE_SEED, EPOCH = 11, 2
 SEEDS = [0, 1, 2**63 - 1, 0x1234567890ABCDEF]
@@ -137,46 +137,15 @@ def test_functions_replace_a_generator_that_is_no_mersenne_twister() -> None:
     assert by(ByFunctions(), 5) == expected
 
 
-@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_a_ticket_begins_with_the_states_of_its_seed(keep: bool, draw: Callable[[], Any]) -> None:
-    """Whatever was drawn before. With ``keep`` the process goes on as if nothing had been."""
+def test_a_ticket_begins_with_the_states_of_its_seed_whatever_was_drawn_before(draw: Callable[[], Any]) -> None:
+    seed_ticket(50)
+    expected = states()
     half_a_pair()
-    ours = ByFunctions().save()
-    seeding = TicketSeeding(BASE_SEED, keep=keep)
-    made = [seeding.make(lambda _: (states(), draw())[0], None, number, EPOCH) for number in (50, 51)]
-    after = what_comes_next() if keep else None
-    for number in (50, 51):
-        seed_ticket(ticket_seed(epoch_key(BASE_SEED, EPOCH), number))
-        assert made[number - 50] == states()
-    ByFunctions().restore(ours)
-    assert after is None or after == what_comes_next()
-
-
-@pytest.mark.parametrize("keep", [False, True])
-def test_torchs_initial_seed_is_the_tickets(keep: bool) -> None:
-    seeding, own = TicketSeeding(BASE_SEED, keep=keep), torch.initial_seed()
-    seen = [seeding.make(lambda _: torch.initial_seed(), None, number, EPOCH) for number in range(5)]
-    assert seen == [ticket_seed(epoch_key(BASE_SEED, EPOCH), number) for number in range(5)]
-    assert not keep or torch.initial_seed() == own
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StopIteration])
-@pytest.mark.parametrize("draws", [False, True])
-def test_an_error_leaves_the_process_as_it_was(error: type[BaseException], draws: bool) -> None:
-    half_a_pair()
-    ours = ByFunctions().save()
-
-    def fetch(_: Any) -> Any:
-        if draws:
-            what_comes_next()
-        raise error
-
-    with pytest.raises(error):
-        TicketSeeding(BASE_SEED, keep=True).make(fetch, None, 7, EPOCH)
-    after = what_comes_next()
-    ByFunctions().restore(ours)
-    assert after == what_comes_next()
+    draw()
+    seed_ticket(50)
+    assert states() == expected
+    assert torch.initial_seed() == 50
 
 
 # -- the quality of the numbers --------------------------------------------------------------------------------------
@@ -236,6 +205,11 @@ def test_no_word_is_shared_between_libraries_or_tickets() -> None:
 
 
 # -- loaders ---------------------------------------------------------------------------------------------------------
+
+
+def forbid_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ticketseeding, inprocess):
+        monkeypatch.setattr(module, "located", lambda: None)
 
 
 class SeldomRandom(Dataset[torch.Tensor]):
@@ -313,7 +287,7 @@ def test_what_only_reads_a_generator_reads_another_state_in_each_ticket(reader: 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_batches_do_not_depend_on_how_states_are_set(late: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = batches(SeldomRandom(late), workers)
-    monkeypatch.setattr(ticketseeding, "located", lambda: None)
+    forbid_memory(monkeypatch)
     expected = batches(SeldomRandom(late))
     assert len(found) == len(expected) == 80
     assert all(map(torch.equal, found, expected))
@@ -326,7 +300,7 @@ def test_a_training_loop_draws_what_it_would_draw_alone(
     late: int, by_functions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if by_functions:
-        monkeypatch.setattr(ticketseeding, "located", lambda: None)
+        forbid_memory(monkeypatch)
     iterator = iter(DpexDataLoader(SeldomRandom(late), 2, seeding="batch", generator=seeded()))
     half_a_pair()
     ours = ByFunctions().save()

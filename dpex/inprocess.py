@@ -1,0 +1,92 @@
+"""Makes tickets of ``seeding="batch"`` in the training process, as a worker would, and leaves the process as it was.
+
+While a ticket is made, the process has what a worker has: random generators seeded for this ticket, one thread for
+torch's operations (results of reductions depend on it in the last bits), and the modes in which the iterator was made.
+All of it is put back, also after an error.
+
+The generators belong to all threads of the process:
+
+* One ticket is made at a time, whichever loader asks for it. A dataset that iterates such a loader itself may do so.
+* Another thread that draws meanwhile would disturb the ticket. Draws cannot be told apart by thread. But where the
+  generators moved *and* another thread ran meanwhile, by its CPU clock, what was made is made again, up to `TRIES`
+  times. If threads never keep still for so long, the user hears of it, and a loader that is tuned gets workers.
+* What such a thread draws meanwhile are the ticket's numbers, and they are not missing from the generators afterwards.
+* Not noticed are threads that Python does not know of, and threads on systems other than Linux, where their clocks
+  cannot be read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+
+from dpex.globalrandom import ByFunctions, Generators, located
+from dpex.modes import Modes, modes_here
+from dpex.otherthreads import OtherThreads
+from dpex.ticketseeding import TicketSeeds, seed_ticket
+
+TRIES = 3
+Made = TypeVar("Made")
+_lock = threading.RLock()
+_others = OtherThreads()
+_nothing = nullcontext()
+
+
+class InProcess:
+    """See the module. ``disturbed`` hears once which thread would not keep still."""
+
+    def __init__(self, base_seed: int, modes: Modes | None, disturbed: Callable[[str], None]) -> None:
+        self._seeds = TicketSeeds(base_seed)
+        self._modes = modes
+        self._disturbed = disturbed
+        self._gave_up = False
+        self._moved = False
+
+    def make(self, fetch: Callable[[Any], Made], index: Any, number: int, epoch: int) -> Made:
+        """``fetch(index)`` for ticket ``number``; its errors come as they are."""
+        seed = self._seeds.of(number, epoch)
+        with _lock:
+            if self._gave_up:
+                return self._once(fetch, index, seed, watched=False)
+            disturber: str | None = None
+            for _ in range(TRIES):
+                before = _others.clocks()
+                made = self._once(fetch, index, seed, watched=bool(before))
+                disturber = _others.ran_since(before)
+                if disturber is None or not self._moved:
+                    return made
+            self._gave_up = True
+        self._disturbed(str(disturber))
+        return made
+
+    def _once(self, fetch: Callable[[Any], Made], index: Any, seed: int, *, watched: bool) -> Made:
+        generators: Generators = located() or ByFunctions()
+        threads = torch.get_num_threads()
+        state = generators.save()
+        try:
+            seed_ticket(seed)
+            begun = generators.save() if watched else None
+            if threads != 1:
+                torch.set_num_threads(1)
+            with _nothing if self._modes is None or modes_here() == self._modes else self._modes.enter():
+                made = fetch(index)
+            self._moved = watched and generators.moved_since(begun)
+            return made
+        finally:
+            if threads != 1:
+                torch.set_num_threads(threads)
+            generators.restore(state)
+
+
+def _new_lock() -> None:
+    """In a forked child: the thread that held it may not be there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock)

@@ -1,0 +1,359 @@
+"""Tickets made in the training process: as in a worker, with nothing left behind, whatever else the process is at."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import seeded, until
+from torch.utils.data import Dataset
+
+from dpex import DpexDataLoader
+from dpex.globalrandom import ByFunctions
+from dpex.inprocess import TRIES, InProcess
+from dpex.modes import Modes, modes_here
+from dpex.otherthreads import OtherThreads
+from dpex.seeding import epoch_key, ticket_seed
+from dpex.ticketseeding import seed_ticket
+
+BASE_SEED, EPOCH = 11, 2
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    generators, threads = ByFunctions(), torch.get_num_threads()
+    state = generators.save()
+    yield
+    generators.restore(state)
+    torch.set_num_threads(threads)
+
+
+def process(modes: Modes | None = None, told: list[str] | None = None) -> InProcess:
+    return InProcess(BASE_SEED, modes, (told if told is not None else []).append)
+
+
+def three() -> tuple[float, ...]:
+    """A number of each library, from normal ones, which are drawn in pairs."""
+    return random.gauss(0, 1), np.random.normal(), torch.randn(()).item()
+
+
+def as_seeded(number: int) -> tuple[float, ...]:
+    generators = ByFunctions()
+    state = generators.save()
+    seed_ticket(ticket_seed(epoch_key(BASE_SEED, EPOCH), number))
+    found = three()
+    generators.restore(state)
+    return found
+
+
+# -- the process is left as it was -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, StopIteration])
+def test_a_ticket_leaves_the_process_as_it_was(error: type[BaseException] | None) -> None:
+    torch.set_num_threads(2)
+    three()
+    ours = ByFunctions().save()
+
+    def fetch(_: Any) -> Any:
+        assert torch.get_num_threads() == 1
+        torch.set_num_threads(3)
+        np.random.set_bit_generator(np.random.MT19937(1))  # type: ignore[attr-defined]
+        three()
+        if error is not None:
+            raise error
+
+    with nullcontext() if error is None else pytest.raises(error):
+        process().make(fetch, None, 7, EPOCH)
+    after = three()
+    ByFunctions().restore(ours)
+    assert after == three()
+    assert torch.get_num_threads() == 2
+
+
+def test_torchs_initial_seed_is_the_tickets_and_then_its_own_again() -> None:
+    own = torch.initial_seed()
+    seen = [process().make(lambda _: torch.initial_seed(), None, number, EPOCH) for number in range(5)]
+    assert seen == [ticket_seed(epoch_key(BASE_SEED, EPOCH), number) for number in range(5)]
+    assert torch.initial_seed() == own
+
+
+def test_a_ticket_within_a_ticket() -> None:
+    """Of a dataset that iterates a loader of its own, in the same thread."""
+    outer = process()
+
+    def fetch(_: Any) -> list[Any]:
+        first = random.random()
+        within = process().make(lambda _: three(), None, 5, EPOCH)
+        return [first, within, random.random()]
+
+    first, within, second = outer.make(fetch, None, 3, EPOCH)
+    assert within == as_seeded(5)
+    seed_ticket(ticket_seed(epoch_key(BASE_SEED, EPOCH), 3))
+    assert [first, second] == [random.random(), random.random()]
+
+
+def test_a_forked_child_makes_tickets_while_a_thread_of_the_parent_is_at_one() -> None:
+    begun, finish = threading.Event(), threading.Event()
+
+    def fetch(_: Any) -> bool:
+        begun.set()
+        return finish.wait(10)
+
+    thread = threading.Thread(target=process().make, args=(fetch, None, 0, EPOCH))
+    thread.start()
+    assert begun.wait(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if not pid:
+        os._exit(0 if process().make(lambda _: 42, None, 0, EPOCH) == 42 else 1)
+    until(lambda: (found := os.waitpid(pid, os.WNOHANG))[0] == pid and found[1] == 0)
+    finish.set()
+    thread.join()
+
+
+# -- other threads ---------------------------------------------------------------------------------------------------
+
+
+class Neighbour:
+    """Another thread: `runs` has it do something, and returns when it is done."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        self._act = act
+        self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._over = False
+        self.thread = threading.Thread(target=self._run, name="neighbour")
+
+    def _run(self) -> None:
+        while self._asked.acquire() and not self._over:
+            self._act()
+            self._done.release()
+
+    def runs(self) -> None:
+        self._asked.release()
+        self._done.acquire()
+
+    def __enter__(self) -> Neighbour:
+        self.thread.start()
+        self.runs()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._asked.release()
+        self.thread.join()
+
+
+@pytest.mark.parametrize("disturbances", range(TRIES + 1))
+def test_a_ticket_that_a_thread_may_have_disturbed_is_made_again(disturbances: int) -> None:
+    told: list[str] = []
+    asked: list[int] = []
+    maker = process(told=told)
+    with Neighbour(random.random) as neighbour:
+
+        def fetch(number: int) -> tuple[float, ...]:
+            asked.append(number)
+            if len(asked) <= disturbances:
+                neighbour.runs()
+            return three()
+
+        made = maker.make(fetch, 4, 4, EPOCH)
+        assert asked == [4] * min(TRIES, disturbances + 1)
+        given_up = disturbances == TRIES
+        assert told == ["neighbour"] * given_up
+        assert (made == as_seeded(4)) is not given_up
+        assert maker.make(fetch, 5, 5, EPOCH) == as_seeded(5)
+        assert len(told) == given_up
+
+
+def test_a_ticket_that_draws_nothing_is_made_once_whoever_runs() -> None:
+    told: list[str] = []
+    asked: list[None] = []
+    with Neighbour(int) as neighbour:
+        process(told=told).make(lambda _: (asked.append(None), neighbour.runs()), None, 4, EPOCH)
+    assert len(asked) == 1
+    assert not told
+
+
+def test_threads_of_the_dataset_do_not_count() -> None:
+    """They begin while a ticket is made, and may live on."""
+    told: list[str] = []
+    asked: list[int] = []
+    neighbour = Neighbour(int)
+
+    def fetch(number: int) -> tuple[float, ...]:
+        asked.append(number)
+        if number == 0:
+            neighbour.__enter__()
+        neighbour.runs()
+        return three()
+
+    maker = process(told=told)
+    made = [maker.make(fetch, number, number, EPOCH) for number in range(3)]
+    neighbour.__exit__()
+    assert made == [as_seeded(number) for number in range(3)]
+    assert asked == [0, 1, 2]
+    assert not told
+
+
+def test_a_thread_that_has_ended_has_run() -> None:
+    others = OtherThreads()
+    with Neighbour(int) as neighbour:
+        before = others.clocks()
+        assert others.ran_since(before) is None
+    assert neighbour.thread in before
+    assert others.ran_since(before) == "neighbour"
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Sample: float64 (3,); asks ``neighbour`` to run in each."""
+
+    def __init__(self, neighbour: Neighbour | None = None) -> None:
+        self.neighbour, self.pid = neighbour, os.getpid()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.neighbour is not None and os.getpid() == self.pid:
+            self.neighbour.runs()
+        return torch.tensor(three(), dtype=torch.float64)
+
+
+def loaded(data: Dataset[Any], **options: Any) -> list[Any]:
+    with DpexDataLoader(data, 2, seeding="batch", generator=seeded(), **options) as loader:
+        return list(loader)
+
+
+def test_a_thread_that_never_keeps_still_is_named_with_the_remedy() -> None:
+    with (
+        Neighbour(random.random) as neighbour,
+        pytest.warns(RuntimeWarning, match=r"'neighbour' runs .*num_workers=1 or more") as caught,
+    ):
+        loaded(Noisy(neighbour))
+    assert len(caught) == 1
+
+
+def test_a_tuned_loader_gets_workers_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = loaded(Noisy(), num_workers=1)
+    with Neighbour(random.random) as neighbour:
+        loader = DpexDataLoader(Noisy(neighbour), 2, num_workers="auto", generator=seeded())
+        loader._tuning().settings = loader._tuning().settings.__class__(depth=1)  # type: ignore[union-attr]
+        iterator: Any = iter(loader)
+        with loader:
+            with pytest.warns(RuntimeWarning, match="From now on they are made by workers"):
+                found = list(iterator)
+            assert loader._tuning().sizes.local >= 1  # type: ignore[union-attr]
+    assert iterator._engine.lane("local") is not None
+    assert all(map(torch.equal, found[1:], expected[1:]))
+
+
+class Halting(Noisy):
+    """Lets other threads go on between the draws of a sample."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        first = three()
+        threading.Event().wait(0.0001)
+        return torch.tensor([*first, *three()], dtype=torch.float64)
+
+
+def test_loaders_in_two_threads_have_the_batches_that_they_have_alone() -> None:
+    expected, found = loaded(Halting()), {}
+    threads = [threading.Thread(target=lambda i=i: found.update({i: loaded(Halting())})) for i in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # each is another thread to the other
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 2
+    assert all(torch.equal(*pair) for batches in found.values() for pair in zip(batches, expected, strict=True))
+
+
+# -- what torch's results depend on ----------------------------------------------------------------------------------
+
+
+class Standardised(Dataset[torch.Tensor]):
+    """Sample: float32 (3, 224, 224), whose last bits depend on the number of threads that add it up."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        image = torch.randn(3, 224, 224)
+        return (image - image.mean()) / image.std()
+
+
+def test_reductions_are_those_of_a_worker_to_the_last_bit() -> None:
+    torch.set_num_threads(4)
+    assert all(map(torch.equal, loaded(Standardised()), loaded(Standardised(), num_workers=1)))
+    assert torch.get_num_threads() == 4
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "default dtype": lambda: default_dtype(torch.float64),
+    "none": nullcontext,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_are_entered_and_left(mode: str) -> None:
+    outside = modes_here()
+    with MODES[mode]():
+        wanted = modes_here()
+    assert (wanted == outside) is (mode == "none")
+    for there in MODES:
+        with MODES[there]():
+            here = modes_here()
+            with wanted.enter():
+                assert modes_here() == wanted
+            assert modes_here() == here
+    assert modes_here() == outside
+
+
+class Moody(Dataset[torch.Tensor]):
+    """Sample: float32 (3,): whether gradients are recorded, and what dtypes new tensors and products have."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        one = torch.ones(2, 2)
+        sizes = one.itemsize, (one @ one).itemsize
+        return torch.tensor([torch.is_grad_enabled(), *sizes], dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        *((mode, {"num_workers": count}) for mode in MODES for count in (0, 1)),
+        *((mode, {"num_workers": 1, "multiprocessing_context": "spawn"}) for mode in ("inference_mode", "autocast")),
+    ],
+)
+def test_batches_are_made_in_the_modes_of_their_iterator(mode: str, options: dict[str, Any]) -> None:
+    """Not in those of the moment, nor in those of a process that was started clean."""
+    with DpexDataLoader(Moody(), seeding="batch", **options) as loader:
+        with MODES[mode]():
+            wanted = Moody()[0]
+            iterator = iter(loader)
+        assert all(torch.equal(batch[0], wanted) for batch in iterator)
