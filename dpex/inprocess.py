@@ -20,13 +20,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 
 from dpex.globalrandom import ByFunctions, Generators, located
-from dpex.modes import Modes, modes_here
+from dpex.modes import Modes
 from dpex.otherthreads import OtherThreads
 from dpex.ticketseeding import TicketSeeds, seed_ticket
 
@@ -34,7 +33,6 @@ TRIES = 3
 Made = TypeVar("Made")
 _lock = threading.RLock()
 _others = OtherThreads()
-_nothing = nullcontext()
 
 
 class InProcess:
@@ -51,30 +49,40 @@ class InProcess:
         """``fetch(index)`` for ticket ``number``; its errors come as they are."""
         seed = self._seeds.of(number, epoch)
         with _lock:
-            if self._gave_up:
-                return self._once(fetch, index, seed, watched=False)
-            disturber: str | None = None
-            for _ in range(TRIES):
-                before = _others.clocks()
-                made = self._once(fetch, index, seed, watched=bool(before))
-                disturber = _others.ran_since(before)
-                if disturber is None or not self._moved:
-                    return made
-            self._gave_up = True
-        self._disturbed(str(disturber))
+            before = None if self._gave_up else _others.clocks()
+            made = self._once(fetch, index, seed, watched=bool(before))
+            if before is None or _others.ran_since(before) is None or not self._moved:
+                return made
+            made, disturber = self._again(fetch, index, seed)
+            self._gave_up = disturber is not None
+        if disturber is not None:
+            self._disturbed(disturber)
         return made
+
+    def _again(self, fetch: Callable[[Any], Made], index: Any, seed: int) -> tuple[Made, str | None]:
+        """Until no other thread ran; else the name of one that did each time."""
+        for _ in range(TRIES - 1):
+            before = _others.clocks()
+            made = self._once(fetch, index, seed, watched=True)
+            disturber = _others.ran_since(before)
+            if disturber is None or not self._moved:
+                return made, None
+        return made, disturber
 
     def _once(self, fetch: Callable[[Any], Made], index: Any, seed: int, *, watched: bool) -> Made:
         generators: Generators = located() or ByFunctions()
-        threads = torch.get_num_threads()
+        threads, modes = torch.get_num_threads(), self._modes
         state = generators.save()
         try:
-            seed_ticket(seed)
+            seed_ticket(seed, generators)
             begun = generators.save() if watched else None
             if threads != 1:
                 torch.set_num_threads(1)
-            with _nothing if self._modes is None or modes_here() == self._modes else self._modes.enter():
+            if modes is None or modes.hold():
                 made = fetch(index)
+            else:
+                with modes.enter():
+                    made = fetch(index)
             self._moved = watched and generators.moved_since(begun)
             return made
         finally:

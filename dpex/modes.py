@@ -26,6 +26,16 @@ class Modes(NamedTuple):
     autocast: torch.dtype | None
     default_dtype: torch.dtype
 
+    def hold(self) -> bool:
+        """Whether this thread has them."""
+        return (
+            torch.is_grad_enabled() is self.grad
+            and torch.is_inference_mode_enabled() is self.inference
+            and torch.get_default_dtype() is self.default_dtype
+            and torch.is_autocast_enabled("cpu") is (self.autocast is not None)
+            and (self.autocast is None or torch.get_autocast_dtype("cpu") is self.autocast)
+        )
+
     def enter(self) -> ExitStack:
         """Have them in this thread, until what is returned is closed."""
         stack = ExitStack()

@@ -53,9 +53,9 @@ class WordSource:
 _source = WordSource()
 
 
-def seed_ticket(seed: int) -> None:
+def seed_ticket(seed: int, generators: Generators | None = None) -> None:
     """Set the three global generators for one ticket."""
-    generators: Generators = located() or ByFunctions()
+    generators = generators or located() or ByFunctions()
     generators.fill(_source.block(seed), seed)
 
 
