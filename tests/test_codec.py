@@ -200,6 +200,33 @@ def test_a_slice_does_not_bring_its_whole_storage(arena_pair: Pair) -> None:
     assert arena_pair.encoder.nbytes == 20
 
 
+@pytest.mark.parametrize("device", ["meta"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.arange(LARGE),
+        lambda: [torch.arange(5), torch.empty(0, 3)],
+        lambda: (lambda t: [t, t[3:9]])(torch.arange(20)),
+        lambda: Point(torch.arange(LARGE), [torch.empty(0, 2)]),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.ones(3, requires_grad=True),
+        lambda: torch.empty(0, requires_grad=True),
+        lambda: torch.nn.Parameter(torch.ones(3)),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*(prototype stage|invariant checks):UserWarning")
+def test_a_default_device_around_the_loop_changes_nothing(pair: Pair, make: Any, device: str) -> None:
+    batch = make()
+    message = pair.encoder.encode(batch)
+    with torch.device(device):
+        again = pair.decode(message)
+        encoded = marshal.dumps(pair.encoder.encode(batch))
+    for value in (again, pair.decode(marshal.loads(encoded))):
+        tensors = value if isinstance(value, list) else [value.x, *value.y] if isinstance(value, Point) else [value]
+        assert all(tensor.device.type == "cpu" for tensor in tensors)
+
+
 # -- what is shared ----------------------------------------------------------------------------------------------------
 
 
@@ -338,6 +365,36 @@ def test_views_of_a_batch_keep_its_memory(arena_pair: Pair) -> None:
         arena_pair(torch.zeros(LARGE, dtype=torch.int64))
     assert row.tolist() == [5, 6]
     assert arena_pair.slots_held() == 1
+
+
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: Point(t, 1)], ids=["plain", "pickled"])
+@pytest.mark.parametrize("count", [8, LARGE])
+def test_an_array_of_a_batch_outlives_a_change_of_the_batchs_storage(arena_pair: Pair, count: int, wrap: Any) -> None:
+    """`share_memory_` gives the storage other memory; an array taken before still reads what it read."""
+    batch = arena_pair(wrap(torch.arange(count)))
+    tensor = batch.x if isinstance(batch, Point) else batch
+    array = tensor.numpy()
+    tensor.share_memory_()
+    del batch, tensor
+    gc.collect()
+    for _ in range(10):
+        arena_pair(wrap(torch.zeros(count, dtype=torch.int64)))
+    assert array.tolist() == list(range(count))
+    assert arena_pair.slots_held() == (count == LARGE)
+    del array
+    gc.collect()
+    assert arena_pair.slots_held() == 0
+
+
+def test_the_workers_own_array_outlives_a_change_of_its_storage(arena_pair: Pair) -> None:
+    """A collate function that keeps an array of a collated tensor and shares the tensor."""
+    tensor = arena_pair.arena.tensor((LARGE,), torch.int64)
+    array = tensor.fill_(5).numpy()
+    assert arena_pair(tensor.share_memory_()).unique().tolist() == [5]
+    del tensor
+    for _ in range(10):
+        arena_pair.arena.tensor((LARGE,), torch.int64).zero_()
+    assert set(array.tolist()) == {5}
 
 
 def test_arrays_of_a_batch_keep_their_memory(arena_pair: Pair) -> None:

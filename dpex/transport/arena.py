@@ -57,6 +57,17 @@ def slot_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+def tensor_over(base: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A flat tensor over the bytes of ``base``, which lives as long as the tensor's storage does.
+
+    `torch.frombuffer` alone keeps ``base`` only as long as the storage has these bytes: ``share_memory_``, or a queue
+    that the tensor is put in, gives the storage other ones, while an array made by ``numpy()`` still reads the old.
+    """
+    flat = torch.frombuffer(base, dtype=dtype)
+    flat.untyped_storage()._dpex_base = base  # type: ignore[attr-defined]
+    return flat
+
+
 class _Hold(weakref.ref):  # type: ignore[type-arg]
     """Weak reference to a view's base array that clears one byte when the array dies."""
 
@@ -156,7 +167,7 @@ class Arena:
         for extent in shape:
             count *= extent
         base, _ = self.array(count * dtype.itemsize)
-        return torch.frombuffer(base, dtype=dtype).view(shape)
+        return tensor_over(base, dtype).view(shape)
 
     def array(self, nbytes: int) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], SlotRef]:
         """An uninitialised uint8 array of ``nbytes`` (at least 1) bytes in a slot of its own, and where that is."""

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from dpex.transport.arena import tensor_over
 from dpex.transport.outofband import BatchPickler, LoadedMemory, Memories, Memory, Piece, is_plain, load
 
 INLINE_BYTES = 4096
@@ -263,8 +264,10 @@ class Decoder:
         return self._viewed(bytearray(data), code, shape, strides, start)
 
     def _viewed(self, base: Any, code: int, shape: Any, strides: Any, start: int) -> torch.Tensor:
-        flat = self._storages[start] = torch.frombuffer(base, dtype=_DTYPES[code])
-        return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
+        flat = self._storages[start] = tensor_over(base, _DTYPES[code])
+        if strides is None:
+            return flat if len(shape) == 1 else flat.view(shape)
+        return flat.as_strided(shape, strides)
 
     def _rare(self, node: Node) -> Any:
         kind = node[0]
@@ -284,7 +287,7 @@ class Decoder:
         _, buffer, pieces = node
         if not pieces:
             return LoadedMemory(torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage(), pieces)
-        return LoadedMemory(torch.frombuffer(self._bytes(buffer), dtype=torch.uint8).untyped_storage(), pieces)
+        return LoadedMemory(tensor_over(self._bytes(buffer), torch.uint8).untyped_storage(), pieces)
 
     def _bytes(self, node: Node) -> Any:
         return bytearray(node[1]) if node[0] == _INLINE else self._lease(*node[1:4])

@@ -253,9 +253,9 @@ def rebuild_sparse(layout: torch.layout, data: Any, requires_grad: bool) -> torc
     """Rebuild a sparse tensor; torch's function for it keeps each one for ever, to validate it once a file is read."""
     if layout is torch.sparse_coo:
         indices, values, size, is_coalesced = data
-        tensor = torch.sparse_coo_tensor(indices, values, size, is_coalesced=is_coalesced)
+        tensor = torch.sparse_coo_tensor(indices, values, size, is_coalesced=is_coalesced, device="cpu")
     else:
-        tensor = torch.sparse_compressed_tensor(*data, layout=layout)
+        tensor = torch.sparse_compressed_tensor(*data, layout=layout, device="cpu")
     return tensor.requires_grad_() if requires_grad else tensor
 
 
