@@ -4,11 +4,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.dpex-installed
+RAY_AGENT := $(VENV)/ray-agent
 TEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test bench lint format clean
+.PHONY: help venv ray-agent demo test bench lint format clean
 
 help:
 	@echo "make demo    train a small network through DpexDataLoader, here and on a private Ray (2 minutes)"
@@ -21,6 +22,14 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev,examples]' --constraint constraints.txt
+	touch $@
+
+# Beside the environment, not in it: one test puts it on the path of the Ray that it starts.
+ray-agent: $(RAY_AGENT)
+
+$(RAY_AGENT): tests/telemetry/ray_agent.txt $(STAMP)
+	rm -rf $@
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ --requirement $<
 	touch $@
 
 demo: $(STAMP)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
 import families
@@ -23,13 +25,17 @@ from dpex.telemetry.raymirror import HEADLINES, RayMirror, mirror
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 ray = pytest.importorskip("ray")
+AGENT = Path(sys.prefix) / "ray-agent"
+"""Where `make ray-agent` puts what ``ray[default]`` adds, without which a node exports no metrics."""
 AGENT_NEEDS = ("aiohttp", "aiohttp_cors", "opencensus", "opentelemetry", "pydantic")
-"""What of ``ray[default]`` there must be for a node to export metrics."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A private Ray; yields the address of what exports its metrics, or "" where this Ray lacks that part."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", str(AGENT), prepend=os.pathsep)  # for the agent
+    patch.setattr(sys, "path", [*sys.path, str(AGENT)])  # for Ray, which looks whether it can start one
     ray.init(
         address="local",
         num_cpus=2,
@@ -40,10 +46,15 @@ def cluster() -> Iterator[str]:
     )
     for module in (families, sys.modules[__name__]):
         ray.cloudpickle.register_pickle_by_value(module)
-    yield metrics_address() if all(map(find_spec, AGENT_NEEDS)) else ""
+    yield metrics_address() if exports_metrics() else ""
     ray.shutdown()
+    patch.undo()
     for module in (families, sys.modules[__name__]):
         ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+def exports_metrics() -> bool:
+    return all(PathFinder.find_spec(name, [*sys.path, str(AGENT)]) for name in AGENT_NEEDS)
 
 
 def metrics_address() -> str:
@@ -84,7 +95,7 @@ def test_a_loader_on_the_cluster_hands_its_counts_to_ray(cluster: str) -> None:
 def test_a_scrape_of_the_cluster_shows_the_loader(cluster: str) -> None:
     """The one of the test before, which has ended."""
     if not cluster:
-        pytest.skip("this Ray exports no metrics: its agent needs ray[default]")
+        pytest.skip("this Ray exports no metrics: `make ray-agent` installs what its agent needs")
     found = until(lambda: scraped(cluster, "ray_dpex_batches_total", "on-ray"), 60.0)
     assert list(found.values()) == [12.0]
     states = scraped(cluster, "ray_dpex_consumer_seconds_total", "on-ray")
