@@ -88,11 +88,11 @@ class DpexDataLoader(DataLoader[T_co]):
             whether the dataset has ``dpex_thread_safe = True``.
         name: of this loader in its metrics; None: "loader-1", "loader-2" and so on.
         metrics_port: serve metrics for Prometheus on this port from the first ``iter()`` until the loader is closed or
-            dies; 0: on one that is free. The loaders of a process share one endpoint. None: ``$DPEX_METRICS_PORT``, or
-            no metrics.
+            dies; 0, or where another process has that port: on one that is free. The loaders of a process share one
+            endpoint. None: ``$DPEX_METRICS_PORT``, or no metrics.
         metrics_host: the address to serve on; by default only this machine can reach it.
         metrics_dir: where Prometheus looks for processes (``file_sd``); None: ``$DPEX_METRICS_DIR``, else ``dpex`` in
-            ``$XDG_RUNTIME_DIR``, else ``dpex-<uid>`` in the directory for temporary files.
+            ``$XDG_RUNTIME_DIR``, else ``dpex-<uid>`` in the directory for temporary files, made for this user alone.
         metrics_certfile, metrics_keyfile: PEM files, to serve by TLS.
         metrics_client_cafile: PEM file; only clients with a certificate of that authority are served.
 

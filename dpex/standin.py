@@ -19,10 +19,8 @@ from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, get_worker_i
 from torch.utils.data.dataloader import _DatasetKind
 
 from dpex.dataloader import DpexDataLoader
-from dpex.errors import OptionError
 from dpex.recording import rank
 from dpex.runoptions import Count, RunOptions
-from dpex.telemetry.membership import Membership
 
 logger = logging.getLogger("dpex")
 _CONTEXT = "_DataLoader__multiprocessing_context"
@@ -41,16 +39,6 @@ class StandIn(DpexDataLoader[Any]):
 
     def check_worker_number_rationality(self) -> None:
         """torch has said it of the loader itself."""
-
-    def _enrol(self, *, in_ray: bool) -> Membership | None:
-        try:
-            return super()._enrol(in_ray=in_ray)
-        except OptionError as error:
-            if not self.metrics_port:
-                raise
-            logger.warning("dpex run: %s; this process takes one that is free", error)
-            self.metrics_port = 0
-            return super()._enrol(in_ray=in_ray)
 
 
 class _Known:

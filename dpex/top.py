@@ -28,7 +28,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dpex.telemetry.discovery import Target, directory_from, targets
+from dpex.telemetry.directories import own_directories, to_look_in
+from dpex.telemetry.discovery import Target, targets
 
 EVERY_S = 1.0
 DIAGNOSED_EVERY = 5
@@ -84,18 +85,18 @@ class Watched:
 
 
 class Watch:
-    """All processes: those of the addresses given, or those announced in ``directory``."""
+    """All processes: those of the addresses given, or those announced in ``directories``."""
 
-    def __init__(self, urls: Sequence[str], directory: Path, ask: Ask) -> None:
+    def __init__(self, urls: Sequence[str], directories: Sequence[Path], ask: Ask) -> None:
         self._urls = [url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}" for url in urls]
-        self._directory = directory
+        self._directories = directories
         self._ask = ask
         self.watched: dict[str, Watched] = {}
         self._turns = 0
 
     def turn(self) -> None:
         """Ask all of them what is new; who was seen once and is no more stays, as gone."""
-        found = [Target(url=url, labels={}, path=Path()) for url in self._urls] or targets(self._directory)
+        found = [Target(url=url, labels={}, path=Path()) for url in self._urls] or targets(*self._directories)
         for target in found:
             one = self.watched.setdefault(target.url, Watched(target.url))
             one.labels = target.labels
@@ -298,15 +299,16 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
     except OSError as error:
         print(f"dpex top: --cafile={options.cafile!r}: {error}", file=sys.stderr)
         return 2
-    directory = Path(options.dir) if options.dir else directory_from(os.environ)
-    watch = Watch(options.url, directory, asking(context))
+    directories = [Path(options.dir)] if options.dir else to_look_in(os.environ)
+    place = str((directories or own_directories(os.environ))[0])
+    watch = Watch(options.url, directories, asking(context))
     console = console or Console()
     if options.once:
         watch.turn()
-        console.print(screen(list(watch.watched.values()), str(directory)))
+        console.print(screen(list(watch.watched.values()), place))
         return 0 if any(not one.error for one in watch.watched.values()) else 1
     with contextlib.suppress(KeyboardInterrupt):
-        _follow(watch, console, stop or threading.Event(), str(directory))
+        _follow(watch, console, stop or threading.Event(), place)
     return 0
 
 

@@ -169,7 +169,7 @@ def test_processes_come_and_go(directory: Path) -> None:
         asked.append(url)
         return state(7)
 
-    watch = Watch([], directory, ask)
+    watch = Watch([], [directory], ask)
     watch.turn()
     assert watch.watched == {}
     first = announce(directory, 1)
@@ -195,7 +195,7 @@ def test_diagnoses_are_asked_for_seldom_and_may_be_missing() -> None:
             raise OSError("planted")
         return {"loaders": [DIAGNOSED]} if "diagnosis" in url else state(len(asked))
 
-    watch = Watch(["http://127.0.0.1:1"], Path("/nowhere"), ask)
+    watch = Watch(["http://127.0.0.1:1"], [], ask)
     for _ in range(15):
         watch.turn()
     assert asked.count("state") == 15
@@ -216,7 +216,7 @@ def test_who_was_killed_is_gone_and_who_does_not_answer_is_said_to(directory: Pa
         announce(directory, port)
     killed = directory / f"dpex-{socket.gethostname()}-{2**22 + 1}-1.json"
     killed.write_text(json.dumps([{"targets": ["127.0.0.1:4"], "labels": {"run_id": "r"}}]))
-    watch = Watch([], directory, ask)
+    watch = Watch([], [directory], ask)
     watch.turn()
     assert [one.error for one in watch.watched.values()] == [
         *("gone: the process was killed", "gone", "no answer: timed out", "no answer: 'number'")

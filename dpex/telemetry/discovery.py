@@ -11,29 +11,14 @@ import json
 import os
 import re
 import socket
-import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpex.naming import encodable
+from dpex.telemetry.directories import opened, prepare, read, write
 
-DIRECTORY_VARIABLE = "DPEX_METRICS_DIR"
 _NAME = re.compile(r"dpex-(?P<node>.+)-(?P<pid>\d+)-(?P<started>\d+)\.json")
-
-
-def directory_from(environment: Mapping[str, str]) -> Path:
-    """``$DPEX_METRICS_DIR``, or this user's own."""
-    given = environment.get(DIRECTORY_VARIABLE)
-    return Path(given) if given else default_directory(environment)
-
-
-def default_directory(environment: Mapping[str, str]) -> Path:
-    """This user's own, which goes with the session or the machine."""
-    if runtime := environment.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "dpex"
-    return Path(tempfile.gettempdir()) / f"dpex-{os.getuid()}"
 
 
 def identity(environment: Mapping[str, str]) -> dict[str, str]:
@@ -82,9 +67,10 @@ class Target:
     gone: bool = False
 
 
-def targets(directory: Path) -> list[Target]:
-    """What is announced in that directory, by run and rank; what is no announcement is left out."""
-    found = [target for path in sorted(directory.glob("dpex-*.json")) for target in _targets_in(path)]
+def targets(*directories: Path) -> list[Target]:
+    """What is announced in these directories, by run and rank; what is no announcement is left out."""
+    paths = [path for directory in directories for path in sorted(directory.glob("dpex-*.json"))]
+    found = [target for path in paths for target in _targets_in(path)]
     return sorted(found, key=lambda one: (one.labels.get("run_id", ""), _number(one.labels.get("rank", "")), one.url))
 
 
@@ -94,7 +80,7 @@ def _number(text: str) -> tuple[int, str]:
 
 def _targets_in(path: Path) -> list[Target]:
     try:
-        groups = json.loads(path.read_text())
+        groups = json.loads(read(path))
         return [
             Target(
                 url=f"{group['labels'].get('__scheme__', 'http')}://{address}",
@@ -105,7 +91,7 @@ def _targets_in(path: Path) -> list[Target]:
             for group in groups
             for address in group["targets"]
         ]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return []
 
 
@@ -118,36 +104,24 @@ def _has_ended(path: Path, node: str) -> bool:
 class Announcement:
     """The file of this process; `withdraw` removes it.
 
-    Raises OSError where the directory cannot be written or is not safe; with ``own`` it must be this user's.
+    Raises OSError where the directory cannot be written to or is not safe (see `dpex.telemetry.directories.opened`).
     """
 
     def __init__(self, directory: Path, target: str, labels: Mapping[str, str], *, own: bool = False) -> None:
-        _prepare(directory, own=own)
-        node = socket.gethostname()
-        tidy_up(directory, node)
+        prepare(directory, own=own)
+        with opened(directory, own=own):
+            node = socket.gethostname()
+            tidy_up(directory, node)
         self.path = directory / f"dpex-{node}-{os.getpid()}-{started_at(os.getpid()) or 0}.json"
         self._pid = os.getpid()
         content = json.dumps([{"targets": [target], "labels": dict(labels)}], indent=1) + "\n"
-        number, temporary = tempfile.mkstemp(".tmp", "dpex-", directory)
-        with os.fdopen(number, "w") as file:
-            os.fchmod(number, 0o644)
-            file.write(content)
-        Path(temporary).replace(self.path)
+        write(directory, self.path.name, content, own=own)
 
     def withdraw(self) -> None:
         """Idempotent; does nothing in a forked process."""
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-
-
-def _prepare(directory: Path, *, own: bool) -> None:
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.stat()
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        raise PermissionError(f"everybody may change what is in {directory}")
-    if own and found.st_uid != os.getuid():
-        raise PermissionError(f"{directory} is another user's")
 
 
 def tidy_up(directory: Path, node: str) -> list[Path]:

@@ -25,7 +25,8 @@ from dpex.gpu.watch import view
 from dpex.naming import encodable
 from dpex.telemetry.collector import Collector
 from dpex.telemetry.diagnoses import Diagnoses
-from dpex.telemetry.discovery import DIRECTORY_VARIABLE, Announcement, default_directory, identity
+from dpex.telemetry.directories import DIRECTORY_VARIABLE, own_directories, to_look_in
+from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.headers import hosts_of
 from dpex.telemetry.ledger import Ledger
 from dpex.telemetry.sampler import Sampler
@@ -73,21 +74,51 @@ class _Server:
         self._sampler.start()
         self._gpus = collector.gpu = view()
         self._announcement = self._announce()
+        self._say_which_port()
 
     def _announce(self) -> Announcement | None:
-        endpoint = self.endpoint
-        given = endpoint.directory or os.environ.get(DIRECTORY_VARIABLE)
-        directory = Path(given) if given else default_directory(os.environ)
-        host = socket.gethostname() if endpoint.host in _ANY else endpoint.host
-        target = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-        scheme = {"__scheme__": "https"} if endpoint.certfile else {}
-        try:
-            found = Announcement(directory, target, {**identity(os.environ), **scheme}, own=not given)
-        except OSError as error:
-            logger.warning("metrics: Prometheus cannot find this process by itself, it serves at %s: %s", target, error)
-            return None
-        logger.info("metrics and a live page are served at %s, announced in %s", target, found.path)
-        return found
+        """In the directory that was given, else in the first of this user's own that is safe."""
+        given = self.endpoint.directory or os.environ.get(DIRECTORY_VARIABLE)
+        target, labels = self._target(), {**identity(os.environ), **self._scheme()}
+        refused = []
+        for directory in [Path(given)] if given else own_directories(os.environ):
+            try:
+                found = Announcement(directory, target, labels, own=not given)
+            except OSError as error:
+                refused.append(str(error))
+                continue
+            if refused:
+                logger.warning("metrics: announced in %s, as %s", directory, "; ".join(refused))
+            logger.info("metrics and a live page are served at %s, announced in %s", target, found.path)
+            return found
+        why = "; ".join(refused)
+        logger.warning("metrics: Prometheus cannot find this process by itself, it serves at %s: %s", target, why)
+        return None
+
+    def _target(self) -> str:
+        host = socket.gethostname() if self.endpoint.host in _ANY else self.endpoint.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    def _scheme(self) -> dict[str, str]:
+        return {"__scheme__": "https"} if self.endpoint.certfile else {}
+
+    def _say_which_port(self) -> None:
+        """Where it is not the one that was wanted."""
+        wanted = self.endpoint.port
+        if wanted in (0, self.port):
+            return
+        found = (
+            "" if self._announcement is None else f", and Prometheus finds it through {self._announcement.path.parent}"
+        )
+        logger.warning(
+            "metrics_port=%d is taken on %s by %s; this process serves its metrics on port %d%s. Give 0 (or "
+            "DPEX_METRICS_PORT=0) where several processes of a machine train",
+            wanted,
+            self.endpoint.host,
+            _holder(wanted, self.endpoint.directory),
+            self.port,
+            found,
+        )
 
     def stop(self) -> None:
         """Soon, from any thread; idempotent. The collector sees no GPU afterwards, unless it has others."""
@@ -104,22 +135,37 @@ class _Server:
         self._http.abandon()
 
 
+def _holder(port: int, directory: str | None) -> str:
+    """Who has a port of this machine, as far as announcements tell."""
+    node = socket.gethostname()
+    for found in targets(*([Path(directory)] if directory else to_look_in(os.environ))):
+        labels = found.labels
+        if found.url.endswith(f":{port}") and labels.get("node") == node and not found.gone:
+            return f"rank {labels.get('rank')} of run {labels.get('run_id')}"
+    return "another program"
+
+
 def _listening(endpoint: Endpoint, app: App) -> Server:
+    """On the port that is wanted, or where another process has it on one that is free.
+
+    Raises:
+        OptionError: nothing can listen on that host, or there is no such certificate.
+    """
     try:
         context = None
         if endpoint.certfile is not None:
             context = tls(endpoint.certfile, endpoint.keyfile, endpoint.client_cafile)
-        return Server(endpoint.host, endpoint.port, app, context)
+        try:
+            return Server(endpoint.host, endpoint.port, app, context)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return Server(endpoint.host, 0, app, context)
     except OSError as error:
         raise OptionError(_why_not(endpoint, error)) from error
 
 
 def _why_not(endpoint: Endpoint, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"metrics_port={endpoint.port}: the port is taken on {endpoint.host}; give 0, and each process takes one "
-            "that is free and that Prometheus finds through metrics_dir"
-        )
     if endpoint.certfile and error.errno not in (errno.EACCES, errno.EADDRNOTAVAIL):
         return f"metrics_certfile={endpoint.certfile!r}, metrics_keyfile={endpoint.keyfile!r}: {error}"
     return f"metrics_host={endpoint.host!r}, metrics_port={endpoint.port}: cannot listen there: {error}"
@@ -162,8 +208,10 @@ class Exporter:
     def join(self, endpoint: Endpoint, ledger: Ledger) -> int | None:
         """Export this ledger too; returns what `leave` takes. None: this process never serves.
 
+        Where the port is taken the process serves on one that is free, and says so.
+
         Raises:
-            OptionError: the port is taken, or is not the one that other loaders of this process are served at.
+            OptionError: nothing can listen on that host, or there is no such certificate.
         """
         with self._lock:
             if self._forked:
@@ -183,10 +231,12 @@ class Exporter:
             os.register_at_fork(after_in_child=self._leave_to_parent)
         if self._server is None:
             self._server = _Server(endpoint, self.collector, self.ledgers)
-        elif endpoint.port not in (0, self._server.port):
-            raise OptionError(
-                f"metrics_port={endpoint.port}: the loaders of a process share one endpoint, and there is one on port "
-                f"{self._server.port}; give that, or 0"
+        elif endpoint.port not in (0, self._server.port, self._server.endpoint.port):
+            logger.warning(
+                "metrics_port=%d: the loaders of a process share one endpoint, and this one's metrics are served with "
+                "those of the others on port %d",
+                endpoint.port,
+                self._server.port,
             )
 
     def leave(self, token: int) -> None:

@@ -21,8 +21,9 @@ _PREFACE = """\
 The lists below are made from `dpex/telemetry/catalogue.py`: `python -m dpex.telemetry.markdown > docs/metrics.md`.
 
 `DpexDataLoader(..., metrics_port=0)`, or `DPEX_METRICS_PORT=0` for a script that is not to be changed, serves them from
-the training process at a free port (any other number: at that one). All loaders of a process share one endpoint; it is
-up from the first `iter()` until the last of them is closed or dies. Only this machine can reach it unless
+the training process at a free port (any other number: at that one, or, where another process has it, at a free one,
+with a warning). All loaders of a process share one endpoint; it is up from the first `iter()` until the last of them is
+closed or dies. Only this machine can reach it unless
 `metrics_host=` says otherwise. `metrics_certfile=` and `metrics_keyfile=` make it TLS, and with
 `metrics_client_cafile=` only clients with a certificate of that authority are served. There are no passwords:
 prometheus-client has none, and its maintainers declined them (client_python, pull request 610).
@@ -34,7 +35,11 @@ unless `DPEX_METRICS_ALLOWED_HOSTS` has them (with commas between; `.example.org
 or silent client holds up nobody: requests have 10 s, answers 30 s, and of 64 connections an idle one makes room.
 
 Each process announces itself by a file in `metrics_dir=`, else `$DPEX_METRICS_DIR`, else `$XDG_RUNTIME_DIR/dpex`, else
-`dpex-<uid>` in the directory for temporary files. Files of processes that were killed go when the next one starts.
+`dpex-<uid>` in the directory for temporary files, else `~/.cache/dpex/metrics`. Files of processes that were killed go
+when the next one starts. The last three are made for their user alone, so a Prometheus that runs as another user needs
+one of the first two; what is a symbolic link there, another user's, or open to others is passed over, with a warning.
+One that is given must be the user's own or root's, reached by no other user's link, and not for everybody to change;
+else there is a warning and no announcement.
 
 ```yaml
 scrape_configs:
@@ -59,7 +64,8 @@ a training loop 0.3 % of its batches with one loader, and 0.6 % with eight (`pyt
 `dashboards/` has this for Prometheus, rules and alerts, a Grafana dashboard, and a `docker compose` file for both.
 
 The target's labels are `run_id` (`$DPEX_RUN_ID`, else torchrun's or Slurm's, else one of this process), `rank` and
-`node`; the metrics themselves have only those named below. Several ranks on one machine need `metrics_port=0`.
+`node`; the metrics themselves have only those named below. Of several ranks on a machine one gets a fixed port; all are
+found by their announcements.
 
 On a Ray cluster the headline series are in Ray's own metrics as well, as `ray_dpex_…`: the training loop's seconds,
 causes, batches, samples, and workers. Ray exports metrics only where `ray[default]` is installed.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import promql_parser as promql
@@ -20,7 +21,7 @@ from panels import FOLDER, RULES, Json, dashboard, filled, panels, queries, sele
 from dashboards.contents import DASHBOARD
 from dashboards.grafana import as_text
 from dpex.telemetry.catalogue import BY_NAME, METRICS
-from dpex.telemetry.discovery import default_directory
+from dpex.telemetry.directories import own_directories
 
 UNITS = {"percentunit", "s", "cps", "Bps", "bytes", "none", "string", "dateTimeFromNow"}
 """Those that are used; all are names of Grafana's."""
@@ -273,7 +274,7 @@ def loaded(name: str) -> Json:
     return found
 
 
-def test_compose_mounts_what_is_there_where_it_is_looked_for() -> None:
+def test_compose_mounts_what_is_there_where_it_is_looked_for(tmp_path: Path) -> None:
     services = loaded("docker-compose.yml")["services"]
     mounted: dict[str, str] = {}
     for service in services.values():
@@ -286,7 +287,7 @@ def test_compose_mounts_what_is_there_where_it_is_looked_for() -> None:
                 assert (FOLDER / source).exists()
     assert mounted["/etc/prometheus/rules"] == "./rules"
     assert mounted["/etc/prometheus/targets"] == "${DPEX_METRICS_DIR:-${XDG_RUNTIME_DIR}/dpex}"
-    assert str(default_directory({"XDG_RUNTIME_DIR": "/run/user/1"})) == "/run/user/1/dpex"
+    assert own_directories({"XDG_RUNTIME_DIR": str(tmp_path)})[0] == tmp_path / "dpex"
     home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
     assert mounted[home] == "./dpex.json"
     provider = loaded("provisioning/dashboards/dpex.yml")["providers"][0]

@@ -16,7 +16,11 @@ from typing import Any
 import pytest
 from families import until
 
-from dpex.telemetry.discovery import Announcement, default_directory, identity, started_at, tidy_up
+from dpex import DpexDataLoader
+from dpex.telemetry.directories import is_safe, opened, own_directories, to_look_in
+from dpex.telemetry.discovery import Announcement, identity, started_at, tidy_up
+from dpex.telemetry.discovery import targets as announced
+from dpex.telemetry.exporter import exporter
 
 ROOT = Path(__file__).parents[2]
 NODE = socket.gethostname()
@@ -24,7 +28,7 @@ LABELS = {"run_id": "r", "rank": "3", "node": "n"}
 TRAINER = """
 import sys
 from dpex import DpexDataLoader
-loader = DpexDataLoader(range(8), batch_size=2, num_workers=1, metrics_port=0, name="train")
+loader = DpexDataLoader(range(8), batch_size=2, num_workers=1, name="train")
 list(loader)
 print("trained", flush=True)
 sys.stdin.readline()
@@ -33,9 +37,9 @@ sys.stdin.readline()
 
 def trainer(directory: Path, **variables: str) -> subprocess.Popen[str]:
     """A training process that has trained and waits for a line."""
-    environment = {**os.environ, "DPEX_METRICS_DIR": str(directory), **variables}
+    environment = {**os.environ, "DPEX_METRICS_DIR": str(directory), "DPEX_METRICS_PORT": "0", **variables}
     arguments = [sys.executable, "-c", TRAINER]
-    started = subprocess.Popen(arguments, stdin=-1, stdout=-1, text=True, cwd=ROOT, env=environment)
+    started = subprocess.Popen(arguments, stdin=-1, stdout=-1, stderr=-1, text=True, cwd=ROOT, env=environment)
     assert started.stdout is not None
     assert started.stdout.readline() == "trained\n"
     return started
@@ -67,8 +71,10 @@ def test_promtool_accepts_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_two_ranks_are_found_by_their_labels_and_leave(tmp_path: Path) -> None:
-    job = {"TORCHELASTIC_RUN_ID": "job-7"}
+def test_two_ranks_with_one_fixed_port_are_both_found_by_their_labels_and_leave(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    job = {"TORCHELASTIC_RUN_ID": "job-7", "DPEX_METRICS_PORT": str(port)}
     ranks = [trainer(tmp_path, RANK=str(rank), **job) for rank in range(2)]
     try:
         found = targets(tmp_path)
@@ -76,14 +82,16 @@ def test_two_ranks_are_found_by_their_labels_and_leave(tmp_path: Path) -> None:
             ("0", "job-7", NODE),
             ("1", "job-7", NODE),
         }
+        assert {t["labels"]["rank"] for t in found if t["targets"] == [f"127.0.0.1:{port}"]} == {"0"}
         for target in found:
             with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=10) as answer:
                 assert b'dpex_batches_total{loader="train"} 4.0' in answer.read()
     finally:
-        for rank in ranks:
-            rank.communicate("\n", timeout=30)
+        said = [rank.communicate("\n", timeout=30)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert targets(tmp_path) == []
+    assert f"metrics_port={port} is taken on 127.0.0.1 by rank 0 of run job-7; this process serves" in said[1]
+    assert "is taken" not in said[0]
 
 
 def test_what_a_killed_process_left_goes_when_the_next_one_comes(tmp_path: Path) -> None:
@@ -119,26 +127,140 @@ def test_when_a_process_started() -> None:
     until(lambda: started_at(process.pid) is None)
 
 
-def test_the_directory_that_is_meant_without_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert default_directory({"XDG_RUNTIME_DIR": "/run/user/7"}) == Path("/run/user/7/dpex")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert default_directory({}) == tmp_path / f"dpex-{os.getuid()}"
+# -- directories -------------------------------------------------------------------------------------------------------
+
+only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+SOMEBODY = 12345
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Of a user whose three places exist and are empty."""
+    for name in ("run", "tmp", "home"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    return {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": str(tmp_path / "home")}
+
+
+def test_the_directories_that_are_meant_without_another(tmp_path: Path, environment: dict[str, str]) -> None:
+    usual, temporary = tmp_path / "run" / "dpex", tmp_path / "tmp" / f"dpex-{os.getuid()}"
+    assert own_directories(environment) == [usual, temporary, tmp_path / "home/.cache/dpex/metrics"]
+    assert own_directories({}) == [temporary]
+    assert own_directories({"XDG_RUNTIME_DIR": "/nowhere", "XDG_CACHE_HOME": "/c"}) == [
+        temporary,
+        Path("/c/dpex/metrics"),
+    ]
+    assert to_look_in(environment) == []
+    Announcement(temporary, "127.0.0.1:9", LABELS, own=True)
+    assert to_look_in(environment) == [temporary]
+    assert to_look_in({**environment, "DPEX_METRICS_DIR": "/given"}) == [Path("/given")]
+
+
+@only_root
+def test_the_session_of_another_user_is_not_ours(tmp_path: Path, environment: dict[str, str]) -> None:
+    os.chown(tmp_path / "run", SOMEBODY, SOMEBODY)  # su without a login
+    assert own_directories(environment)[0] == tmp_path / "tmp" / f"dpex-{os.getuid()}"
+
+
+def test_what_is_the_users_own_is_nobody_elses_to_read(tmp_path: Path) -> None:
+    own = Announcement(tmp_path / "own", "127.0.0.1:9", LABELS, own=True)
+    given = Announcement(tmp_path / "given", "127.0.0.1:9", LABELS)
+    assert (own.path.parent.stat().st_mode & 0o777, own.path.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert given.path.stat().st_mode & 0o777 == 0o644  # for a Prometheus that is another user
 
 
 def test_a_directory_everybody_may_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError, match="everybody may change"):
+    with pytest.raises(PermissionError, match=f"everybody may change what is in {tmp_path}: chmod it.*metrics_dir="):
         Announcement(tmp_path, "127.0.0.1:9", LABELS)
     tmp_path.chmod(0o1777)
     Announcement(tmp_path, "127.0.0.1:9", LABELS).withdraw()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
-def test_a_default_directory_of_another_user_is_refused(tmp_path: Path) -> None:
-    os.chown(tmp_path, 12345, 12345)
-    with pytest.raises(PermissionError, match="another user's"):
+    with pytest.raises(PermissionError, match="others may change"):
         Announcement(tmp_path, "127.0.0.1:9", LABELS, own=True)
-    Announcement(tmp_path, "127.0.0.1:9", LABELS).withdraw()
+
+
+@only_root
+def test_a_default_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, SOMEBODY, SOMEBODY)
+    with pytest.raises(PermissionError, match=f"{tmp_path} is another user's .number {SOMEBODY}.: remove it, or give"):
+        Announcement(tmp_path, "127.0.0.1:9", LABELS, own=True)
+    Announcement(tmp_path, "127.0.0.1:9", LABELS).withdraw()  # a container's root in a directory of its host
+
+
+@only_root
+def test_a_directory_of_another_user_is_refused_unless_it_is_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: SOMEBODY + 1)
+    with opened(tmp_path, own=False):
+        pass
+    os.chown(tmp_path, SOMEBODY, SOMEBODY)
+    with pytest.raises(PermissionError, match="another user's"), opened(tmp_path, own=False):
+        pass
+
+
+def test_a_link_is_no_directory_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("elsewhere")
+    assert not is_safe(tmp_path / "link")
+    with pytest.raises(PermissionError, match=f"{tmp_path / 'link'} is a symbolic link: remove it"):
+        Announcement(tmp_path / "link", "127.0.0.1:9", LABELS, own=True)
+    Announcement(tmp_path / "link", "127.0.0.1:9", LABELS).withdraw()  # given, and made by this user
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@only_root
+@pytest.mark.parametrize("inside", ["", "deeper"])
+def test_a_link_of_another_user_is_refused(tmp_path: Path, inside: str) -> None:
+    (tmp_path / "elsewhere" / "deeper").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("elsewhere")
+    os.chown(tmp_path / "link", SOMEBODY, SOMEBODY, follow_symlinks=False)
+    with pytest.raises(PermissionError, match=f"{tmp_path / 'link'} is a symbolic link of another user"):
+        Announcement(tmp_path / "link" / inside, "127.0.0.1:9", LABELS)
+    assert targets(tmp_path / "elsewhere") == []
+
+
+def test_where_somebody_was_there_first_the_next_one_is_used_and_said(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("DPEX_METRICS_DIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", environment["HOME"])
+    taken, used = own_directories(os.environ)
+    taken.symlink_to(tmp_path)
+    loader = DpexDataLoader([1, 2], metrics_port=0)
+    assert list(loader)
+    assert len(targets(used)) == 1
+    assert f"announced in {used}, as {taken} is a symbolic link: remove it, or give a directory of yours" in caplog.text
+    assert to_look_in(os.environ) == [used]
+    loader.close()
+    assert targets(used) == []
+
+
+def test_metrics_go_on_without_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("DPEX_METRICS_DIR", str(tmp_path))
+    loader = DpexDataLoader([1, 2], metrics_port=0)
+    assert list(loader)
+    with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10) as answer:
+        assert b"dpex_batches_total" in answer.read()
+    assert f"it serves at 127.0.0.1:{exporter.port}: everybody may change what is in {tmp_path}" in caplog.text
+    loader.close()
+
+
+def test_what_others_put_there_is_neither_waited_for_nor_followed(tmp_path: Path) -> None:
+    good = json.dumps([{"targets": ["127.0.0.1:9"], "labels": LABELS}])
+    (tmp_path / "elsewhere").write_text(good)
+    os.mkfifo(tmp_path / "dpex-fifo-1-1.json")
+    (tmp_path / "dpex-link-1-1.json").symlink_to("elsewhere")
+    (tmp_path / "dpex-folder-1-1.json").mkdir()
+    (tmp_path / "dpex-long-1-1.json").write_text(good + " " * 70000)
+    (tmp_path / "dpex-bytes-1-1.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "dpex-deep-1-1.json").write_text("[" * 60000)
+    (tmp_path / "dpex-good-1-1.json").write_text(good)
+    assert [one.path.name for one in announced(tmp_path)] == ["dpex-good-1-1.json"]
 
 
 @pytest.mark.parametrize(

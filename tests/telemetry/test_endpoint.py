@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -301,22 +302,37 @@ def test_closing_twice_and_pickling() -> None:
     again.close()
 
 
-def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
-    code = (
-        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+def test_where_a_port_is_taken_another_is_and_prometheus_finds_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        loaders = [DpexDataLoader([1, 2], metrics_port=port, name=name) for name in ("train", "validation")]
+        for loader in loaders:
+            assert list(loader)
+        served = exporter.port
+        assert served not in (None, port)
+        assert [found["targets"] for found in announced(tmp_path / "sd")] == [[f"127.0.0.1:{served}"]]
+        assert value(scrape(), "dpex_batches_total", loader="validation") == 2
+    (said,) = caplog.messages
+    assert f"metrics_port={port} is taken on 127.0.0.1 by another program" in said
+    assert f"serves its metrics on port {served}, and Prometheus finds it through {tmp_path / 'sd'}" in said
+    assert "DPEX_METRICS_PORT=0" in said
+    for loader in loaders:
+        loader.close()
+
+
+def test_the_loaders_of_a_process_share_one_port(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = DpexDataLoader([1, 2], metrics_port=0), DpexDataLoader([1, 2, 3], metrics_port=1, name="second")
+    assert list(first)
+    assert list(second)
+    assert value(scrape(), "dpex_batches_total", loader="second") == 3
+    assert "metrics_port=1: the loaders of a process share one endpoint, and this one's metrics are served with " in (
+        caplog.text
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
-        port = int(other.stdout.readline())  # type: ignore[union-attr]
-        loader = DpexDataLoader([1, 2], metrics_port=port)
-        with pytest.raises(OptionError, match=rf"metrics_port={port}.*taken.*give 0"):
-            iter(loader)
-        assert exporter.ledgers() == []
-        other.communicate("\n")
-    assert list(loader)
-    assert exporter.port == port
-    with pytest.raises(OptionError, match=f"metrics_port=1: .*share one endpoint.*{port}"):
-        iter(DpexDataLoader([1, 2], metrics_port=1))
-    loader.close()
+    assert f"on port {exporter.port}" in caplog.text
+    first.close()
+    second.close()
 
 
 def test_an_address_of_another_machine_is_refused() -> None:

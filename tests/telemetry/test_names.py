@@ -94,7 +94,7 @@ def test_a_diagnosis_can_be_printed_and_written(tmp_path: Path) -> None:
 
 
 def test_the_terminal(url: str, tmp_path: Path) -> None:
-    watch, out = Watch([url], tmp_path, asking(None)), StringIO()
+    watch, out = Watch([url], [tmp_path], asking(None)), StringIO()
     watch.turn()
     Console(file=out, width=200).print(screen(list(watch.watched.values()), "/place"))
     text = out.getvalue()
