@@ -118,8 +118,13 @@ class InlineMeter:
             slowest = self._clock.told(load_s, samples)
             if slowest and slowest[0] > self._slow_samples.least_s:
                 self._slow_samples.add(slowest[0], self._index, slowest[1])
-            stages = self._stages = load_s, collate_s, load_cpu_s, collate_cpu_s, samples
-            steps = self._steps(stages) if self._is_timed else ()
+            stages = load_s, collate_s, load_cpu_s, collate_cpu_s, samples
+            steps: tuple[Row, ...] = ()
+            if self._is_timed:
+                self._end_timing()
+                stages = self._timer.without_cost(stages)
+                steps = self._timer.rows(self._dataset, stages)
+            self._stages = stages
             count((*stages, steps, slowest), load_cpu_s + collate_cpu_s, 0.0)
             tally.made_here(load_s, load_cpu_s, collate_s)
             tally.batches += 1
@@ -127,10 +132,6 @@ class InlineMeter:
             return batch
 
         return collate
-
-    def _steps(self, stages: tuple[float, float, float, float, int]) -> tuple[Row, ...]:
-        self._end_timing()
-        return self._timer.rows(self._dataset, stages)
 
     def _end_timing(self) -> None:
         self._is_timed = False

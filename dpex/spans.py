@@ -97,7 +97,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-class _Node:
+class Node:
     """A step at its place in the tree."""
 
     __slots__ = ("calls", "children", "cpu_s", "wall_s")
@@ -106,7 +106,7 @@ class _Node:
         self.calls = 0
         self.wall_s = 0.0
         self.cpu_s = 0.0
-        self.children: dict[str, _Node] = {}
+        self.children: dict[str, Node] = {}
 
     def steps(self, path: tuple[str, ...] = ()) -> Iterator[Step]:
         """Those below, in order."""
@@ -127,7 +127,7 @@ class _Thread:
     """What one thread booked. at: the step it is in. indices: of the samples of a batch that it is making."""
 
     def __init__(self) -> None:
-        self.root = self.at = _Node()
+        self.root = self.at = Node()
         self.in_sample = False
         self.indices: Iterator[Any] | None = None
         self.samples = 0
@@ -221,7 +221,7 @@ class Book:
         here = thread.at
         node = here.children.get(name)
         if node is None:
-            node = here.children[name] = _Node()
+            node = here.children[name] = Node()
         thread.at = node
         cpu_began, began = self._cpu(), self._wall()
         try:

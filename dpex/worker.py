@@ -210,7 +210,8 @@ class Fetcher:
         finally:
             self._collate_fn = collate_fn
             timer.end()
-        return batch, stages._replace(steps=timer.rows(self._dataset, stages[:5]))
+        times = timer.without_cost(stages[:5])
+        return batch, Stages(*times, timer.rows(self._dataset, times), stages.slowest)
 
     def _from_map(self, index: Any) -> Any:
         dataset = self._dataset

@@ -19,7 +19,7 @@ TOGETHER = {
     "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, bell": 0,
     "hostinfo, runqueue, sampling, forks, listening, naming": 0,
     "options, recording": 1,
-    "steps, modes, otherthreads": 1,
+    "steps, stepwatch, modes, otherthreads": 1,
     "transport, globalrandom, ticketseeding, generators, steptimes": 2,
     "worker, threads, inprocess": 3,
     "lanes": 4,
