@@ -446,16 +446,21 @@ class Gated(Dataset[int]):
 
 
 def test_a_new_worker_takes_the_place_of_one_that_ended_in_the_list_of_workers() -> None:
-    loader = elastic(WhoMadeIt(3000, 0.001), 2, batch_size=1)
+    """All news of workers are taken in by `next`, so batches are taken until they are there."""
+    loader = elastic(WhoMadeIt(10**6, 0.001), 2, batch_size=1)
     iterator = iter(loader)
-    for _ in range(3):
+
+    def pids() -> list[int | None]:
         next(iterator)
-        until(lambda: all(worker.pid for worker in iterator._workers))
-        first, second = (worker.pid for worker in iterator._workers)
+        return [worker.pid for worker in iterator._workers]
+
+    for _ in range(3):
+        first, second = until(lambda: all(found := pids()) and found)
         kill(first)
-        while iterator._workers[0].pid in (first, None):
-            next(iterator)
-        assert [worker.pid for worker in iterator._workers][1:] == [second]
+        until(lambda: first not in pids())
+        successor, other = until(lambda: all(found := pids()) and found)
+        assert other == second
+        assert successor != first
     loader.close()
 
 
