@@ -1,4 +1,4 @@
-# make demo | test | bench | lint: each first builds .venv when it is missing or out of date.
+# make demo | test | bench | bench-rivals | bench-report | lint: each first builds .venv when it is missing or old.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,13 +8,20 @@ RAY_AGENT := $(VENV)/ray-agent
 TEST_ARGS ?=
 BENCH_ARGS ?=
 
+# The benchmark's rivals have an environment of their own.
+RIVALS_VENV ?= .venv-rivals
+RIVALS := $(RIVALS_VENV)/bin/python
+RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
+
 .DEFAULT_GOAL := help
-.PHONY: help venv ray-agent demo test bench lint format clean
+.PHONY: help venv ray-agent demo test bench bench-rivals bench-report lint format clean
 
 help:
 	@echo "make demo    train a small network through DpexDataLoader, here and on a private Ray (2 minutes)"
 	@echo "make test    run the tests                     (TEST_ARGS='-k name' to choose)"
-	@echo "make bench   compare with PyTorch's DataLoader (BENCH_ARGS='--quick' for a first look)"
+	@echo "make bench   compare with PyTorch's DataLoader (BENCH_ARGS='--quick' for a first look, '--plan' for how long)"
+	@echo "make bench-rivals  the same with other loaders beside it, in an environment of their own"
+	@echo "make bench-report  write the README's tables from the kept results"
 	@echo "make lint    ruff and mypy                     (make format to let ruff tidy up)"
 
 venv: $(STAMP)
@@ -41,6 +48,17 @@ test: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
+$(RIVALS_STAMP): benchmarks/rivals/requirements.txt
+	test -x $(RIVALS) || $(PYTHON) -m venv $(RIVALS_VENV)
+	$(RIVALS) -m pip install --quiet --requirement benchmarks/rivals/requirements.txt
+	touch $@
+
+bench-rivals: $(STAMP) $(RIVALS_STAMP)
+	$(BIN)/python -m benchmarks --rivals $(RIVALS) $(BENCH_ARGS)
+
+bench-report: $(STAMP)
+	$(BIN)/python -m benchmarks.report
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,5 +69,5 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(RIVALS_VENV) build dist .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,22 +1,24 @@
-"""Speed of DpexDataLoader beside PyTorch's DataLoader: `python -m benchmarks --help`.
+"""Speed of DpexDataLoader beside PyTorch's DataLoader and others: `README.md` says how it is measured.
 
-Each measurement is a fresh process (`measure`), contestants take turns within a round (`runner`), and a
-row's figure is the median over rounds of the ratio within a round, so that a machine that slows down for a
-minute slows both sides.
-
-    work.py jpeg.py   the datasets: what one sample costs
-    loaders.py        the contestants: a work, an engine and a number of workers become an iterable
-    actors.py         what people write by hand on Ray: one actor call per batch
-    measure.py        one measurement in a process of its own
-    cluster.py        a Ray cluster of two raylets on this machine
-    rows.py           the table: which work, which contestants, which target
-    runner.py         rounds and ratios
-    report.py         the printed table and the JSON file
-    course.py         one consumer from its first moment on: rate, stall, when it is settled
-    oracle.py         the rows of num_workers="auto", and how it is judged beside all fixed counts
-    screen.py         a short look at many fixed counts, so that only the best are measured at full length
-    autorunner.py     rounds of these rows
-    autoreport.py     their part of the table and of the file
-    overhead.py       what metrics cost, a program of its own: `python -m benchmarks.overhead`
-    machine.py        what it was measured on: processor, memory, versions
+works/            the works, one subject a module: real loading code on data that is made here
+tables.py         that data: files larger than the last-level cache
+consumer.py       what every consumer does with a batch: reads each page, or copies it
+course.py         one consumer from before iter() on: rate, waiting, what is left after learning
+contestants.py    who takes part, by name
+loaders.py        a contestant and a work become an iterable
+limit.py          bare loops in as many processes as cores: what the machine could do at best
+actors.py         what people write by hand on Ray; cluster.py: two raylets on this machine
+rivals/           other loaders, in an environment of their own
+measure.py        one measurement in a process of its own; process.py: that process
+rows.py           the rows: which work, which consumer, which contestants
+journal.py        the file of a run, a line for every measurement
+runner.py         rounds of measurements; __main__.py: the command
+results.py        ratios, the best of each side, the oracle; spread.py: median and range
+keep.py           a run that can be quoted becomes a file in results/
+report.py         the tables of the README
+before_after.py   two checkouts of dpex in turns: `python -m benchmarks.before_after`
+overhead.py       what metrics cost: `python -m benchmarks.overhead`
+diagnosis.py      what a diagnosis foretells: `python -m benchmarks.diagnosis`
+unmodified.py     what `dpex run` brings to a plain script: `python -m benchmarks.unmodified`
+machine.py        what it was measured on: processor, caches, memory, versions, commit
 """

@@ -1,52 +1,58 @@
-"""`python -m benchmarks`: measure the rows, print the table, write JSON."""
+"""`python -m benchmarks`: measure the rows and write every measurement to a file as it is made."""
 
 import argparse
-import json
 import os
 import sys
-from dataclasses import asdict, replace
-from datetime import datetime, timezone
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
-from benchmarks import autoreport
-from benchmarks.autorunner import run_auto_row
-from benchmarks.machine import machine, versions
-from benchmarks.oracle import AUTO_ROWS, AutoResult, AutoRow
-from benchmarks.process import MeasurementError
-from benchmarks.report import as_json, markdown, text
-from benchmarks.rows import ROWS, Row
-from benchmarks.runner import Result, Settings, run_row
+from benchmarks.contestants import RIVALS
+from benchmarks.journal import Journal, JournalError, Origin, Settings
+from benchmarks.machine import commit, load, machine, machine_id, versions
+from benchmarks.process import ROOT, MeasurementError, Surroundings
+from benchmarks.report import row_text
+from benchmarks.results import results_of
+from benchmarks.rows import BY_KEY
+from benchmarks.runner import Interpreters, Turn, estimate_s, missing, run_turns, turns
 
-ALL_ROWS: tuple[Row | AutoRow, ...] = (*ROWS, *AUTO_ROWS)
-GROUPS = {"fixed": [row.key for row in ROWS], "auto": [row.key for row in AUTO_ROWS]}
 RESULTS = Path(__file__).resolve().parent / "results"
+QUICK = Settings(rounds=2, window_s=2.0)
+QUIET_LOAD = 0.5
+"""Above it other work runs on the machine."""
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    keys = [*GROUPS, *(row.key for row in ALL_ROWS)]
-    parser.add_argument("--rows", nargs="+", choices=keys, default=[*GROUPS], metavar="ROW", help=", ".join(keys))
-    parser.add_argument("--quick", action="store_true", help="a first look: 2 rounds of 1 s; auto: 1 round of 4 s")
-    parser.add_argument("--repeats", type=int, metavar="N", help="rounds (5, or 2 when quick)")
-    parser.add_argument("--window-s", type=float, metavar="S", help="seconds per measurement (3, or 1 when quick)")
-    parser.add_argument("--auto-repeats", type=int, metavar="N", help="rounds of the auto rows (1)")
-    parser.add_argument("--auto-window-s", type=float, metavar="S", help="seconds of each there (20, or 4 when quick)")
-    parser.add_argument("--full", action="store_true", help="auto rows: measure all fixed counts at full length")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go (benchmarks/results/local-*.json)")
-    parser.add_argument("--markdown", action="store_true", help="print a Markdown table at the end")
+    parser.add_argument("--rows", nargs="+", choices=BY_KEY, default=[*BY_KEY], metavar="ROW", help=", ".join(BY_KEY))
+    parser.add_argument("--only", nargs="+", metavar="WHO", help="some contestants, such as torch:2 dpex:0 dpex:auto")
+    parser.add_argument("--quick", action="store_true", help="a first look, not to be quoted: 2 rounds of 2 s")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds (5)")
+    parser.add_argument("--window-s", type=float, metavar="S", help="seconds per measurement, from iter() on (15)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="where they go; a file that is there is continued")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="continue a file with the settings it began with")
+    parser.add_argument("--rivals", metavar="PYTHON", help="an interpreter that has the rivals: measure them as well")
+    parser.add_argument("--machine", metavar="NAME", help="tells this machine from others that look the same")
+    parser.add_argument("--plan", action="store_true", help="say what would be measured, and how long it takes")
     return parser.parse_args(arguments)
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
-    settings = Settings.quick() if options.quick else Settings()
-    chosen = {
-        "rounds": options.repeats,
-        "window_s": options.window_s,
-        "auto_rounds": options.auto_repeats,
-        "auto_window_s": options.auto_window_s,
-        "screen_s": 0.0 if options.full else None,
-    }
-    return replace(settings, **{name: value for name, value in chosen.items() if value is not None})
+def settings_of(options: argparse.Namespace, journal: Journal) -> Settings:
+    """Those of the file that is continued, or of the command line."""
+    if options.resume and journal.origin:
+        return journal.origin.settings
+    chosen = {"rounds": options.rounds, "window_s": options.window_s}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    return replace(QUICK if options.quick else Settings(), **given)
+
+
+def file_of(options: argparse.Namespace) -> Path:
+    """The file of this run. Raises JournalError if one to be continued is not there."""
+    if options.resume and not options.resume.exists():
+        raise JournalError(f"there is no {options.resume} to continue")
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    chosen: Path = options.resume or options.results or RESULTS / f"local-{stamp}.jsonl"
+    return chosen
 
 
 def say(line: str) -> None:
@@ -55,65 +61,60 @@ def say(line: str) -> None:
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def measure(row: Row | AutoRow, settings: Settings, cores: int) -> Result | AutoResult | None:
-    """The row's result, printed; None, with the reason printed, if it could not be measured."""
-    result: Result | AutoResult
-    try:
-        result = run_auto_row(row, settings, cores, say) if isinstance(row, AutoRow) else run_row(row, settings, say)
-    except MeasurementError as error:
-        say("")
-        print(f"{row.title}\n    could not be measured: {error}\n", flush=True)
-        return None
-    say("")
-    print(autoreport.text(result) if isinstance(result, AutoResult) else text(result), end="\n\n", flush=True)
-    return result
-
-
-def print_markdown(results: list[Result | AutoResult]) -> None:
-    """A table for each of the two kinds of rows."""
-    fixed = [result for result in results if isinstance(result, Result)]
-    auto = [result for result in results if isinstance(result, AutoResult)]
-    tables = ([markdown(fixed)] if fixed else []) + ([autoreport.markdown(auto)] if auto else [])
-    print(*tables, sep="\n\n", end="\n\n")
-
-
-def write(
-    path: Path, settings: Settings, host: dict[str, object], results: list[Result | AutoResult], failed: list[str]
-) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = {
-        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": host,
-        "versions": versions(),
-        "settings": asdict(settings),
-        "rows": [autoreport.as_json(r) if isinstance(r, AutoResult) else as_json(r) for r in results],
-        "failed": failed,
+def planned(options: argparse.Namespace, settings: Settings) -> dict[str, list[Turn]]:
+    """Every measurement, by row."""
+    cores = len(os.sched_getaffinity(0))
+    return {
+        key: list(turns(BY_KEY[key], settings.rounds, cores, rivals=bool(options.rivals), only=options.only))
+        for key in options.rows
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"written to {os.path.relpath(path)}")
+
+
+def print_row(key: str, journal: Journal) -> None:
+    """What is known of a row."""
+    say("")
+    if key in journal.skipped:
+        print(f"{BY_KEY[key].title}\n    not measured: {journal.skipped[key]}\n", flush=True)
+    else:
+        print(row_text(results_of(journal.measurements, machine()["cores"])[key]), end="\n\n", flush=True)
+
+
+def measure(plan: dict[str, list[Turn]], journal: Journal, settings: Settings, rivals: str | None) -> None:
+    """All rows, each printed when it is done."""
+    interpreters = Interpreters(own=Surroundings(), rivals=Surroundings(python=rivals) if rivals else None)
+    for key, row_turns in plan.items():
+        try:
+            run_turns(missing(row_turns, journal), journal, settings, interpreters, say)
+        except MeasurementError as error:
+            journal.skip(key, f"its data could not be made: {error}")
+        print_row(key, journal)
 
 
 def main(arguments: list[str]) -> int:
-    """0 if every row was measured, whether or not its target was met; else 1."""
+    """0 if everything planned was measured or skipped with a reason."""
     options = parse(arguments)
-    settings, host = settings_of(options), machine()
-    print(
-        f"{host['processor']}, {host['cores']} cores; {settings.rounds} rounds of {settings.window_s:g} s;",
-        end=" ",
-    )
-    print("median (lowest to highest round), batches per second")
-    print(f"auto rows: {settings.auto_rounds} x {settings.auto_window_s:g} s each, from iter() on\n", flush=True)
-    if host["load_1min"] > 0.5:
-        print(f"note: other work runs on this machine (load {host['load_1min']}); figures will be noisy\n")
-    wanted = {key for name in options.rows for key in GROUPS.get(name, [name])}
-    outcomes = {row.key: measure(row, settings, host["cores"]) for row in ALL_ROWS if row.key in wanted}
-    results = [result for result in outcomes.values() if result is not None]
-    failed = [key for key, result in outcomes.items() if result is None]
-    if options.markdown:
-        print_markdown(results)
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    write(options.json or RESULTS / f"local-{stamp}.json", settings, host, results, failed)
-    return 1 if failed else 0
+    try:
+        journal = Journal(file_of(options))
+        settings = settings_of(options, journal)
+        plan = planned(options, settings)
+        left = [turn for row_turns in plan.values() for turn in missing(row_turns, journal)]
+        print(f"{len(left)} measurements, about {estimate_s(left, settings) / 3600:.1f} hours", flush=True)
+        if options.plan:
+            return 0
+        head, dirty = commit(ROOT)
+        origin = Origin(machine_id=machine_id(options.machine), commit=head, dirty=dirty, settings=settings)
+        journal.begin(origin, {"machine": machine(), "versions": versions()})
+    except JournalError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if load() > QUIET_LOAD:
+        print(f"note: other work runs on this machine (load {load()}); figures will be noisy\n")
+    rivals = options.rivals and str(Path(options.rivals).absolute())
+    measure(plan, journal, settings, rivals)
+    print(f"written to {os.path.relpath(journal.path)}")
+    failed = [turn for row_turns in plan.values() for turn in missing(row_turns, journal)]
+    expected = {turn for turn in failed if turn.contestant.engine in RIVALS or turn.row.key in journal.skipped}
+    return 1 if set(failed) - expected else 0
 
 
 if __name__ == "__main__":

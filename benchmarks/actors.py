@@ -1,12 +1,16 @@
-"""What people write by hand to load on Ray: one actor call per batch, the collated tensors as its result."""
+"""What people write by hand to load on Ray: one actor call per batch, its result fetched ahead by threads."""
 
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle
 from typing import Any
 
 import ray
 from torch.utils.data import BatchSampler, Dataset, SequentialSampler, default_collate
+
+FETCHING = 8
+"""Batches at most that are on their way here at once, each waited for by a thread."""
 
 
 class BatchMaker:
@@ -20,14 +24,17 @@ class BatchMaker:
 
 
 class ActorLoader:
-    """Batches in order from `workers` actors in turn, `ahead` calls in flight for each. A context manager."""
+    """Batches in order from `workers` actors in turn, `ahead` calls in flight for each. A context manager.
+
+    The actors start when the iterator is asked for, as workers do.
+    """
 
     def __init__(self, dataset: Dataset[Any], batch_size: int, workers: int, ahead: int) -> None:
-        held = ray.put(dataset)
-        maker = ray.remote(BatchMaker).options(num_cpus=1)
-        self.actors = [maker.remote(held) for _ in range(workers)]
+        self.dataset = dataset
+        self.workers = workers
         self.in_flight = workers * ahead
         self.batches = BatchSampler(SequentialSampler(dataset), batch_size, drop_last=False)
+        self.actors: list[Any] = []
 
     def __enter__(self) -> "ActorLoader":
         return self
@@ -37,10 +44,13 @@ class ActorLoader:
             ray.kill(actor)
 
     def __iter__(self) -> Iterator[Any]:
-        pending: deque[ray.ObjectRef] = deque()
-        for actor, indices in zip(cycle(self.actors), self.batches, strict=False):
-            pending.append(actor.make.remote(indices))
-            if len(pending) >= self.in_flight:
-                yield ray.get(pending.popleft())
-        while pending:
-            yield ray.get(pending.popleft())
+        held, maker = ray.put(self.dataset), ray.remote(BatchMaker).options(num_cpus=1)
+        self.actors = [maker.remote(held) for _ in range(self.workers)]
+        pending: deque[Future[Any]] = deque()
+        with ThreadPoolExecutor(min(FETCHING, self.in_flight)) as threads:
+            for actor, indices in zip(cycle(self.actors), self.batches, strict=False):
+                pending.append(threads.submit(ray.get, actor.make.remote(indices)))
+                if len(pending) >= self.in_flight:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()

@@ -3,7 +3,8 @@
 The same measurement runs with the dpex of `--base` and with that of this checkout (or of `--new`), each in a process
 of its own, in turns: the side that begins changes from round to round. The figure is the ratio of the rates within a
 round, new over base, as median and range. "whole" counts from before `iter()` on, start-up included; "settled" is the
-second half of the window alone.
+second half of the window alone. Beside them stands the processor time per batch of the process and its workers, new
+over base: less is better, and other work on the machine hardly changes it.
 """
 
 import argparse
@@ -16,23 +17,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contestants import Contestant
 from benchmarks.course import Course
-from benchmarks.loaders import Contestant
+from benchmarks.journal import Settings
 from benchmarks.measure import Request
-from benchmarks.process import ROOT, MeasurementError, Surroundings, run_module, with_dpex_of
+from benchmarks.process import ROOT, MeasurementError, Surroundings, with_dpex_of
+from benchmarks.rows import BY_KEY
+from benchmarks.rows import ROWS as ALL_ROWS
+from benchmarks.runner import Turn, measured
+from benchmarks.runner import request as request_for
 from benchmarks.spread import Spread
-from benchmarks.work import WORKS
+from benchmarks.works import WORKS
 
-ROWS = {
-    "floats": "endless-floats",
-    "small-images": "endless-small-images",
-    "large-batches": "endless-large-batches",
-    "jpeg": "jpeg",
-    "wait": "wait",
-    "skewed-wait": "skewed-wait",
-}
-START_LIMIT_S = 120.0
-"""What a measurement may take beyond its window before it counts as hung."""
+ROWS = [row.key for row in ALL_ROWS if row.kind == "local" and not row.needs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +49,24 @@ class Pair:
         """Ratio of the rates in the second half."""
         return self.new.settled_rate / self.base.settled_rate
 
+    @property
+    def cpu(self) -> float | None:
+        """Ratio of the processor time per batch, the workers' start and end included; None if it was too short."""
+        used = [(one.cpu_s or 0.0) / max(1, one.batches) for one in (self.new, self.base)]
+        return used[0] / used[1] if all(used) else None
+
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.before_after", description=__doc__)
     parser.add_argument("--base", type=Path, required=True, metavar="PATH", help="a checkout to compare with")
     parser.add_argument("--new", type=Path, default=ROOT, metavar="PATH", help="the other checkout (this one)")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS)[:3], metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS[:3], metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--workers", nargs="+", default=["0", "2"], metavar="N", help='counts, or "auto" (0 2)')
     parser.add_argument(
         "--seeding", nargs="+", choices=("worker", "batch"), default=["worker", "batch"], help='not for "auto" (both)'
     )
     parser.add_argument("--rounds", type=int, default=7, help="pairs of measurements (7)")
     parser.add_argument("--window-s", type=float, default=3.0, help="seconds of each (3)")
-    parser.add_argument("--use", choices=("read", "copy"), default="read", help="what the consumer does (read)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append every pair as a line of JSON")
     return parser.parse_args(arguments)
 
@@ -79,20 +81,17 @@ def contestants(workers: Sequence[str], seedings: Sequence[Any]) -> list[Contest
 def measured_pair(request: Request, base: Surroundings, new: Surroundings, *, new_first: bool) -> Pair:
     """Both sides once, one after the other. Raises MeasurementError."""
     order = (new, base) if new_first else (base, new)
-    limit_s = START_LIMIT_S + request.window_s
-    printed = {
-        where.folder: run_module("benchmarks.measure", request.to_json(), limit_s, where).splitlines()[-1]
-        for where in order
-    }
-    base_course, new_course = (Course.from_dict(json.loads(printed[where.folder])) for where in (base, new))
-    return Pair(base=base_course, new=new_course)
+    courses = {where.folder: measured(request, where) for where in order}
+    return Pair(base=courses[base.folder], new=courses[new.folder])
 
 
 def line(title: str, pairs: Sequence[Pair]) -> str:
     """The row of the printed table: medians of the rates, and of the ratios with their ranges."""
     base, new = (Spread.of([getattr(pair, side).settled_rate for pair in pairs]).median for side in ("base", "new"))
     whole, settled = (Spread.of([getattr(pair, what) for pair in pairs]) for what in ("whole", "settled"))
-    return f"{title:46}{base:11,.1f}{new:11,.1f}   {_ratio(settled)}   {_ratio(whole)}"
+    cpu = [pair.cpu for pair in pairs if pair.cpu is not None]
+    shown = [_ratio(settled), _ratio(whole), *([_ratio(Spread.of(cpu))] if cpu else [])]
+    return f"{title:46}{base:11,.1f}{new:11,.1f}   {'   '.join(shown)}"
 
 
 def _ratio(spread: Spread) -> str:
@@ -107,15 +106,8 @@ def _title(row: str, contestant: Contestant) -> str:
 def _compare(
     row: str, contestant: Contestant, options: argparse.Namespace, base: Surroundings, new: Surroundings
 ) -> None:
-    request = Request(
-        work=ROWS[row],
-        contestant=contestant,
-        quantity="course",
-        warm_up=0,
-        window_s=options.window_s,
-        count=None,
-        use=options.use,
-    )
+    turn = Turn(row=BY_KEY[row], round=0, contestant=contestant)
+    request = request_for(turn, Settings(window_s=options.window_s))
     title, pairs = _title(row, contestant), []
     for number in range(options.rounds):
         pairs.append(measured_pair(request, base, new, new_first=bool(number % 2)))
@@ -131,10 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 if everything could be measured."""
     options = parse(arguments)
     heading = f"{'batches per second; ratio new / base':46}{'base':>11}{'new':>11}   "
-    print(f"{heading}{'settled':25}   whole, from iter() on", flush=True)
+    print(f"{heading}{'settled':23}   {'whole, from iter() on':23}   CPU time a batch", flush=True)
     failed = 0
-    for row in options.rows:
-        WORKS[ROWS[row]].dataset()  # makes its data outside of every window
+    for work in {BY_KEY[row].work for row in options.rows}:
+        with WORKS[work].opened():  # makes its data outside of every window
+            pass
     with ExitStack() as stack:
         base, new = (stack.enter_context(with_dpex_of(checkout)) for checkout in (options.base, options.new))
         for row, contestant in product(options.rows, contestants(options.workers, options.seeding)):

@@ -1,7 +1,7 @@
 """One consumer from the moment it asks for an iterator: how many batches it gets, and where its time goes.
 
 The step is a wait (`time.sleep`): a GPU works while the training loop's thread has nothing to do, and the
-processors stay free for loading. Without a step the consumer is inside `next()` all the time.
+processors stay free for loading. Without a step the consumer waits for batches, and reads them, all the time.
 """
 
 import time
@@ -17,40 +17,34 @@ if TYPE_CHECKING:
     from dpex.autotune.types import Decision
 
 MARK_EVERY_S = 0.1
-WARM_UP_WINDOWS = 3.0
-NEAR = 0.95
-"""A rate of that share of the settled one counts as settled."""
-STRETCH = 0.1
-"""Share of the course over which a rate is taken when asking since when it is settled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drive:
-    """What the consumer does: uses each batch, then waits `step_s`, until `count` batches or `window_s` are over.
-
-    warm_up: batches before the clock starts, but not for longer than `WARM_UP_WINDOWS` windows; 0: it starts
-    before `iter()`.
-    """
+    """What the consumer does: uses each batch, then waits `step_s`, until `count` batches or `window_s` are over."""
 
     step_s: float
     window_s: float
     count: int | None = None
-    warm_up: int = 0
     use: Use = "read"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """What a consumer got.
+    """What a consumer got, from before `iter()` on.
 
-    inside_s: part of `seconds` spent in `iter()` and `next()`. marks: (seconds since the start, batches until
-    then) now and then. settings, decisions: where a loader that tunes itself ended, and how it came there.
+    waited_s: part of `seconds` spent in `iter()` and `next()`. marks: (seconds since the start, batches until
+    then) now and then. counted: everybody takes as many batches, instead of the same time. cpu_s: seconds of
+    processor time of the process and its workers, their start and end included. settings, decisions: where a loader
+    that tunes itself ended, and how it came there.
     """
 
     batches: int
     seconds: float
-    inside_s: float
+    waited_s: float
     marks: tuple[tuple[float, int], ...] = ()
+    counted: bool = False
+    cpu_s: float | None = None
     settings: str | None = None
     decisions: tuple[dict[str, Any], ...] = ()
 
@@ -60,62 +54,63 @@ class Course:
         return self.batches / self.seconds
 
     @property
-    def stall(self) -> float:
+    def waiting(self) -> float:
         """Share of the time inside `iter()` and `next()`, 0 to 1."""
-        return self.inside_s / self.seconds
+        return self.waited_s / self.seconds
+
+    @property
+    def first_batch_s(self) -> float:
+        """Seconds until the first batch was there."""
+        return self.marks[0][0] if self.marks else self.seconds
 
     @property
     def settled_rate(self) -> float:
-        """Batches per second of the second half."""
+        """Batches per second after learning: of the second half, of the time, or of the batches if they are counted."""
+        if self.counted:
+            half = self.batches // 2
+            return (self.batches - half) / (self.seconds - self._taken_at(half))
         half_s = self.seconds / 2
         return (self.batches - self._taken_by(half_s)) / half_s
 
     @property
-    def settled_after_s(self) -> float:
-        """Seconds until the rate first came within 5 % of the settled one, or above it, for a tenth of the course."""
-        stretch_s, goal = STRETCH * self.seconds, NEAR * self.settled_rate
-        for at_s, batches in ((0.0, 0), *self.marks):
-            if at_s + stretch_s <= self.seconds and self._taken_by(at_s + stretch_s) - batches >= goal * stretch_s:
-                return at_s
-        return self.seconds
+    def _points(self) -> tuple[tuple[float, int], ...]:
+        return ((0.0, 0), *self.marks, (self.seconds, self.batches))
 
     def _taken_by(self, at_s: float) -> float:
         """Batches until then, interpolated between marks."""
-        points = ((0.0, 0), *self.marks, (self.seconds, self.batches))
-        for (from_s, before), (to_s, after) in pairwise(points):
+        for (from_s, before), (to_s, after) in pairwise(self._points):
             if at_s <= to_s:
                 return before + (after - before) * (at_s - from_s) / (to_s - from_s) if to_s > from_s else after
         return self.batches
 
+    def _taken_at(self, batches: int) -> float:
+        """Seconds until so many batches were taken, interpolated between marks."""
+        for (from_s, before), (to_s, after) in pairwise(self._points):
+            if batches <= after:
+                return from_s + (to_s - from_s) * (batches - before) / (after - before) if after > before else to_s
+        return self.seconds
+
     def as_dict(self) -> dict[str, Any]:
+        """Its fields."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Course":
         """From what `as_dict` gave, also by way of JSON."""
-        marks = tuple((at_s, batches) for at_s, batches in fields["marks"])
-        return cls(**fields | {"marks": marks, "decisions": tuple(fields["decisions"])})
+        marks = tuple((at_s, batches) for at_s, batches in fields.get("marks", ()))
+        return cls(**fields | {"marks": marks, "decisions": tuple(fields.get("decisions", ()))})
 
 
 def drive(loader: Iterable[Any], how: Drive) -> Course:
     """Consume `loader` as `how` says; ends with the pass at the latest."""
-    use = USES[how.use]
-    clock, sleep, step_s = time.perf_counter, time.sleep, how.step_s
+    clock, sleep, step_s, use = time.perf_counter, time.sleep, how.step_s, USES[how.use]
     limit, window_s = (inf, how.window_s) if how.count is None else (how.count, inf)
-    asked_s = start_s = clock()
-    batches = iter(loader)
-    for _ in range(how.warm_up):
-        use(next(batches))
-        sleep(step_s)
-        asked_s = clock()
-        if asked_s - start_s > WARM_UP_WINDOWS * how.window_s:
-            break
-    start_s = asked_s if how.warm_up else start_s
-    taken, inside_s, mark_s, end_s = 0, 0.0, start_s, start_s + window_s
+    asked_s = start_s = mark_s = clock()
+    taken, waited_s, end_s = 0, 0.0, start_s + window_s
     marks = []
-    for batch in batches:
+    for batch in loader:
         now_s = clock()
-        inside_s += now_s - asked_s
+        waited_s += now_s - asked_s
         taken += 1
         if now_s >= mark_s:
             marks.append((now_s - start_s, taken))
@@ -126,8 +121,13 @@ def drive(loader: Iterable[Any], how: Drive) -> Course:
         asked_s = clock()
         if asked_s >= end_s or taken == limit:
             break
-    seconds = asked_s - start_s
-    return Course(batches=taken, seconds=seconds, inside_s=inside_s, marks=tuple(marks))
+    return Course(
+        batches=taken,
+        seconds=asked_s - start_s,
+        waited_s=waited_s,
+        marks=tuple(marks),
+        counted=how.count is not None,
+    )
 
 
 def tuning(decisions: Sequence["Decision"]) -> dict[str, Any]:

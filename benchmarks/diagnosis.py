@@ -146,7 +146,7 @@ class Photographs(Dataset[Any]):
     """Decoded, cropped and normalised in three transforms."""
 
     def __init__(self) -> None:
-        from benchmarks.jpeg import encoded_photographs, normalised, random_resized_crop
+        from benchmarks.works.jpeg import encoded_photographs, normalised, random_resized_crop
 
         self.files = encoded_photographs()
         self.transform = Compose(_decoded, random_resized_crop, normalised)
@@ -158,7 +158,7 @@ class Photographs(Dataset[Any]):
         return self.transform(self.files[index % len(self.files)])
 
 
-def _decoded(file: bytes) -> Any:
+def _decoded(file: Any) -> Any:
     import cv2
     import numpy as np
 

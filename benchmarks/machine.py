@@ -1,18 +1,21 @@
-"""What the figures were measured on: the machine and the versions."""
+"""What the figures were measured on: the machine, the versions, and the commit."""
 
+import hashlib
+import json
 import os
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-PACKAGES = ("dpex", "torch", "numpy", "ray", "opencv-python-headless", "scikit-image")
+PACKAGES = ("torch", "numpy", "ray", "opencv-python-headless", "scikit-image")
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores this process may use, memory in bytes, system, and the load when it was asked."""
+    """Processor, cores this process may use, sizes in bytes, and the system."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -20,8 +23,32 @@ def machine() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "shm_bytes": psutil.disk_usage("/dev/shm").total,
         "system": f"{platform.system()} {platform.release()}",
-        "load_1min": round(os.getloadavg()[0], 2),
     }
+
+
+def machine_id(name: str | None = None) -> str:
+    """Tells machines apart without naming them; `name` where several look the same."""
+    told = Path("/etc/machine-id").read_text() if Path("/etc/machine-id").exists() else ""
+    parts = json.dumps([name or platform.node() + told, machine()])
+    return hashlib.sha256(parts.encode()).hexdigest()[:8]
+
+
+def load() -> float:
+    """Processes that ran or wanted to, on average over the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def commit(root: Path) -> tuple[str | None, bool]:
+    """The commit that is checked out at `root`, and whether something differs from it; None if git does not know."""
+    try:
+        asked = [["rev-parse", "HEAD"], ["status", "--porcelain"]]
+        head, changes = (
+            subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
+            for words in asked
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None, True
+    return head.strip(), bool(changes.strip())
 
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import machine
+from benchmarks.machine import load, machine
 from dpex import DpexDataLoader
 from dpex.telemetry.exporter import exporter
 
@@ -173,7 +173,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     host = machine()
-    print(f"{host['processor']}, {host['cores']} cores, load {host['load_1min']}")
+    print(f"{host['processor']}, {host['cores']} cores, load {load()}")
     print(f"per batch, median of {options.rounds} turns; target: under {MOST_US:g} us")
     with tempfile.TemporaryDirectory() as directory:
         os.environ["DPEX_METRICS_DIR"] = directory

@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
+IMPORT_LIMIT_S = 120.0
 ERROR_CHARACTERS = 2000
 """How much of the end of a failed process's output an error quotes."""
 
@@ -41,7 +42,9 @@ def with_dpex_of(checkout: Path) -> Iterator[Surroundings]:
     with TemporaryDirectory(prefix="dpex-checkout-") as folder:
         (Path(folder) / "dpex").symlink_to(checkout.resolve() / "dpex")
         surroundings = Surroundings(folder=Path(folder))
-        found = Path(run(surroundings, "-c", "import dpex; print(dpex.__file__)", limit_s=60).strip()).resolve()
+        found = Path(
+            run(surroundings, "-c", "import dpex; print(dpex.__file__)", limit_s=IMPORT_LIMIT_S).strip()
+        ).resolve()
         if not found.is_relative_to(checkout.resolve()):
             raise MeasurementError(f"dpex was to come from {checkout}, but came from {found}")
         yield surroundings
@@ -50,6 +53,15 @@ def with_dpex_of(checkout: Path) -> Iterator[Surroundings]:
 def run_module(module: str, argument: str, limit_s: float, surroundings: Surroundings | None = None) -> str:
     """Run a module of this package in a fresh process and return what it printed. Raises MeasurementError."""
     return run(surroundings or Surroundings(), "-m", module, argument, limit_s=limit_s)
+
+
+def has_modules(surroundings: Surroundings, modules: Sequence[str]) -> bool:
+    """Whether the interpreter can import them all."""
+    try:
+        run(surroundings, "-c", f"import {', '.join(modules)}", limit_s=IMPORT_LIMIT_S)
+    except MeasurementError:
+        return False
+    return True
 
 
 def run(surroundings: Surroundings, *arguments: str, limit_s: float) -> str:

@@ -1,82 +1,304 @@
-"""Results as text for a terminal, as a Markdown table and as JSON."""
+"""The tables: a row for the terminal, and `python -m benchmarks.report`, which writes those of the README.
 
-from dataclasses import asdict
-from typing import Any
+The README's tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the kept runs alone; a
+test fails where they differ. With runs of several machines the figures are those of the newest, and beside its ratio
+stands the range of the medians over all machines. Rows where dpex is behind anything come first.
+"""
 
-from benchmarks.loaders import Contestant
-from benchmarks.runner import Result
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.contestants import AUTO, Contestant
+from benchmarks.keep import Kept, kept_runs
+from benchmarks.process import ROOT
+from benchmarks.results import Part, RowResult, Seeding, is_behind
+from benchmarks.rows import BY_KEY, Kind
 from benchmarks.spread import Spread
 
-
-def _value(result: Result, value: float) -> str:
-    if result.row.quantity == "first-batch":
-        return f"{1000 * value:,.1f} ms"
-    return per_second(value)
+BLOCK = re.compile(r"(<!-- bench:(?P<name>[a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+NOTHING = "-"
+Figure = Callable[[RowResult], Spread | None]
 
 
-def per_second(rate: float) -> str:
-    """A rate for people."""
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of a table, and whether dpex is behind something in it."""
+
+    cells: tuple[str, ...]
+    behind: bool
+
+
+# -- cells -----------------------------------------------------------------------------------------------------------
+
+
+def shown_rate(result: RowResult, rate: float) -> str:
+    """A rate for people; of the time to the first batch, that time."""
+    if result.row.kind == "start":
+        return f"{1000 / rate:,.0f} ms"
     return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:,.1f}/s"
 
 
-def _range(result: Result, spread: Spread) -> str:
-    return f"({_value(result, spread.low)} to {_value(result, spread.high)})"
+def shown_ratio(spread: Spread | None) -> str:
+    """Median and range."""
+    if spread is None:
+        return NOTHING
+    return f"{spread.median:.2f}x ({spread.low:.2f} to {spread.high:.2f})"
 
 
-def text(result: Result) -> str:
-    """A row for the terminal: every contestant, then the comparison and whether the target was met."""
-    lines = [result.row.title]
-    for contestant in result.samples:
-        spread = result.spread(contestant)
-        lines.append(f"    {contestant.label:<34}{_value(result, spread.median):>14}  {_range(result, spread)}")
-    target, comparison = result.row.target, result.comparison
-    show = target.show
-    lines.append(
-        f"    {'against ' + result.theirs.label:<34}{show(comparison.median):>14}  "
-        f"({show(comparison.low)} to {show(comparison.high)}); "
-        f"target {target}: {'met' if result.met else 'NOT MET'}"
+def _rate_cell(result: RowResult, contestant: Contestant | None, *, count: bool = True) -> str:
+    if contestant is None:
+        return NOTHING
+    shown = shown_rate(result, result.rate(contestant).median)
+    prefetch = f", prefetch {contestant.prefetch}" if contestant.prefetch else ""
+    waiting = f", waiting {result.waiting(contestant):.0%}" if result.row.step_s else ""
+    return shown + (f" ({contestant.workers}{prefetch})" if count else "") + waiting
+
+
+def _across(results: Sequence[RowResult], figure: Figure) -> str:
+    """The newest run's ratio, and the range of the medians where there are several machines."""
+    found = [spread for result in results if (spread := figure(result)) is not None]
+    own = figure(results[0])
+    if own is None or len(found) < 2:
+        return shown_ratio(own)
+    medians = [spread.median for spread in found]
+    return f"{shown_ratio(own)}; {min(medians):.2f} to {max(medians):.2f} on {len(found)} machines"
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _table(header: Sequence[str], lines: Iterable[Line]) -> str:
+    """A Markdown table; lines where dpex is behind come first, and say so."""
+    ordered = sorted(lines, key=lambda line: not line.behind)
+    cells = [header, ["---"] * len(header), *(line.cells for line in ordered)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def _rows(runs: Sequence[Kept], kind: Kind) -> list[list[RowResult]]:
+    """The rows of a kind that the newest run has, each with the same row on the other machines."""
+    others = {run.machine_id: run for run in reversed(runs) if run.machine_id != runs[0].machine_id}
+    return [
+        [result, *(run.rows[key] for run in others.values() if key in run.rows)]
+        for key, result in ((key, runs[0].rows[key]) for key in BY_KEY if key in runs[0].rows)
+        if result.row.kind == kind
+    ]
+
+
+def _same_count(seeding: Seeding | None) -> Figure:
+    return lambda result: result.ratio(result.at_cores("dpex", seeding), result.at_cores("torch"))
+
+
+def _best_count(seeding: Seeding | None) -> Figure:
+    return lambda result: result.ratio(result.best("dpex", seeding), result.best("torch"))
+
+
+def _of_limit(result: RowResult) -> Spread | None:
+    return result.ratio(result.best("dpex"), result.limit)
+
+
+def _to_oracle(part: Part) -> Figure:
+    return lambda result: result.ratio(AUTO, result.oracle(part), part)
+
+
+def speed_table(runs: Sequence[Kept]) -> str:
+    """dpex with fixed numbers of workers beside torch."""
+    header = (
+        "work",
+        "torch, workers = cores",
+        "torch, best",
+        "dpex, workers = cores",
+        "dpex, best",
+        "dpex / torch, cores",
+        "dpex / torch, best",
+        "dpex / limit",
     )
-    if result.limit_ratio is not None:
-        lines.append(f"    {'share of the limit':<34}{result.limit_ratio:>14.2f}")
-    return "\n".join(lines)
+    lines = [_speed_line(results, seeding) for results in _rows(runs, "local") for seeding in results[0].seedings]
+    return _table(header, lines)
 
 
-def markdown(results: list[Result]) -> str:
-    """The comparison as a Markdown table: medians, with the lowest and highest round of the ratio."""
-    lines = ["| work | the other | dpex | dpex beside it | target |", "|---|---|---|---|---|"]
-    for result in results:
-        ours, theirs, comparison = result.ours, result.theirs, result.comparison
-        show = result.row.target.show
-        cells = (
-            result.row.title,
-            f"{_value(result, result.spread(theirs).median)} ({theirs.label})",
-            _value(result, result.spread(ours).median),
-            f"**{show(comparison.median)}** ({show(comparison.low)} to {show(comparison.high)})",
-            f"{result.row.target}{'' if result.met else ', not met'}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _speed_line(results: Sequence[RowResult], seeding: Seeding | None) -> Line:
+    result = results[0]
+    same, best = _same_count(seeding), _best_count(seeding)
+    who = (result.at_cores("torch"), result.best("torch"), result.at_cores("dpex", seeding))
+    rates = [_rate_cell(result, one) for one in (*who, result.best("dpex", seeding))]
+    limit = result.ratio(result.best("dpex"), result.limit)
+    title = result.row.title + (f', `seeding="{seeding}"`' if seeding else "")
+    share = f"{limit.median:.2f}" if limit else NOTHING
+    cells = (title, *rates, _across(results, same), _across(results, best), share)
+    return Line(cells=cells, behind=is_behind(same(result), best(result)))
 
 
-def as_json(result: Result) -> dict[str, Any]:
-    """A row with every value measured: batches per second, or seconds; extra time in milliseconds."""
-    return {
-        "key": result.row.key,
-        "title": result.row.title,
-        "quantity": result.row.quantity,
-        "contestants": [_contestant(result, c) for c in result.samples],
-        "against": result.theirs.label,
-        "comparison": asdict(result.comparison),
-        "limit_ratio": result.limit_ratio,
-        "target": asdict(result.row.target),
-        "met": result.met,
-    }
+def auto_table(runs: Sequence[Kept]) -> str:
+    """`num_workers="auto"` beside the best of all fixed counts."""
+    header = ("work", "oracle", "auto", "auto / oracle, whole course", "auto / oracle, after learning")
+    return _table(header, [_auto_line(results) for results in _rows(runs, "local") if AUTO in results[0].courses])
 
 
-def _contestant(result: Result, contestant: Contestant) -> dict[str, Any]:
-    return {
-        "label": contestant.label,
-        **contestant.as_dict(),
-        **asdict(result.spread(contestant)),
-        "samples": result.samples[contestant],
-    }
+def _auto_line(results: Sequence[RowResult]) -> Line:
+    result = results[0]
+    whole, settled = _to_oracle("whole"), _to_oracle("settled")
+    oracle = result.oracle()
+    name = f"{_rate_cell(result, oracle, count=False)}, {oracle.label}" if oracle else NOTHING
+    cells = (result.row.title, name, _rate_cell(result, AUTO, count=False))
+    return Line(
+        cells=(*cells, _across(results, whole), _across(results, settled)),
+        behind=is_behind(whole(result), settled(result)),
+    )
+
+
+def rivals_table(runs: Sequence[Kept]) -> str:
+    """Other loaders, each at its best setting, beside the best of dpex."""
+    header = ("work", "dpex, best", "rival, best setting", "rival", "dpex / rival")
+    found = [results for kind in ("local", "remote") for results in _rows(runs, kind)]  # type: ignore[arg-type]
+    lines = [_rival_line(results, rival) for results in found for rival in results[0].best_rivals()]
+    return _table(header, lines)
+
+
+def _rival_line(results: Sequence[RowResult], rival: Contestant) -> Line:
+    result = results[0]
+    ours = result.best_dpex()
+
+    def ratio(one: RowResult) -> Spread | None:
+        return one.ratio(one.best_dpex(), rival)
+
+    name = f"{_rate_cell(result, ours, count=False)}, {ours.label}" if ours else NOTHING
+    cells = (result.row.title, name, rival.label, _rate_cell(result, rival, count=False), _across(results, ratio))
+    return Line(cells=cells, behind=is_behind(ratio(result)))
+
+
+def start_table(runs: Sequence[Kept]) -> str:
+    """The time to the first batch."""
+    header = ("work", "workers", "torch", "dpex", "sooner by")
+    lines = [
+        _start_line(results, workers) for results in _rows(runs, "start") for workers in sorted({0, results[0].cores})
+    ]
+    return _table(header, lines)
+
+
+def _start_line(results: Sequence[RowResult], workers: int) -> Line:
+    result = results[0]
+    torch, dpex = (Contestant(engine=engine, workers=workers) for engine in ("torch", "dpex"))
+
+    def ratio(one: RowResult) -> Spread | None:
+        return one.ratio(dpex, torch)
+
+    cells = [_rate_cell(result, who if who in result.courses else None, count=False) for who in (torch, dpex)]
+    line = (result.row.title, str(workers), *cells, _across(results, ratio))
+    return Line(cells=line, behind=is_behind(ratio(result)))
+
+
+def remote_table(runs: Sequence[Kept]) -> str:
+    """Workers on another raylet, beside actor calls written by hand."""
+    header = ("work", "actor calls, best", "dpex", "dpex / actor calls, whole course", "the same, after the start")
+    return _table(header, [_remote_line(results) for results in _rows(runs, "remote")])
+
+
+def _remote_line(results: Sequence[RowResult]) -> Line:
+    result = results[0]
+    theirs = result.best("actors")
+
+    def ratio(part: Part) -> Figure:
+        return lambda one: one.ratio(one.best("dpex-remote"), one.best("actors"), part)
+
+    whole, settled = ratio("whole"), ratio("settled")
+    name = f"{_rate_cell(result, theirs, count=False)}, {theirs.label}" if theirs else NOTHING
+    ours = _rate_cell(result, result.best("dpex-remote"), count=False)
+    cells = (result.row.title, name, ours, _across(results, whole), _across(results, settled))
+    return Line(cells=cells, behind=is_behind(whole(result), settled(result)))
+
+
+def origin_text(runs: Sequence[Kept]) -> str:
+    """What the newest run was measured on."""
+    run = runs[0]
+    host, versions = run.machine, run.versions
+    sizes = f"{host['last_level_cache_bytes'] / 2**20:.0f} MB last-level cache, {host['memory_bytes'] / 2**30:.0f} GB"
+    return (
+        f"{host['processor']}, {host['cores']} cores, {sizes}, {host['system']}; Python {versions['python']}, "
+        f"torch {versions['torch']}, Ray {versions['ray']}; commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}; "
+        f"{run.settings.rounds} rounds of {run.settings.window_s:g} s, from `iter()` on: median (range). Machines: "
+        f"{len({one.machine_id for one in runs})}."
+    )
+
+
+BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
+    "origin": origin_text,
+    "speed": speed_table,
+    "auto": auto_table,
+    "rivals": rivals_table,
+    "start": start_table,
+    "remote": remote_table,
+}
+
+
+def rewritten(text: str, runs: Sequence[Kept]) -> str:
+    """The text with every marked block made anew. Raises ValueError for a block that nobody knows, or without runs."""
+
+    def block(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in BLOCKS:
+            raise ValueError(f"there is no block called {name!r}; there are {', '.join(BLOCKS)}")
+        if not runs:
+            raise ValueError(f"the block {name!r} has no kept run to be made of: see benchmarks/README.md")
+        return f"{match[1]}{BLOCKS[name](runs)}\n{match[3]}"
+
+    return BLOCK.sub(block, text)
+
+
+# -- the terminal ----------------------------------------------------------------------------------------------------
+
+
+def row_text(result: RowResult) -> str:
+    """Every contestant, then what they come to."""
+    lines = [result.row.title, *(_measured(result, contestant) for contestant in result.courses)]
+    lines += [f"    {name:<46}{shown_ratio(spread):>14}" for name, spread in _figures(result) if spread is not None]
+    return "\n".join(lines + [f"    {one.label}: failed: {why.splitlines()[-1]}" for one, why in result.failed.items()])
+
+
+def _measured(result: RowResult, contestant: Contestant) -> str:
+    rate, settled = result.rate(contestant), result.rate(contestant, "settled")
+    shown, low, high, later = (shown_rate(result, one) for one in (rate.median, rate.low, rate.high, settled.median))
+    waiting = f"  waiting {result.waiting(contestant):.0%}" if result.row.step_s else ""
+    after = "" if result.row.kind == "start" else f"  settled {later}"
+    return f"    {contestant.label:<46}{shown:>14}  ({low} to {high}){after}{waiting}"
+
+
+def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:
+    found = []
+    for seeding in result.seedings:
+        note = f', seeding="{seeding}"' if seeding else ""
+        found.append((f"dpex / torch, workers = cores{note}", _same_count(seeding)(result)))
+        found.append((f"dpex / torch, best{note}", _best_count(seeding)(result)))
+    found += [(f"auto / oracle, {part}", _to_oracle(part)(result)) for part in ("whole", "settled")]  # type: ignore[arg-type]
+    found.append(("dpex / actor calls", result.ratio(result.best("dpex-remote"), result.best("actors"))))
+    found += [(f"dpex, best / {one.label}", result.ratio(result.best_dpex(), one)) for one in result.best_rivals()]
+    return [*found, ("dpex, best / limit", _of_limit(result))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if the tables are those of the kept runs now."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument(
+        "--readme", type=Path, default=ROOT / "README.md", metavar="FILE", help="whose tables (README.md)"
+    )
+    parser.add_argument("--print", action="store_true", help="only print every table")
+    options = parser.parse_args(arguments)
+    runs = kept_runs()
+    if options.print:
+        print(*(f"<!-- bench:{name} -->\n{make(runs)}\n<!-- /bench -->" for name, make in BLOCKS.items()), sep="\n\n")
+        return 0
+    text = options.readme.read_text()
+    try:
+        options.readme.write_text(rewritten(text, runs))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{len(BLOCK.findall(text))} tables of {options.readme.name} made of {len(runs)} kept runs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,163 +1,164 @@
-"""The rows of the table: which work, which contestants, and what is hoped for."""
+"""The rows: which work, under which consumer, and who takes part.
 
+Everybody is measured in the same rounds: torch and dpex with every count of workers, dpex's "auto", the limit, and the
+rivals where they are asked for. A row's name says what is not a default.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.loaders import Contestant
+from benchmarks.consumer import Use
+from benchmarks.contestants import AUTO, LIMIT, Contestant
 
+COUNTS = (0, 1, 2, 4, 8, 16, 32, 64)
+WAITING_COUNTS = (16, 32, 64)
+"""Those at which torch is best where workers wait; there it also has other prefetch factors than its 2."""
+PREFETCHES = (4, 16)
+ACTORS_AHEAD = (2, 4, 16)
+WAITING_THREADS = (8, 32, 64)
+"""The rivals' threads where workers wait."""
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """What dpex should reach beside the best of the others.
-
-    kind: "ratio": rate over theirs, at least `bound`; "lead": the same, more than `bound`; "extra_ms":
-    milliseconds more than theirs, at most `bound`; "extra_stall": points of stall more than theirs, at most
-    `bound`.
-    """
-
-    kind: Literal["ratio", "lead", "extra_ms", "extra_stall"]
-    bound: float
-
-    def met(self, value: float) -> bool:
-        if self.kind == "lead":
-            return value > self.bound
-        return value >= self.bound if self.kind == "ratio" else value <= self.bound
-
-    def show(self, value: float) -> str:
-        if self.kind in ("ratio", "lead"):
-            return f"{value:.2f}x"
-        return f"{value:+.1f} {'ms' if self.kind == 'extra_ms' else 'points'}"
-
-    def __str__(self) -> str:
-        return {
-            "ratio": f"at least {self.bound:g}x",
-            "lead": f"more than {self.bound:g}x",
-            "extra_ms": f"at most {self.bound:+g} ms",
-            "extra_stall": f"a stall of at most {self.bound:+g} points",
-        }[self.kind]
+Kind = Literal["local", "start", "remote"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the table.
+    """One row.
 
-    warm_up: batches not counted. count: batches counted, where both sides must take the same ones; else those
-    of the window. remote_cpus: processors of the second raylet (0: no cluster).
+    step_s: what the consumer waits after each batch. counted: everybody takes the same number of batches, as many as
+    the step allows in the window, in place of the same time: where the cost of a batch depends on its number.
+    waits: workers wait rather than compute, so more of them than cores pay, and dpex is measured with
+    `seeding="batch"` too, beside its default. rivals: whether those of the other environment know the work. needs:
+    packages beyond those that dpex is developed with.
     """
 
     key: str
     title: str
     work: str
-    contestants: tuple[Contestant, ...]
-    target: Target
-    quantity: Literal["rate", "first-batch"] = "rate"
-    warm_up: int = 20
-    count: int | None = None
-    remote_cpus: int = 0
+    kind: Kind = "local"
+    step_s: float = 0.0
+    counted: bool = False
+    waits: bool = False
+    use: Use = "read"
+    rivals: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    def count(self, window_s: float) -> int | None:
+        """Batches of a measurement of that length, in thirds; None: as many as fit."""
+        if self.kind == "start":
+            return 1
+        return 3 * max(1, round(window_s / self.step_s / 3)) if self.counted else None
+
+    def contestants(self, cores: int, *, rivals: bool = False) -> tuple[Contestant, ...]:
+        """Who takes part on a machine with so many cores."""
+        found = PLANS[self.kind](self, cores)
+        return (*found, *_rivals(self, cores)) if rivals else found
 
 
-def both(workers: int, *, seeding: Literal["worker", "batch"] | None = None) -> tuple[Contestant, ...]:
-    """torch and dpex with the same number of workers."""
-    torch = Contestant(engine="torch", workers=workers)
-    return torch, Contestant(engine="dpex", workers=workers, seeding=seeding)
+def _local(row: Row, cores: int) -> tuple[Contestant, ...]:
+    counts = sorted({*COUNTS, cores})
+    found = [Contestant(engine=engine, workers=count) for engine in ("torch", "dpex") for count in counts]
+    if row.waits:
+        found += [
+            Contestant(engine="torch", workers=count, prefetch=factor)
+            for count in WAITING_COUNTS
+            for factor in PREFETCHES
+        ]
+        found += [Contestant(engine="dpex", workers=count, seeding="batch") for count in counts]
+    limit = () if row.waits or row.step_s else (Contestant(engine=LIMIT, workers=cores),)
+    return (*found, AUTO, *limit)
 
 
-def limit(cores: int = 2) -> Contestant:
-    return Contestant(engine="bare", workers=cores)
+def _start(_row: Row, cores: int) -> tuple[Contestant, ...]:
+    fixed = (Contestant(engine=engine, workers=count) for engine in ("torch", "dpex") for count in sorted({0, cores}))
+    return (*fixed, AUTO)
 
 
-def remote(workers: int, ahead: int) -> tuple[Contestant, ...]:
-    """Hand-written actors and dpex's remote lane."""
-    actors = Contestant(engine="actors", workers=workers, ahead=ahead)
-    return actors, Contestant(engine="dpex-remote", workers=workers)
+def _remote(_row: Row, cores: int) -> tuple[Contestant, ...]:
+    actors = (Contestant(engine="actors", workers=cores, prefetch=ahead) for ahead in ACTORS_AHEAD)
+    return (*actors, Contestant(engine="dpex-remote", workers=cores))
 
 
-NOT_SLOWER = Target(kind="ratio", bound=0.98)
-"""As fast, but for 2 % that two runs of the same program differ by."""
+PLANS: dict[Kind, Callable[[Row, int], tuple[Contestant, ...]]] = {
+    "local": _local,
+    "start": _start,
+    "remote": _remote,
+}
+
+
+def _rivals(row: Row, cores: int) -> list[Contestant]:
+    """Each with a small sweep of its own setting."""
+    threads = WAITING_THREADS if row.waits else sorted({cores, 2 * cores, 8})
+    sweeps: dict[str, tuple[int | Literal["auto"], ...]] = {
+        "spdl": tuple(threads),
+        "grain-threads": tuple(threads),
+        "nodes-threads": tuple(threads),
+        "grain-processes": (cores,),
+        "nodes-processes": (32,) if row.waits else (cores,),
+        "tf.data": (cores, "auto"),
+        "ray-data": (cores, 2 * cores),
+    }
+    return [Contestant(engine=engine, workers=workers) for engine in row.rivals for workers in sweeps[engine]]
+
+
+PYTHON_RIVALS = ("spdl", "grain-threads", "grain-processes", "nodes-threads", "nodes-processes", "ray-data")
+ALL_RIVALS = (*PYTHON_RIVALS, "tf.data")
 
 ROWS = (
-    Row(
-        key="floats",
-        title="5 floats, batch 1",
-        work="floats",
-        contestants=both(2),
-        target=Target(kind="ratio", bound=20),
-        warm_up=1_000,
-    ),
-    Row(
-        key="small-images",
-        title="28x28 images, batch 100",
-        work="small-images",
-        contestants=both(2),
-        target=Target(kind="ratio", bound=4),
-        warm_up=200,
-    ),
-    Row(
-        key="large-batches",
-        title="3x224x224 float32, batch 64 (38 MB)",
-        work="large-batches",
-        contestants=(*both(2), limit()),
-        target=Target(kind="ratio", bound=2.5),
-    ),
-    Row(
-        key="in-process",
-        title="the same, in the trainer's process",
-        work="large-batches",
-        contestants=both(0),
-        target=Target(kind="ratio", bound=2),
-    ),
-    Row(
-        key="jpeg",
-        title="JPEG decode + random resized crop + normalise, batch 64",
-        work="jpeg",
-        contestants=(
-            *(Contestant(engine="torch", workers=count) for count in (0, 1, 2, 4)),
-            Contestant(engine="dpex", workers=2),
-            limit(),
-        ),
-        target=Target(kind="ratio", bound=1.25),
-        warm_up=8,
-    ),
-    Row(
-        key="wait",
-        title="5 ms wait per sample, batch 16, 32 workers",
-        work="wait",
-        contestants=both(32),
-        target=NOT_SLOWER,
-        warm_up=100,
-    ),
+    Row(key="floats", title="5 floats, batch 1", work="floats", rivals=PYTHON_RIVALS),
+    Row(key="small-images", title="28x28 images, batch 100", work="small-images", rivals=PYTHON_RIVALS),
+    Row(key="large-batches", title="3x224x224 float32, batch 64 (38 MB)", work="large-batches", rivals=ALL_RIVALS),
+    Row(key="large-batches-copied", title="the same, each batch copied", work="large-batches", use="copy"),
+    Row(key="jpeg", title="JPEG decode + random resized crop + normalise, batch 64", work="jpeg", rivals=ALL_RIVALS),
+    Row(key="wait", title="5 ms wait per sample, batch 16", work="wait", waits=True, rivals=PYTHON_RIVALS),
     Row(
         key="skewed-wait",
-        title="log-normal wait per sample, mean 3 ms, batch 16, 32 workers, in order",
+        title="log-normal wait per sample, mean 3 ms, batch 16, in order",
         work="skewed-wait",
-        contestants=both(32, seeding="batch"),
-        target=Target(kind="ratio", bound=1.3),
-        warm_up=100,
-        count=1_200,
+        waits=True,
+        rivals=PYTHON_RIVALS,
+    ),
+    Row(key="jpeg-step", title="JPEG, batch 64, under a step of 30 ms", work="jpeg", step_s=0.030, rivals=ALL_RIVALS),
+    Row(
+        key="shift",
+        title="1, then 8, then 2 ms wait per sample, batch 16, under a step of 20 ms",
+        work="shifting-wait",
+        step_s=0.020,
+        counted=True,
+        waits=True,
+        rivals=PYTHON_RIVALS,
     ),
     Row(
-        key="first-batch",
-        title="time to the first batch, 2 workers",
-        work="few-floats",
-        contestants=both(2),
-        target=Target(kind="extra_ms", bound=20),
-        quantity="first-batch",
+        key="slow-shards",
+        title="shards of 50 batches as slow as each other, mean wait 4 ms, batch 16, under a step of 20 ms",
+        work="slow-shards",
+        step_s=0.020,
+        counted=True,
+        waits=True,
     ),
+    Row(key="filters", title="OpenCV's filters with its own threads, 512x512, batch 8", work="filters"),
+    Row(key="compressed", title="Blosc chunks of 1 MiB, batch 16", work="compressed", needs=("numcodecs",)),
     Row(
-        key="remote-floats",
-        title="remote lane, 5 floats, batch 1",
-        work="floats",
-        contestants=remote(2, ahead=16),
-        target=Target(kind="ratio", bound=10),
-        warm_up=1_000,
-        remote_cpus=2,
+        key="tokens",
+        title="Hugging Face tokenizers, 16 documents a sample, batch 8",
+        work="tokens",
+        needs=("tokenizers",),
     ),
+    Row(key="columns", title="memory-mapped columns, random rows, batch 256", work="columns"),
+    Row(key="http", title="64 KB files over HTTP, 12 ms to the answer, batch 16", work="http", waits=True),
+    Row(key="sqlite", title="SQLite, 32 rows a sample, batch 64", work="sqlite"),
+    Row(key="video", title="MJPG video, 4 frames at a random place, batch 8", work="video"),
+    Row(key="text", title="text of 1 KB into words in Python, batch 64", work="text"),
+    Row(key="audio", title="wave files of 2 s resampled, batch 16", work="audio"),
+    Row(key="first-batch", title="time to the first batch, in a process of 256 MB", work="few-floats", kind="start"),
+    Row(key="remote-floats", title="remote, 5 floats, batch 1", work="floats", kind="remote", rivals=("ray-data",)),
     Row(
         key="remote-large",
-        title="remote lane, 3x224x224 float32, batch 64 (38 MB)",
+        title="remote, 3x224x224 float32, batch 64 (38 MB)",
         work="large-batches",
-        contestants=remote(2, ahead=2),
-        target=Target(kind="ratio", bound=2),
-        remote_cpus=2,
+        kind="remote",
+        rivals=("ray-data",),
     ),
 )
+BY_KEY = {row.key: row for row in ROWS}

@@ -1,128 +1,128 @@
-"""Rounds of measurements, contestants taking turns, and what they come to.
+"""Rounds of measurements, contestants taking turns, every one noted as soon as it is there.
 
-Within a round every contestant is measured once, in the order of the row and in the next round in the
-reverse order, so that neither drift of the machine nor the place in the round favours one side.
+Within a round every contestant is measured once, in the order of the row and in the next round in the reverse order,
+so that neither drift of the machine nor the place in the round favours one side.
 """
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import Any
 
-from benchmarks.cluster import two_raylets
-from benchmarks.loaders import Contestant
+from benchmarks.contestants import RIVALS, Contestant
+from benchmarks.course import Course
+from benchmarks.journal import Journal, Measurement, Settings, now
+from benchmarks.machine import load
 from benchmarks.measure import Request
-from benchmarks.process import MeasurementError, run_module
+from benchmarks.process import MeasurementError, Surroundings, has_modules, run, run_module
 from benchmarks.rows import Row
-from benchmarks.spread import Spread
 
-TIME_LIMIT_S = 300
+START_LIMIT_S = 180.0
+SLOWEST = 8.0
+"""How many times longer than its window a measurement may take: one worker on a row of counted batches needs 4."""
+PREPARE_LIMIT_S = 1800.0
+START_S = 4.0
+"""What a process takes to start and to end, for the estimate alone."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """rounds: measurements of each contestant. window_s: seconds of one. passes: of the first-batch row.
-
-    auto_rounds, auto_window_s: the same of the rows of "auto". screen_s: seconds of the short look at each fixed
-    count there, after which only the best `finalists` of each engine (and torch with the number of cores) are
-    measured; 0: all are measured.
-    """
-
-    rounds: int = 5
-    window_s: float = 3.0
-    passes: int = 15
-    auto_rounds: int = 1
-    auto_window_s: float = 20.0
-    screen_s: float = 1.0
-    finalists: int = 2
-
-    @classmethod
-    def quick(cls) -> "Settings":
-        return cls(rounds=2, window_s=1.0, passes=5, auto_window_s=4.0, screen_s=0.3, finalists=1)
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """A row's outcome.
-
-    samples: per contestant, per round, the values measured (batches per second, or seconds to the first
-    batch).
-    """
+class Turn:
+    """One measurement that is to be made."""
 
     row: Row
-    samples: dict[Contestant, tuple[tuple[float, ...], ...]]
-
-    def per_round(self, contestant: Contestant) -> list[float]:
-        """One value a round: the median of those taken in it."""
-        return [median(values) for values in self.samples[contestant]]
-
-    def spread(self, contestant: Contestant) -> Spread:
-        return Spread.of(self.per_round(contestant))
-
-    @property
-    def ours(self) -> Contestant:
-        return next(c for c in self.samples if c.engine.startswith("dpex"))
-
-    @property
-    def theirs(self) -> Contestant:
-        """The best of torch's or of the hand-written, by median."""
-        others = [c for c in self.samples if c.engine in ("torch", "actors")]
-        pick = min if self.row.quantity == "first-batch" else max
-        return pick(others, key=lambda c: self.spread(c).median)
-
-    @property
-    def comparison(self) -> Spread:
-        """dpex beside the best of the others, round by round, in the terms of the row's target."""
-        pairs = zip(self.per_round(self.ours), self.per_round(self.theirs), strict=True)
-        if self.row.target.kind == "ratio":
-            return Spread.of([ours / theirs for ours, theirs in pairs])
-        return Spread.of([1000 * (ours - theirs) for ours, theirs in pairs])
-
-    @property
-    def limit_ratio(self) -> float | None:
-        """dpex's median rate as a share of the limit's, where the row measures a limit."""
-        limits = [c for c in self.samples if c.engine == "bare"]
-        return self.spread(self.ours).median / self.spread(limits[0]).median if limits else None
-
-    @property
-    def met(self) -> bool:
-        return self.row.target.met(self.comparison.median)
+    round: int
+    contestant: Contestant
 
 
-def run_row(row: Row, settings: Settings, say: Callable[[str], None]) -> Result:
-    """All rounds of one row; `say` hears of each measurement. Raises MeasurementError."""
-    samples: dict[Contestant, list[tuple[float, ...]]] = {c: [] for c in row.contestants}
-    with two_raylets(row.remote_cpus) if row.remote_cpus else nullcontext() as address:
-        for number in range(settings.rounds):
-            for contestant in row.contestants[:: -1 if number % 2 else 1]:
-                say(f"{row.key}, round {number + 1} of {settings.rounds}: {contestant.label}")
-                samples[contestant].append(run_one(_request(row, contestant, settings, address)))
-    return Result(row=row, samples={c: tuple(rounds) for c, rounds in samples.items()})
+@dataclass(frozen=True, kw_only=True)
+class Interpreters:
+    """Who runs what: `own` everything, `rivals` (None: not there) the rivals, and rows whose packages `own` lacks."""
+
+    own: Surroundings
+    rivals: Surroundings | None = None
+
+    def for_row(self, row: Row) -> Surroundings | None:
+        """The first that has what the row needs; None if neither does."""
+        if not row.needs:
+            return self.own
+        found = (one for one in (self.own, self.rivals) if one is not None and has_modules(one, row.needs))
+        return next(found, None)
 
 
-def _request(row: Row, contestant: Contestant, settings: Settings, address: str | None) -> Request:
-    return Request(
-        work=row.work,
-        contestant=contestant,
-        quantity=row.quantity,
-        warm_up=row.warm_up,
-        window_s=settings.window_s,
-        count=row.count,
-        passes=settings.passes,
-        address=address,
+def turns(
+    row: Row, rounds: int, cores: int, *, rivals: bool = False, only: Sequence[str] | None = None
+) -> Iterator[Turn]:
+    """Every measurement of a row, in order. only: the keys of contestants, others are left out."""
+    contestants = [c for c in row.contestants(cores, rivals=rivals) if only is None or c.key in only]
+    for number in range(rounds):
+        for contestant in contestants[:: -1 if number % 2 else 1]:
+            yield Turn(row=row, round=number, contestant=contestant)
+
+
+def missing(planned: Sequence[Turn], journal: Journal) -> list[Turn]:
+    """Those that the file does not hold yet."""
+    return [turn for turn in planned if not journal.has(turn.row.key, turn.contestant, turn.round)]
+
+
+def estimate_s(planned: Sequence[Turn], settings: Settings) -> float:
+    """About how long they take."""
+    return sum(START_S + (0.0 if turn.row.kind == "start" else settings.window_s) for turn in planned)
+
+
+def run_turns(
+    planned: Sequence[Turn], journal: Journal, settings: Settings, interpreters: Interpreters, say: Say
+) -> None:
+    """Measure all of one row and note each; what fails is noted with its reason, and the others go on."""
+    if not planned:
+        return
+    row = planned[0].row
+    surroundings = interpreters.for_row(row)
+    if surroundings is None:
+        journal.skip(row.key, f"it needs {', '.join(row.needs)}: make bench-rivals installs that")
+        return
+    say(f"{row.key}: making its data")
+    run(surroundings, "-m", "benchmarks.measure", "--prepare", row.work, limit_s=PREPARE_LIMIT_S)
+    for number, turn in enumerate(planned, 1):
+        say(f"{row.key}, {number} of {len(planned)}: round {turn.round + 1}, {turn.contestant.label}")
+        where = interpreters.rivals if turn.contestant.engine in RIVALS else surroundings
+        journal.add(_measured(turn, settings, where or surroundings))
+
+
+def _measured(turn: Turn, settings: Settings, surroundings: Surroundings) -> Measurement:
+    """One measurement, or why there is none."""
+    at, before = now(), load()
+    course, why = None, None
+    try:
+        course = measured(request(turn, settings), surroundings)
+    except MeasurementError as error:
+        why = str(error)
+    return Measurement(
+        row=turn.row.key, contestant=turn.contestant, round=turn.round, course=course, error=why, load=before, at=at
     )
 
 
-def run_one(request: Request) -> tuple[float, ...]:
-    """The values of one measurement, made in a fresh process. Raises MeasurementError."""
-    return tuple(measured(request))
+def request(turn: Turn, settings: Settings) -> Request:
+    """What the measuring process is asked for."""
+    row = turn.row
+    return Request(
+        work=row.work,
+        contestant=turn.contestant,
+        window_s=settings.window_s,
+        count=row.count(settings.window_s),
+        step_s=row.step_s,
+        use=row.use,
+        remote_cpus=len(os.sched_getaffinity(0)) if row.kind == "remote" else 0,
+        ballast=row.kind == "start",
+    )
 
 
-def measured(request: Request, limit_s: float = TIME_LIMIT_S) -> Any:
-    """What `benchmarks.measure` prints for the request, read as JSON. Raises MeasurementError."""
+def measured(asked: Request, surroundings: Surroundings) -> Course:
+    """What `benchmarks.measure` prints for the request. Raises MeasurementError."""
+    limit_s = START_LIMIT_S + SLOWEST * asked.window_s
+    printed = run_module("benchmarks.measure", asked.to_json(), limit_s, surroundings)
     try:
-        return json.loads(run_module("benchmarks.measure", request.to_json(), limit_s).splitlines()[-1])
-    except MeasurementError as error:
-        raise MeasurementError(f"{request.contestant.label}: {error}") from error
+        return Course.from_dict(json.loads(printed.splitlines()[-1]))
+    except (IndexError, ValueError, TypeError) as error:
+        raise MeasurementError(f"no course was printed, but {printed[-200:]!r}") from error

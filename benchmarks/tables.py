@@ -5,8 +5,9 @@ contents depend on their names and sizes alone (fixed seeds), so a file that is 
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -64,19 +65,59 @@ class Table:
             yield rng.random(min(at_once, self.rows - start) * row, dtype=np.float32).tobytes()
 
 
+@dataclass(frozen=True)
+class Blobs:
+    """Byte strings of different lengths in one file, mapped: `blobs[i]` is a uint8 array. It pickles as its name."""
+
+    name: str
+    count: int
+
+    @classmethod
+    def made(cls, name: str, count: int, make: Callable[[int], Iterable[bytes]]) -> "Blobs":
+        """Those in the file; `make(count)` gives them if it is missing."""
+        blobs = cls(name, count)
+        if not blobs.ends_path.exists():
+            ends: list[int] = []
+            write_whole(blobs.path, _noting_ends(make(count), ends))
+            write_whole(blobs.ends_path, [np.array([0, *ends], np.int64).tobytes()])
+        return blobs
+
+    @property
+    def path(self) -> Path:
+        return folder() / f"{self.name}-{self.count}.blobs"
+
+    @property
+    def ends_path(self) -> Path:
+        """Where each blob ends; written last, so that it vouches for the other file."""
+        return self.path.with_suffix(".ends")
+
+    @cached_property
+    def _mapped(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.memmap(self.path, np.uint8, "r"), np.fromfile(self.ends_path, np.int64)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.name, self.count)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        data, ends = self._mapped
+        return np.asarray(data[ends[number] : ends[number + 1]])
+
+
+def _noting_ends(blobs: Iterable[bytes], ends: list[int]) -> Iterator[bytes]:
+    for blob in blobs:
+        ends.append((ends[-1] if ends else 0) + len(blob))
+        yield blob
+
+
 def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
     """Write a file under another name and then rename it: nobody ever sees half of it."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     with unfinished.open("wb") as file:
         file.writelines(chunks)
     unfinished.replace(path)
-
-
-def warm(path: Path) -> None:
-    """Read a file once, so that it is in the page cache."""
-    with path.open("rb") as file:
-        while file.read(CHUNK_ROWS_BYTES):
-            pass
 
 
 class Rows(torch.utils.data.Dataset[Any]):

@@ -19,7 +19,7 @@ from benchmarks.process import ROOT, MeasurementError, run, with_dpex_of
 def course(rate: float, settled: float) -> Course:
     """Ten seconds at `settled` a second in the second half."""
     batches = round(10 * rate)
-    return Course(batches=batches, seconds=10.0, inside_s=0.0, marks=((5.0, round(batches - 5 * settled)),))
+    return Course(batches=batches, seconds=10.0, waited_s=0.0, marks=((5.0, round(batches - 5 * settled)),))
 
 
 def test_ratios_are_new_over_base_within_a_round() -> None:

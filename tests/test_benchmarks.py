@@ -1,113 +1,132 @@
-"""How the benchmark rows of "auto" are screened and judged, and what a consumer's course says. Nothing is timed."""
+"""The benchmark: its plan, its file, what the measurements come to, and the README's tables. Nothing is timed."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import keep, report
+from benchmarks.__main__ import main, parse, settings_of
+from benchmarks.contestants import AUTO, LIMIT, RIVALS, Contestant
 from benchmarks.course import Course, Drive, drive
-from benchmarks.loaders import Contestant
-from benchmarks.oracle import (
-    AUTO,
-    AUTO_ROWS,
-    AUTO_TARGETS,
-    AutoResult,
-    AutoRow,
-    fixed_counts,
-    picked,
-    usual_guess,
-)
-from benchmarks.work import SHIFTING_WAITS_S, WORKS, ShiftingWaits
+from benchmarks.journal import Journal, JournalError, Measurement, Origin, Settings
+from benchmarks.keep import Kept
+from benchmarks.measure import Request
+from benchmarks.process import MeasurementError, Surroundings
+from benchmarks.results import RowResult, is_behind, results_of
+from benchmarks.rivals import MODULES
+from benchmarks.rows import BY_KEY, COUNTS, ROWS
+from benchmarks.runner import Interpreters, Turn, missing, request, run_turns, turns
+from benchmarks.works import WORKS
 
-ROW = AutoRow(key="row", title="row", work="wait")
-STEP_ROW = replace(ROW, step_s=0.02)
-TORCH = {count: Contestant(engine="torch", workers=count) for count in (0, 2, 8)}
-DPEX = {count: Contestant(engine="dpex", workers=count, seeding="batch") for count in (0, 2, 8)}
+README = Path(__file__).resolve().parent.parent / "README.md"
+CORES = 2
+TORCH = {count: Contestant(engine="torch", workers=count) for count in COUNTS}
+DPEX = {count: Contestant(engine="dpex", workers=count) for count in COUNTS}
+BATCH = {count: Contestant(engine="dpex", workers=count, seeding="batch") for count in COUNTS}
 
 
-def course(rate: float, stall: float = 1.0) -> Course:
-    return Course(batches=round(10 * rate), seconds=10.0, inside_s=10 * stall)
+def course(rate: float, settled: float | None = None) -> Course:
+    """Ten seconds of which the second half went at `settled` batches a second."""
+    later = 5 * (rate if settled is None else settled)
+    return Course(batches=round(10 * rate), seconds=10.0, waited_s=5.0, marks=((5.0, round(10 * rate - later)),))
 
 
-def outcome(courses: dict[Contestant, Course], row: AutoRow = ROW) -> dict[str, bool | None]:
-    """Whether each target was met."""
-    rounds = {contestant: (one,) for contestant, one in courses.items()}
-    result = AutoResult(row=row, cores=2, courses=rounds, screened={}, failed={})
-    return {verdict.target.against: verdict.met for verdict in result.verdicts}
+def result(courses: dict[Contestant, Any], key: str = "floats") -> RowResult:
+    """Courses, or the rates of a round each, by contestant."""
+    rounds = {
+        one: dict(
+            enumerate(
+                x if isinstance(x, Course) else course(x) for x in (given if isinstance(given, list) else [given])
+            )
+        )
+        for one, given in courses.items()
+    }
+    return RowResult(row=BY_KEY[key], cores=CORES, courses=rounds, failed={})
+
+
+# -- the plan --------------------------------------------------------------------------------------------------------
 
 
 def test_every_row_has_a_work_and_a_key_of_its_own() -> None:
-    assert {row.work for row in AUTO_ROWS} <= set(WORKS)
-    assert len({row.key for row in AUTO_ROWS}) == len(AUTO_ROWS) == 8
+    assert {row.work for row in ROWS} <= set(WORKS)
+    assert len(BY_KEY) == len(ROWS)
+    assert all(WORKS[row.work].counted <= row.counted for row in ROWS)
 
 
-def test_the_number_of_cores_is_always_among_the_counts_of_torch() -> None:
-    for cores in (2, 12):
-        contestants = fixed_counts(cores)
-        assert usual_guess(cores) in contestants
-        assert len(set(contestants)) == len(contestants)
+@pytest.mark.parametrize("cores", [2, 12])
+def test_torch_and_dpex_have_every_count_and_that_of_the_cores(cores: int) -> None:
+    for row in ROWS:
+        found = row.contestants(cores)
+        assert len(set(found)) == len(found)
+        if row.kind == "local":
+            for engine in ("torch", "dpex"):
+                counts = {one.workers for one in found if one.engine == engine and not (one.seeding or one.prefetch)}
+                assert counts - {"auto"} == {*COUNTS, cores}
+            assert AUTO in found
 
 
-def test_screening_keeps_the_best_of_each_engine_and_torch_with_the_number_of_cores() -> None:
-    rates = {TORCH[0]: 1.0, TORCH[2]: 2.0, TORCH[8]: 10.0, DPEX[0]: 9.5, DPEX[2]: 10.0, DPEX[8]: 9.9}
-    assert picked(rates, most=2, near_ratio=0.85, always=TORCH[2]) == (TORCH[2], TORCH[8], DPEX[2], DPEX[8])
-    assert picked(rates, most=1, near_ratio=0.85, always=TORCH[8]) == (TORCH[8], DPEX[2])
+def test_defaults_unless_workers_wait() -> None:
+    plain, waiting = (BY_KEY[key].contestants(CORES) for key in ("jpeg", "wait"))
+    assert not [one for one in plain if one.seeding or one.prefetch]
+    assert {one.prefetch for one in waiting if one.engine == "torch"} == {None, 4, 16}
+    assert {one.workers for one in waiting if one.seeding == "batch"} == set(COUNTS)
+    assert LIMIT in {one.engine for one in plain} - {one.engine for one in waiting}
 
 
-def test_screening_keeps_torch_with_the_number_of_cores_even_if_its_short_look_failed() -> None:
-    assert picked({DPEX[2]: 1.0}, most=2, near_ratio=0.85, always=TORCH[2]) == (DPEX[2], TORCH[2])
+def test_rivals_take_part_only_where_asked_for() -> None:
+    for row in ROWS:
+        ours, all_of_them = row.contestants(CORES), row.contestants(CORES, rivals=True)
+        assert not [one for one in ours if one.engine in RIVALS]
+        assert {one.engine for one in all_of_them if one.engine in RIVALS} == set(row.rivals)
+    assert set(MODULES) == set(RIVALS)
 
 
-def test_nine_tenths_of_the_oracle_are_enough() -> None:
-    others = {TORCH[2]: course(50), TORCH[8]: course(80), DPEX[8]: course(100)}
-    assert outcome({AUTO: course(90), **others})["oracle"] is True
-    assert outcome({AUTO: course(89), **others})["oracle"] is False
+def test_every_second_round_goes_backwards() -> None:
+    planned = list(turns(BY_KEY["floats"], 2, CORES, only=["torch:0", "dpex:2", "dpex:auto"]))
+    keys = [(turn.round, turn.contestant.key) for turn in planned]
+    forth = ["torch:0", "dpex:2", "dpex:auto"]
+    assert keys == [(0, key) for key in forth] + [(1, key) for key in reversed(forth)]
 
 
-def test_a_stall_as_low_as_the_oracles_is_enough_under_a_step_only() -> None:
-    courses = {AUTO: course(40, stall=0.019), TORCH[2]: course(50, stall=0.01)}
-    assert outcome(courses, STEP_ROW)["oracle"] is True
-    assert outcome(courses, ROW)["oracle"] is False
-    assert outcome(courses | {AUTO: course(40, stall=0.021)}, STEP_ROW)["oracle"] is False
+def test_labels_say_what_is_no_default() -> None:
+    assert Contestant(engine="torch", workers=1).label == "torch, 1 worker"
+    assert Contestant(engine="torch", workers=16, prefetch=4).label == "torch, 16 workers, prefetch 4"
+    assert BATCH[2].label == 'dpex, 2 workers, seeding="batch"'
+    assert AUTO.label == "dpex, auto"
+    assert Contestant(engine="limit", workers=2).label == "limit, 2 processes"
+    assert Contestant(engine="spdl", workers=4).label == "SPDL, 4 threads"
 
 
-def test_torch_with_the_number_of_cores_must_be_beaten_and_not_only_reached() -> None:
-    assert outcome({AUTO: course(50), TORCH[2]: course(50)})["usual"] is False
-    assert outcome({AUTO: course(51), TORCH[2]: course(50)})["usual"] is True
+def test_a_request_comes_back_from_json_as_it_was() -> None:
+    turn = Turn(row=BY_KEY["shift"], round=0, contestant=BATCH[4])
+    asked = request(turn, Settings(rounds=1, window_s=3.0))
+    assert (asked.count, asked.step_s) == (150, 0.02)
+    assert Request.from_json(asked.to_json()) == asked
 
 
-def test_the_best_count_of_torch_must_be_beaten_where_a_fixed_count_of_dpex_beats_it() -> None:
-    torch = {TORCH[2]: course(50), TORCH[8]: course(100)}
-    assert outcome({AUTO: course(99), **torch, DPEX[8]: course(101)})["torch"] is False
-    assert outcome({AUTO: course(101), **torch, DPEX[8]: course(101)})["torch"] is True
-    assert outcome({AUTO: course(99), **torch, DPEX[8]: course(95)})["torch"] is None
+# -- the course ------------------------------------------------------------------------------------------------------
 
 
-def test_what_could_not_be_measured_is_not_judged() -> None:
-    assert "usual" not in outcome({AUTO: course(51), DPEX[2]: course(50)})
-    assert [target.against for target in AUTO_TARGETS] == ["oracle", "usual", "torch"]
-
-
-def test_the_ratio_is_taken_within_rounds() -> None:
-    rounds = {AUTO: (course(10), course(40), course(95)), TORCH[2]: (course(10), course(50), course(100))}
-    verdict = AutoResult(row=ROW, cores=2, courses=rounds, screened={}, failed={}).verdict(AUTO_TARGETS[0])
-    assert verdict is not None
-    assert (verdict.ratio.median, verdict.ratio.low, verdict.ratio.high) == (0.95, 0.8, 1.0)
-
-
-def test_a_course_settles_when_its_rate_comes_near_that_of_its_second_half() -> None:
+def test_start_up_counts_and_what_comes_after_learning_is_kept_beside_it() -> None:
     marks = tuple((float(second), 10 * max(0, second - 4)) for second in range(1, 20))
-    learning = Course(batches=160, seconds=20.0, inside_s=20.0, marks=marks)
+    learning = Course(batches=160, seconds=20.0, waited_s=20.0, marks=marks)
     assert learning.settled_rate == pytest.approx(10)
-    assert learning.settled_after_s == 4.0
     assert learning.rate == 8.0
+
+
+def test_counted_courses_are_settled_in_the_second_half_of_their_batches() -> None:
+    slow_start = Course(batches=100, seconds=15.0, waited_s=15.0, marks=((10.0, 50),), counted=True)
+    assert slow_start.settled_rate == pytest.approx(10)
 
 
 def test_a_course_comes_back_from_json_as_it_was() -> None:
     original = Course(
-        batches=3, seconds=1.5, inside_s=0.5, marks=((0.5, 1), (1.0, 2)), decisions=({"reason": "start"},)
+        batches=3, seconds=1.5, waited_s=0.5, marks=((0.5, 1), (1.0, 2)), decisions=({"at_s": 1.0, "new": "2"},)
     )
     assert Course.from_dict(json.loads(json.dumps(original.as_dict()))) == original
 
@@ -115,20 +134,383 @@ def test_a_course_comes_back_from_json_as_it_was() -> None:
 def test_a_counted_course_takes_as_many_batches_as_it_should_and_the_first_counts() -> None:
     driven = drive(range(100), Drive(step_s=0.0, window_s=0.0, count=7))
     assert driven.batches == 7
+    assert driven.counted
     assert driven.marks[0][1] == 1
 
 
-def test_a_warm_up_is_not_counted() -> None:
-    assert drive(range(10), Drive(step_s=0.0, window_s=1e9, warm_up=4)).batches == 6
+def test_the_clock_starts_before_iter(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("benchmarks.course.time.perf_counter", lambda: now[0])
+
+    class Slow:
+        def __iter__(self) -> Any:
+            now[0] += 3.0
+            for number in range(10):
+                now[0] += 0.5
+                yield number
+
+    driven = drive(Slow(), Drive(step_s=0.0, window_s=5.0))
+    assert (driven.batches, driven.seconds, driven.waited_s, driven.first_batch_s) == (4, 5.0, 5.0, 3.5)
 
 
-def test_the_shifting_row_has_as_many_batches_of_each_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = next(row for row in AUTO_ROWS if row.counted)
-    batches = row.count(3.0)
-    assert batches == 150
-    waits: list[float] = []
-    monkeypatch.setattr("benchmarks.work.time.sleep", waits.append)
-    dataset = ShiftingWaits(batches)
-    for index in range(len(dataset)):
-        dataset[index]
-    assert waits == [wait_s for wait_s in SHIFTING_WAITS_S for _ in range(len(dataset) // 3)]
+# -- the file --------------------------------------------------------------------------------------------------------
+
+ORIGIN = Origin(machine_id="m", commit="c" * 40, dirty=False, settings=Settings())
+ABOUT = {
+    "machine": {
+        "processor": "P",
+        "cores": CORES,
+        "last_level_cache_bytes": 2**25,
+        "memory_bytes": 2**34,
+        "system": "Linux 6",
+    },
+    "versions": {"python": "3.11", "torch": "2.13", "ray": "2.60"},
+}
+
+
+def measurement(contestant: Contestant, number: int, rate: float | None, row: str = "floats") -> Measurement:
+    found = None if rate is None else course(rate)
+    return Measurement(
+        row=row, contestant=contestant, round=number, course=found, error=None if found else "why", at="2"
+    )
+
+
+def test_a_file_is_continued_with_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    journal = Journal(path)
+    journal.begin(ORIGIN, ABOUT)
+    planned = list(turns(BY_KEY["floats"], 2, CORES, only=["torch:0", "dpex:2"]))
+    journal.add(measurement(TORCH[0], 0, 1.0))
+    journal.add(measurement(DPEX[2], 0, None))
+    with path.open("a") as file:
+        file.write('{"kind": "measured", "row"')  # killed here
+    again = Journal(path)
+    again.begin(ORIGIN, ABOUT)
+    left = [(turn.round, turn.contestant.key) for turn in missing(planned, again)]
+    assert left == [(0, "dpex:2"), (1, "dpex:2"), (1, "torch:0")]
+    assert [one.course for one in Journal(path).measurements] == [course(1.0), None]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"machine_id": "n"}, {"commit": "d" * 40}, {"dirty": True}, {"settings": Settings(rounds=7)}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_file_is_not_continued_with_something_else(tmp_path: Path, change: dict[str, Any]) -> None:
+    Journal(tmp_path / "run").begin(ORIGIN, ABOUT)
+    with pytest.raises(JournalError, match=next(iter(change))):
+        Journal(tmp_path / "run").begin(replace(ORIGIN, **change), ABOUT)
+
+
+def test_a_file_that_is_resumed_brings_its_settings(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    Journal(path).begin(replace(ORIGIN, settings=Settings(rounds=9, window_s=1.0)), ABOUT)
+    assert settings_of(parse(["--resume", str(path)]), Journal(path)) == Settings(rounds=9, window_s=1.0)
+    assert settings_of(parse(["--quick", "--rounds", "3"]), Journal(path)) == Settings(rounds=3, window_s=2.0)
+    assert main(["--resume", str(tmp_path / "none.jsonl")]) == 2
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("nonsense\n")
+    with pytest.raises(JournalError, match="line 1"):
+        Journal(tmp_path / "run")
+
+
+def test_what_fails_is_noted_with_its_reason_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(asked: Request, _: Surroundings) -> Course:
+        if asked.contestant == TORCH[0]:
+            raise MeasurementError("no memory")
+        return course(2.0)
+
+    monkeypatch.setattr("benchmarks.runner.measured", measured)
+    monkeypatch.setattr("benchmarks.runner.run", lambda *_, **__: "")
+    journal = Journal(tmp_path / "run")
+    planned = list(turns(BY_KEY["floats"], 1, CORES, only=["torch:0", "dpex:2"]))
+    run_turns(planned, journal, Settings(), Interpreters(own=Surroundings()), lambda _: None)
+    found = results_of(journal.measurements, CORES)["floats"]
+    assert set(found.courses) == {DPEX[2]}
+    assert found.failed == {TORCH[0]: "no memory"}
+
+
+def test_a_row_whose_packages_are_missing_is_skipped_with_a_word(tmp_path: Path) -> None:
+    row = replace(BY_KEY["floats"], needs=("no_such_package",))
+    planned = [Turn(row=row, round=0, contestant=DPEX[0])]
+    journal = Journal(tmp_path / "run")
+    run_turns(planned, journal, Settings(), Interpreters(own=Surroundings()), lambda _: None)
+    assert "no_such_package" in Journal(tmp_path / "run").skipped["floats"]
+    assert not journal.measurements
+
+
+def test_the_command_measures_resumes_and_reports(tmp_path: Path) -> None:
+    """Real processes, with the smallest windows."""
+    path = tmp_path / "run.jsonl"
+    command = ["--rows", "wait", "--only", "torch:0", "dpex:auto", "--window-s", "0.2", "--results", str(path)]
+    assert main([*command, "--rounds", "1"]) == 0
+    journal = Journal(path)
+    assert {one.contestant.key for one in journal.measurements} == {"torch:0", "dpex:auto"}
+    assert all(one.course and one.course.batches and one.course.cpu_s for one in journal.measurements)
+    assert main(["--resume", str(path), *command[:5]]) == 0
+    assert len(Journal(path).measurements) == 2
+    assert main([*command, "--rounds", "2"]) == 2
+
+
+# -- what they come to -----------------------------------------------------------------------------------------------
+
+
+def test_ratios_are_taken_within_rounds() -> None:
+    found = result({DPEX[2]: [10.0, 40.0, 95.0], TORCH[2]: [10.0, 50.0, 100.0]})
+    ratio = found.ratio(DPEX[2], TORCH[2])
+    assert ratio is not None
+    assert (ratio.median, ratio.low, ratio.high) == (0.95, 0.8, 1.0)
+
+
+def test_a_round_that_one_of_them_lacks_is_left_out() -> None:
+    found = result({DPEX[2]: [10.0, 40.0], TORCH[2]: [10.0]})
+    ratio = found.ratio(DPEX[2], TORCH[2])
+    assert ratio is not None
+    assert (ratio.low, ratio.high) == (1.0, 1.0)
+    assert found.ratio(DPEX[2], TORCH[8]) is None
+
+
+def test_the_best_of_each_side_and_the_oracle() -> None:
+    prefetching = Contestant(engine="torch", workers=32, prefetch=16)
+    rates = {
+        TORCH[0]: 50.0,
+        TORCH[2]: 20.0,
+        prefetching: 60.0,
+        DPEX[0]: 40.0,
+        DPEX[8]: 55.0,
+        BATCH[64]: 70.0,
+        AUTO: 99.0,
+    }
+    found = result(rates, key="wait")
+    assert found.best("torch") == prefetching
+    assert (found.best("dpex"), found.best("dpex", "batch")) == (DPEX[8], BATCH[64])
+    assert found.at_cores("torch") == TORCH[2]
+    assert found.at_cores("dpex") is None
+    assert found.oracle() == BATCH[64]
+    assert found.best_dpex() == AUTO
+    assert found.seedings == [None, "batch"]
+
+
+def test_the_oracle_after_learning_may_be_another_than_that_of_the_whole_course() -> None:
+    found = result({TORCH[0]: course(50, 50), TORCH[8]: course(40, 60), AUTO: course(30, 57)})
+    assert (found.oracle(), found.oracle("settled")) == (TORCH[0], TORCH[8])
+    whole, settled = (found.ratio(AUTO, found.oracle(part), part) for part in ("whole", "settled"))
+    assert whole is not None
+    assert settled is not None
+    assert (whole.median, settled.median) == pytest.approx((0.6, 0.95))
+
+
+def test_of_each_rival_the_best_setting_counts() -> None:
+    rivals = {Contestant(engine=engine, workers=n): 10.0 * n for engine in ("spdl", "ray-data") for n in (2, 4)}
+    found = result({**rivals, Contestant(engine="spdl", workers=8): 1.0})
+    assert [one.key for one in found.best_rivals()] == ["spdl:4", "ray-data:4"]
+
+
+def test_a_course_measured_again_replaces_the_failure() -> None:
+    tries = [measurement(TORCH[0], 0, None), measurement(TORCH[0], 1, None), measurement(TORCH[0], 0, 3.0)]
+    found = results_of(tries, CORES)["floats"]
+    assert found.courses == {TORCH[0]: {0: course(3.0)}}
+    assert found.failed == {TORCH[0]: "why"}
+
+
+def test_behind_is_what_is_printed_as_less_than_one() -> None:
+    behind, level = (result({DPEX[0]: one, TORCH[0]: 1000.0}).ratio(DPEX[0], TORCH[0]) for one in (994.0, 996.0))
+    assert is_behind(behind)
+    assert not is_behind(level, None)
+
+
+def test_the_terminal_is_told_every_contestant_and_every_failure() -> None:
+    found = replace(result({DPEX[2]: 30.0, TORCH[2]: 20.0, AUTO: 40.0}), failed={TORCH[64]: "Trace\nno memory"})
+    text = report.row_text(found)
+    assert "dpex / torch, workers = cores                 1.50x (1.50 to 1.50)" in text
+    assert "torch, 64 workers: failed: no memory" in text
+
+
+# -- kept results and tables -----------------------------------------------------------------------------------------
+
+
+def whole_row(key: str, rate: float = 10.0, rounds: int = 5) -> RowResult:
+    """Everybody of a row's plan; dpex makes twice as many batches as the others."""
+    rates = {one: rate * (2 if one.engine.startswith("dpex") else 1) for one in BY_KEY[key].contestants(CORES)}
+    return result({one: [value] * rounds for one, value in rates.items()}, key)
+
+
+def run_of(*rows: RowResult, **changes: Any) -> Kept:
+    fields: dict[str, Any] = {
+        "machine_id": "m",
+        **ABOUT,
+        "commit": "c" * 40,
+        "dirty": False,
+        "settings": Settings(),
+        "since": "2026-11-21T20:00:00+00:00",
+        "until": "2026-11-22T04:00:00+00:00",
+        "rows": {row.row.key: row for row in rows},
+    }
+    return Kept(**fields | changes)
+
+
+ALL_KINDS = tuple(whole_row(key) for key in ("floats", "wait", "jpeg-step", "first-batch", "remote-large"))
+
+
+def test_a_kept_run_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    kept = run_of(*ALL_KINDS)
+    keep.write(kept, tmp_path / "one.json")
+    (again,) = keep.kept_runs(tmp_path)
+    assert again == kept
+    assert keep.problems(again) == []
+
+
+def test_few_marks_are_kept_and_the_figures_stay_as_they_were() -> None:
+    marks = tuple((0.1 * number, number**2) for number in range(1, 151))
+    for counted in (False, True):
+        full = Course(batches=151**2, seconds=15.1, waited_s=1.0, marks=marks, counted=counted)
+        thin = replace(full, marks=keep.thinned(full, keep.MARKS))
+        assert len(thin.marks) < 15
+        assert thin.settled_rate == pytest.approx(full.settled_rate)
+        assert thin.first_batch_s == full.first_batch_s
+
+
+@pytest.mark.parametrize(
+    ("kept", "why"),
+    [
+        (run_of(*ALL_KINDS, dirty=True), "commit without changes"),
+        (run_of(*ALL_KINDS, commit=None), "commit without changes"),
+        (run_of(*ALL_KINDS, settings=Settings(window_s=2.0)), "2 s long"),
+        (run_of(whole_row("floats", rounds=4)), "4 rounds"),
+        (run_of(result({TORCH[0]: [1.0] * 5})), "0 rounds"),
+    ],
+    ids=["dirty", "no commit", "short", "few rounds", "screened"],
+)
+def test_what_cannot_be_quoted_is_told(kept: Kept, why: str) -> None:
+    assert any(why in one for one in keep.problems(kept))
+
+
+def test_only_whole_rows_are_kept() -> None:
+    kept, left_out = keep.quotable(run_of(whole_row("floats"), whole_row("jpeg", rounds=3)))
+    assert list(kept.rows) == ["floats"]
+    assert left_out
+    assert all(why.startswith("jpeg") for why in left_out)
+
+
+def test_who_failed_in_a_round_may_not_be_left_out_of_a_kept_row_silently() -> None:
+    row = whole_row("floats")
+    courses = {one: rounds for one, rounds in row.courses.items() if one != TORCH[64]}
+    assert keep.row_problems(replace(row, courses=courses, failed={TORCH[64]: "no memory"})) == []
+    assert keep.row_problems(replace(row, courses=courses)) != []
+
+
+TEMPLATE = (
+    "before\n" + "\n".join(f"<!-- bench:{name} -->\nold\n<!-- /bench -->\n" for name in report.BLOCKS) + "after\n"
+)
+
+
+def test_every_marked_block_is_made_anew_and_nothing_else() -> None:
+    text = report.rewritten(TEMPLATE, [run_of(*ALL_KINDS)])
+    assert "old" not in text
+    assert text.startswith("before\n<!-- bench:origin -->\n")
+    assert text.endswith("after\n")
+    assert report.rewritten(text, [run_of(*ALL_KINDS)]) == text
+    assert report.rewritten(text, [run_of(whole_row("floats", rate=50.0), *ALL_KINDS[1:])]) != text
+
+
+def test_an_unknown_block_or_one_without_runs_is_refused() -> None:
+    with pytest.raises(ValueError, match="speedy"):
+        report.rewritten("<!-- bench:speedy -->\n<!-- /bench -->", [run_of()])
+    with pytest.raises(ValueError, match="no kept run"):
+        report.rewritten(TEMPLATE, [])
+    assert report.rewritten("no blocks", []) == "no blocks"
+
+
+def cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_a_speed_line_quotes_both_counts_and_both_ratios() -> None:
+    rates = {TORCH[0]: 40.0, TORCH[2]: 10.0, DPEX[0]: 30.0, DPEX[2]: 50.0, Contestant(engine=LIMIT, workers=2): 100.0}
+    (line,) = cells(report.speed_table([run_of(result(rates))]))
+    shown = [
+        "10.0/s (2)",
+        "40.0/s (0)",
+        "50.0/s (2)",
+        "50.0/s (2)",
+        "5.00x (5.00 to 5.00)",
+        "1.25x (1.25 to 1.25)",
+        "0.50",
+    ]
+    assert line == ["5 floats, batch 1", *shown]
+
+
+def test_another_seeding_is_named_in_a_line_of_its_own() -> None:
+    lines = cells(report.speed_table([run_of(result({TORCH[2]: 10.0, DPEX[2]: 9.0, BATCH[2]: 20.0}, "wait"))]))
+    assert [line[0] for line in lines] == [BY_KEY["wait"].title, f'{BY_KEY["wait"].title}, `seeding="batch"`']
+    assert [line[5] for line in lines] == ["0.90x (0.90 to 0.90)", "2.00x (2.00 to 2.00)"]
+
+
+def test_rows_where_dpex_is_behind_come_first() -> None:
+    rows = (result({TORCH[0]: 10.0, DPEX[0]: 20.0}), result({TORCH[0]: 10.0, DPEX[0]: 8.0}, "jpeg"))
+    assert [line[0] for line in cells(report.speed_table([run_of(*rows)]))] == [
+        BY_KEY["jpeg"].title,
+        BY_KEY["floats"].title,
+    ]
+
+
+def test_a_rival_that_is_ahead_comes_first() -> None:
+    spdl, grain = (Contestant(engine=engine, workers=2) for engine in ("spdl", "grain-threads"))
+    lines = cells(report.rivals_table([run_of(result({DPEX[0]: 10.0, spdl: 5.0, grain: 20.0}))]))
+    assert [line[2] for line in lines] == ["Grain, 2 threads", "SPDL, 2 threads"]
+
+
+def test_auto_stands_beside_the_oracle_over_the_whole_course_and_after_learning() -> None:
+    row = result({TORCH[0]: course(50, 50), BATCH[8]: course(40, 60), AUTO: course(30, 57)}, "wait")
+    (line,) = cells(report.auto_table([run_of(row)]))
+    assert line[1:] == ["50.0/s, torch, 0 workers", "30.0/s", "0.60x (0.60 to 0.60)", "0.95x (0.95 to 0.95)"]
+
+
+def test_several_machines_give_the_range_of_the_medians() -> None:
+    newest, other = (run_of(result({TORCH[0]: 10.0, DPEX[0]: rate})) for rate in (20.0, 40.0))
+    (line,) = cells(report.speed_table([newest, replace(other, machine_id="n")]))
+    assert line[6] == "2.00x (2.00 to 2.00); 2.00 to 4.00 on 2 machines"
+    (same,) = cells(report.speed_table([newest, other]))
+    assert same[6] == "2.00x (2.00 to 2.00)"
+
+
+def test_the_time_to_the_first_batch_is_told_in_milliseconds() -> None:
+    row = result({TORCH[2]: 20.0, DPEX[2]: 25.0, TORCH[0]: 1000.0, DPEX[0]: 1000.0}, "first-batch")
+    lines = cells(report.start_table([run_of(row)]))
+    assert lines[1][1:] == ["2", "50 ms", "40 ms", "1.25x (1.25 to 1.25)"]
+
+
+def test_the_tables_of_the_readme_are_those_of_the_kept_results() -> None:
+    text = README.read_text()
+    assert report.rewritten(text, keep.kept_runs()) == text, "make bench-report, or keep the run that was quoted"
+
+
+def test_what_is_kept_can_be_quoted() -> None:
+    assert [why for kept in keep.kept_runs() for why in keep.problems(kept)] == []
+
+
+def test_keeping_and_reporting_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "kept_runs", lambda: keep.kept_runs(tmp_path))
+    journal = Journal(tmp_path / "run.jsonl")
+    journal.begin(ORIGIN, ABOUT)
+    for one in BY_KEY["floats"].contestants(CORES):
+        for number in range(5):
+            journal.add(measurement(one, number, 10.0))
+    journal.add(measurement(TORCH[0], 0, 10.0, row="jpeg"))
+    assert keep.main([str(journal.path), "one"]) == 0
+    (kept,) = keep.kept_runs(tmp_path)
+    assert list(kept.rows) == ["floats"]
+    readme = tmp_path / "README.md"
+    readme.write_text(TEMPLATE)
+    assert report.main(["--readme", str(readme)]) == 0
+    assert "| 5 floats, batch 1 | 10.0/s (2) |" in readme.read_text()
+    empty = Journal(tmp_path / "dirty.jsonl")
+    empty.begin(replace(ORIGIN, dirty=True), ABOUT)
+    assert keep.main([str(empty.path), "two"]) == 2
+    empty.add(measurement(TORCH[0], 0, 10.0))
+    assert keep.main([str(empty.path), "two"]) == 1

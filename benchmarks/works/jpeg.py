@@ -1,16 +1,19 @@
 """The work of most vision training: decode a JPEG, crop and resize at random, normalise.
 
 The photographs are those that scikit-image ships, enlarged or shrunk to about 500x375 (the usual size of an
-ImageNet file) and encoded once per process with quality 90; their bytes stay in memory.
+ImageNet file) and encoded with quality 90; their bytes lie in one mapped file.
 """
 
 import random
-from functools import cache
+from collections.abc import Iterator
 
 import cv2
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+
+from benchmarks.tables import Blobs, rows_beyond_cache
+from benchmarks.works import ENDLESS
 
 WIDTH, HEIGHT = 500, 375
 CROP = 224
@@ -19,20 +22,27 @@ STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 PHOTOGRAPHS = ("astronaut", "cat", "coffee", "rocket")
 
 
-@cache
-def encoded_photographs(variants: int = 8) -> tuple[bytes, ...]:
-    """`variants` different crops of each photograph, as JPEG bytes."""
+FILE_BYTES = 40_000
+"""Less than the average file has, so that the files together are larger than the cache."""
+QUALITY = 90
+
+
+def encoded_photographs() -> Blobs:
+    """The files: different crops of each photograph, mirrored or not, as JPEG bytes."""
+    return Blobs.made("photographs", rows_beyond_cache(FILE_BYTES), _files)
+
+
+def _files(count: int) -> Iterator[bytes]:
     from skimage import data
 
     rng = np.random.default_rng(0)
-    files = []
-    for name in PHOTOGRAPHS:
-        picture = cv2.cvtColor(getattr(data, name)(), cv2.COLOR_RGB2BGR)
-        for _ in range(variants):
-            top, left = (int(rng.integers(0, side // 5 + 1)) for side in picture.shape[:2])
-            resized = cv2.resize(picture[top:, left:], (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
-            files.append(cv2.imencode(".jpg", resized, [cv2.IMWRITE_JPEG_QUALITY, 90])[1].tobytes())
-    return tuple(files)
+    pictures = [cv2.cvtColor(getattr(data, name)(), cv2.COLOR_RGB2BGR) for name in PHOTOGRAPHS]
+    for number in range(count):
+        picture = pictures[number % len(pictures)]
+        top, left = (int(rng.integers(0, side // 5 + 1)) for side in picture.shape[:2])
+        resized = cv2.resize(picture[top:, left:], (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
+        turned = cv2.flip(resized, 1) if rng.random() < 0.5 else resized
+        yield cv2.imencode(".jpg", turned, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
 
 
 def random_resized_crop(image: np.ndarray) -> np.ndarray:
@@ -59,16 +69,15 @@ def normalised(image: np.ndarray) -> torch.Tensor:
 class JpegPhotographs(Dataset[tuple[torch.Tensor, int]]):
     """Sample: normalised float32 of shape (3, 224, 224), number of the file."""
 
-    def __init__(self, length: int = 1_000_000) -> None:
+    def __init__(self) -> None:
         self.files = encoded_photographs()
-        self.length = length
 
     def __len__(self) -> int:
-        return self.length
+        return ENDLESS
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         cv2.setNumThreads(0)  # OpenCV's own threads would blur what a worker is
         number = index % len(self.files)
-        image = cv2.imdecode(np.frombuffer(self.files[number], np.uint8), cv2.IMREAD_COLOR)
+        image = cv2.imdecode(self.files[number], cv2.IMREAD_COLOR)
         crop = cv2.cvtColor(random_resized_crop(image), cv2.COLOR_BGR2RGB)
         return normalised(crop), number

@@ -1,0 +1,123 @@
+"""What the measurements of a row come to: medians, ratios within a round, the best of each side, the oracle.
+
+Pure. A ratio is taken between two courses of the same round and quoted as median and range over the rounds. The best
+count of a side is the one with the highest median; the *oracle* is the best of all fixed counts of torch and dpex,
+with every seeding and prefetch factor that was measured. "whole" is the rate over the whole course, start-up and
+learning included; "settled" that of its second half.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from benchmarks.contestants import AUTO, LIMIT, LOCAL, RIVALS, Contestant
+from benchmarks.course import Course
+from benchmarks.journal import Measurement
+from benchmarks.rows import BY_KEY, Row
+from benchmarks.spread import Spread
+
+Part = Literal["whole", "settled"]
+Seeding = Literal["worker", "batch"]
+SHOWN_DIGITS = 2
+"""A ratio counts as behind if it is less than 1 as it is printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    """The courses of a row by contestant and round, and why some are missing."""
+
+    row: Row
+    cores: int
+    courses: Mapping[Contestant, Mapping[int, Course]]
+    failed: Mapping[Contestant, str]
+
+    def rate(self, contestant: Contestant, part: Part = "whole") -> Spread:
+        """Batches per second, by round."""
+        return Spread.of([_rate(course, part) for course in self.courses[contestant].values()])
+
+    def waiting(self, contestant: Contestant) -> float:
+        """Median share of the consumer's time in `iter()` and `next()`."""
+        return median(course.waiting for course in self.courses[contestant].values())
+
+    def ratio(self, one: Contestant | None, other: Contestant | None, part: Part = "whole") -> Spread | None:
+        """One's rate over the other's within each round; None if they have no round in common."""
+        mine, theirs = self.courses.get(one, {}), self.courses.get(other, {})  # type: ignore[arg-type]
+        rounds = sorted(set(mine) & set(theirs))
+        return Spread.of([_rate(mine[n], part) / _rate(theirs[n], part) for n in rounds]) if rounds else None
+
+    def fixed(self, *engines: str) -> list[Contestant]:
+        """Those of these engines that were measured, but for "auto" of dpex."""
+        return [contestant for contestant in self.courses if contestant.engine in engines and contestant != AUTO]
+
+    def best_of(self, contestants: Iterable[Contestant], part: Part = "whole") -> Contestant | None:
+        """The one with the highest median rate; None if there is none."""
+        return max(contestants, key=lambda one: self.rate(one, part).median, default=None)
+
+    def best(self, engine: str, seeding: Seeding | None = None) -> Contestant | None:
+        """The best fixed count of an engine with that seeding; for torch, with any prefetch factor."""
+        return self.best_of(one for one in self.fixed(engine) if one.seeding == seeding)
+
+    def at_cores(self, engine: str, seeding: Seeding | None = None) -> Contestant | None:
+        """As many workers as cores, the usual guess."""
+        found = Contestant(engine=engine, workers=self.cores, seeding=seeding)
+        return found if found in self.courses else None
+
+    def oracle(self, part: Part = "whole") -> Contestant | None:
+        """The best of all fixed counts of torch and dpex."""
+        return self.best_of(self.fixed(*LOCAL), part)
+
+    def best_rivals(self) -> list[Contestant]:
+        """Of each rival its best setting, the fastest first."""
+        by_engine: dict[str, list[Contestant]] = defaultdict(list)
+        for contestant in self.fixed(*RIVALS):
+            by_engine[contestant.engine].append(contestant)
+        found = [best for group in by_engine.values() if (best := self.best_of(group)) is not None]
+        return sorted(found, key=lambda one: -self.rate(one).median)
+
+    def best_dpex(self) -> Contestant | None:
+        """The best of dpex, "auto" and every seeding included: what stands beside the rivals."""
+        return self.best_of([*self.fixed("dpex", "dpex-remote"), *([AUTO] if AUTO in self.courses else [])])
+
+    @property
+    def limit(self) -> Contestant | None:
+        """The bare loops."""
+        return next(iter(self.fixed(LIMIT)), None)
+
+    @property
+    def seedings(self) -> list[Seeding | None]:
+        """Those that dpex was measured with: the default, and "batch" where it was."""
+        return [None, *(["batch"] if any(one.seeding == "batch" for one in self.courses) else [])]  # type: ignore[list-item]
+
+
+def results_of(measurements: Iterable[Measurement], cores: int) -> dict[str, RowResult]:
+    """By row. A course measured again replaces the earlier one; what failed and was never made up for is noted."""
+    courses: dict[str, dict[Contestant, dict[int, Course]]] = defaultdict(lambda: defaultdict(dict))
+    failed: dict[str, dict[Contestant, dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
+    for one in measurements:
+        if one.course is None:
+            failed[one.row][one.contestant][one.round] = one.error or "unknown"
+        else:
+            courses[one.row][one.contestant][one.round] = one.course
+            failed[one.row][one.contestant].pop(one.round, None)
+    rows = dict.fromkeys((*courses, *failed))
+    return {
+        key: RowResult(
+            row=BY_KEY[key],
+            cores=cores,
+            courses={contestant: dict(sorted(rounds.items())) for contestant, rounds in courses[key].items()},
+            failed={contestant: whys[max(whys)] for contestant, whys in failed[key].items() if whys},
+        )
+        for key in rows
+        if key in BY_KEY
+    }
+
+
+def is_behind(*ratios: Spread | None) -> bool:
+    """Whether any of them, as it is printed, is less than 1."""
+    return any(ratio is not None and round(ratio.median, SHOWN_DIGITS) < 1 for ratio in ratios)
+
+
+def _rate(course: Course, part: Part) -> float:
+    return course.rate if part == "whole" else course.settled_rate

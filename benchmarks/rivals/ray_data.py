@@ -1,0 +1,61 @@
+"""Ray Data: indices mapped to batches by tasks, taken with `iter_torch_batches`.
+
+Ray runs before the course begins, as a cluster does; the execution of the pipeline begins with it. Locally Ray is
+started for this process alone; in the remote rows it is connected already, and this node has no processors for tasks.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from torch.utils.data import Dataset
+
+from benchmarks.contestants import Contestant
+from benchmarks.rivals import BatchOf, Iterating
+
+BLOCK_BYTES = 16 * 2**20
+"""About what a block of results holds: small ones drown in the costs of tasks."""
+MOST_BATCHES_PER_BLOCK = 2_000
+BLOCKS = 2_000
+"""More than a window takes; planning them costs time."""
+PREFETCH_BATCHES = 4
+
+
+@contextmanager
+def opened(contestant: Contestant, dataset: Dataset[Any], batch_size: int) -> Iterator[Iterable[Any]]:
+    """The pipeline with as many tasks at once."""
+    connected = ray.is_initialized()
+    if not connected:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    try:
+        yield Iterating(lambda: _batches(dataset, batch_size, int(contestant.workers)))
+    finally:
+        if not connected:
+            ray.shutdown()
+
+
+def _batches(dataset: Dataset[Any], batch_size: int, tasks: int) -> Iterator[Any]:
+    make = BatchOf(dataset)
+
+    def arrays(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        batch = make(rows["id"])
+        parts = batch if isinstance(batch, (tuple, list)) else [batch]
+        return {f"part{number}": part.numpy() for number, part in enumerate(parts)}
+
+    per_block = _batches_per_block(make([0]), batch_size)
+    indices = ray.data.range(BLOCKS * per_block * batch_size, override_num_blocks=BLOCKS)
+    mapped = indices.map_batches(arrays, batch_size=batch_size, concurrency=tasks)
+    return iter(mapped.iter_torch_batches(batch_size=batch_size, prefetch_batches=PREFETCH_BATCHES))
+
+
+def _batches_per_block(batch: Any, batch_size: int) -> int:
+    """So many that a block holds about `BLOCK_BYTES`; `batch` holds one sample."""
+    parts = batch if isinstance(batch, (tuple, list)) else [batch]
+    sample_bytes = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
+    return min(MOST_BATCHES_PER_BLOCK, max(1, BLOCK_BYTES // (sample_bytes * batch_size)))

@@ -1,0 +1,62 @@
+"""Files behind HTTP: a real server in a process of its own on this machine, which answers after a while."""
+
+import http.client
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils.data import Dataset
+
+from benchmarks.works import ENDLESS
+from benchmarks.works.web_server import FILES, HOST
+
+
+@contextmanager
+def server() -> Iterator[int]:
+    """The server, running; its port."""
+    command = [sys.executable, "-m", "benchmarks.works.web_server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+class Downloads(Dataset[torch.Tensor]):
+    """Sample: one file, uint8 of shape (65536,), over a connection that each thread of each process keeps."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._forget()
+
+    def _forget(self) -> None:
+        self.local, self.pid = threading.local(), os.getpid()
+
+    def __getstate__(self) -> int:
+        return self.port
+
+    def __setstate__(self, port: int) -> None:
+        self.port = port
+        self._forget()
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self.pid != os.getpid():
+            self._forget()  # a connection from before a fork belongs to the parent
+        if not hasattr(self.local, "connection"):
+            self.local.connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
+        connection: http.client.HTTPConnection = self.local.connection
+        return connection
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        connection = self._connection()
+        connection.request("GET", f"/{index % FILES}")
+        body = bytearray(connection.getresponse().read())
+        return torch.frombuffer(body, dtype=torch.uint8)
