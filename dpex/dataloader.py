@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import multiprocessing
 import os
 import sys
 import weakref
@@ -32,7 +33,7 @@ from dpex.errors import FixedWorkersError, OptionError
 from dpex.lanes.maker import LaneMaker, RemoteRoom
 from dpex.lanes.packing import Packing
 from dpex.naming import encodable
-from dpex.options import AutoWorkers, Options, Seeding, check_count, resolve_seeding
+from dpex.options import Options, Seeding, check_count, resolve_seeding
 from dpex.pace import Sizes
 from dpex.recording import check as check_trace
 from dpex.recording import rank
@@ -86,6 +87,8 @@ class DpexDataLoader(DataLoader[T_co]):
             Needs ``seeding="batch"`` (the default then) and a map-style dataset that draws from generators of its own,
             see `dpex.ticket_seed`; one that moves a global generator is noticed, warned of, and given processes. None:
             whether the dataset has ``dpex_thread_safe = True``.
+        auto_workers: whether ``num_workers`` was given as ``"auto"``. For frameworks, which build a loader anew from
+            the attributes of another, where ``num_workers`` is a number; leave it out.
         name: of this loader in its metrics; None: "loader-1", "loader-2" and so on.
         metrics_port: serve metrics for Prometheus on this port from the first ``iter()`` until the loader is closed or
             dies; 0, or where another process has that port: on one that is free. The loaders of a process share one
@@ -129,6 +132,7 @@ class DpexDataLoader(DataLoader[T_co]):
         local_engine: Literal["dpex", "torch"] = "dpex",
         autotune: AutotuneConfig | Literal[False] | None = None,
         thread_safe: bool | None = None,
+        auto_workers: bool | None = None,
         name: str | None = None,
         metrics_port: int | None = None,
         metrics_host: str = "127.0.0.1",
@@ -138,7 +142,7 @@ class DpexDataLoader(DataLoader[T_co]):
         metrics_client_cafile: str | None = None,
     ) -> None:
         workers = _worker_count(num_workers)
-        auto = isinstance(workers, AutoWorkers)
+        auto = num_workers == "auto" or bool(auto_workers)
         options = Options(
             distribute_mode=distribute_mode,
             head_address=head_address,
@@ -197,6 +201,7 @@ class DpexDataLoader(DataLoader[T_co]):
             **({"in_order": in_order} if _TORCH_HAS_IN_ORDER else {}),
         )
         self.in_order = in_order
+        self.auto_workers = auto
         if thread_safe and self._dataset_kind == _DatasetKind.Iterable:
             raise OptionError(
                 "thread_safe=True: workers of an IterableDataset each have a stream, and a process, of their own; "
@@ -218,6 +223,11 @@ class DpexDataLoader(DataLoader[T_co]):
         self._book = Book()
         self._timer = TicketTimer(is_on=is_switched_on(os.environ))
         self._is_asked = False
+
+    def __setattr__(self, attr: str, val: Any) -> None:
+        super().__setattr__(attr, val)
+        if attr == "num_workers":  # whoever sets a number later means it
+            self.auto_workers = False
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -242,9 +252,11 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         piped = isinstance(self.dataset, (IterDataPipe, MapDataPipe))
+        if self.auto_workers and self.num_workers and self.distribute_mode is False and _is_daemonic():
+            self._stay_in_process()
         tuner = self._tuning()
-        if tuner is not None and isinstance(self.num_workers, AutoWorkers):
-            self.num_workers = AutoWorkers(tuner.new_streams() or self.num_workers)
+        if tuner is not None and self.auto_workers:
+            vars(self)["num_workers"] = tuner.new_streams() or self.num_workers
         sizes = self._current_sizes()
         if piped or (sizes.remote == 0 and tuner is None and self._torch_engine()):
             return super()._get_iterator()
@@ -273,6 +285,11 @@ class DpexDataLoader(DataLoader[T_co]):
         """Have `stats` speak of this iterator from now on."""
         self._last_stats = iterator.last_stats
         return iterator
+
+    def _stay_in_process(self) -> None:
+        """ "auto" in a process that may not have children: batches are made in it, as with ``num_workers=0``."""
+        logger.info("this process is daemonic and may not have children: num_workers='auto' stays in it")
+        vars(self)["num_workers"] = self.timeout = 0
 
     def _watch_for_end(self) -> None:
         if get_worker_info() is None:
@@ -377,7 +394,9 @@ class DpexDataLoader(DataLoader[T_co]):
         return self._tuner
 
     def _is_tuned(self) -> bool:
-        if self.autotune is False or (self.autotune is None and not isinstance(self.num_workers, AutoWorkers)):
+        if self.autotune is False or (self.autotune is None and not self.auto_workers):
+            return False
+        if self.distribute_mode is False and _is_daemonic():
             return False
         if self.seeding == "worker" or isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             return False
@@ -391,7 +410,7 @@ class DpexDataLoader(DataLoader[T_co]):
             may_inline=self.worker_init_fn is None and self.timeout == 0,
             memory_budget=self.memory_budget,
             prefetch_factor=self.prefetch_factor if self._prefetch_is_given else None,
-            pins=self._pins,
+            pins={**self._pins, "local": 0} if _is_daemonic() else self._pins,
         )
         room = None
         if self.distribute_mode is not False:
@@ -401,13 +420,13 @@ class DpexDataLoader(DataLoader[T_co]):
         return Tuner(self.autotune or AutotuneConfig(), self._first_settings(limits), limits, room=room)
 
     def _first_settings(self, limits: Limits) -> Settings:
-        if isinstance(self.num_workers, AutoWorkers) and not limits.streams:
+        if self.auto_workers and not limits.streams:
             start = cold_start()
         else:
             sizes = self._static_sizes()
             depth = max(1, self.num_workers * (self.prefetch_factor or 2))
             start = Settings(local=sizes.local, remote=sizes.remote, depth=depth)
-        pins = self._pins
+        pins = limits.pins or {}
         local, remote = pins.get("local", start.local), pins.get("remote", start.remote)
         return Settings(local=local, remote=remote, depth=pins.get("prefetch", start.depth))
 
@@ -538,9 +557,14 @@ def _ray_is_up() -> bool:
     return ray is not None and bool(ray.is_initialized())
 
 
+def _is_daemonic() -> bool:
+    """Whether this process may not have children by `multiprocessing`: of a `Pool`, or a worker of torch's."""
+    return multiprocessing.current_process().daemon
+
+
 def _worker_count(num_workers: int | str) -> int:
     if isinstance(num_workers, str):
         if num_workers != "auto":
             raise OptionError(f"num_workers={num_workers!r}: give a whole number or 'auto'")
-        return AutoWorkers(static_worker_count())
+        return static_worker_count()
     return num_workers

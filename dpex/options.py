@@ -23,16 +23,6 @@ _FILES = (
 _ADDRESS = re.compile(r"^(auto|local|(ray://)?[^\s:/]+:\d{1,5})$")
 
 
-class AutoWorkers(int):
-    """The number of workers that ``num_workers="auto"`` started from: an int for everybody who asks.
-
-    Frameworks rebuild a loader from its attributes; because this int remembers that it was "auto", the copy is too.
-    """
-
-    def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
-        return AutoWorkers, (int(self),)
-
-
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise OptionError(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
@@ -11,10 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+import torch
 
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import DpexError, FixedWorkersError, OptionError
-from dpex.options import AutoWorkers, Options, check_count, resolve_seeding
+from dpex.options import Options, check_count, resolve_seeding
 
 REFUSED: list[tuple[str, Any]] = [
     ("distribute_mode", "yes"),
@@ -124,7 +126,7 @@ def test_counts_are_refused_by_name_and_value(value: Any, least: int) -> None:
     assert f"local={value!r}: give a whole number of at least {least}" in str(caught.value)
 
 
-@pytest.mark.parametrize(("value", "least"), [(None, 0), (None, 1), (0, 0), (1, 1), (AutoWorkers(3), 1)])
+@pytest.mark.parametrize(("value", "least"), [(None, 0), (None, 1), (0, 0), (1, 1)])
 def test_counts_accepted(value: Any, least: int) -> None:
     check_count("local", value, least)
 
@@ -144,21 +146,32 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_auto_survives_copies(how: str) -> None:
-    again = COPIES[how](AutoWorkers(3))
-    assert (type(again), again) == (AutoWorkers, 3)
+def test_auto_survives_copies_of_a_loader(how: str) -> None:
+    again = COPIES[how](DpexDataLoader(DATA, num_workers="auto"))
+    assert again.auto_workers
+    assert again._tuning() is not None
 
 
-def test_auto_is_an_int_for_everybody_who_asks() -> None:
-    auto = AutoWorkers(3)
-    assert isinstance(auto, int)
-    assert (auto == 3, auto > 0, f"{auto}", list(range(auto))) == (True, True, "3", [0, 1, 2])
+def test_a_number_of_workers_is_an_int_that_every_checkpoint_may_hold() -> None:
+    count = DpexDataLoader(DATA, num_workers="auto").num_workers
+    file = io.BytesIO()
+    torch.save({"num_workers": count}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)["num_workers"]
+    assert (loaded, type(loaded)) == (count, int)
+
+
+def test_a_number_that_is_set_later_is_kept() -> None:
+    loader = DpexDataLoader(DATA, num_workers="auto")
+    loader.num_workers = 3
+    assert not loader.auto_workers
+    assert loader._tuning() is None
 
 
 def test_auto_starts_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpex.dataloader.static_worker_count", lambda: 5)
     loader = DpexDataLoader(DATA, num_workers="auto")
-    assert (type(loader.num_workers), loader.num_workers, loader.seeding) == (AutoWorkers, 5, "batch")
+    assert (loader.auto_workers, loader.num_workers, loader.seeding) == (True, 5, "batch")
 
 
 @pytest.mark.parametrize("bad", ["many", "", "Auto", "4"])
@@ -210,12 +223,12 @@ def test_a_second_loader_has_every_attribute(kind: str, how: str) -> None:
     for attrs in (before, after):
         attrs["sampler"] = type(attrs["sampler"])
     assert after == before
-    assert type(again.num_workers) is type(loader.num_workers)
+    assert again.auto_workers == loader.auto_workers
 
 
 def test_a_loader_rebuilt_twice_is_still_auto() -> None:
     again = rebuilt(rebuilt(DpexDataLoader(DATA, num_workers="auto")))
-    assert (type(again.num_workers), again.seeding) == (AutoWorkers, "batch")
+    assert (again.auto_workers, again.seeding) == (True, "batch")
 
 
 @pytest.mark.parametrize("how", HOWS)

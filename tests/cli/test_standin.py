@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from dpex import standin
-from dpex.options import AutoWorkers
 from dpex.runoptions import RunOptions
 from dpex.standin import iterator, stand_in, why_not
 
@@ -60,7 +59,7 @@ def test_what_the_script_set_is_taken_over_and_what_it_changes_too() -> None:
     generator = torch.Generator()
     loader: Any = DataLoader(Numbers(), 4, True, num_workers=2, generator=generator, prefetch_factor=3, timeout=9)
     made = stand_in(loader, RunOptions())
-    assert isinstance(made.num_workers, AutoWorkers)
+    assert made.auto_workers
     assert (made.generator, made.prefetch_factor, made.timeout) == (generator, 3, 9)
     assert made.batch_sampler is loader.batch_sampler
     assert made.seeding == "batch"

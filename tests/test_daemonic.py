@@ -1,0 +1,102 @@
+"""Loaders in a process that may not have children: of a pool, or a worker of torch's."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from dpex import AutotuneConfig, DpexDataLoader
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(12)
+
+
+def passes(data: Any, **options: Any) -> list[list[int]]:
+    """Two, as lists of their samples."""
+    with DpexDataLoader(data, 4, **options) as loader:
+        return [torch.cat(list(loader)).tolist() for _ in range(2)]
+
+
+def in_daemon(work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply_async(work, args, options).get(60)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"persistent_workers": True, "prefetch_factor": 3, "timeout": 5, "multiprocessing_context": "fork"},
+    {"autotune": AutotuneConfig(min_local=1)},
+    {"autotune": False},
+    {"seeding": "worker"},
+    {"thread_safe": True},
+    {"local_engine": "torch"},
+]
+
+
+CASES = [
+    (data, options)
+    for data in (Numbers(), Stream())
+    for options in OPTIONS
+    if not (isinstance(data, Stream) and "thread_safe" in options)
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+@pytest.mark.parametrize(
+    ("data", "options"), CASES, ids=[f"{type(data).__name__} {options}" for data, options in CASES]
+)
+def test_auto_stays_in_the_process(data: Any, options: dict[str, Any]) -> None:
+    assert in_daemon(passes, data, num_workers="auto", **options) == [list(range(12))] * 2
+
+
+def iterated(loader: Any) -> list[int]:
+    return torch.cat(list(loader)).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+def test_auto_of_a_loader_that_was_made_elsewhere_stays_too() -> None:
+    loader = DpexDataLoader(Numbers(), 4, num_workers="auto")
+    assert in_daemon(iterated, loader) == list(range(12))
+    assert loader.num_workers > 0
+
+
+class Outer(Dataset[Any]):
+    """Sample: all of a loader's."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(passes(Numbers(), num_workers="auto"))
+
+
+@pytest.mark.parametrize("kind", [DataLoader, DpexDataLoader])
+def test_a_loader_within_a_dataset_within_a_worker(kind: Any) -> None:
+    assert next(iter(kind(Outer(), None, num_workers=1))).tolist() == [list(range(12))] * 2
+
+
+def refused(kind: Any, **options: Any) -> str:
+    with pytest.raises(AssertionError) as caught:
+        next(iter(kind(Numbers(), 4, num_workers=2, **options)))
+    return str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+@pytest.mark.parametrize("options", [{}, {"seeding": "batch"}, {"autotune": AutotuneConfig()}], ids=str)
+def test_a_number_of_workers_is_refused_as_torch_refuses_it(options: dict[str, Any]) -> None:
+    assert in_daemon(refused, DpexDataLoader, **options) == in_daemon(refused, DataLoader)
