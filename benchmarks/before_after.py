@@ -3,8 +3,8 @@
 The same measurement runs with the dpex of `--base` and with that of this checkout (or of `--new`), each in a process
 of its own, in turns: the side that begins changes from round to round. The figure is the ratio of the rates within a
 round, new over base, as median and range. "whole" counts from before `iter()` on, start-up included; "settled" is the
-second half of the window alone. Beside them stands the processor time per batch of the process and its workers, new
-over base: less is better, and other work on the machine hardly changes it.
+second half of the window alone. Beside them stands the processor time that a batch of that half took, of the process
+and its workers, new over base: less is better, and other work on the machine changes it less.
 """
 
 import argparse
@@ -51,9 +51,9 @@ class Pair:
 
     @property
     def cpu(self) -> float | None:
-        """Ratio of the processor time per batch, the workers' start and end included; None if it was too short."""
-        used = [(one.cpu_s or 0.0) / max(1, one.batches) for one in (self.new, self.base)]
-        return used[0] / used[1] if all(used) else None
+        """Ratio of the processor time per batch; None if it was too short to be told."""
+        new_s, base_s = self.new.batch_cpu_s, self.base.batch_cpu_s
+        return new_s / base_s if new_s and base_s else None
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -91,16 +91,11 @@ def line(title: str, pairs: Sequence[Pair]) -> str:
     whole, settled = (Spread.of([getattr(pair, what) for pair in pairs]) for what in ("whole", "settled"))
     cpu = [pair.cpu for pair in pairs if pair.cpu is not None]
     shown = [_ratio(settled), _ratio(whole), *([_ratio(Spread.of(cpu))] if cpu else [])]
-    return f"{title:46}{base:11,.1f}{new:11,.1f}   {'   '.join(shown)}"
+    return f"{title:52}{base:11,.1f}{new:11,.1f}   {'   '.join(shown)}"
 
 
 def _ratio(spread: Spread) -> str:
     return f"{spread.median:.3f} ({spread.low:.3f} to {spread.high:.3f})"
-
-
-def _title(row: str, contestant: Contestant) -> str:
-    seeding = f", seeding={contestant.seeding}" if contestant.seeding else ""
-    return f"{row}, {contestant.label}{seeding}"
 
 
 def _compare(
@@ -108,7 +103,7 @@ def _compare(
 ) -> None:
     turn = Turn(row=BY_KEY[row], round=0, contestant=contestant)
     request = request_for(turn, Settings(window_s=options.window_s))
-    title, pairs = _title(row, contestant), []
+    title, pairs = f"{row}, {contestant.label}", []
     for number in range(options.rounds):
         pairs.append(measured_pair(request, base, new, new_first=bool(number % 2)))
         if options.json:
@@ -122,7 +117,7 @@ def _compare(
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if everything could be measured."""
     options = parse(arguments)
-    heading = f"{'batches per second; ratio new / base':46}{'base':>11}{'new':>11}   "
+    heading = f"{'batches per second; ratio new / base':52}{'base':>11}{'new':>11}   "
     print(f"{heading}{'settled':23}   {'whole, from iter() on':23}   CPU time a batch", flush=True)
     failed = 0
     for work in {BY_KEY[row].work for row in options.rows}:
@@ -135,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _compare(row, contestant, options, base, new)
             except MeasurementError as error:
                 failed += 1
-                print(f"{_title(row, contestant):46}not measured: {error}", flush=True)
+                print(f"{f'{row}, {contestant.label}':52}not measured: {error}", flush=True)
     return 1 if failed else 0
 
 

@@ -5,11 +5,14 @@ processors stay free for loading. Without a step the consumer waits for batches,
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from benchmarks.consumer import USES, Use
 
@@ -34,9 +37,9 @@ class Course:
     """What a consumer got, from before `iter()` on.
 
     waited_s: part of `seconds` spent in `iter()` and `next()`. marks: (seconds since the start, batches until
-    then) now and then. counted: everybody takes as many batches, instead of the same time. cpu_s: seconds of
-    processor time of the process and its workers, their start and end included. settings, decisions: where a loader
-    that tunes itself ended, and how it came there.
+    then) now and then. counted: everybody takes as many batches, instead of the same time. batch_cpu_s: seconds of
+    processor time that a batch of the second half took, of the process and all those below it. settings, decisions:
+    where a loader that tunes itself ended, and how it came there.
     """
 
     batches: int
@@ -44,7 +47,7 @@ class Course:
     waited_s: float
     marks: tuple[tuple[float, int], ...] = ()
     counted: bool = False
-    cpu_s: float | None = None
+    batch_cpu_s: float | None = None
     settings: str | None = None
     decisions: tuple[dict[str, Any], ...] = ()
 
@@ -101,13 +104,24 @@ class Course:
         return cls(**fields | {"marks": marks, "decisions": tuple(fields.get("decisions", ()))})
 
 
-def drive(loader: Iterable[Any], how: Drive) -> Course:
+def tree_cpu_s() -> float:
+    """Processor time of this process and of all those below it that run, in seconds."""
+    found = 0.0
+    for process in (own := psutil.Process(), *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            found += times.user + times.system
+    return found
+
+
+def drive(loader: Iterable[Any], how: Drive, cpu_s: Callable[[], float] = tree_cpu_s) -> Course:
     """Consume `loader` as `how` says; ends with the pass at the latest."""
     clock, sleep, step_s, use = time.perf_counter, time.sleep, how.step_s, USES[how.use]
     limit, window_s = (inf, how.window_s) if how.count is None else (how.count, inf)
     asked_s = start_s = mark_s = clock()
     taken, waited_s, end_s = 0, 0.0, start_s + window_s
     marks = []
+    half: tuple[int, float] | None = None
     for batch in loader:
         now_s = clock()
         waited_s += now_s - asked_s
@@ -118,15 +132,19 @@ def drive(loader: Iterable[Any], how: Drive) -> Course:
         use(batch)
         if step_s:
             sleep(step_s)
+        if half is None and (now_s - start_s >= window_s / 2 or 2 * taken >= limit):
+            half = taken, cpu_s()
         asked_s = clock()
         if asked_s >= end_s or taken == limit:
             break
+    later = taken - half[0] if half else 0
     return Course(
         batches=taken,
         seconds=asked_s - start_s,
         waited_s=waited_s,
         marks=tuple(marks),
         counted=how.count is not None,
+        batch_cpu_s=(cpu_s() - half[1]) / later if half and later else None,
     )
 
 

@@ -7,7 +7,6 @@ another's warm memory, threads or leftovers. With `--prepare WORK` it only makes
 import json
 import logging
 import os
-import resource
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -81,11 +80,10 @@ def measure(request: Request) -> Course:
         if request.contestant.engine == LIMIT:
             processes = int(request.contestant.workers)
             return limit(dataset, work.batch_size, processes, request.window_s, request.use)
-        before_s = _cpu_s()
         with open_loader(request.contestant, dataset, work.batch_size) as loader:
             course = _driven(loader, request)
-        del ballast, loader
-        return replace(course, cpu_s=_cpu_s() - before_s)
+    del ballast
+    return course
 
 
 def _driven(loader: Iterable[Any], request: Request) -> Course:
@@ -93,12 +91,6 @@ def _driven(loader: Iterable[Any], request: Request) -> Course:
     course = drive(loader, how)
     decisions = getattr(loader, "decisions", ())
     return replace(course, **tuning(decisions)) if decisions else course
-
-
-def _cpu_s() -> float:
-    """Processor time of this process and of those it started that are over."""
-    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def main(arguments: list[str]) -> None:

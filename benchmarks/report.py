@@ -152,7 +152,14 @@ def _auto_line(results: Sequence[RowResult]) -> Line:
 
 def rivals_table(runs: Sequence[Kept]) -> str:
     """Other loaders, each at its best setting, beside the best of dpex."""
-    header = ("work", "dpex, best", "rival, best setting", "rival", "dpex / rival")
+    header = (
+        "work",
+        "dpex, best",
+        "rival, best setting",
+        "rival",
+        "dpex / rival, whole course",
+        "the same, after the start",
+    )
     found = [results for kind in ("local", "remote") for results in _rows(runs, kind)]  # type: ignore[arg-type]
     lines = [_rival_line(results, rival) for results in found for rival in results[0].best_rivals()]
     return _table(header, lines)
@@ -162,12 +169,16 @@ def _rival_line(results: Sequence[RowResult], rival: Contestant) -> Line:
     result = results[0]
     ours = result.best_dpex()
 
-    def ratio(one: RowResult) -> Spread | None:
-        return one.ratio(one.best_dpex(), rival)
+    def ratio(part: Part) -> Figure:
+        return lambda one: one.ratio(one.best_dpex(), rival, part)
 
+    whole, settled = ratio("whole"), ratio("settled")
     name = f"{_rate_cell(result, ours, count=False)}, {ours.label}" if ours else NOTHING
-    cells = (result.row.title, name, rival.label, _rate_cell(result, rival, count=False), _across(results, ratio))
-    return Line(cells=cells, behind=is_behind(ratio(result)))
+    cells = (result.row.title, name, rival.label, _rate_cell(result, rival, count=False))
+    return Line(
+        cells=(*cells, _across(results, whole), _across(results, settled)),
+        behind=is_behind(whole(result), settled(result)),
+    )
 
 
 def start_table(runs: Sequence[Kept]) -> str:

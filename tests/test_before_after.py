@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,13 @@ def test_ratios_are_new_over_base_within_a_round() -> None:
 def test_a_line_quotes_the_median_and_the_range_of_the_ratios() -> None:
     pairs = [Pair(base=course(100, 100), new=course(rate, rate)) for rate in (80, 100, 90)]
     assert "0.900 (0.800 to 1.000)" in line("row", pairs)
+
+
+def test_processor_time_is_compared_where_both_sides_know_it() -> None:
+    base, new = (replace(course(1, 1), batch_cpu_s=seconds) for seconds in (0.2, 0.1))
+    assert Pair(base=base, new=new).cpu == 0.5
+    assert Pair(base=course(1, 1), new=new).cpu is None
+    assert line("row", [Pair(base=base, new=new)]).endswith("0.500 (0.500 to 0.500)")
 
 
 def test_auto_has_no_seeding_to_choose() -> None:

@@ -5,6 +5,7 @@ started for this process alone; in the remote rows it is connected already, and 
 """
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +18,8 @@ from torch.utils.data import Dataset
 from benchmarks.contestants import Contestant
 from benchmarks.rivals import BatchOf, Iterating
 
-BLOCK_BYTES = 16 * 2**20
-"""About what a block of results holds: small ones drown in the costs of tasks."""
+BLOCK_BYTES, BLOCK_S = 16 * 2**20, 0.25
+"""About what a block of results holds, or takes: small ones drown in the costs of tasks, long ones come late."""
 MOST_BATCHES_PER_BLOCK = 2_000
 BLOCKS = 2_000
 """More than a window takes; planning them costs time."""
@@ -48,14 +49,19 @@ def _batches(dataset: Dataset[Any], batch_size: int, tasks: int) -> Iterator[Any
         parts = batch if isinstance(batch, (tuple, list)) else [batch]
         return {f"part{number}": part.numpy() for number, part in enumerate(parts)}
 
-    per_block = _batches_per_block(make([0]), batch_size)
+    per_block = _batches_per_block(make, batch_size)
     indices = ray.data.range(BLOCKS * per_block * batch_size, override_num_blocks=BLOCKS)
     mapped = indices.map_batches(arrays, batch_size=batch_size, concurrency=tasks)
     return iter(mapped.iter_torch_batches(batch_size=batch_size, prefetch_batches=PREFETCH_BATCHES))
 
 
-def _batches_per_block(batch: Any, batch_size: int) -> int:
-    """So many that a block holds about `BLOCK_BYTES`; `batch` holds one sample."""
+def _batches_per_block(make: BatchOf, batch_size: int) -> int:
+    """So many that a block holds about `BLOCK_BYTES`, or takes about `BLOCK_S`, judged by one sample."""
+    make([0])  # the first one opens files
+    start_s = time.perf_counter()
+    batch = make([1])
+    sample_s = time.perf_counter() - start_s
     parts = batch if isinstance(batch, (tuple, list)) else [batch]
     sample_bytes = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
-    return min(MOST_BATCHES_PER_BLOCK, max(1, BLOCK_BYTES // (sample_bytes * batch_size)))
+    fitting = min(BLOCK_BYTES / sample_bytes, BLOCK_S / sample_s) / batch_size
+    return min(MOST_BATCHES_PER_BLOCK, max(1, int(fitting)))
