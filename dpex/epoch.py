@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -60,6 +61,16 @@ def draws_ahead_safely(sampler: Any) -> bool:
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.generator is None
     return type(sampler) in (SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+def _as_drawn(index: Any) -> Any:
+    """An index that stays as it was when it was drawn, though the sampler may fill the same list again for the next.
+
+    A ticket keeps its index until its batch is delivered, as it may have to be made again.
+    """
+    if isinstance(index, torch.Tensor):
+        return index.clone()
+    return index.copy() if type(index) in (list, np.ndarray) else index
 
 
 class ArenaCache:
@@ -284,7 +295,9 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._num_workers > 0:
             super()._reset(loader, first_iter)
-        self._engine.begin_epoch(self._sampler_iter)
+        sampler = self._index_sampler
+        makes_new_ones = type(sampler) is BatchSampler or draws_ahead_safely(sampler)
+        self._engine.begin_epoch(self._sampler_iter if makes_new_ones else map(_as_drawn, self._sampler_iter))
 
     def _next_data(self) -> Any:
         try:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+
+from dpex import DpexDataLoader
 
 from .datasets import (
     Counting,
@@ -38,6 +41,30 @@ def test_in_order(cls: Loader, workers: int, prefetch_factor: int) -> Any:
     iterator = iter(cls(dataset, batch_size=2, num_workers=workers, prefetch_factor=prefetch_factor))
     dataset.gate.open()
     return list(iterator)
+
+
+class Refilled:
+    """A batch sampler that fills one and the same list, array or tensor for every batch."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return 200
+
+    def __iter__(self) -> Any:
+        found = self.kind([0, 0])
+        for number in range(len(self)):
+            found[0], found[1] = number, number + 1
+            yield found
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+@pytest.mark.parametrize("sizes", [{"num_workers": 0, "seeding": "batch"}, {"num_workers": 2}])
+def test_a_sampler_that_fills_the_same_list_again(kind: Any, sizes: dict[str, Any]) -> None:
+    """PyTorch's workers see some of these changed, as they are pickled in another thread; without workers none is."""
+    loader = DpexDataLoader(torch.arange(300), batch_sampler=Refilled(kind), **sizes)
+    assert [batch.tolist() for batch in loader] == [[number, number + 1] for number in range(200)]
 
 
 @parity
