@@ -6,11 +6,13 @@ Python itself, and the traceback begins with the script.
 
 from __future__ import annotations
 
+import builtins
 import importlib.machinery
 import io
 import os
 import runpy
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -24,25 +26,41 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         OSError: there is no such file, or it cannot be read.
     """
     sys.argv = [path, *arguments]
-    if not Path(path).is_file() or path.endswith((".pyc", ".zip", ".pyz")):
-        _begin_path()  # `runpy` puts the folder or archive itself there
-        _beginning_with_the_script(lambda: runpy.run_path(path, run_name="__main__"))
+    if not Path(path).is_file() or zipfile.is_zipfile(path):
+        # As Python: neither resolved nor normalised.
+        sys.path[: 0 if getattr(sys.flags, "safe_path", False) else 1] = [os.path.join(os.getcwd(), path)]  # noqa: PTH109,PTH118
+        _run_main("__main__", alter_argv=False)
         return
-    with io.open_code(str(Path(path).absolute())) as file:
-        source = file.read()
-    _begin_path(Path(path).resolve().parent)
     place = os.path.abspath(path)  # noqa: PTH100  (as Python: without following links)
-    main = _new_main(__file__=place, __loader__=importlib.machinery.SourceFileLoader("__main__", place))
-    _beginning_with_the_script(lambda: exec(compile(source, place, "exec", dont_inherit=True), vars(main)))
+    is_compiled = path.endswith(".pyc")
+    kind = importlib.machinery.SourcelessFileLoader if is_compiled else importlib.machinery.SourceFileLoader
+    loader = kind("__main__", place)
+    code = loader.get_code("__main__") if is_compiled else _source(path)
+    _begin_path(Path(path).resolve().parent)
+    main = _new_main(__file__=place, __loader__=loader)
+    _beginning_with_the_script(lambda: exec(_compiled(code, place), vars(main)))
+
+
+def _source(path: str) -> bytes:
+    with io.open_code(str(Path(path).absolute())) as file:
+        return file.read()
+
+
+def _compiled(code: Any, place: str) -> Any:
+    return compile(code, place, "exec", dont_inherit=True) if isinstance(code, bytes) else code
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """As ``python -m NAME ARGUMENTS``."""
     sys.argv = ["-m", *arguments]
     _begin_path(Path.cwd())
+    _run_main(name)
+
+
+def _run_main(name: str, **options: bool) -> None:
     _new_main()
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
-    _beginning_with_the_script(lambda: run(name))
+    _beginning_with_the_script(lambda: run(name, **options))
 
 
 def _begin_path(*folder: Path) -> None:
@@ -53,7 +71,7 @@ def _begin_path(*folder: Path) -> None:
 
 def _new_main(**attributes: Any) -> ModuleType:
     main = sys.modules["__main__"] = ModuleType("__main__")
-    vars(main).update({"__builtins__": __builtins__, "__cached__": None, "__annotations__": {}} | attributes)
+    vars(main).update({"__builtins__": builtins, "__cached__": None, "__annotations__": {}} | attributes)
     return main
 
 
