@@ -236,7 +236,7 @@ def _torch_offset() -> int:
     offset = ctypes.string_at(one._cdata, _TORCH_HEADER_BYTES).find(struct.pack("=Q", _MAGIC_SEED))
     _expect(offset > 0, "torch's generator")
     for draws in (0, 1, 700):
-        torch.rand(draws, generator=one)
+        torch.rand(draws, generator=one, device="cpu")
         _expect(_engine(one, offset) == _engine_by_function(one), "torch's generator")
     for kept in (1, 0):
         torch.randn(1, generator=one, dtype=torch.float64)

@@ -37,7 +37,7 @@ class WorkerTimes:
     """Seconds of torch's workers by stage, in shared memory; picklable into a worker that is being started."""
 
     def __init__(self, workers: int) -> None:
-        self._rows = torch.zeros((workers, _HEAD + KEPT), dtype=torch.float64).share_memory_()
+        self._rows = torch.zeros((workers, _HEAD + KEPT), dtype=torch.float64, device="cpu").share_memory_()
 
     def add(self, worker: int, stages: tuple[float, float, float, float], samples: int) -> None:
         """One more batch of that worker: load, load CPU, collate and collate CPU seconds."""

@@ -34,6 +34,7 @@ from dpex.forks import watch
 from dpex.lanes.localhosts import readable_within
 from dpex.lanes.localthreads import run_threads
 from dpex.lanes.localworker import WorkerPlan, run_worker
+from dpex.transport import descendants
 
 MESSAGE_BYTES = 1 << 18
 START_LIMIT_S = 120.0
@@ -74,6 +75,7 @@ def template_main(control: socket.socket, trainer_pid: int, parcel: Parcel, inhe
     """Body of the template process: fork workers on request until told to end."""
     for foreign in inherited:
         foreign.close()
+    descendants.forget_inherited()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     gc.freeze()

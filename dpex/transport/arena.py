@@ -8,11 +8,13 @@ the slot dies there. No lock is needed, because every byte has one writer at a t
 The maker owns the arena. The taker maps a segment once and closes the descriptor, so no descriptor stays open. When
 the maker dies, the memory lives on until the taker's last view is gone.
 
-A process forked from the taker inherits its views; the clearing callback therefore looks at the process id.
+A process forked from either side inherits its views. The clearing callback therefore looks at the process id, and a
+slot that such a process may still read is not given back before that process is gone (see `descendants`).
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import weakref
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dpex.transport import descendants
 from dpex.transport.mapping import advise, map_memory
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -71,20 +74,26 @@ def tensor_over(base: Any, dtype: torch.dtype) -> torch.Tensor:
 class _Hold(weakref.ref):  # type: ignore[type-arg]
     """Weak reference to a view's base array that clears one byte when the array dies."""
 
-    __slots__ = ("at", "flags", "pid")
+    __slots__ = ("at", "born", "flags", "pid")
 
-    def __new__(cls, base: Any, flags: Any, at: int) -> _Hold:
+    def __new__(cls, base: Any, flags: Any, at: int, born: float) -> _Hold:
         return super().__new__(cls, base, _clear)
 
-    def __init__(self, base: Any, flags: Any, at: int) -> None:
+    def __init__(self, base: Any, flags: Any, at: int, born: float) -> None:
         super().__init__(base, _clear)  # type: ignore[call-arg]
         self.flags = flags
         self.at = at
+        self.born = born
         self.pid = _PID
 
 
 def _clear(hold: _Hold) -> None:
-    if hold.pid == _PID:
+    if hold.pid != _PID:
+        return
+    if descendants.forks:
+        descendants.look()
+        descendants.clear(hold.born, hold.flags, hold.at)
+    else:
         hold.flags[hold.at] = 0
 
 
@@ -100,20 +109,29 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Segment:
-    """One mapped shared file; ``side`` says whose byte of a slot this process clears."""
+    """One mapped file; ``side`` says whose byte of a slot this process clears.
 
-    def __init__(self, spec: SegmentSpec, memory: Any, side: int) -> None:
+    Without ``shared`` the memory is private, and a forked process has a copy of it.
+    """
+
+    def __init__(self, spec: SegmentSpec, memory: Any, side: int, *, shared: bool = True) -> None:
         self.spec = spec
         self.flags = memoryview(memory).cast("B")[: 2 * spec.slots]
         self._memory = memory
         self._side = side
         self._data = _flag_bytes(spec.slots)
         self._holds: dict[int, _Hold] = {}
+        self._shared = shared
+        if shared:
+            descendants.watch(self)
 
     def view(self, slot: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The first ``nbytes`` bytes of a slot as a writable uint8 array; this side's byte clears when it dies."""
         base = np.frombuffer(self._memory, np.uint8, nbytes, self._data + slot * self.spec.slot_bytes)
-        self._holds[slot] = _Hold(base, self.flags, 2 * slot + self._side)
+        if descendants.forks:
+            descendants.look()
+        born = descendants.age if self._shared else math.inf
+        self._holds[slot] = _Hold(base, self.flags, 2 * slot + self._side, born)
         return base
 
     def is_free(self, slot: int) -> bool:
@@ -230,7 +248,7 @@ class Arena:
         size = _flag_bytes(slots) + slots * slot_bytes
         spec = SegmentSpec(self._last_id, size, slot_bytes, slots)
         memory, fd = _map(size, self._shared)
-        self._segments[spec.segment] = Segment(spec, memory, _MAKER)
+        self._segments[spec.segment] = Segment(spec, memory, _MAKER, shared=self._shared)
         queue = self._slots.setdefault(slot_bytes, deque())
         queue.extend(SlotRef(spec.segment, slot) for slot in range(slots))
         if fd >= 0 and self._announce is not None:

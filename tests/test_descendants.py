@@ -1,0 +1,288 @@
+"""What a forked process still reads is not overwritten; what it does not read comes back; nobody else pays."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import until
+from pairs import LARGE, Pair
+from torch.utils.data import Dataset
+
+from dpex import DpexDataLoader
+from dpex.transport import descendants
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+class Child:
+    """A forked process that runs ``body`` and lives until it is told to end."""
+
+    def __init__(self, body: Callable[[], object] = lambda: None) -> None:
+        told, self._tell = os.pipe()
+        self._says, says = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._tell)
+            code = 99
+            try:
+                body()
+                os.write(says, b"ready")
+                os.read(told, 1)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(told)
+        os.close(says)
+        assert os.read(self._says, 5) == b"ready"
+
+    def end(self) -> None:
+        os.write(self._tell, b"!")  # closing it would not do: younger children have it, too
+        os.close(self._tell)
+        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 0
+        os.close(self._says)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    yield Pair()
+    gc.collect()
+    descendants.look()
+    assert descendants.forks == []
+
+
+def descriptors() -> set[tuple[str, str]]:
+    return {(entry.name, str(entry.readlink())) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+
+
+def held(pair: Pair) -> int:
+    descendants.look()
+    return pair.slots_held()
+
+
+def test_a_slot_in_use_at_a_fork_stays_lent_while_the_child_lives(pair: Pair) -> None:
+    batch = pair(torch.arange(LARGE))
+    child = Child()
+    del batch
+    assert held(pair) == 1
+    later = [pair(torch.zeros(LARGE, dtype=torch.int64)) for _ in range(5)]
+    del later
+    assert held(pair) == 1
+    child.end()
+    assert held(pair) == 0
+
+
+def test_what_the_child_reads_does_not_change(pair: Pair) -> None:
+    batch = pair(torch.arange(LARGE))
+    go, gone_on = multiprocessing.Pipe()
+    answers, answer = multiprocessing.Pipe()
+    pid = os.fork()
+    if pid == 0:
+        gone_on.recv()
+        answer.send(batch.tolist() == list(range(LARGE)))
+        os._exit(0)
+    del batch
+    for _ in range(20):
+        pair(torch.zeros(LARGE, dtype=torch.int64))
+    go.send("gone on")
+    assert answers.recv()
+    os.waitpid(pid, 0)
+    assert held(pair) == 0
+
+
+def test_the_childs_children_count(pair: Pair) -> None:
+    batch = pair(torch.arange(LARGE))
+    told, tell = os.pipe()
+
+    def fork_again() -> None:
+        if os.fork() == 0:
+            os.close(tell)
+            os.read(told, 1)
+            os._exit(0)
+
+    child = Child(fork_again)
+    del batch
+    child.end()
+    os.close(told)
+    assert held(pair) == 1
+    os.close(tell)
+    until(lambda: held(pair) == 0)
+
+
+def test_a_slot_comes_back_when_the_last_of_several_children_is_gone(pair: Pair) -> None:
+    first = pair(torch.arange(LARGE))
+    older = Child()
+    second = pair(torch.arange(LARGE))
+    younger = Child()
+    del first, second
+    assert held(pair) == 2
+    older.end()
+    assert held(pair) == 2  # the younger child inherited both
+    younger.end()
+    assert held(pair) == 0
+
+
+def test_what_came_after_the_fork_comes_back_at_once(pair: Pair) -> None:
+    batch = pair(torch.arange(LARGE))
+    child = Child()
+    later = pair(torch.arange(LARGE))
+    assert held(pair) == 2
+    del later
+    assert held(pair) == 1
+    child.end()
+    assert held(pair) == 1
+    del batch
+    assert held(pair) == 0
+
+
+def test_a_batch_that_outlives_the_child_comes_back_as_ever(pair: Pair) -> None:
+    batch = pair(torch.arange(LARGE))
+    Child().end()
+    del batch
+    assert held(pair) == 0
+
+
+def test_the_next_batch_brings_back_what_a_child_gave_up(pair: Pair) -> None:
+    """Nobody calls `look` in a training loop."""
+    batch = pair(torch.arange(LARGE))
+    child = Child()
+    del batch
+    child.end()
+    pair(torch.arange(LARGE))
+    assert descendants.forks == []
+    assert pair.slots_held() == 0
+
+
+def test_forks_without_a_batch_in_use_cost_no_descriptor(pair: Pair) -> None:
+    pair(torch.arange(LARGE))
+    before = descriptors()
+    child = Child()
+    assert descendants.forks == []
+    child.end()
+    assert descriptors() == before
+
+
+def test_one_descriptor_for_each_living_child_and_none_afterwards(pair: Pair) -> None:
+    batch = pair(torch.arange(LARGE))
+    before = descriptors()
+    children = [Child() for _ in range(3)]
+    assert len(descriptors() - before) == 3 * 3  # two of them are the test's own
+    for child in children:
+        child.end()
+    descendants.look()
+    assert descriptors() == before
+    del batch
+
+
+@pytest.mark.parametrize("preexec", [None, lambda: None], ids=["plain", "preexec_fn"])
+def test_a_program_that_is_executed_holds_nothing(pair: Pair, preexec: Any) -> None:
+    batch = pair(torch.arange(LARGE))
+    script = "import os; print(len(os.listdir('/proc/self/fd')), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=preexec,
+        close_fds=False,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        del batch
+        until(lambda: held(pair) == 0)
+        assert process.poll() is None
+        process.communicate(b"\n")
+
+
+def test_without_a_descriptor_memory_is_lost_and_no_batch_changes(pair: Pair) -> None:
+    batch = pair(torch.arange(LARGE))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    os.waitpid(pid, 0)
+    del batch
+    assert held(pair) == 1
+    descendants.forks.clear()
+
+
+def test_a_worker_that_forks_keeps_its_own_slots_for_its_children(pair: Pair) -> None:
+    """The maker's side is lent in the same way: a dataset may fork, too."""
+    collated = pair.arena.tensor((LARGE,), torch.float32).fill_(1)
+    child = Child()
+    del collated
+    assert held(pair) == 1
+    child.end()
+    assert held(pair) == 0
+
+
+# -- with workers ------------------------------------------------------------------------------------------------------
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((LARGE,), float(index))
+
+
+def test_a_forked_process_keeps_the_batch_it_was_given() -> None:
+    iterator = iter(DpexDataLoader(Numbers(), batch_size=1, num_workers=1))
+    batch = next(iterator)
+    unchanged: list[bool] = []
+    go, gone_on = multiprocessing.Pipe()
+    answers, answer = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+
+    def watch(batch: torch.Tensor) -> None:
+        gone_on.recv()
+        answer.send(batch.unique().tolist() == [0.0])
+
+    process = context.Process(target=watch, args=(batch,))
+    process.start()
+    del batch
+    assert [int(b[0, 0]) for b in iterator] == list(range(1, 120))
+    go.send("gone on")
+    unchanged.append(answers.recv())
+    process.join()
+    assert unchanged == [True]
+
+
+def test_dpex_s_own_processes_hold_nothing() -> None:
+    """The template of the second iterator is forked while a batch of the first is in use."""
+    loader = DpexDataLoader(Numbers(), batch_size=1, num_workers=1)
+    first = iter(loader)
+    batch = next(first)
+    second = iter(loader)
+    next(second)
+    until(lambda: (descendants.look(), descendants.forks == [])[1])
+    assert int(batch[0, 0]) == 0
+    assert len(list(second)) == 119
+
+
+def test_a_child_that_iterates_while_the_parent_goes_on() -> None:
+    loader = DpexDataLoader(Numbers(), batch_size=1, num_workers=1)
+    iterator = iter(loader)
+    batch = next(iterator)
+
+    def iterate() -> None:
+        again = [int(b[0, 0]) for b in DpexDataLoader(Numbers(), batch_size=1, num_workers=1)]
+        assert again == list(range(120))
+        assert batch.unique().tolist() == [0.0]
+
+    child = Child(iterate)
+    assert [int(b[0, 0]) for b in iterator] == list(range(1, 120))
+    child.end()
