@@ -32,22 +32,23 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         _run_main("__main__", alter_argv=False)
         return
     place = os.path.abspath(path)  # noqa: PTH100  (as Python: without following links)
-    is_compiled = path.endswith(".pyc")
-    kind = importlib.machinery.SourcelessFileLoader if is_compiled else importlib.machinery.SourceFileLoader
-    loader = kind("__main__", place)
-    code = loader.get_code("__main__") if is_compiled else _source(path)
+    if path.endswith(".pyc"):
+        loader: Any = importlib.machinery.SourcelessFileLoader("__main__", place)
+        code = loader.get_code("__main__")
+    else:
+        loader = importlib.machinery.SourceFileLoader("__main__", place)
+        code = _source(path)
     _begin_path(Path(path).resolve().parent)
-    main = _new_main(__file__=place, __loader__=loader)
-    _beginning_with_the_script(lambda: exec(_compiled(code, place), vars(main)))
+    main = vars(_new_main(__file__=place, __loader__=loader))
+    if isinstance(code, bytes):
+        _beginning_with_the_script(lambda: exec(compile(code, place, "exec", dont_inherit=True), main))
+    else:
+        _beginning_with_the_script(lambda: exec(code, main))
 
 
 def _source(path: str) -> bytes:
     with io.open_code(str(Path(path).absolute())) as file:
         return file.read()
-
-
-def _compiled(code: Any, place: str) -> Any:
-    return compile(code, place, "exec", dont_inherit=True) if isinstance(code, bytes) else code
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
