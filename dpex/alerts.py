@@ -1,4 +1,4 @@
-"""Warnings that point at the user's own line, whichever way through dpex and torch they came."""
+"""What is said to people: warnings that point at the user's own line, and text on terminals that lack letters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import TextIO
 
 _OURS = (f"{Path(__file__).parent}{os.sep}", f"site-packages{os.sep}torch{os.sep}")
 
@@ -18,3 +19,10 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
         frame = frame.f_back
         level += 1
     warnings.warn(text, category, stacklevel=level)
+
+
+def forgive(stream: TextIO) -> None:
+    """Have letters that this stream cannot write become "?", where it would fail: a job's output may be ASCII only."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")

@@ -8,6 +8,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from dpex.alerts import forgive
+
 STEPS_S = (0.005, 0.020, 0.100)
 _DESCRIPTION = """
 Measure a dataset alone, in one thread of this process: what a sample costs, by step and by transform, and what that
@@ -59,6 +61,7 @@ def _command(given: argparse.Namespace) -> int:
     work = measured.work()
     needs = [need(work, step_s) for step_s in ([ms / 1e3 for ms in given.step_ms] if given.step_ms else STEPS_S)]
     show = as_json if given.json else as_text
+    forgive(sys.stdout)
     print(show(found, measured, work, needs))
     return 0
 

@@ -28,6 +28,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from dpex.alerts import forgive
 from dpex.telemetry.directories import own_directories, to_look_in
 from dpex.telemetry.discovery import Target, targets
 
@@ -302,6 +303,7 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
     directories = [Path(options.dir)] if options.dir else to_look_in(os.environ)
     place = str((directories or own_directories(os.environ))[0])
     watch = Watch(options.url, directories, asking(context))
+    forgive(sys.stdout)
     console = console or Console()
     if options.once:
         watch.turn()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,13 @@ def test_once(trained: DpexDataLoader[Any], capsys: pytest.CaptureFixture[str]) 
     until(lambda: cli.main(["top", "--once"]) == 0 and "photos" in capsys.readouterr().out)
     assert cli.main(["top", "--once", f"127.0.0.1:{exporter.port}/"]) == 0
     assert "photos" in capsys.readouterr().out
+
+
+def test_an_output_that_knows_ascii_only(trained: DpexDataLoader[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    written = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, encoding="ascii", write_through=True))
+    until(lambda: cli.main(["top", "--once"]) == 0 and b"photos" in written.getvalue())
+    assert "\ufffd" not in written.getvalue().decode("ascii")
 
 
 def test_once_without_anybody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
