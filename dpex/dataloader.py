@@ -40,6 +40,7 @@ from dpex.recording import rank
 from dpex.stats import LastStats, LoaderStats
 from dpex.steptimes import SWITCH, TicketTimer, is_switched_on
 from dpex.threads import declares_thread_safe
+from dpex.torchworkers import SeededInProcessIter, SeededWorkersIter
 from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class DpexDataLoader(DataLoader[T_co]):
         worker_resources: options of each Ray actor, such as ``{"num_cpus": 2, "resources": {"cpu_node": 1}}``.
         runtime_env: Ray's ``runtime_env`` for the actors.
         local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work (always so where dpex's local
-            lane cannot serve, as on other systems than Linux).
+            lane cannot serve, as on other systems than Linux). `seeding` holds; nothing is tuned or resized then.
         autotune: None: ``num_workers="auto"`` is tuned with the defaults, and a number is kept. An `AutotuneConfig`:
             tuned within its limits, starting from ``num_workers`` (needs ``seeding="batch"``, which is the default
             then). False: nothing is tuned; ``"auto"`` is a number chosen once. The number of workers of an iterable
@@ -258,8 +259,10 @@ class DpexDataLoader(DataLoader[T_co]):
         if tuner is not None and self.auto_workers:
             vars(self)["num_workers"] = tuner.new_streams() or self.num_workers
         sizes = self._current_sizes()
-        if piped or (sizes.remote == 0 and tuner is None and self._torch_engine()):
+        if piped:
             return super()._get_iterator()
+        if sizes.remote == 0 and tuner is None and self._why_torch() is not None:
+            return self._torchs_iterator()
         if (
             tuner is None
             and self.num_workers == 0
@@ -325,14 +328,20 @@ class DpexDataLoader(DataLoader[T_co]):
         info = (type(self.dataset).__name__, str(self.batch_size), self.seeding)
         return enrol(self, endpoint, self.name, info, in_ray=in_ray)
 
-    def _torch_engine(self) -> bool:
+    def _why_torch(self) -> str | None:
+        """Why PyTorch's own iterators do the local work, if they do."""
         if self.local_engine == "torch":
-            logger.info("local_engine='torch': PyTorch's own iterators make the batches")
-            return True
-        if sys.platform != "linux":
-            logger.info("dpex's local lane needs Linux: PyTorch's own iterators make the batches on %s", sys.platform)
-            return True
-        return False
+            return "local_engine='torch'"
+        return f"dpex's own workers need Linux, and this is {sys.platform}" if sys.platform != "linux" else None
+
+    def _torchs_iterator(self) -> _BaseDataLoaderIter:
+        logger.info("PyTorch's own iterators make the batches: %s", self._why_torch())
+        if self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable:
+            return super()._get_iterator()
+        if self.num_workers == 0:
+            return SeededInProcessIter(self)
+        self.check_worker_number_rationality()
+        return SeededWorkersIter(self)
 
     def _lane_maker(self) -> LaneMaker:
         return LaneMaker(
@@ -476,11 +485,7 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _why_unmeasured(self) -> str:
         """Why that is, should no batch have been counted."""
-        if (
-            self.local_engine == "torch"
-            or sys.platform != "linux"
-            or isinstance(self.dataset, (IterDataPipe, MapDataPipe))
-        ):
+        if self._why_torch() is not None or isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             return "anything: PyTorch's own iterators make the batches of this loader"
         if not self._is_asked and self.num_workers == 0:
             return "passes before this call: without workers it is measured from now on, or with DPEX_DIAGNOSE=1"
@@ -503,7 +508,7 @@ class DpexDataLoader(DataLoader[T_co]):
 
         Raises:
             OptionError: a count that is no whole number, or ``prefetch < 1``.
-            FixedWorkersError: another number of workers under ``seeding="worker"``.
+            FixedWorkersError: another number of workers under ``seeding="worker"``, or where local ones are PyTorch's.
         """
         check_count("local", local)
         check_count("remote", remote)
@@ -516,6 +521,7 @@ class DpexDataLoader(DataLoader[T_co]):
             remote=now.remote if remote is None else remote,
             prefetch=now.prefetch if prefetch is None else prefetch,
         )
+        self._check_movable(sizes)
         tuner = self._tuning()
         if tuner is not None:
             named = {"local": local, "remote": remote, "prefetch": prefetch}
@@ -526,6 +532,16 @@ class DpexDataLoader(DataLoader[T_co]):
             self._sizes = sizes
         for iterator in list(self._iterators):
             iterator._engine.resize(sizes)
+
+    def _check_movable(self, sizes: Sizes) -> None:
+        """Whether there is anybody to carry that out."""
+        why = self._why_torch()
+        if why is not None and (sizes.remote == 0 or (sizes.local and sys.platform != "linux")):
+            raise FixedWorkersError(
+                f"resize() to {sizes.local} local and {sizes.remote} remote workers: local workers are PyTorch's "
+                f"({why}), whose number and prefetch depth stay what the loader was made with. Make a new loader, or "
+                "give remote workers only"
+            )
 
     def _split_of_fixed(self, now: Sizes, local: int | None, remote: int | None) -> tuple[int, int]:
         total = int(self.num_workers)
