@@ -37,6 +37,7 @@ from dpex.lanes.base import Lane, LaneTimes
 from dpex.meter import Look, Sums, Tally
 from dpex.pace import Pace, Sizes
 from dpex.pin import AHEAD, Pinner
+from dpex.runqueue import OwnQueue
 from dpex.schedule import Delivery, Schedule
 from dpex.staffing import LaneName, Staffing
 from dpex.stats import LoaderStats
@@ -106,7 +107,7 @@ class Engine:
         )
         self._epoch = -1
         self._consumer = 0
-        self._tally = Tally(detailed=plan.metered)
+        self._tally = Tally(detailed=plan.metered, queue=OwnQueue().seconds)
         self._here = LaneTimes()
         self._granting = False
         self._errors: Counter[str] = Counter()

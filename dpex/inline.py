@@ -15,6 +15,7 @@ from dpex.clock import monotonic
 from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import LaneTimes
 from dpex.meter import Spent, Sums, Tally, lane_sums
+from dpex.runqueue import OwnQueue
 from dpex.sampling import SlowestSamples
 from dpex.stats import LaneStats, LoaderStats
 from dpex.steptimes import Row, TicketTimer
@@ -48,7 +49,7 @@ class InlineMeter:
         self._mark: Any = None
         self._entered = 0.0
         self._auto_collation = auto_collation
-        self._tally = Tally(detailed=True)
+        self._tally = Tally(detailed=True, queue=OwnQueue().seconds)
         self._times = LaneTimes()
         self._errors: Counter[str] = Counter(batch=0)
         self._opened = self._drawn_at = self._cpu_drawn_at = 0.0

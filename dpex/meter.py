@@ -7,7 +7,7 @@ meanwhile. The first call of a pass is left out: the time it takes is the start'
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +22,8 @@ WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0
 """Upper bounds of the histogram of waits, seconds."""
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 """The same for steps, and for batches in workers."""
+QUEUE_ASKED_S = 0.005
+"""Asking the kernel for the run queue takes up to 7 µs: it is asked in calls of ``next()`` after a step this long."""
 _TRIES = 4
 
 
@@ -62,18 +64,19 @@ class Tally:
     present wait. ``named_s``: what of the present call has its cause, or will have it (``pending_s``) once the batch is
     here. ``causes``: seconds by cause. ``waits``, ``steps``: histograms, kept where ``detailed``. ``idle_ratio``: part
     of the workers without anything to do as the present wait began; ``head_idle_s``, ``other_idle_s``: waits times
-    that, the first where later batches were ready.
+    that, the first where later batches were ready. ``queue``: how long the consumer's thread has been on run queues,
+    None if unknown; ``queued_s``: of that, the seconds inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
     """
 
     __slots__ = (
         *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at"),
         *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "named_s"),
-        *("other_idle_s", "pending_s", "pinned_bytes"),
+        *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
         *("returned_at", "samples", "start_s", "starting", "starts", "steps", "transfer_s", "waited_s", "waits"),
-        *("work_s", "work_squared", "_before", "_latest"),
+        *("work_s", "work_squared", "_before", "_latest", "_queued_before_s"),
     )
 
-    def __init__(self, *, detailed: bool = False) -> None:
+    def __init__(self, *, detailed: bool = False, queue: Callable[[], float | None] = lambda: None) -> None:
         self.batches = self.starts = self.samples = self.pinned_bytes = 0
         self.entered_at = self.blocked_at = self.returned_at = self.delivered_at = 0.0
         self.inside_s = self.blocked_s = self.head_s = self.work_s = self.start_s = self.first_batch_s = 0.0
@@ -88,6 +91,9 @@ class Tally:
         self.work_squared = 0.0
         self._before = (0.0, 0.0)
         self._latest: Making | None = None
+        self.queue = queue
+        self.queued_s = 0.0
+        self._queued_before_s: float | None = None
 
     # -- calls of next() ---------------------------------------------------------------------------------------------
 
@@ -100,6 +106,8 @@ class Tally:
             self.work_squared += step_s * step_s
             if self.detailed:
                 self.steps[bisect_left(STEP_BUCKETS, step_s)] += 1
+            if step_s > QUEUE_ASKED_S:
+                self._queued_before_s = self.queue()
         else:
             self.starting = True
             self._before = (self.blocked_s, self.head_s)
@@ -109,6 +117,8 @@ class Tally:
         entered = self.entered_at
         self.entered_at = 0.0
         self.inside_s += now - entered
+        if self._queued_before_s is not None:
+            self._leave_queue(self._queued_before_s)
         if self.starting:
             self._started(now - entered, got_one=not over)
         else:
@@ -125,6 +135,11 @@ class Tally:
         self.returned_at = 0.0 if over else now
         if opened:
             self.delivered_at = now
+
+    def _leave_queue(self, before_s: float) -> None:
+        now_s, self._queued_before_s = self.queue(), None
+        if now_s is not None:
+            self.queued_s += max(0.0, now_s - before_s)
 
     def _started(self, inside_s: float, got_one: bool) -> None:
         self.first_blocked_s += self.blocked_s - self._before[0]
@@ -240,6 +255,7 @@ class Tally:
             stepped_squared=self.work_squared,
             head_idle_s=self.head_idle_s,
             other_idle_s=self.other_idle_s,
+            queued_s=self.queued_s,
             **others,
         )
 
@@ -332,7 +348,7 @@ class Sums:
 
     waits, steps: batches by `WAIT_BUCKETS` and `STEP_BUCKETS`; waited_s, stepped_s: their sums. delivered_at: when the
     latest batch was delivered, by the monotonic clock, 0: none yet. gpu_stall_s: the first batch of each pass included;
-    None: no GPU. stepped_squared: squares of steps. head_idle_s, other_idle_s: see `Tally`. is_capped:
+    None: no GPU. stepped_squared: squares of steps. head_idle_s, other_idle_s, queued_s: see `Tally`. is_capped:
     ``memory_budget`` keeps the window smaller than it would be.
     """
 
@@ -354,6 +370,7 @@ class Sums:
     stepped_squared: float = 0.0
     head_idle_s: float = 0.0
     other_idle_s: float = 0.0
+    queued_s: float = 0.0
     is_capped: bool = False
     slowest: tuple[SlowBatch, ...] = ()
     slow_samples: tuple[SlowIndex, ...] = ()

@@ -55,7 +55,7 @@ def look(pids: Collection[int], thread: int, proc: Path = _PROC) -> Queued:
 
 
 class OwnQueue:
-    """How long the calling thread has been on run queues: 1 µs a question. Used by one thread at a time."""
+    """How long the calling thread has been on run queues: 1 to 7 µs a question. Used by one thread at a time."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
@@ -70,6 +70,9 @@ class OwnQueue:
             return parse_schedstat(os.pread(self._fd, 128, 0).decode())
         except (OSError, ValueError, IndexError):
             return None
+
+    def __del__(self) -> None:
+        self.close()
 
     def _open(self, thread: int) -> None:
         self.close()

@@ -22,6 +22,7 @@ from dpex.gpu.stall import GpuStall
 from dpex.inline import InlineMeter
 from dpex.meter import LaneSums, Look, Sums, Tally
 from dpex.pace import Sizes
+from dpex.runqueue import OwnQueue
 
 KEPT = 256
 """Times of single batches that a worker's row holds, the latest ones."""
@@ -107,7 +108,7 @@ class WorkersMeter:
         self._workers, self._depth, self._gpu = workers, depth, gpu
         self._mark: Any = None
         self._entered = 0.0
-        self._tally = Tally(detailed=True)
+        self._tally = Tally(detailed=True, queue=OwnQueue().seconds)
         self._made = Making()
         self._owed_s = 0.0
         self._thread = threading.get_native_id()

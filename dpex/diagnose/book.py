@@ -30,6 +30,7 @@ SHORT_S = 0.2
 """Run queues of iterators that lived less are not asked about: looking would take a share of that."""
 SERVICES_KEPT = 1024
 _TIMED = ("calls", "wall_s", "cpu_s")
+_CONSUMERS = ("transfer_s", "work_s", "head_idle_s", "other_idle_s", "loop_queued_s")
 _STAGES = ("load_s", "load_cpu_s", "collate_s", "collate_cpu_s", "encode_s", "encode_cpu_s", "transit_s")
 
 
@@ -137,6 +138,7 @@ class Page:
             "stepped_squared": sums.stepped_squared,
             "head_idle_s": sums.head_idle_s,
             "other_idle_s": sums.other_idle_s,
+            "loop_queued_s": sums.queued_s,
         }
         account.sums |= {f"bytes.{path}": value for path, value in sums.moved_bytes.items()}
         account.state = {"depth": sums.window, "is_capped": sums.is_capped}
@@ -257,7 +259,7 @@ def facts_of(account: Account, context: Context) -> Facts:
     steps, work_s = sums.get("steps", 0.0), sums.get("work_s", 0.0)
     over_s = sums.get("others_over_s", 0.0)
     facts: dict[str, Any] = {name: int(sums.get(name, 0)) for name in ("passes", "batches", "samples", "deaths")}
-    facts |= {name: sums.get(name, 0.0) for name in ("transfer_s", "work_s", "head_idle_s", "other_idle_s")}
+    facts |= {name: sums.get(name, 0.0) for name in _CONSUMERS}
     facts |= {name: sums.get(name) for name in ("gpu_stall_s", "trainer_queued_s")}
     lanes = {name: _lane(name, account) for name in ("inline", "local", "remote") if f"{name}.tickets" in sums}
     found = Facts(

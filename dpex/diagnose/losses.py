@@ -8,7 +8,9 @@ What `dpex.causes` says of single waits is taken further where sums know better:
 * Wall time that is no CPU time is waiting (`READ`) only if it was not spent on a run queue: there the machine is full.
 * While workers have nothing to do and nothing is ready, too few batches may be in flight.
 * Batches that take less than `TINY_S` to make cost more to hand out and take in than to make. In what share of the time
-  workers were at work at all is then what the stages can account for.
+  workers were at work at all is then what the stages can account for. Of larger batches what no stage accounts for is
+  `unknown`: drawing from the sampler, handing out work, errors.
+* Of what is unknown, time of the training thread on a run queue has a cause, too: it lacked a CPU (`crowding`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass, field
 
 from dpex.diagnose.facts import Facts, LaneFacts
 
-CAUSES = ("startup", "storage", "cpu", "transfer", "straggler", "memory", "dispatch")
+CAUSES = ("startup", "storage", "cpu", "transfer", "straggler", "memory", "dispatch", "crowding", "unknown")
 TINY_S = 0.0005
 """Handing out and taking in a batch costs some 50 to 100 µs (README.md has figures): a fifth of that and more."""
 
@@ -68,7 +70,8 @@ def losses(facts: Facts) -> Losses:
     straggler_s = _order(facts, causes)
     memory_s = _narrow(facts, causes)
     tiny = is_tiny(facts)
-    dispatch_s = causes.get("unknown", 0.0) + (_unexplained(facts, causes) if tiny else 0.0)
+    unexplained_s = _unexplained(facts, causes) if tiny else 0.0
+    crowding_s = 0.0 if tiny else _crowding(facts, causes)
     load_queued, collate_queued, undecided = _queueing(facts)
     read_s, transform_s, collate_s = (causes.get(name, 0.0) for name in ("read", "transform", "collate"))
     computing, waiting = _collating(facts)
@@ -80,6 +83,7 @@ def losses(facts: Facts) -> Losses:
         "the dataset": read_s * (1.0 - load_queued),
         "the collate function": collate_s * waiting * (1.0 - collate_queued),
     }
+    unknown_s = causes.get("unknown", 0.0)
     transfer = _transfer(facts, causes, taking_in_s=0.0 if tiny else facts.transfer_s)
     found = {
         "startup": causes.get("startup", 0.0),
@@ -88,11 +92,25 @@ def losses(facts: Facts) -> Losses:
         "transfer": sum(transfer.values()),
         "straggler": straggler_s,
         "memory": memory_s,
-        "dispatch": dispatch_s + (facts.transfer_s if tiny else 0.0),
+        "dispatch": unexplained_s + unknown_s + facts.transfer_s if tiny else 0.0,
+        "crowding": crowding_s,
+        "unknown": 0.0 if tiny else unknown_s,
     }
     queued_s = read_s * load_queued + collate_s * waiting * collate_queued
     places = {"cpu": cpu, "storage": storage, "transfer": transfer}
     return Losses(by_cause=found, places=places, queued_s=queued_s, is_undecided=undecided)
+
+
+def _crowding(facts: Facts, causes: dict[str, float]) -> float:
+    """Taken from what is unknown: its share of the time that the training thread was on a run queue in ``next()``.
+
+    Taking in and making batches there queue as well. That is their time, as it would go if they took none.
+    """
+    unknown_s = causes.get("unknown", 0.0)
+    own_s = unknown_s + facts.transfer_s + facts.lanes.get("inline", LaneFacts()).busy_s
+    crowding_s = min(unknown_s, facts.loop_queued_s * unknown_s / own_s) if own_s > 0 else 0.0
+    causes["unknown"] = unknown_s - crowding_s
+    return crowding_s
 
 
 def _order(facts: Facts, causes: dict[str, float]) -> float:

@@ -44,6 +44,8 @@ _COLOURS = {
     "memory": "#b5588f",
     "dispatch": "#7d8794",
     "startup": "#a7953a",
+    "crowding": "#7a4a3a",
+    "unknown": "#b0b4ba",
 }
 
 

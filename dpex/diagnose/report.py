@@ -22,6 +22,8 @@ ADVICE: dict[str, str] = {
     "transfer": "Send less: smaller types (uint8 until the device), tensors instead of objects, crops.",
     "straggler": "Let more batches be in flight (prefetch_factor), and look at the slowest samples and batches.",
     "memory": "Let more batches be in flight: raise memory_budget or prefetch_factor, or make batches smaller.",
+    "crowding": "Leave the training loop a CPU: fewer workers, fewer programs beside it, or more CPUs.",
+    "unknown": "Profile next() (py-spy, cProfile): look at the sampler first, as dpex calls it there.",
     "dispatch": "Make batches larger, or make them in the training process (num_workers=0).",
     "startup": "Keep workers between passes (persistent_workers=True), and what they do at their start short.",
     "mixed": "No single change helps much; begin with the first line under 'What would change it'.",

@@ -2,9 +2,10 @@
 
 Rules, first match:
 
-1. Too little was seen (`ENOUGH_BATCHES`, `ENOUGH_S`): nothing is concluded.
-2. Once started, less than `LIMIT` of the time is lost (of the GPU's, where that is known), and the start took less than
-   `START_LIMIT`: the consumer is the limit.
+1. Too little was seen (`ENOUGH_BATCHES`, `ENOUGH_S`; of long batches `FEW_BATCHES`, `FEW_S`): nothing is concluded.
+2. Once started, less than `LIMIT` of the time is lost (of the GPU's, where that is known), or less than `SMALL` and
+   less than `LIMIT` to any one cause, and the start took less than `START_LIMIT`: the consumer is the limit. Time in
+   which the training thread waits for a CPU that others hold is not lost to loading, as long as it is below `SMALL`.
 3. Seconds lost are put down to causes (`dpex.diagnose.losses`). The largest is the verdict if it is at least `ALONE`
    times the second; else "mixed".
 4. What the order costs where ``memory_budget`` keeps the depth small, and a deeper queue would help by replay, is the
@@ -25,14 +26,31 @@ from dpex.diagnose.facts import Facts, TransformFacts
 from dpex.diagnose.losses import Losses, is_tiny, losses
 
 Cause = Literal[
-    "consumer", "cpu", "storage", "transfer", "straggler", "memory", "dispatch", "startup", "mixed", "too-early"
+    "consumer",
+    "cpu",
+    "storage",
+    "transfer",
+    "straggler",
+    "memory",
+    "dispatch",
+    "crowding",
+    "unknown",
+    "startup",
+    "mixed",
+    "too-early",
 ]
 ENOUGH_BATCHES = 50
 """A cause that takes turns with another one shows by then: at 50 a share of one half is known to within 14 points."""
 ENOUGH_S = 1.0
 """Below a second the kernel's own time slices and ticks are as large as what is told apart."""
+FEW_BATCHES = 20
+FEW_S = 12.0
+"""Batches that take so long are mostly measured well one by one, and nobody waits for fifty of them: the confidence
+says how few they were."""
 LIMIT = 0.05
 """XProf calls an input pipeline "not the bottleneck" below that (openxla/xprof, input_pipeline_analysis)."""
+SMALL = 0.1
+"""A loss that several causes share, each below `LIMIT`, is worth nobody's time below twice that."""
 START_LIMIT = 0.1
 """Of the start, which weighs less the longer a run goes on."""
 ALONE = 2.0
@@ -45,15 +63,19 @@ APART = 4.0
 HELPS = 1.1
 """A deeper queue counts as helping from this many times the rate on: less is within the replay's own error."""
 _HALF_KNOWN = 25
+_TOLD = 0.01
+"""From this share of the time on a cause is told of beside a training step that is the limit."""
 
 TITLES: dict[str, str] = {
-    "consumer": "not data-bound",
+    "consumer": "training-bound",
     "cpu": "CPU-bound preprocessing",
     "storage": "storage-bound reading",
     "transfer": "transfer-bound",
     "straggler": "straggler-bound",
     "memory": "memory-bound",
     "dispatch": "dispatch-bound",
+    "crowding": "too few CPUs for the training loop",
+    "unknown": "cause unknown",
     "startup": "start-up",
     "mixed": "mixed",
     "too-early": "too early to say",
@@ -66,6 +88,8 @@ LOST_TO: dict[str, str] = {
     "straggler": "single slow batches",
     "memory": "too few batches in flight",
     "dispatch": "handing out and taking in",
+    "crowding": "the training loop waiting for a CPU",
+    "unknown": "causes that were not measured",
     "startup": "starting",
 }
 
@@ -135,11 +159,10 @@ def _blaming_memory(facts: Facts, found: Losses, deeper: float | None) -> Losses
 
 def _cause(facts: Facts, found: Losses) -> tuple[Cause, float, list[str]]:
     """The cause, how sure it is but for the number of batches, and what is mixed."""
-    if facts.batches < ENOUGH_BATCHES or facts.wall_s < ENOUGH_S:
+    if not _is_enough(facts):
         return "too-early", 0.0, []
-    gpu = facts.gpu_lost_ratio
-    lost = facts.stall_ratio if gpu is None else min(gpu, facts.stall_ratio)
-    if lost < LIMIT and facts.causes.get("startup", 0.0) < START_LIMIT * facts.wall_s:
+    lost = _lost_to_loading(facts, found)
+    if lost < LIMIT and found.by_cause["startup"] < START_LIMIT * facts.wall_s:
         return "consumer", min(1.0, 2.0 * (1.0 - lost / LIMIT)), []
     (first, a), (_, b) = found.ranked[:2]
     apart = (a - b) / max(1e-12, a + b)
@@ -147,6 +170,24 @@ def _cause(facts: Facts, found: Losses) -> tuple[Cause, float, list[str]]:
     if a < ALONE * b:
         return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]
     return first, apart * clear, [first]  # type: ignore[return-value]
+
+
+def _is_enough(facts: Facts) -> bool:
+    if facts.wall_s >= FEW_S:
+        return facts.batches >= FEW_BATCHES
+    return facts.batches >= ENOUGH_BATCHES and facts.wall_s >= ENOUGH_S
+
+
+def _lost_to_loading(facts: Facts, found: Losses) -> float:
+    """Share of the time that decides whether loading is the limit: all that is lost, the start left out; the largest
+    cause alone where all is `SMALL`."""
+    crowding = found.by_cause["crowding"] / facts.wall_s
+    lost = facts.stall_ratio if facts.gpu_lost_ratio is None else min(facts.gpu_lost_ratio, facts.stall_ratio)
+    lost = max(0.0, lost - crowding) if crowding < SMALL else lost
+    if lost >= SMALL:
+        return lost
+    dearest_s = max(s for name, s in found.by_cause.items() if name not in ("startup", "crowding"))
+    return min(lost, dearest_s / facts.wall_s)
 
 
 def _where(facts: Facts, found: Losses, cause: str) -> str:
@@ -204,10 +245,10 @@ def _sentence(facts: Facts, found: Losses, cause: str, where: str, causes: list[
     if cause == "too-early":
         return (
             f"Too early to say: {facts.batches} batches in {facts.wall_s:.1f} s were seen; "
-            f"{ENOUGH_BATCHES} in {ENOUGH_S:g} s are the least to conclude anything from."
+            f"{ENOUGH_BATCHES} in {ENOUGH_S:g} s, or {FEW_BATCHES} in {FEW_S:g} s, are the least to conclude from."
         )
     if cause == "consumer":
-        return _consumer(facts, lost)
+        return _consumer(facts, found, lost)
     if cause == "mixed":
         parts = " and ".join(_because(name, _place(facts, found, name)) for name in causes)
         return f"The training loop loses {lost} of its time to loading, for several reasons: {parts}."
@@ -216,12 +257,15 @@ def _sentence(facts: Facts, found: Losses, cause: str, where: str, causes: list[
     return f"The training loop loses {lost} of its time to loading, as {because}.{full}"
 
 
-def _consumer(facts: Facts, lost: str) -> str:
+def _consumer(facts: Facts, found: Losses, lost: str) -> str:
     gpu = facts.gpu_lost_ratio
     if gpu is not None and facts.lost_ratio >= LIMIT:
         idle = f"it lay idle for {_percent(gpu)}"
         return f"Not data-bound: next() waits for {lost} of the time, but the GPU has work meanwhile: {idle}."
-    return f"Not data-bound: the training step is the limit; {lost} of the time is lost to loading."
+    shares = {LOST_TO[name]: seconds / facts.wall_s for name, seconds in found.ranked}
+    beside = ", ".join(f"{_percent(share)} to {name}" for name, share in shares.items() if share >= _TOLD)
+    rest = f": {beside}" if facts.lost_ratio >= LIMIT and beside else ""
+    return f"The training step is the limit: {lost} of the time is lost beside it{rest}."
 
 
 def _because(cause: str, where: str) -> str:
@@ -239,6 +283,9 @@ _BECAUSE = {
     "straggler": "single slow batches hold up others that are ready, and workers idle behind them",
     "memory": "too few batches may be in flight, and workers idle",
     "dispatch": "batches are so small that handing them out and taking them in costs more than making them",
+    "crowding": "other programs, or workers, hold the CPUs that the training loop itself needs",
+    "unknown": "something in next() takes long that is neither waiting for a batch nor making one: drawing from the "
+    "sampler, handing out work, or errors",
     "startup": "it waits for the first batches of its passes",
 }
 
@@ -280,6 +327,8 @@ def _evidence(facts: Facts, found: Losses, cause: str, deeper: float | None) -> 
 
 
 _HOW = {
+    "crowding": "the training thread's run queue inside next(), from the kernel's schedstat",
+    "unknown": "next(), less all that has a cause",
     "cpu": "waits, by the CPU time and run queues of the stages of the batch waited for",
     "storage": "waits, by wall less CPU time and run queues of the stages of the batch waited for",
     "transfer": "waits, by serialising and transit of the batch waited for; pinning; taking batches in",

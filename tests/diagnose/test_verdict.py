@@ -78,6 +78,8 @@ PLANTED: dict[str, tuple[str, str, Facts]] = {
     "stragglers": ("straggler", "", facts({"read": 0.5, "straggler": 5.0}, head_idle_s=3.75)),
     "a queue too short": ("memory", "prefetch", facts({"read": 6.0}, other_idle_s=4.5, depth=1)),
     "tiny batches": ("dispatch", "", facts({"transform": 4.0, "unknown": 1.0}, TINY, transfer_s=1.0)),
+    "a slow sampler": ("unknown", "", facts({"unknown": 4.0, "read": 0.5})),
+    "CPUs that others hold": ("crowding", "", facts({"unknown": 3.0, "read": 0.2}, loop_queued_s=2.9)),
     "start": ("startup", "", facts({"startup": 5.0, "read": 0.3})),
     "read and compute": (
         "mixed",
@@ -86,6 +88,7 @@ PLANTED: dict[str, tuple[str, str, Facts]] = {
     ),
     "compute and stragglers": ("mixed", "", facts({"transform": 3.0, "straggler": 3.0}, COMPUTING, head_idle_s=2.25)),
     "too few batches": ("too-early", "", facts({"read": 6.0}, batches=49)),
+    "too few long batches": ("too-early", "", facts({"read": 9.0}, work_s=6.0, batches=19)),
     "too short": ("too-early", "", facts({"read": 0.6}, work_s=0.3)),
 }
 
@@ -99,6 +102,40 @@ def test_what_is_planted_is_found(name: str) -> None:
         assert verdict.where == where
     assert verdict.is_sure == (cause != "too-early")
     assert verdict.sentence.endswith(".")
+
+
+def test_what_costs_less_than_what_matters_is_told_beside_the_training_step() -> None:
+    """94 % of the time in the step, batches of 4.53 ms, and a little of this and that."""
+    made = lane(load_s=N * 0.0045, load_cpu_s=0.4, collate_s=N * 0.00003)
+    verdict = judge(facts({"unknown": 0.42, "read": 0.18}, made))
+    assert verdict.cause == "consumer"
+    assert "4 % to causes that were not measured, 2 % to waiting for data" in verdict.sentence
+    assert "so small" not in verdict.sentence
+
+
+def test_several_small_losses_together_matter() -> None:
+    verdict = judge(facts({"unknown": 0.45, "read": 0.45, "transform": 0.45}, lane(load_s=40.0, load_cpu_s=20.0)))
+    assert verdict.cause == "mixed"
+
+
+def test_only_tiny_batches_are_said_to_be_small() -> None:
+    causes = {"transform": 1.0, "unknown": 4.0}
+    assert judge(facts(causes, TINY)).cause == "dispatch"
+    assert judge(facts(causes, COMPUTING)).cause == "unknown"
+
+
+def test_a_training_loop_that_waits_for_a_cpu_now_and_then_is_not_data_bound() -> None:
+    measured = facts({"unknown": 0.8, "read": 0.1})
+    assert judge(measured).cause == "unknown"
+    verdict = judge(replace(measured, loop_queued_s=0.8))
+    assert verdict.cause == "consumer"
+    assert "8 % to the training loop waiting for a CPU" in verdict.sentence
+
+
+def test_forty_long_batches_are_enough() -> None:
+    verdict = judge(facts({"transform": 12.0}, COMPUTING, work_s=3.0, batches=40))
+    assert verdict.cause == "cpu"
+    assert verdict.is_sure
 
 
 def test_a_wait_behind_a_batch_while_all_are_at_work_is_no_straggler() -> None:
@@ -150,6 +187,7 @@ seconds = st.floats(0.0, 50.0)
     workers=st.integers(0, 8),
     depth=st.integers(1, 64),
     transfer_s=seconds,
+    loop_queued_s=seconds,
 )
 def test_every_lost_second_has_one_cause(
     causes: dict[str, float],
@@ -159,13 +197,14 @@ def test_every_lost_second_has_one_cause(
     workers: int,
     depth: int,
     transfer_s: float,
+    loop_queued_s: float,
 ) -> None:
     stages = dict(
         zip(("load_s", "load_cpu_s", "collate_s", "collate_cpu_s", "encode_s", "transit_s"), made, strict=True)
     )
     lanes = {"local": lane(workers=workers, queued_s=queued, **stages)}
     changes = {"lanes": lanes, "depth": depth, "head_idle_s": idle[0], "other_idle_s": idle[1]}
-    measured = facts(causes, work_s=1.0, transfer_s=transfer_s, **changes)
+    measured = facts(causes, work_s=1.0, transfer_s=transfer_s, loop_queued_s=loop_queued_s, **changes)
     found = losses(measured)
     assert found.total_s == pytest.approx(measured.wait_s + transfer_s, abs=1e-9)
     assert min(found.by_cause.values()) >= -1e-9
