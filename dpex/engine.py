@@ -26,6 +26,7 @@ from dpex.bell import Bell
 from dpex.casualties import Casualties
 from dpex.causes import H2D, NONE_YET, STARTUP, STRAGGLER, Making
 from dpex.clock import monotonic
+from dpex.cpuclocks import HelperThreads
 from dpex.dispatch import Dispatch
 from dpex.engineview import EngineView
 from dpex.errors import IteratorClosedError, WorkerDiedError
@@ -109,6 +110,7 @@ class Engine:
         self._consumer = 0
         self._tally = Tally(detailed=plan.metered, queue=OwnQueue().seconds)
         self._here = LaneTimes()
+        self._helpers = HelperThreads()
         self._granting = False
         self._errors: Counter[str] = Counter()
         self._collected_at = 0.0
@@ -394,16 +396,23 @@ class Engine:
 
     def _made_here(self, number: int, index: Any) -> tuple[Any, int]:
         """A batch made in this process, and how many samples it has."""
+        helpers = self._helpers
+        if helpers.is_looking:
+            helpers.begin()
         began = monotonic()
         try:
             made, stages = self._plan.make_inline(number, index, self._epoch)
         except BaseException as error:
             self._errors["batch"] += isinstance(error, Exception) and not isinstance(error, StopIteration)
             raise
-        service_s = monotonic() - began
+        now = monotonic()
+        service_s = now - began
+        if helpers.is_looking or now >= helpers.due:
+            helpers.end(now, service_s)
         fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, samples, steps, slowest = stages
         load_s = service_s - collate_s  # what is neither the dataset's nor the collate function's is seeding: computed
-        load_cpu_s = fetch_cpu_s + load_s - fetch_s
+        load_cpu_s = fetch_cpu_s + load_s - fetch_s + helpers.ratio * load_s
+        collate_cpu_s += helpers.ratio * collate_s
         counted = load_s, collate_s, load_cpu_s, collate_cpu_s, samples, steps, slowest
         self._here.count(counted, load_cpu_s + collate_cpu_s, 0.0)
         self._tally.made_here(load_s, load_cpu_s, collate_s)

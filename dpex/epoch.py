@@ -7,6 +7,7 @@ rules are PyTorch's own code.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -190,7 +191,7 @@ class InlineMaker:
         collate_fn = setup.collate_fn
         if collate_fn is default_collate:
             collate_fn = ArenaCollate(arena, INLINE_ARENA_BYTES, in_worker=False)
-        self._fetcher = Fetcher(setup, setup.dataset, collate_fn, timer)
+        self._fetcher = Fetcher(setup, setup.dataset, collate_fn, timer, time.thread_time)
         self._process = InProcess(setup.base_seed, setup.modes, disturbed)
 
     def __call__(self, number: int, index: Any, epoch: int) -> tuple[Any, Stages]:

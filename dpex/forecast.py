@@ -28,7 +28,8 @@ _AT_ONCE = 1e-6
 class Work:
     """Seconds per batch in one thread. here_s: making it, without encoding it for another process.
 
-    cpu_s, wait_s: CPU and waiting, encoding included. spread: single batches over their mean.
+    cpu_s, wait_s: CPU and waiting, encoding included. at_once: CPUs that it keeps busy at the same time while it
+    computes. spread: single batches over their mean.
     cpus: that may be used, and that nobody else uses.
     """
 
@@ -38,6 +39,7 @@ class Work:
     batch_bytes: float
     spread: tuple[float, ...] = (1.0,)
     cpus: float = 1.0
+    at_once: float = 1.0
 
     @property
     def waiting(self) -> float:
@@ -113,6 +115,7 @@ def _estimate(work: Work, step_s: float, *, trainer_cpu: bool) -> Estimate:
         far_s=work.cpu_s + work.wait_s,
         spread=work.spread,
         cpus=work.cpus,
+        at_once=work.at_once,
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,11 +16,13 @@ from dpex import runqueue
 from dpex.forecast import Work
 from dpex.hostinfo import HostMeter
 from dpex.profile import Profile
-from dpex.spans import Spans
+from dpex.spans import Book, Spans
 from dpex.transport.arena import Arena
 from dpex.transport.codec import INLINE_BYTES, Encoder
 from dpex.worker import ArenaCollate, Fetcher, WorkerSetup, prepare_process
 
+SEVERAL = 1.1
+"""CPU time of so many times the wall time shows that a batch keeps several CPUs busy."""
 _BATCHES = 3
 """Measured at least, however long they take."""
 
@@ -44,7 +46,8 @@ class Subject:
 class Measured:
     """Means over ``batches``, in seconds per batch but for ``spans``; the first batch is not among them.
 
-    queued_s: the thread could have run and had no CPU; it is in none of the others' CPU times, but in their wall times.
+    CPU times are the process's, with all threads that libraries started. queued_s: these could have run and had no CPU;
+    it is in none of the CPU times, but in the wall times.
     walls_s: of single batches. others: CPUs of this machine that other programs kept busy.
     """
 
@@ -69,13 +72,17 @@ class Measured:
         cpu_s = self.fetch_cpu_s + self.collate_cpu_s + self.encode_cpu_s
         wall_s = self.fetch_s + self.collate_s + self.encode_s
         mean_s = sum(self.walls_s) / len(self.walls_s)
+        several = cpu_s > SEVERAL * wall_s
+        at_once = (cpu_s + self.queued_s) / wall_s if several else 1.0
+        making_s = (cpu_s - self.encode_cpu_s) / min(at_once, max(1.0, self.cpus))
         return Work(
-            here_s=max(cpu_s - self.encode_cpu_s, self.fetch_s + self.collate_s - self.queued_s),
+            here_s=making_s if several else max(making_s, self.fetch_s + self.collate_s - self.queued_s),
             cpu_s=cpu_s,
             wait_s=max(0.0, wall_s - cpu_s - self.queued_s),
             batch_bytes=self.batch_bytes,
             spread=tuple(seconds / max(1e-12, mean_s) for seconds in self.walls_s),
             cpus=self.cpus,
+            at_once=at_once,
         )
 
 
@@ -96,7 +103,7 @@ class _Bench:
 
     def begin(self) -> None:
         """Forget what was measured."""
-        self.profile = Profile.of(self._subject.dataset, self._collate_fn)
+        self.profile = Profile.of(self._subject.dataset, self._collate_fn, Book(cpu=time.process_time))
         self._fetcher = self._new_fetcher()
         self.rows.clear()
 
@@ -123,9 +130,9 @@ class _Bench:
                 raise BenchError(f"{self._subject.name!r}: the dataset raised StopIteration") from None
             self._fetcher = self._new_fetcher()
             batch, stages = self._fetcher.fetch(index)
-        cpu_began, began = time.thread_time(), time.perf_counter()
+        cpu_began, began = time.process_time(), time.perf_counter()
         self._encoder.encode(batch)
-        encode_s, encode_cpu_s = time.perf_counter() - began, time.thread_time() - cpu_began
+        encode_s, encode_cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
         self.rows.append((*stages[:4], encode_s, encode_cpu_s, self._encoder.nbytes))
         del batch
         self._arena.take_all_back()
@@ -166,13 +173,13 @@ def measure(subject: Subject, seconds: float) -> Measured:
         raise BenchError(f"{subject.name!r}: the dataset has no samples") from None
     first_s = time.perf_counter() - began
     bench.begin()
-    host, thread = HostMeter(), threading.get_native_id()
+    host, own = HostMeter(), (os.getpid(),)
     host.sample((), 0.0)
-    queued, began = runqueue.look((), thread), time.perf_counter()
+    queued, began = runqueue.look(own, 0), time.perf_counter()
     while time.perf_counter() - began < seconds or len(bench.rows) < _BATCHES:
         bench.make(next(indices))
     took_s = time.perf_counter() - began
-    _, queued_s = runqueue.look((), thread).since(queued)
+    ran = runqueue.look(own, 0).since(queued).workers
     batches = len(bench.rows)
     means = [sum(column) / batches for column in zip(*bench.rows, strict=True)]
     fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, encode_s, encode_cpu_s, batch_bytes = means
@@ -186,7 +193,7 @@ def measure(subject: Subject, seconds: float) -> Measured:
         collate_cpu_s=collate_cpu_s,
         encode_s=encode_s,
         encode_cpu_s=encode_cpu_s,
-        queued_s=(queued_s or 0.0) / batches,
+        queued_s=ran.queued_s / batches if ran is not None else 0.0,
         batch_bytes=batch_bytes,
         walls_s=tuple(row[0] + row[1] + row[4] for row in bench.rows),
         spans=bench.profile.spans(),

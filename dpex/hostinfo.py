@@ -49,6 +49,11 @@ def parse_process(proc_pid_stat: str) -> float:
     return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
+def parse_runnable(loadavg: str) -> int:
+    """Threads that have or want a CPU, from ``/proc/loadavg``'s text, but for the one that reads it."""
+    return max(0, int(loadavg.split()[3].partition("/")[0]) - 1)
+
+
 def parse_available(proc_meminfo: str) -> int | None:
     """Bytes the machine could give, from ``/proc/meminfo``'s text."""
     for line in proc_meminfo.splitlines():
@@ -137,7 +142,16 @@ class HostMeter:
             trainer_cpu_s=trainer_cpu_s,
             memory_free=self._memory,
             worker_bytes=self._worker_bytes,
+            runnable=self._runnable(),
         )
+
+    def _runnable(self) -> float | None:
+        """This rank's share of all; not comparable where a quota or an affinity leaves us some of the CPUs only."""
+        if self._limited or sys.platform != "linux" or len(self._affinity) < (os.cpu_count() or 1):
+            return None
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return parse_runnable(_read("/proc/loadavg")) / self._ranks
+        return None
 
     def _measure_worker(self, now: float, pids: tuple[int, ...], workers: int) -> None:
         """What one process takes for itself, and the next time another, by worker: the most that was seen."""

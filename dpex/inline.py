@@ -12,6 +12,7 @@ from time import sleep, thread_time
 from typing import Any
 
 from dpex.clock import monotonic
+from dpex.cpuclocks import HelperThreads
 from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import LaneTimes
 from dpex.meter import Spent, Sums, Tally, lane_sums
@@ -55,6 +56,7 @@ class InlineMeter:
         self._opened = self._drawn_at = self._cpu_drawn_at = 0.0
         self._unclocked = 0
         self._ratios = (1.0, 1.0)
+        self._helpers = HelperThreads()
         self._clock = SampleClock()
         self._slow_samples = SlowestSamples()
         self._index: Any = None
@@ -79,6 +81,9 @@ class InlineMeter:
         if now >= self._timer.due:
             self._is_timed = self._timer.begin(now, self._dataset)
             now, self._unclocked = monotonic(), 0
+        if self._helpers.is_looking:
+            self._helpers.begin()
+            now = monotonic()
         self._drawn_at = now
         self._cpu_drawn_at = thread_time() if self._unclocked == 0 else 0.0
 
@@ -115,7 +120,10 @@ class InlineMeter:
                 )
             self._unclocked = 0 if load_s + collate_s > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
             samples = len(data) if self._auto_collation and isinstance(data, list) else 1
-            load_cpu_s, collate_cpu_s = load_s * self._ratios[0], collate_s * self._ratios[1]
+            if self._helpers.is_looking or self._opened >= self._helpers.due:
+                self._helpers.end(self._opened, load_s + collate_s)
+            helped = self._helpers.ratio
+            load_cpu_s, collate_cpu_s = load_s * (self._ratios[0] + helped), collate_s * (self._ratios[1] + helped)
             slowest = self._clock.told(load_s, samples)
             if slowest and slowest[0] > self._slow_samples.least_s:
                 self._slow_samples.add(slowest[0], self._index, slowest[1])

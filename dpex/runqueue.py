@@ -2,6 +2,9 @@
 
 ``/proc/<pid>/task/<tid>/schedstat`` holds nanoseconds on a CPU, nanoseconds on a run queue, and slices. Where the
 kernel does not keep it, nothing is known. Of many workers some are asked, and stand for all.
+
+What is told is a ratio, `Ran.delay`: in a window of time other batches may be at work than those whose results came in
+it, so that seconds on run queues cannot be taken off their wall times, but in proportion to their CPU times they can.
 """
 
 from __future__ import annotations
@@ -9,35 +12,90 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 _ASKED = 16
+_THREADS_ASKED = 128
+"""Of one process; a thread takes some 10 µs."""
 _PROC = Path("/proc")
+
+
+class Ran(NamedTuple):
+    """Seconds of threads on a CPU, and on run queues, where they could have run and had none."""
+
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+
+    @property
+    def delay(self) -> float:
+        """Seconds on run queues for each second on a CPU. Work that took so much CPU time queued in proportion."""
+        return self.queued_s / self.cpu_s if self.cpu_s > 0 else 0.0
+
+    def plus(self, other: Ran) -> Ran:
+        """Both together."""
+        return Ran(self.cpu_s + other.cpu_s, self.queued_s + other.queued_s)
+
+    def since(self, then: Ran) -> Ran:
+        """What came after ``then``."""
+        return Ran(max(0.0, self.cpu_s - then.cpu_s), max(0.0, self.queued_s - then.queued_s))
+
+
+NOTHING = Ran()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Queued:
-    """Seconds on run queues since each began: worker processes by pid, of which there are ``workers``, and the training
-    thread; None: not known."""
+    """Threads of worker processes, by process and native id, those of this process, and the training thread among them,
+    since each began; None: not known."""
 
-    by_pid: Mapping[int, float] = field(default_factory=dict)
-    workers: int = 0
-    trainer_s: float | None = None
+    by_pid: Mapping[int, Mapping[int, Ran]] = field(default_factory=dict)
+    here: Mapping[int, Ran] | None = None
+    trainer: Ran | None = None
 
-    def since(self, then: Queued) -> tuple[float | None, float | None]:
-        """What workers (in all) and the training thread queued between two looks, each None if not known."""
-        both = [pid for pid in self.by_pid if pid in then.by_pid]
-        local = sum(max(0.0, self.by_pid[pid] - then.by_pid[pid]) for pid in both)
-        known = self.trainer_s is not None and then.trainer_s is not None
-        trainer = max(0.0, (self.trainer_s or 0.0) - (then.trainer_s or 0.0)) if known else None
-        return (local * self.workers / len(both) if both else None), trainer
+    def since(self, then: Queued) -> Grown:
+        """What ran between two looks; of threads that have ended in between nothing is known.
+
+        Processes that were not asked before count with all they did: in the window in which workers begin there are no
+        others, and it is the first that decisions rest on.
+        """
+        known = [_grown(then.by_pid.get(pid, {}), threads) for pid, threads in self.by_pid.items()]
+        workers = total(known) if known else None
+        here = None if self.here is None or then.here is None else _grown(then.here, self.here)
+        trainer = None if self.trainer is None or then.trainer is None else self.trainer.since(then.trainer)
+        return Grown(workers, here, trainer)
+
+    @property
+    def workers(self) -> Ran | None:
+        """All that the workers' threads did since each began; None: not known."""
+        return total(ran for threads in self.by_pid.values() for ran in threads.values()) if self.by_pid else None
 
 
-def parse_schedstat(text: str) -> float:
-    """Seconds on a run queue, from a ``schedstat``'s text."""
-    return int(text.split()[1]) * 1e-9
+class Grown(NamedTuple):
+    """What ran for a while: the workers that were asked, all threads of this process, and its training thread."""
+
+    workers: Ran | None
+    here: Ran | None
+    trainer: Ran | None
+
+
+def _grown(then: Mapping[int, Ran], now: Mapping[int, Ran]) -> Ran:
+    return total(ran.since(then.get(thread, NOTHING)) for thread, ran in now.items())
+
+
+def total(rans: Iterable[Ran]) -> Ran:
+    """All of them together."""
+    return reduce(Ran.plus, rans, NOTHING)
+
+
+def parse_schedstat(text: str) -> Ran:
+    """From a ``schedstat``'s text."""
+    cpu_ns, queued_ns = text.split()[:2]
+    return Ran(int(cpu_ns) * 1e-9, int(queued_ns) * 1e-9)
 
 
 def look(pids: Collection[int], thread: int, proc: Path = _PROC) -> Queued:
@@ -46,12 +104,11 @@ def look(pids: Collection[int], thread: int, proc: Path = _PROC) -> Queued:
     by_pid = {}
     for pid in sorted(pids)[::step][:_ASKED]:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            by_pid[pid] = _process_s(proc / str(pid) / "task")
-    trainer_s = None
-    if thread:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            trainer_s = _thread_s(proc / "self" / "task" / str(thread))
-    return Queued(by_pid=by_pid, workers=len(pids), trainer_s=trainer_s)
+            by_pid[pid] = _process(proc / str(pid) / "task")
+    here = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        here = _process(proc / "self" / "task")
+    return Queued(by_pid=by_pid, here=here, trainer=here.get(thread) if here is not None else None)
 
 
 class OwnQueue:
@@ -67,7 +124,7 @@ class OwnQueue:
         try:
             if self._thread != threading.get_native_id():
                 self._open(threading.get_native_id())
-            return parse_schedstat(os.pread(self._fd, 128, 0).decode())
+            return parse_schedstat(os.pread(self._fd, 128, 0).decode()).queued_s
         except (OSError, ValueError, IndexError):
             return None
 
@@ -86,10 +143,17 @@ class OwnQueue:
         self._fd, self._thread = -1, 0
 
 
-def _process_s(tasks: Path) -> float:
-    return sum(map(_thread_s, tasks.iterdir()))
+def _process(tasks: Path) -> dict[int, Ran]:
+    """Its threads; library threads come and go, so one may end before it is asked."""
+    found = {}
+    for task in islice(tasks.iterdir(), _THREADS_ASKED):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[int(task.name)] = _thread(task)
+    if not found:
+        raise FileNotFoundError(tasks)
+    return found
 
 
-def _thread_s(task: Path) -> float:
+def _thread(task: Path) -> Ran:
     with open(task / "schedstat") as file:  # noqa: PTH123  (Path.read_text takes twice as long)
         return parse_schedstat(file.read())

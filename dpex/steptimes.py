@@ -42,7 +42,14 @@ def is_switched_on(environ: Any) -> bool:
 class TicketTimer:
     """See the module. Around a batch that began at ``due`` or later: `begin`, `collating` and, in any case, `end`."""
 
-    def __init__(self, *, is_on: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        *,
+        is_on: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._cpu = cpu
         self._occasions = Occasions()
         self._clock = clock
         self._watch: StepWatch | None = None
@@ -62,7 +69,7 @@ class TicketTimer:
         if not occasions.comes(now):
             self.due = occasions.due
             return False
-        watch = _watch(dataset) if sys.getprofile() is None else None
+        watch = _watch(dataset, self._cpu) if sys.getprofile() is None else None
         if watch is None or not watch.start():
             occasions.took(now, self._clock() - now)
             self.due = occasions.due
@@ -136,10 +143,10 @@ def _method(dataset: Any) -> str:
     return f"{label(dataset)}.__getitem{'s' if callable(getattr(dataset, '__getitems__', None)) else ''}__"
 
 
-def _watch(dataset: Any) -> StepWatch | None:
+def _watch(dataset: Any, cpu: Callable[[], float]) -> StepWatch | None:
     """For all that is to be timed of a dataset; None: its attributes cannot be looked at."""
     try:
-        return _Finder(dataset).watch
+        return _Finder(dataset, cpu).watch
     except Exception:
         return None
 
@@ -147,8 +154,8 @@ def _watch(dataset: Any) -> StepWatch | None:
 class _Finder:
     """Goes through a dataset's steps, once each."""
 
-    def __init__(self, dataset: Any) -> None:
-        self.watch = StepWatch()
+    def __init__(self, dataset: Any, cpu: Callable[[], float]) -> None:
+        self.watch = StepWatch(cpu=cpu)
         self._seen: dict[int, Any] = {id(dataset): dataset}
         self._parts(dataset, datasets=True)
 

@@ -68,9 +68,10 @@ class _Open(NamedTuple):
 
 
 class StepWatch:
-    """See the module: `add` steps, `start`, and in any case `stop`."""
+    """See the module: `add` steps, `start`, and in any case `stop`. ``cpu``: the CPU clock that steps are timed by."""
 
-    def __init__(self, costs: Costs | None = None) -> None:
+    def __init__(self, costs: Costs | None = None, cpu: Callable[[], float] = time.thread_time) -> None:
+        self._cpu = cpu
         self._costs = costs or costs_here()
         self.is_whole = True
         """Whether all calls were told of, as far as is known."""
@@ -194,10 +195,10 @@ class StepWatch:
         if node is None:
             node = around.children[label] = Node()
         self._at = node
-        self._open.append(_Open(key, around, time.perf_counter(), time.thread_time(), self.cost_s))
+        self._open.append(_Open(key, around, time.perf_counter(), self._cpu(), self.cost_s))
 
     def _leave(self) -> None:
-        cpu, wall = time.thread_time(), time.perf_counter()
+        cpu, wall = self._cpu(), time.perf_counter()
         call, node = self._open.pop(), self._at
         cost_s = self.cost_s - call.cost_s
         node.calls += 1

@@ -22,7 +22,9 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from dpex import seeding
+from dpex.cpuclocks import SharedCpu
 from dpex.generators import SharedGenerators
+from dpex.steptimes import TicketTimer
 from dpex.worker import (
     NO_TIME,
     ArenaCollate,
@@ -112,6 +114,7 @@ class Commons:
         except Exception:
             self.init_error = ExceptionWrapper(where=where(first_host))
         self.generators = SharedGenerators()
+        self.cpu = SharedCpu()
         self._key = (-1, 0)
         torch.initial_seed = torch.random.initial_seed = ticket_seed
         _has_threads = True
@@ -153,13 +156,21 @@ class ThreadCore(WorkerCore):
         self._commons = commons
         self._tell = tell
         self._told = False
-        self._fetcher = Fetcher(commons.setup, commons.setup.dataset, commons.setup.collate_fn, self._timer)
+        setup = commons.setup
+        self.cpu = commons.cpu.seconds
+        self._timer = TicketTimer(is_on=setup.times_steps)  # by the thread's own clock
+        self._fetcher = Fetcher(setup, setup.dataset, setup.collate_fn, self._timer, self.cpu)
 
     def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
         """The thread is host ``number``; there are no others here, and no random state of its own."""
         torch.set_num_threads(1)
         self._setup.enter_modes()
+        self._commons.cpu.join()
         _thread.info = self._commons.info(number)
+
+    def leave(self) -> None:
+        """The thread makes no further ticket."""
+        self._commons.cpu.leave()
 
     def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, Stages]:
         """See `WorkerCore.make`."""
@@ -169,10 +180,13 @@ class ThreadCore(WorkerCore):
         _thread.seed = seed = commons.seed_of(epoch, number)
         commons.generators.begin(seed)
         made: tuple[Any, Stages]
+        commons.cpu.begin()
         try:
             made = self._fetcher.fetch(index)
         except Exception:
             made = Failure(ExceptionWrapper(where=where(logical_number))), NO_TIME
+        finally:
+            commons.cpu.end()
         moved = commons.generators.moved()
         if moved is not None:
             self._drew(moved)

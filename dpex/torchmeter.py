@@ -83,19 +83,19 @@ class Attended:
     def fetch(self, index: Any) -> Any:
         """torch's, and the time it takes."""
         self._stages = (0.0, 0.0, 1)
-        began, cpu_began = monotonic(), time.thread_time()
+        began, cpu_began = monotonic(), time.process_time()
         batch = self._fetch(index)
-        took_s, cpu_s = monotonic() - began, time.thread_time() - cpu_began
+        took_s, cpu_s = monotonic() - began, time.process_time() - cpu_began
         collate_s, collate_cpu_s, samples = self._stages
         self._times.add(self._worker, (took_s - collate_s, cpu_s - collate_cpu_s, collate_s, collate_cpu_s), samples)
         return batch
 
     def collate(self, data: Any) -> Any:
         """The loader's."""
-        began, cpu_began = monotonic(), time.thread_time()
+        began, cpu_began = monotonic(), time.process_time()
         batch = self._collate(data)
         samples = len(data) if isinstance(data, list) else 1
-        self._stages = (monotonic() - began, time.thread_time() - cpu_began, samples)
+        self._stages = (monotonic() - began, time.process_time() - cpu_began, samples)
         return batch
 
 

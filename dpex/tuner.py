@@ -31,6 +31,7 @@ from dpex.hostinfo import HostMeter
 from dpex.meter import Look, since
 from dpex.pace import Sizes
 from dpex.recording import recorder
+from dpex.runqueue import Ran
 from dpex.windows import BATCHES, GLANCE_S, SHORTEST_S, Mark, Windows
 
 logger = logging.getLogger("dpex")
@@ -255,7 +256,7 @@ class Tuner:
         work_s = max(0.0, now.work_s - then.work_s)
         batches = max(0, now.batches - then.batches)
         part = min(1.0, (wait_s + own_s + work_s) / max(1e-6, look.at - base.at))  # the rest was between passes
-        local_queued_s, trainer_queued_s = after.queued.since(before.queued)
+        ran = after.queued.since(before.queued)
         return Sample(
             at=look.at - (self._began_at or 0.0),
             seconds=wait_s + own_s + work_s,
@@ -270,15 +271,15 @@ class Tuner:
             ready=look.ready,
             in_flight=look.in_flight,
             batch_bytes=look.batch_bytes,
-            made_here=since(base.made_here, look.made_here),
-            local=replace(since(base.local, look.local), queued_s=local_queued_s),
+            made_here=with_queue(since(base.made_here, look.made_here), ran.here),
+            local=with_queue(since(base.local, look.local), ran.workers),
             remote=self._with_room(since(base.remote, look.remote)),
-            host=self._host_sample(look, (after.cpu_s - before.cpu_s) * part, trainer_queued_s),
+            host=self._host_sample(look, (after.cpu_s - before.cpu_s) * part, ran.trainer),
             gpu_busy=self._gpus.busy_ratio() if self._gpus is not None else None,
             gpu_stall_s=_gpu_stall_s(base, look),
         )
 
-    def _host_sample(self, look: Look, trainer_cpu_s: float, trainer_queued_s: float | None) -> HostSample:
+    def _host_sample(self, look: Look, trainer_cpu_s: float, trainer: Ran | None) -> HostSample:
         """The machine; of its free memory as much as leaves the trainer what it may need."""
         assert self._host is not None
         host = self._host.sample(look.pids, trainer_cpu_s, look.local.running)
@@ -289,7 +290,8 @@ class Tuner:
             held = batches * look.batch_bytes + look.local.requested * host.worker_bytes
             free = int(self._config.memory_share * (free + held) - held)
         budget = self._limits.memory_budget
-        return replace(host, memory_free=free, batch_budget=budget, trainer_queued_s=trainer_queued_s)
+        queued_s = None if trainer is None else trainer.queued_s
+        return replace(host, memory_free=free, batch_budget=budget, trainer_queued_s=queued_s)
 
     def _with_room(self, remote: LaneSample) -> LaneSample:
         found = None if self._room is None or self._refused else self._room(remote.requested, remote.running)
@@ -334,6 +336,11 @@ class Tuner:
         for engine in self._engines:
             if not engine.closed:
                 engine.wish(sizes)
+
+
+def with_queue(lane: LaneSample, ran: Ran | None) -> LaneSample:
+    """The lane with the time its batches were on run queues, by what those who make them had to wait for a CPU."""
+    return lane if ran is None or not lane.tickets else replace(lane, queued_s=lane.cpu_s * ran.delay)
 
 
 def _spread(steps: int, sum_s: float, squares: float) -> float | None:

@@ -66,8 +66,9 @@ class WorkerSetup:
 
 
 class Stages(NamedTuple):
-    """Seconds of wall time one ticket took, CPU seconds of the thread among them, how many samples it got, what its
-    transforms took, where they were timed, and of its slowest sample, where single ones are timed, seconds and place.
+    """Seconds of wall time one ticket took, CPU seconds for it (of library threads, too: they may be more), how many
+    samples it got, what its transforms took, where they were timed, and of its slowest sample, where single ones are
+    timed, seconds and place.
     """
 
     fetch_s: float
@@ -154,12 +155,18 @@ class SampleClock:
 class Fetcher:
     """Gets the samples of a ticket and collates them, as torch's fetchers do, timing the two apart.
 
-    timer: of the worker, as fetchers come and go.
+    timer: of the worker, as fetchers come and go. cpu: the CPU clock of what is made here, see `dpex.cpuclocks`.
     """
 
     def __init__(
-        self, setup: WorkerSetup, dataset: Any, collate_fn: Callable[[Any], Any], timer: TicketTimer | None = None
+        self,
+        setup: WorkerSetup,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        timer: TicketTimer | None = None,
+        cpu: Callable[[], float] = time.process_time,
     ) -> None:
+        self._cpu = cpu
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._auto_collation = setup.auto_collation
@@ -177,13 +184,13 @@ class Fetcher:
         The CPU clock is a system call: of tiny batches it is read for each `CPU_CLOCK_EVERY`-th, which stands for all.
         """
         clocked = self._unclocked == 0
-        cpu_began = time.thread_time() if clocked else 0.0
+        cpu_began = self._cpu() if clocked else 0.0
         began = time.perf_counter()
         if began >= self._timer.due and self._timer.begin(began, self._dataset):
             return self._fetch_timed(index)
         data = self._from_stream(index) if self._iterator is not None else self._from_map(index)
         fetched = time.perf_counter()
-        cpu_fetched = time.thread_time() if clocked else 0.0
+        cpu_fetched = self._cpu() if clocked else 0.0
         samples = _length(data if type(data) is list else index) if self._auto_collation else 1
         clock, fetch_s = self._clock, fetched - began
         slowest = clock.told(fetch_s, samples) if clock.is_on or fetch_s > SAMPLE_S * samples else ()
@@ -191,7 +198,7 @@ class Fetcher:
         ended = time.perf_counter()
         collate_s = ended - fetched
         if clocked:
-            cpu_ended = time.thread_time()
+            cpu_ended = self._cpu()
             self._ratios = (
                 (cpu_fetched - cpu_began) / fetch_s if fetch_s > 0 else 1.0,
                 (cpu_ended - cpu_fetched) / collate_s if collate_s > 0 else 1.0,
@@ -356,13 +363,15 @@ def where(number: int) -> str:
 
 
 class WorkerCore:
-    """Makes the tickets of the logical workers hosted here."""
+    """Makes the tickets of the logical workers hosted here. ``cpu``: the CPU clock of what is made."""
+
+    cpu: Callable[[], float] = staticmethod(time.process_time)
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
         self._logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
-        self._timer = TicketTimer(is_on=setup.times_steps)
+        self._timer = TicketTimer(is_on=setup.times_steps, cpu=time.process_time)
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
 
     def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:

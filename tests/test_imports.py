@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
     "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, bell": 0,
-    "hostinfo, runqueue, sampling, forks, listening, naming": 0,
+    "hostinfo, runqueue, sampling, cpuclocks, forks, listening, naming": 0,
     "options, recording": 1,
     "steps, stepwatch, modes, otherthreads": 1,
     "transport, globalrandom, ticketseeding, generators, steptimes": 2,

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +20,20 @@ import torch
 from families import Augmented, WhoMadeIt, assert_same, seeded, stacked, until
 from torch.utils.data import IterableDataset
 
-from dpex import AutotuneConfig, DpexDataLoader, runqueue
+from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.types import Decision, LaneSample, Settings
 from dpex.causes import NONE_YET, STRAGGLER
 from dpex.clock import ManualClock
 from dpex.errors import OptionError
-from dpex.hostinfo import HostMeter, parse_available, parse_busy, parse_inactive, parse_private, parse_process
+from dpex.hostinfo import (
+    HostMeter,
+    parse_available,
+    parse_busy,
+    parse_inactive,
+    parse_private,
+    parse_process,
+    parse_runnable,
+)
 from dpex.lanes.maker import RemoteRoom
 from dpex.meter import Look, Tally, Times
 from dpex.pace import Pace, Sizes
@@ -772,53 +779,6 @@ def test_an_engine_shows_where_time_went(workers: int) -> None:
     assert iterator._engine.look().times == ended  # the time after the last batch is not the work's
 
 
-def test_queueing_for_a_cpu_is_read_by_thread_and_scaled_to_all_workers(tmp_path: Path) -> None:
-    def kernel_says(pid: str, **queued_ns: int) -> None:
-        for thread, queued in queued_ns.items():
-            task = tmp_path / pid / "task" / thread.removeprefix("t")
-            task.mkdir(parents=True, exist_ok=True)
-            (task / "schedstat").write_text(f"5 {queued} 7\n")
-
-    pids = list(range(100, 132))
-    for pid in pids:
-        kernel_says(str(pid), t1=10**9, t2=0)
-    kernel_says("self", t9=4 * 10**9)
-    then = runqueue.look(pids, 9, tmp_path)
-    assert len(then.by_pid) == 16
-    for pid in pids:
-        kernel_says(str(pid), t1=2 * 10**9, t2=10**9)
-    kernel_says("self", t9=7 * 10**9)
-    now = runqueue.look(pids, 9, tmp_path)
-    assert now.since(then) == (64.0, 3.0)
-    assert runqueue.look([999], 8, tmp_path).since(then) == (None, None)
-
-
-def test_a_thread_asks_for_its_own_time_on_run_queues(tmp_path: Path) -> None:
-    task = tmp_path / "self" / "task" / str(threading.get_native_id())
-    task.mkdir(parents=True)
-    file = task / "schedstat"
-    file.write_text("5000000000 1000000000 7\n")
-    queue = runqueue.OwnQueue(tmp_path)
-    assert queue.seconds() == 1.0
-    file.write_text("5000000000 2500000000 9\n")
-    assert queue.seconds() == 2.5
-    others: list[float | None] = []
-    thread = threading.Thread(target=lambda: others.append(queue.seconds()))
-    thread.start()
-    thread.join()
-    assert others == [None]
-    assert queue.seconds() == 2.5
-    queue.close()
-    queue.close()
-
-
-def test_queueing_here_is_known_where_the_kernel_counts_it() -> None:
-    if not Path("/proc/self/schedstat").exists():
-        pytest.skip("this kernel does not count it")
-    seen = runqueue.look([os.getpid()], threading.get_native_id())
-    assert seen.by_pid[os.getpid()] >= (seen.trainer_s or 0.0) > 0
-
-
 def test_proc_files_are_read() -> None:
     stat = "cpu 1 1 1 1 1 1 1 1 0 0\ncpu0 100 20 30 900 50 1 2 3 0 0\ncpu1 1 0 0 9 0 0 0 0 0 0\nintr 4\n"
     ticks = os.sysconf("SC_CLK_TCK")
@@ -827,6 +787,7 @@ def test_proc_files_are_read() -> None:
     assert parse_process("7 (a (b) c) S " + " ".join(map(str, range(4, 52)))) == pytest.approx((14 + 15) / ticks)
     assert parse_available("MemTotal: 9 kB\nMemAvailable:   3 kB\n") == 3072
     assert parse_available("MemTotal: 9 kB\n") is None
+    assert parse_runnable("4.18 3.22 1.51 5/126 21870\n") == 4
     assert parse_private("Pss: 9 kB\nPrivate_Clean: 1 kB\nPrivate_Dirty: 2 kB\nPrivate_Hugetlb: 0 kB\n") == 3072
     assert parse_inactive("anon 5\ninactive_file 7\n") == 7
 

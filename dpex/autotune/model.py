@@ -33,7 +33,8 @@ class Estimate:
 
     step_s: the consumer between two calls; step_cpu_s: its CPU in that. own_s: CPU of the consumer per batch that comes
     from a worker. here_s: making one in the training process.
-    cpu_s, wait_s: a local worker's CPU, and its waiting for anything but a CPU. far_s: a remote worker's time.
+    cpu_s, wait_s: a local worker's CPU, and its waiting for anything but a CPU. at_once: CPUs that making a batch keeps
+    busy at the same time while it computes, as libraries start threads of their own. far_s: a remote worker's time.
     travel_s: the way to it and back. spread: measured service times divided by their mean. step_spread: standard
     deviation of steps over their mean. cpus: that we may use.
     others: how many of other people's programs want one of these. ceiling, far_ceiling: batches per second that all
@@ -54,6 +55,12 @@ class Estimate:
     others: float = 0.0
     ceiling: float = float("inf")
     far_ceiling: float = float("inf")
+    at_once: float = 1.0
+
+    @property
+    def computing_s(self) -> float:
+        """Wall time of a local worker's CPU work on an idle machine."""
+        return self.cpu_s / max(1.0, min(self.at_once, self.cpus))
 
     @property
     def waiting(self) -> float:
@@ -88,7 +95,8 @@ def fluid(work: Estimate, settings: Settings) -> Flow:
     """Rates under a setting, where workers, the consumer and others share the CPUs."""
     if not settings.workers:
         crowding = max(1.0, (1.0 + work.others) / work.cpus)
-        queued_s = (crowding - 1.0) * (work.step_cpu_s + min(work.here_s, work.cpu_s))
+        making = max(1.0, (max(1.0, min(work.at_once, work.cpus)) + work.others) / work.cpus)
+        queued_s = (crowding - 1.0) * work.step_cpu_s + (making - 1.0) * min(work.here_s, work.computing_s)
         rate = 1.0 / max(1e-9, work.step_s + work.here_s + queued_s)
         return Flow(demand=rate, capacity=rate, slowdown=crowding)
     own_cpu = work.step_cpu_s + work.own_s
@@ -107,7 +115,7 @@ def fluid(work: Estimate, settings: Settings) -> Flow:
 
 
 class _Near(NamedTuple):
-    """Local workers that never lack a ticket. at_it: how many have or want a CPU, on average."""
+    """Local workers that never lack a ticket. at_it: how many CPUs they have or want, on average."""
 
     rate: float
     at_it: float
@@ -120,9 +128,9 @@ def _local(work: Estimate, workers: int, consumer: float) -> _Near:
 
     Its steady state has product form whatever the distributions of the two times are (Baskett, Chandy, Muntz and
     Palacios, 1975): with n of N workers at the CPUs, which do r(n) of work per second together, it has weight
-    Z^(N-n) / (N-n)! · D^n / (r(1)···r(n)).
+    Z^(N-n) / (N-n)! · D^n / (r(1)···r(n)). Each of them wants as many CPUs as its work keeps busy at once.
     """
-    wait_s, cpu_s = work.wait_s, work.cpu_s
+    wait_s, cpu_s, each = work.wait_s, work.cpu_s, max(1.0, work.at_once)
     if not workers or cpu_s <= 1e-9:
         return _Near(workers / max(1e-9, wait_s + cpu_s), 0.0, 1.0)
     crowd = work.others + consumer
@@ -131,17 +139,19 @@ def _local(work: Estimate, workers: int, consumer: float) -> _Near:
     if wait_s > 1e-6 * cpu_s:
         total = 1.0
         for n in range(1, workers + 1):
-            speed = n * min(1.0, cpus / (n + crowd))
+            wanted = n * each
+            speed = wanted * min(1.0, cpus / (wanted + crowd))
             weight *= (workers - n + 1) / wait_s * cpu_s / speed
             total += weight
             working += weight * speed
-            there += weight * n
+            there += weight * wanted
             if weight < _NOTHING * total:
                 break  # past the peak: each weight is a smaller part of the one before it
             if total > _LARGE:
                 weight, total, working, there = (x / _LARGE for x in (weight, total, working, there))
     else:
-        total, working, there = 1.0, workers * min(1.0, cpus / (workers + crowd)), float(workers)
+        wanted = workers * each
+        total, working, there = 1.0, wanted * min(1.0, cpus / (wanted + crowd)), wanted
     return _Near(working / total / cpu_s, there / total, there / working)
 
 
@@ -149,7 +159,7 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
     """Batches per second when measured service times are played through the window, in order."""
     if not settings.workers:
         return flow.rate
-    near_s = work.wait_s + work.cpu_s * flow.slowdown
+    near_s = work.wait_s + work.cpu_s / max(1.0, work.at_once) * flow.slowdown
     spread = list(work.spread) or [1.0]
     random.Random(0).shuffle(spread)
     mean = sum(spread) / len(spread) or 1.0

@@ -66,8 +66,10 @@ class LaneSample:
 class HostSample:
     """The trainer's machine. cpus: what this process may use (affinity, cgroup quota, its share among local ranks).
 
-    others: CPUs out of these that programs of others kept busy. trainer_cpu_s: CPU time of the training process in the
-    window. trainer_queued_s: for how long its training thread could have run and had no CPU, None if unknown.
+    others: CPUs out of these that programs of others kept busy. runnable: threads of anybody that have or want a CPU at
+    the end of the window, None if unknown or not comparable with ``cpus``. trainer_cpu_s: CPU time of the training
+    process in the window. trainer_queued_s: for how long its training thread could have run and had no CPU, None if
+    unknown.
     memory_free: bytes that batches and workers may take beyond those they have (below 0: they have too many), None if
     unknown. batch_budget: bytes of batches in flight at most. worker_bytes: memory of a local worker, 0 if unknown.
     """
@@ -79,6 +81,7 @@ class HostSample:
     memory_free: int | None = None
     batch_budget: int | None = None
     worker_bytes: float = 0.0
+    runnable: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,9 @@ _OTHERS_KEPT = 4
 _MATTERS = 0.2
 _STEP_MATTERS = 0.05
 _TRAVELS_KEPT = 3
+_UNCERTAIN = 0.25
+_SEVERAL = 1.2
+"""CPU time of so many times the wall time shows that a batch keeps several CPUs busy; less may be the clocks' error."""
 HERE_S = 8e-6
 """What a batch costs more in the training process than what a worker says: random states are set and put back."""
 
@@ -36,7 +39,7 @@ class Windows:
     def __init__(self) -> None:
         self._step, self._step_cpu, self._own = Level(), Level(), Level()
         self._here, self._cpu, self._wait, self._far, self._far_cpu = (Level() for _ in range(5))
-        self._encode = Level()
+        self._encode, self._at_once = Level(), Level()
         self._travel = math.inf
         self._travels: deque[float] = deque(maxlen=_TRAVELS_KEPT)
         self._away = 0.0
@@ -79,11 +82,24 @@ class Windows:
         """The consumer between two calls, 0 if unknown."""
         return self._step.get(0.0)
 
+    @property
+    def _threads(self) -> float:
+        """CPUs that a batch keeps busy at once, on average over its computing; 1 unless it clearly is more."""
+        at_once = self._at_once.get(1.0)
+        return at_once if at_once > _SEVERAL else 1.0
+
+    @property
+    def _wait_s(self) -> float:
+        """Waiting of a batch; measured, it may be a little less than nothing."""
+        return max(0.0, self._wait.get(0.0))
+
     def estimate(self, cpus: float, ceiling: float, far_ceiling: float) -> Estimate:
         """What a batch costs, as far as it is known."""
         cpu = self._cpu.get(self._far_cpu.get(self._here.get(0.01)))
-        wait = self._wait.get(0.0)
-        here = self._here.get(max(0.0, cpu - self._encode.get(0.0)) + wait + HERE_S)
+        wait = self._wait_s
+        at_once = self._threads
+        computing = max(0.0, cpu - self._encode.get(0.0)) / min(at_once, max(1.0, cpus))
+        here = self._here.get(computing + wait + HERE_S)
         return Estimate(
             step_s=self._step.get(0.0),
             step_cpu_s=self._step_cpu.get(0.0),
@@ -99,11 +115,12 @@ class Windows:
             others=sum(self._others) / len(self._others) if self._others else 0.0,
             ceiling=ceiling,
             far_ceiling=far_ceiling,
+            at_once=at_once,
         )
 
     def slowest_s(self) -> float:
         """The longest that a batch took, of those remembered."""
-        usual = max(self._far.get(0.0), self._cpu.get(0.0) + self._wait.get(0.0))
+        usual = max(self._far.get(0.0), self._cpu.get(0.0) + self._wait_s)
         return usual * max(self._spread, default=1.0)
 
     def variation(self) -> float:
@@ -130,22 +147,28 @@ class Windows:
         if not self._is_saturated(sample):
             return 1.0
         crowd = self._at_it(local) + host.trainer_cpu_s / max(1e-9, sample.seconds) + host.others
+        crowd = max(crowd, host.runnable or 0.0)  # others may want more CPUs than they get
         return max(1.0, crowd / max(1e-9, host.cpus))
 
     def _at_it(self, local: LaneSample) -> float:
-        """How many local workers have or want a CPU, on average; the others wait for something else."""
+        """How many CPUs local workers have or want, on average; who else there is waits for something else."""
         if not local.tickets or local.busy_s <= 0:
             return 0.0
-        waiting = self._wait.get(0.0) * local.tickets
-        return local.running * min(1.0, max(local.cpu_s, local.busy_s - waiting) / local.busy_s)
+        waiting = self._wait_s * local.tickets
+        return local.running * max(local.cpu_s, local.busy_s - waiting) / local.busy_s
 
     def _waiting(self, sample: Sample, local: LaneSample) -> float:
-        """Waiting of local workers for anything but a CPU, in all."""
+        """Waiting of local workers for anything but a CPU, in all.
+
+        What was queued is uncertain by a part of itself. Where it is more than there is, waiting is below 0, as much as
+        it is above 0 elsewhere: else noise would add up to waiting on a full machine. Several threads of a batch queue
+        beside each other, which says nothing: hence a bound.
+        """
         apart = max(0.0, local.busy_s - local.cpu_s)
         queued = local.queued_s
         if queued is None:
             queued = local.cpu_s * (self._slowdown(sample) - 1.0)
-        return max(0.0, apart - queued)
+        return max(-_UNCERTAIN * apart, apart - queued)
 
     @staticmethod
     def _queued_here(sample: Sample) -> float:
@@ -162,6 +185,9 @@ class Windows:
         """Seconds of steps in the window, as they would be with a CPU always free."""
         queued = sample.host.trainer_queued_s
         inside = sample.work_s + sample.own_s
+        here = sample.made_here
+        if queued is not None and here.tickets and here.queued_s is not None:
+            return max(0.0, sample.work_s - max(0.0, queued - here.queued_s))
         if queued is not None:
             return max(0.0, sample.work_s - queued * sample.work_s / inside) if inside > 0 else 0.0
         if not self._is_saturated(sample):
@@ -185,7 +211,7 @@ class Windows:
             self._travels.clear()
             if self._cpu.weight >= _TICKETS and self._cpu.weight >= (self.variation() / _ERROR_BEFORE) ** 2:
                 self._least_cpu = min(self._least_cpu, self._cpu.value)
-            for level in (self._cpu, self._wait, self._far, self._step):
+            for level in (self._cpu, self._wait, self._far, self._step, self._at_once):
                 level.loosen()
 
     def _consumer(self, sample: Sample) -> None:
@@ -215,14 +241,24 @@ class Windows:
                 self._least_cpu = min(self._least_cpu, local.cpu_s / local.tickets)
             if self._knows_waiting(sample) or not self._wait.known:
                 self._wait.add(self._waiting(sample, local), local.tickets, spread)
+            self._learn_threads(sample, local, local.cpu_s * (self._slowdown(sample) - 1.0))
         if here.tickets and not local.tickets:
             self._cpu.add(here.cpu_s, here.tickets, spread)
             queued = self._queued_here(sample)
             self._wait.add(max(0.0, here.busy_s - here.cpu_s - queued), here.tickets, spread)
+            self._learn_threads(sample, here, queued)
         if remote.tickets:
             self._far.add(remote.busy_s, remote.tickets, spread)
             self._far_cpu.add(remote.cpu_s, remote.tickets, spread)
         self._travelling(sample)
+
+    def _learn_threads(self, sample: Sample, lane: LaneSample, queued_s: float) -> None:
+        """CPUs that a batch keeps busy at once: seen where its CPU time is more than its wall time, and seen to be one
+        where CPUs were free. On a full machine several threads of a batch look like one."""
+        several = lane.cpu_s > _SEVERAL * lane.busy_s
+        if several or not self._is_saturated(sample):
+            computed_s = lane.cpu_s + (queued_s if several else 0.0)
+            self._at_once.add(computed_s / max(1e-9, lane.busy_s) * lane.tickets, lane.tickets)
 
     def _travelling(self, sample: Sample) -> None:
         """What is drawn and in nobody's hands is under way, or waits for a worker (Little's law): the least of that is
@@ -257,7 +293,7 @@ class Windows:
         if lane is sample.remote:
             known = self._far.value
         else:
-            known = self._cpu.value * self._slowdown(sample) + self._wait.value
+            known = self._cpu.value / self._threads * self._slowdown(sample) + self._wait_s
         return here if math.isnan(known) else 0.5 * (here + known)
 
     # -- change --------------------------------------------------------------------------------------------------
@@ -292,6 +328,7 @@ class Windows:
 
     def _forget_making(self, moved: Level) -> None:
         """A batch costs something else now: what the lanes that are not at it once said is of no use any more."""
+        self._at_once.clear()
         self._least_cpu = math.inf
         self._spread.clear()
         if moved is self._here:

@@ -24,6 +24,7 @@ from dpex.cpus import cgroup_cpus, local_ranks, usable_cpus
 from dpex.diagnose.facts import LANES, Facts, LaneFacts, NodeFacts, SampleFacts, SlowFacts, TransformFacts, of_all
 from dpex.hostinfo import cpu_used
 from dpex.meter import LaneSums, NodeSums, Sums
+from dpex.runqueue import Ran
 from dpex.sampling import SAMPLE_S, SLOWEST, SlowBatch, SlowIndex, as_text, merged
 
 SHORT_S = 0.2
@@ -166,15 +167,23 @@ class Page:
         if lived_s < SHORT_S:
             return
         queued = runqueue.look(pids, thread or self._thread)
-        if queued.trainer_s is not None and self._queued.trainer_s is not None:
-            account.sums["trainer_queued_s"] = max(0.0, queued.trainer_s - self._queued.trainer_s) * part
-        if queued.by_pid:
-            account.sums["local.queued_s"] = sum(queued.by_pid.values()) * queued.workers / len(queued.by_pid)
-            account.sums["local.queue_known_s"] = account.sums.get("local.load_s", 0.0)
+        ran = queued.since(self._queued)
+        if ran.trainer is not None:
+            account.sums["trainer_queued_s"] = ran.trainer.queued_s * part
+        _add_queue(account.sums, "inline", ran.here)
+        _add_queue(account.sums, "local", queued.workers)
         used = _used(pids)
         if used is not None and self._used is not None:
             others_s = max(0.0, used[0] - self._used[0] - (used[1] - self._used[1]) * local_ranks(os.environ))
             account.sums |= {"others_s": others_s / local_ranks(os.environ), "others_over_s": lived_s}
+
+
+def _add_queue(sums: dict[str, float], name: str, ran: Ran | None) -> None:
+    """How long a lane's batches were on run queues, by what those who make them had to wait for a CPU."""
+    if ran is not None:
+        cpu_s = sum(sums.get(f"{name}.{stage}_cpu_s", 0.0) for stage in ("load", "collate", "encode"))
+        sums[f"{name}.queued_s"] = cpu_s * ran.delay
+        sums[f"{name}.queue_known_s"] = sums.get(f"{name}.load_s", 0.0)
 
 
 def _add_parts(sums: dict[str, float], name: str, lane: LaneSums) -> None:

@@ -196,7 +196,7 @@ def _is_unclear(lane: LaneFacts) -> bool:
 
 def _queued(facts: Facts, name: str, lane: LaneFacts) -> float | None:
     """A lane's seconds on run queues; of the training thread's, what falls on batches made there."""
-    if name != "inline" or facts.trainer_queued_s is None:
+    if lane.queued_s is not None or name != "inline" or facts.trainer_queued_s is None:
         return lane.queued_s
     own_s = lane.busy_s + facts.work_s
     return facts.trainer_queued_s * lane.busy_s / own_s if own_s > 0 else 0.0

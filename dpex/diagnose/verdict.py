@@ -306,7 +306,12 @@ def _evidence(facts: Facts, found: Losses, cause: str, deeper: float | None) -> 
             Evidence(
                 name="making a batch", value=facts.busy_s / each, unit="s", how="wall time where it is made, mean"
             ),
-            Evidence(name="CPU time of that", value=cpu_s / each, unit="s", how="the thread's CPU clock, mean"),
+            Evidence(
+                name="CPU time of that",
+                value=cpu_s / each,
+                unit="s",
+                how="CPU clocks of all threads that work for it, mean",
+            ),
         ]
     evidence += [
         Evidence(name=f"lost to {LOST_TO[name]}", value=seconds, unit="s", how=_HOW[name])

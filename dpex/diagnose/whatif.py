@@ -157,7 +157,7 @@ def _lane(lane: LaneFacts) -> LaneSample:
         read_s=lane.load_s + lane.transit_s,
         collate_s=lane.collate_s,
         encode_s=lane.encode_s,
-        cpu_s=min(lane.cpu_s, lane.busy_s),
+        cpu_s=lane.cpu_s,
         queued_s=lane.queued_s,
         services_s=lane.services_s,
     )

@@ -89,9 +89,11 @@ class _HostThreads:
             results.send(marshal.dumps((("draws", generator), (), ())))
 
         try:
-            worker = LocalWorker(ThreadCore(commons, tell), True, number, results, self._board, row)
+            core = ThreadCore(commons, tell)
+            worker = LocalWorker(core, True, number, results, self._board, row)
             stack_here(worker.collate)
             worker.serve(self._tickets)
+            core.leave()
         except (BrokenPipeError, ConnectionResetError):
             pass  # the trainer is gone, or closed the loader
         except BaseException:

@@ -140,12 +140,12 @@ class LocalWorker:
         BOARD_ROW.pack_into(self._board, self._row, *IDLE)
 
     def _make(self, epoch: int, number: int, index: Any, logical: int) -> None:
-        cpu_began = time.thread_time()
+        cpu_began = self._core.cpu()
         made, stages = self._core.make(number, index, logical, epoch)
         began = time.perf_counter()
         kind, node = self._encoded(made, logical)
         now = time.perf_counter()
-        cpu_s = time.thread_time() - cpu_began
+        cpu_s = self._core.cpu() - cpu_began
         self._out.append((epoch, number, kind, node, tuple(stages), cpu_s, now - began, self._encoder.nbytes))
         if now - self._flushed > _FLUSH_S or self._out_bytes > _RESULT_BYTES:
             self._flush(NO_GROUP)

@@ -276,7 +276,7 @@ class RemoteWorker:
         return [header, *arrays] if arrays and frame is None else header
 
     def _make(self, epoch: int, number: int, index: Any, logical: int, arrays: list[Any]) -> tuple[Any, ...]:
-        cpu_began = time.thread_time()
+        cpu_began = self._core.cpu()
         made, stages = self._core.make(number, index, logical, epoch)
         began = time.perf_counter()
         kind, node = self._encoded(made, logical)
@@ -285,7 +285,7 @@ class RemoteWorker:
             slots.append((*ref, len(arrays)))
             arrays.append(base)
         self._box.lent.clear()
-        encode_s, cpu_s = time.perf_counter() - began, time.thread_time() - cpu_began
+        encode_s, cpu_s = time.perf_counter() - began, self._core.cpu() - cpu_began
         return (epoch, number, kind, node, tuple(stages), cpu_s, encode_s, self._encoder.nbytes, slots)
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:

@@ -1,0 +1,198 @@
+"""CPU clocks that count what making a batch costs, with the threads that libraries start for it (codecs, BLAS).
+
+* A worker that has its process to itself reads the process's clock (`time.process_time`).
+* Workers that are threads of one process have a `SharedCpu`: each its own thread's clock, and a part of what no
+  worker's thread accounts for, shared equally among those that are making a batch at that moment.
+* In the training process other threads belong to the training step, to other loaders and to dpex as well.
+  `HelperThreads` compares, now and then, what each thread does during a step and while the next batch is made.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+SHARED_EVERY_S = 0.001
+"""Threads of one process are asked for their clocks once in that time: each question is a system call."""
+LOOK_EVERY_S = 0.25
+"""How often helpers of the training process are looked for, unless that took more than `LOOK_SHARE` of the time."""
+LOOK_SHARE = 0.002
+LEAST_MAKING_S = 0.0005
+"""A batch that takes less gives no thread time to help; of those nothing is looked at."""
+SPIN_S = 0.005
+"""OpenMP's threads spin for some milliseconds after the step's last parallel region (GOMP_SPINCOUNT), as if at work."""
+_IDLE_S, _IDLE_SHARE = 0.0001, 0.02
+_KEPT = 0.8
+_TASKS = Path("/proc/self/task")
+
+
+def thread_clock(native_id: int) -> int:
+    """The number of the CPU clock of a thread of this process on Linux, for `time.clock_gettime`."""
+    return (~native_id << 3) | 6  # the kernel's CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
+
+
+class SharedCpu:
+    """See the module. Of one process; each worker's thread calls `join`, `begin` and `end` around a batch, and `leave`.
+
+    The process's clock lags behind the threads' own, which only makes the rest smaller for a moment; nothing is counted
+    twice, as only what exceeds everything counted before is shared out.
+    """
+
+    def __init__(self, process_s: Callable[[], float] = time.process_time) -> None:
+        self._process_s = process_s
+        self._lock = threading.Lock()
+        self._clocks: dict[int, int] = {}
+        self._ended_s = 0.0
+        self._making = 0
+        self._rest_s = 0.0
+        self._share_s = 0.0
+        self._looked_at = -math.inf
+        self._is_begun = False
+
+    def join(self) -> None:
+        """The calling thread makes batches from now on."""
+        with self._lock:
+            self._clocks[threading.get_ident()] = thread_clock(threading.get_native_id())
+            if not self._is_begun:
+                self._rest_s, self._is_begun = self._unaccounted_s(), True
+
+    def leave(self) -> None:
+        """The calling thread makes no further batch."""
+        with self._lock:
+            self._advance()
+            if self._clocks.pop(threading.get_ident(), None) is not None:
+                self._ended_s += time.thread_time()
+
+    def begin(self) -> None:
+        """The calling thread begins to make a batch."""
+        with self._lock:
+            self._advance()
+            self._making += 1
+
+    def end(self) -> None:
+        """It has ended."""
+        with self._lock:
+            self._advance()
+            self._making -= 1
+
+    def seconds(self) -> float:
+        """The CPU clock of the calling thread's batches: differences of it count."""
+        with self._lock:
+            self._advance()
+            return self._share_s + time.thread_time()
+
+    def _advance(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at < SHARED_EVERY_S:
+            return
+        self._looked_at = now
+        grown_s = self._unaccounted_s() - self._rest_s
+        if grown_s > 0.0:
+            self._rest_s += grown_s
+            self._share_s += grown_s / max(1, self._making)
+
+    def _unaccounted_s(self) -> float:
+        """CPU time of the process that no worker's thread used."""
+        process_s = self._process_s()
+        return process_s - sum(map(time.clock_gettime, self._clocks.values())) - self._ended_s
+
+
+class Seen(NamedTuple):
+    """CPU seconds of other threads by native id, and those of dpex's own together."""
+
+    threads: Mapping[int, float]
+    own_s: float
+
+
+class HelperThreads:
+    """What other threads of the training process compute for the batches that the calling thread makes there.
+
+    ``ratio``: their CPU seconds per second of making. Call `begin` before a making while ``is_looking``, and `end`
+    after one then or once ``due`` has come. A thread helps if it rests during the step, or works for much longer while
+    the batch is made than it did during the step and would spin afterwards. Threads of dpex's own are left out.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Seen] | None = None,
+        process_s: Callable[[], float] = time.process_time,
+        thread_s: Callable[[], float] = time.thread_time,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._look = look or other_threads
+        self._process_s, self._thread_s, self._clock = process_s, thread_s, clock
+        self._before = Seen({}, 0.0)
+        self._begun: tuple[float, Seen] | None = None
+        self._helped_s = self._made_s = self._took_s = 0.0
+        self.is_looking = False
+        self.ratio = 0.0
+        self.due = 0.0
+
+    def begin(self) -> None:
+        """The making of a batch begins."""
+        seen = self._seen()
+        self._begun = self._process_s() - self._thread_s(), seen
+
+    def end(self, now: float, made_s: float) -> None:
+        """It has ended at ``now``, after so many seconds."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self.is_looking = False
+            self._learn(made_s, self._helped(*begun))
+            self.due = now + max(LOOK_EVERY_S, self._took_s / LOOK_SHARE)
+            self._took_s = 0.0
+        elif made_s >= LEAST_MAKING_S:
+            self._before, self.is_looking = self._seen(), True
+        else:
+            self.is_looking, self.due = False, now + LOOK_EVERY_S
+
+    def _helped(self, others_s: float, at_begin: Seen) -> float:
+        others_s = self._process_s() - self._thread_s() - others_s
+        at_end, begun, before = self._seen(), at_begin.threads, self._before.threads
+        helped_s, seen_s = 0.0, at_end.own_s - at_begin.own_s
+        for thread, cpu_s in at_end.threads.items():
+            making_s = cpu_s - begun.get(thread, 0.0)
+            seen_s += making_s
+            if thread not in begun or _helps(making_s, begun[thread] - before.get(thread, begun[thread])):
+                helped_s += making_s
+        came_and_went_s = others_s - seen_s - SPIN_S  # threads that were started for this batch alone
+        return helped_s + max(0.0, came_and_went_s)
+
+    def _seen(self) -> Seen:
+        began = self._clock()
+        seen = self._look()
+        self._took_s += self._clock() - began
+        return seen
+
+    def _learn(self, making_s: float, helped_s: float) -> None:
+        self._made_s = self._made_s * _KEPT + making_s
+        self._helped_s = self._helped_s * _KEPT + helped_s
+        self.ratio = self._helped_s / self._made_s if self._made_s > 0 else 0.0
+
+
+def _helps(making_s: float, step_s: float) -> bool:
+    """Whether a thread helps that used so much CPU while a batch was made, and so much in the step before it."""
+    return step_s <= _IDLE_S + _IDLE_SHARE * making_s or making_s > step_s + SPIN_S
+
+
+def other_threads() -> Seen:
+    """The threads of this process but for the calling one; none where the system does not tell."""
+    own = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("dpex-")}
+    found: dict[int, float] = {}
+    try:
+        threads = set(map(int, os.listdir(_TASKS))) - {threading.get_native_id()}  # noqa: PTH208  (twice as fast)
+    except OSError:
+        return Seen(found, 0.0)
+    for thread in threads:
+        try:
+            found[thread] = time.clock_gettime(thread_clock(thread))
+        except OSError:
+            continue  # it has ended
+    return Seen(
+        {thread: s for thread, s in found.items() if thread not in own}, sum(found.get(t or 0, 0.0) for t in own)
+    )
