@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.guard import Guard
 from dpex.autotune.model import Estimate, Flow
-from dpex.autotune.policy import DEEPEST_PER_WORKER, Bounds, Plan, best, expect
+from dpex.autotune.policy import DEEPEST_PER_WORKER, Bounds, Plan, best, expect, half_way
 from dpex.autotune.trial import LEAST_BATCHES, Record, Trial
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings
 from dpex.autotune.window import Windows
@@ -258,6 +258,8 @@ class Controller:
             if self._in_favour < self._votes(plan.rate / max(rate, 1e-9), sample.at):
                 return None
             plan = self._cautiously(work, now, plan, bounds)
+            if sample.local.queued_s is None:
+                plan = half_way(work, now, plan, _idle(sample))
             if plan.settings == now:
                 return None
             reason = self._why(now, plan.settings)
@@ -476,6 +478,12 @@ class Controller:
         self._asked_at = sample.at
         self._in_favour = self._lost = 0
         return decision
+
+
+def _idle(sample: Sample) -> float:
+    """CPUs that nobody uses."""
+    used = (sample.local.cpu_s + sample.host.trainer_cpu_s) / max(1e-9, sample.seconds)
+    return max(0.0, sample.host.cpus - used - sample.host.others)
 
 
 def _rounded(memory: float) -> float:

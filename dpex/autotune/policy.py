@@ -14,6 +14,8 @@ from dpex.autotune.types import Settings
 AS_FAST = 0.98
 """A rate of this part of the best one counts as equal to it: windows cannot tell them apart."""
 DEEPEST_PER_WORKER = 16
+SHORT = 0.2
+"""Where less than this part of the CPUs is idle, what looks like waiting may be queueing for a CPU."""
 _NEAR = 0.97
 _CHEAPER_TRIED = 4
 _DEPTHS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, DEEPEST_PER_WORKER)
@@ -93,6 +95,22 @@ def expect(work: Estimate, settings: Settings) -> Plan:
     flow = fluid(work, settings)
     rate = replay(work, settings, flow)
     return Plan(settings=settings, rate=rate, stall=max(0.0, 1.0 - rate * work.step_s), flow=flow)
+
+
+def half_way(work: Estimate, now: Settings, plan: Plan, idle: float) -> Plan:
+    """The plan, or, where it more than doubles the local workers and CPUs are short, one half of the way to it.
+
+    For systems that do not tell who queues for a CPU. Workers that wait leave the CPUs to others; if their waiting is
+    queueing after all, each further one makes everybody slower, the training loop too. ``idle``: CPUs that nobody uses.
+    From the half-way setting the rest of the way is judged anew, by what it brought.
+    """
+    wanted = plan.settings
+    further = wanted.local - now.local
+    if not now.local or idle >= SHORT * work.cpus or further <= max(now.local, idle):
+        return plan
+    local = round(math.sqrt(now.local * wanted.local))
+    depth = math.ceil(wanted.depth * (local + wanted.remote) / wanted.workers)
+    return expect(work, replace(wanted, local=local, depth=max(1, depth)))
 
 
 def _has_headroom(settings: Settings, flow: Flow, config: AutotuneConfig) -> bool:

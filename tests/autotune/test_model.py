@@ -9,7 +9,7 @@ import pytest
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.model import Estimate, fluid, replay
 from dpex.autotune.plant import Fixed, Phase, Step, Work, World, simulate
-from dpex.autotune.policy import Bounds, best, expect
+from dpex.autotune.policy import Bounds, Plan, best, expect, half_way
 from dpex.autotune.types import Settings
 
 EASY = Estimate(step_s=0.01, step_cpu_s=0.0, own_s=0.0, here_s=0.05, cpu_s=0.05, wait_s=0.0, far_s=0.05, cpus=16.0)
@@ -40,6 +40,46 @@ def test_more_workers_than_cpus_make_no_more_and_slow_the_consumer() -> None:
 def test_waiting_needs_no_cpu() -> None:
     waits = replace(EASY, cpus=1.0, cpu_s=0.001, wait_s=0.1)
     assert fluid(waits, at(10)).rate == pytest.approx(10 / 0.101, rel=0.01)
+
+
+THREADED = replace(EASY, cpus=8.0, step_s=0.001, cpu_s=0.08, here_s=0.02, at_once=4.0)
+"""A batch takes 80 ms of CPU time; on an idle machine four CPUs make it in 20 ms."""
+
+
+def test_a_batch_of_several_threads_takes_as_many_cpus() -> None:
+    for workers, rate in ((1, 50), (2, 100), (4, 100), (8, 100)):
+        assert fluid(THREADED, at(workers)).capacity == pytest.approx(rate, rel=0.02)
+        assert replay(THREADED, at(workers), fluid(THREADED, at(workers))) == pytest.approx(rate, rel=0.05)
+    assert fluid(THREADED, at()).rate == pytest.approx(1 / 0.021)
+    assert fluid(replace(THREADED, others=8.0), at()).rate < 1 / 0.025
+    assert best(THREADED, Bounds(local=9, remote=0, depth=99), CONFIG).settings.local <= 3
+
+
+def test_threads_of_a_batch_are_no_faster_than_the_cpus_there_are() -> None:
+    few = replace(THREADED, cpus=2.0)
+    for workers in (1, 2, 3):
+        assert fluid(few, at(workers)).capacity == pytest.approx(25, rel=0.02)
+        assert replay(few, at(workers), fluid(few, at(workers))) == pytest.approx(25, rel=0.05)
+
+
+WAITING = replace(EASY, step_s=0.001, cpu_s=0.01, wait_s=0.14, cpus=2.0)
+
+
+def to(local: int) -> Plan:
+    return expect(WAITING, at(local, depth=4 * local))
+
+
+def test_a_large_step_goes_half_way_first_where_cpus_are_short() -> None:
+    assert half_way(WAITING, at(2, depth=8), to(14), idle=0.1).settings == at(5, depth=20)
+    assert half_way(WAITING, at(5, depth=20), to(14), idle=0.1).settings == at(8, depth=32)
+    assert half_way(WAITING, at(8, depth=32), to(14), idle=0.1).settings == at(14, depth=56)
+
+
+def test_where_cpus_are_free_or_the_step_is_small_it_goes_all_the_way() -> None:
+    assert half_way(WAITING, at(2, depth=8), to(14), idle=1.5).settings.local == 14
+    assert half_way(WAITING, at(2, depth=8), to(4), idle=0.1).settings.local == 4
+    assert half_way(WAITING, at(2, depth=8), expect(WAITING, at(1)), idle=0.0).settings.local == 1
+    assert half_way(WAITING, at(0), to(14), idle=0.0).settings.local == 14
 
 
 def test_ceilings_hold() -> None:
