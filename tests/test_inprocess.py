@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from dpex import DpexDataLoader
 from dpex.globalrandom import ByFunctions
 from dpex.inprocess import TRIES, InProcess
 from dpex.modes import Modes, modes_here
-from dpex.otherthreads import OtherThreads
+from dpex.otherthreads import OtherThreads, _clock, _cpu_ns
 from dpex.seeding import epoch_key, ticket_seed
 from dpex.ticketseeding import seed_ticket
 
@@ -125,7 +127,7 @@ def test_a_forked_child_makes_tickets_while_a_thread_of_the_parent_is_at_one() -
 
 
 class Neighbour:
-    """Another thread: `runs` has it do something, and returns when it is done."""
+    """Another thread: `runs` has it do something, and returns when it is done and sleeps again."""
 
     def __init__(self, act: Callable[[], Any]) -> None:
         self._act = act
@@ -141,6 +143,15 @@ class Neighbour:
     def runs(self) -> None:
         self._asked.release()
         self._done.acquire()
+        until(self._sleeps)
+
+    def _sleeps(self) -> bool:
+        """Whether it waits to be asked: asleep, and not for the interpreter, which it could have had meanwhile."""
+        clock = _clock(self.thread)
+        before = _cpu_ns(clock)
+        time.sleep(0.001)
+        state = Path(f"/proc/self/task/{self.thread.native_id}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "S" and _cpu_ns(clock) == before
 
     def __enter__(self) -> Neighbour:
         self.thread.start()
