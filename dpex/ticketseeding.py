@@ -40,7 +40,8 @@ class WordSource:
             _SEEDED.pack_into(self._memory, 0, seed, seed, seed, 1)
         else:
             self._seed_by_function(seed)
-        return memoryview(self._bits.random_raw(_ROUNDS + BLOCK))[_ROUNDS:]
+        words: memoryview = self._bits.random_raw(_ROUNDS + BLOCK).data[_ROUNDS:]
+        return words
 
     def _seed_by_function(self, seed: int) -> None:
         state = {"state": np.array([seed, seed, seed, 1], np.uint64)}
