@@ -64,8 +64,7 @@ class Dispatch:
                 return
             size = pace.message_size(schedule.window, len(lane.hosts()), lane.name == "remote")
             tickets = schedule.take(min(waiting, size))
-            if not lane.send(tickets, epoch):
-                schedule.give_back(tickets)
+            if not self._send(schedule, lane, tickets, epoch):
                 return
             self._on_its_way(tickets, lane)
         if not schedule.pending():
@@ -81,12 +80,21 @@ class Dispatch:
             if waiting < group and not starving and schedule.ready:
                 return False
             tickets = schedule.take(min(waiting, group), queue)
-            if not lane.send(tickets, epoch, host):
-                schedule.give_back(tickets)
+            if not self._send(schedule, lane, tickets, epoch, host):
                 return False
             self._tenancy.sent(queue)
             self._on_its_way(tickets, lane)
         return True
+
+    def _send(self, schedule: Schedule, lane: Lane, tickets: list[Ticket], epoch: int, host: int | None = None) -> bool:
+        """Send one message; if that cannot be, or fails for want of descriptors or memory, its tickets wait again."""
+        sent = False
+        try:
+            sent = lane.send(tickets, epoch, host)
+        finally:
+            if not sent:
+                schedule.give_back(tickets)
+        return sent
 
     def _least_loaded(self, window: int) -> Lane | None:
         best, best_load = None, 0.0

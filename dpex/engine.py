@@ -358,7 +358,11 @@ class Engine:
                     break
                 self._dirty.add(schedule.draw(index).queue)
         if self._dirty:
-            self._dispatch.issue(schedule, self._epoch, starving=starving)
+            try:
+                self._dispatch.issue(schedule, self._epoch, starving=starving)
+            except OSError:  # no descriptor is left: an error once somebody is short of a batch
+                if starving:
+                    raise
 
     # -- in this process -----------------------------------------------------------------------------------------
 

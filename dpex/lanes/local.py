@@ -11,7 +11,6 @@ host for each. A host is a process, or where the dataset allows it a thread of o
 from __future__ import annotations
 
 import contextlib
-import marshal
 import pickle
 import select
 import signal
@@ -21,12 +20,11 @@ from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, LaneCounts, LaneTimes
 from dpex.lanes.cleanserver import starter_for
 from dpex.lanes.fleet import DIED_TOGETHER, DREW, Fleet
 from dpex.lanes.localhosts import Host, ProcessHandle, Result, WorkerProcess, how_it_ended
-from dpex.lanes.localworker import BATCH, END, TICKET_BYTES, WorkerPlan, receive
+from dpex.lanes.localworker import BATCH, END, TICKET_BYTES, WorkerPlan
 from dpex.lanes.packing import Packing
 from dpex.lanes.template import TemplateHandle, private_pair
 from dpex.lanes.ticketqueue import LEAVE, Board, TicketQueue, hang_up, pack, write
 from dpex.schedule import Ticket
-from dpex.transport.arena import SegmentSpec, open_segment
 from dpex.worker import RngState, WorkerSetup
 
 FORKS_AT_ONCE = 64
@@ -212,22 +210,19 @@ class LocalLane:
     def _drain(self, host: Host) -> None:
         while True:
             try:
-                received = receive(host.socket, self._buffer)
+                message = host.receive(self._buffer)
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                received = None
-            if received is None:
+                message = None
+            if message is None:
                 self._hang_up(host)
                 return
-            self._read(host, *received)
+            self._read(host, *message)
             if host.ended:
                 return
 
-    def _read(self, host: Host, view: memoryview, fds: list[int]) -> None:
-        message, segments, retired = marshal.loads(view)
-        for spec, fd in zip(segments, fds, strict=True):
-            host.segments[spec[0]] = open_segment(SegmentSpec(*spec), fd)
+    def _read(self, host: Host, message: Any, _segments: Any, retired: list[int]) -> None:
         kind = message[0]
         if kind == "made":
             self._made(host, message[1], message[2])
@@ -291,7 +286,8 @@ class LocalLane:
         else:
             for host in list(process.hosts.values()):
                 if not host.ended:
-                    self._drain(host)
+                    with contextlib.suppress(OSError):  # what cannot be taken in is made again
+                        self._drain(host)
             self._ended(process, code)
 
     def _template_died(self) -> None:

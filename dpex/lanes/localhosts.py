@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import pickle
 import select
@@ -10,9 +11,9 @@ import signal
 import socket
 from typing import Any
 
-from dpex.lanes.localworker import BATCH, END
+from dpex.lanes.localworker import BATCH, END, receive
 from dpex.schedule import Ticket
-from dpex.transport.arena import Segment
+from dpex.transport.arena import Segment, SegmentSpec, open_segment
 from dpex.transport.codec import Decoder
 from dpex.worker import Failure, StreamEnd
 
@@ -98,6 +99,32 @@ class Host:
         self.leaving = False
         self.started = False
         self.ended = False
+
+    def receive(self, buffer: memoryview) -> Any:
+        """The next message, once the segments that it announces are mapped; None at the end of the stream.
+
+        Raises OSError where there is no descriptor or address space left for them. The message stays in the socket, so
+        that nothing is lost: whoever asks again when there is room gets it.
+        """
+        announced = receive(self.socket, buffer[:1], socket.MSG_PEEK)
+        if announced is not None and announced[1]:
+            self._map(buffer, announced[1])
+        count = self.socket.recv_into(buffer)
+        return marshal.loads(buffer[:count]) if count else None
+
+    def _map(self, buffer: memoryview, fds: list[int]) -> None:
+        count = self.socket.recv_into(buffer, 0, socket.MSG_PEEK)
+        segments = {}
+        try:
+            for spec in marshal.loads(buffer[:count])[1]:
+                segments[spec[0]] = open_segment(SegmentSpec(*spec), fds.pop(0))
+        except OSError as error:
+            kept = f"what worker {self.process.handle.pid} made is kept, and comes once there is room"
+            raise OSError(error.errno, f"{error.strerror}; {kept}") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self.segments.update(segments)
 
     def _lease(self, segment: int, slot: int, nbytes: int) -> Any:
         return self.segments[segment].view(slot, nbytes)

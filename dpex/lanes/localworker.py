@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import marshal
 import mmap
 import os
@@ -54,8 +55,12 @@ class WorkerPlan:
 
 
 def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[memoryview, list[int]] | None:
-    """One message and its descriptors, or None at the end of the stream."""
-    count, ancillary, _, _ = sock.recvmsg_into([buffer], fd_array_bytes, flags)
+    """One message and its descriptors, or None at the end of the stream.
+
+    Raises OSError where this process has no descriptor left for one that came: the kernel has dropped it then, and
+    with ``MSG_PEEK`` among the ``flags`` the message is still there.
+    """
+    count, ancillary, told, _ = sock.recvmsg_into([buffer], fd_array_bytes, flags)
     if not count:
         return None
     fds: list[int] = []
@@ -64,6 +69,10 @@ def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[me
             numbers = array.array("i")
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
             fds += numbers
+    if told & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: raise the limit (ulimit -n), or close some")
     return buffer[:count], fds
 
 
@@ -158,11 +167,11 @@ class LocalWorker:
             return ERROR, self._failure(made.wrapper)
         try:
             node = self._encoder.encode(made)
+            size = len(marshal.dumps(node)) if node[0] not in (1, 2) else 0
+            if size > _RESULT_BYTES:
+                return BATCH, self._encoder.spill(node)
         except Exception:
             return ERROR, self._failure(ExceptionWrapper(where=where(logical)))
-        size = len(marshal.dumps(node)) if node[0] not in (1, 2) else 0
-        if size > _RESULT_BYTES:
-            return BATCH, self._encoder.spill(node)
         self._out_bytes += size or 256
         if node[0] == 1:
             self._out_bytes += len(node[1])

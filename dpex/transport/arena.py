@@ -242,12 +242,12 @@ class Arena:
         return None
 
     def _grow(self, slot_bytes: int) -> SlotRef:
-        self._last_id += 1
         held = len(self._slots.get(slot_bytes, ()))
         slots = max(1, min(_SEGMENT_BYTES // slot_bytes, max(2, held)))
         size = _flag_bytes(slots) + slots * slot_bytes
-        spec = SegmentSpec(self._last_id, size, slot_bytes, slots)
         memory, fd = _map(size, self._shared)
+        self._last_id += 1
+        spec = SegmentSpec(self._last_id, size, slot_bytes, slots)
         self._segments[spec.segment] = Segment(spec, memory, _MAKER, shared=self._shared)
         queue = self._slots.setdefault(slot_bytes, deque())
         queue.extend(SlotRef(spec.segment, slot) for slot in range(slots))
@@ -277,7 +277,11 @@ def _map(size: int, shared: bool) -> tuple[Any, int]:
         advise(memory, _MADV_POPULATE_WRITE)
         return memory, -1
     fd = os.memfd_create("dpex")
-    os.ftruncate(fd, size)
-    memory = map_memory(fd, size)
+    try:
+        os.ftruncate(fd, size)
+        memory = map_memory(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
     advise(memory, _MADV_POPULATE_WRITE)
     return memory, fd

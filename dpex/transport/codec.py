@@ -214,14 +214,15 @@ class Encoder:
 
     def spill(self, node: Node) -> Node:
         """A node too long for a message, moved into a slot."""
-        return (_SPILL, self._copy_out(marshal.dumps(node)))
-
-    def _copy_out(self, data: bytes) -> Node:
-        assert self._placer is not None
-        base, ref = self._placer.array(len(data))
+        data = marshal.dumps(node)
+        try:
+            base, spilled = self._slot(len(data))
+        except BaseException:
+            self._take_back()
+            raise
         base[:] = np.frombuffer(data, np.uint8)
-        self._placer.lend(ref)
-        return (_SLOT, *ref, len(data))
+        self._keep.clear()
+        return (_SPILL, spilled)
 
 
 def _empty(code: int, shape: Any, stride: Any) -> torch.Tensor:

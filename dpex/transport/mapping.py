@@ -39,7 +39,7 @@ def map_memory(fd: int, size: int) -> Any:
     address = _LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
     if address == _FAILED:
         number = ctypes.get_errno()
-        raise OSError(number, f"{os.strerror(number)}: cannot map {size} bytes")
+        raise OSError(number, f"{os.strerror(number)}: cannot map {size} bytes of memory")
     memory = (ctypes.c_ubyte * size).from_address(address)
     weakref.finalize(memory, _LIBC.munmap, address, size).atexit = False
     return memory

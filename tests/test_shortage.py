@@ -1,0 +1,190 @@
+"""Want of descriptors or memory: an error that says so, no batch lost, and all is well once it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from dpex import DpexDataLoader
+from dpex.lanes.localworker import receive
+from dpex.transport.arena import Arena
+
+COUNT = 12
+LARGE_BYTES = 128 << 20
+
+
+class Growing(Dataset[torch.Tensor]):
+    """Each sample is of another size, so that each needs memory that is not there yet."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((index + 1, 1 << 16), float(index))
+
+
+class OneLarge(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((LARGE_BYTES if index == 3 else 1 << 16,), index, dtype=torch.uint8)
+
+
+class ShortInWorker(Growing):
+    """The worker itself has no descriptor left for some of its samples."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if index == 4:
+            self.limits = limits
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        if index == 7:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self.limits)
+        return super().__getitem__(index)
+
+
+class Plain(Dataset[int]):
+    def __len__(self) -> int:
+        return 200_000
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [len(indices), indices[0]]
+
+
+@contextlib.contextmanager
+def lowered(what: int, limit: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, (soft, hard))
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()
+
+
+def without_descriptors() -> contextlib.AbstractContextManager[None]:
+    """The lowest number that is free is out of bounds, and so are all others."""
+    free = os.dup(0)
+    os.close(free)
+    return lowered(resource.RLIMIT_NOFILE, free)
+
+
+def until_error(iterator: Any) -> tuple[list[Any], OSError]:
+    got: list[Any] = []
+    for _ in range(COUNT):
+        try:
+            got.append(next(iterator))
+        except OSError as error:
+            return got, error
+    raise AssertionError(f"no error, but {got}")
+
+
+def numbers(batches: Iterable[torch.Tensor]) -> list[int]:
+    return [int(batch.view(-1)[-1]) for batch in batches]
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_no_descriptor_left_in_the_trainer(seeding: Any) -> None:
+    iterator = iter(DpexDataLoader(Growing(), batch_size=1, num_workers=1, seeding=seeding))
+    got = numbers([next(iterator)])
+    before = descriptors()
+    with without_descriptors():
+        more, error = until_error(iterator)
+        again, _ = until_error(iterator)
+    assert "Too many open files" in str(error)
+    assert "ulimit -n" in str(error)
+    assert descriptors() <= before
+    got += numbers([*more, *again, *iterator])
+    assert got == list(range(COUNT))
+
+
+def test_no_address_space_left_in_the_trainer() -> None:
+    iterator = iter(DpexDataLoader(OneLarge(), batch_size=1, num_workers=1))
+    got = numbers([next(iterator)])
+    before = descriptors()
+    with lowered(resource.RLIMIT_AS, address_space() + LARGE_BYTES // 2):
+        more, error = until_error(iterator)
+    assert "cannot map" in str(error)
+    assert "is kept" in str(error)
+    assert descriptors() <= before
+    got += numbers([*more, *iterator])
+    assert got == list(range(COUNT))
+
+
+def test_no_descriptor_left_in_a_worker_is_the_error_of_its_batches() -> None:
+    iterator = iter(DpexDataLoader(ShortInWorker(), batch_size=1, num_workers=1))
+    got: list[int] = []
+    failed: dict[int, OSError] = {}
+    for number in range(COUNT):
+        try:
+            got += numbers([next(iterator)])
+        except OSError as error:
+            failed[number] = error
+    assert sorted([*got, *failed]) == list(range(COUNT))
+    assert failed
+    assert set(failed) <= {4, 5, 6}
+    assert all("Too many open files" in str(error) for error in failed.values())
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_tickets_that_could_not_be_sent_are_sent_later() -> None:
+    """A message of so many indices travels as a file, for which there is no descriptor."""
+    batches = [list(range(start, start + 50_000)) for start in range(0, 200_000, 50_000)]
+    loader = DpexDataLoader(
+        Plain(), batch_sampler=batches, num_workers=1, prefetch_factor=1, collate_fn=list, seeding="batch"
+    )
+    iterator = iter(loader)
+    with without_descriptors():
+        got, error = until_error(iterator)
+    assert "Too many open files" in str(error)
+    got += list(iterator)
+    assert got == [[50_000, batch[0]] for batch in batches]
+
+
+def test_descriptors_that_did_not_fit_are_an_error_and_the_message_stays() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    buffer = memoryview(bytearray(100))
+    with ours, theirs:
+        socket.send_fds(ours, [b"message"], [ours.fileno(), theirs.fileno()])
+        before = descriptors()
+        free = os.dup(0)
+        os.close(free)
+        with lowered(resource.RLIMIT_NOFILE, free + 1), pytest.raises(OSError, match="Too many open files"):
+            receive(theirs, buffer, socket.MSG_PEEK)
+        assert descriptors() <= before
+        received = receive(theirs, buffer)
+        assert received is not None
+        assert (bytes(received[0]), len(received[1])) == (b"message", 2)
+        for fd in received[1]:
+            os.close(fd)
+
+
+def test_memory_that_cannot_be_had_leaves_no_descriptor() -> None:
+    announced: list[int] = []
+    arena = Arena(lambda _, fd: announced.append(fd))
+    before = descriptors()
+    with pytest.raises(OSError, match=r"File too large|Invalid argument|Cannot allocate"):
+        arena.array(1 << 60)
+    assert descriptors() <= before
+    base, ref = arena.array(10_000)
+    assert (ref.segment, base.nbytes) == (1, 10_000)
+    os.close(announced[0])
