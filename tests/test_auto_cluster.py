@@ -3,7 +3,7 @@
 The raylets share this machine's cores, so CPU work would find nothing on them that the trainer's process does not have
 too. What they do have is room: a sample here waits for 10 ms (as for a storage), local workers are limited to
 `LOCAL`, and whatever goes beyond them must come from actors. Nothing is said here of how fast anything is: conditions
-are waited for, and the one rate that is compared is compared with the most that so many sleeping workers can make.
+are waited for.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from torch.utils.data import Sampler
 
 from dpex import AutotuneConfig, DpexDataLoader
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 ray = pytest.importorskip("ray")
 
 STORE_BYTES = 100 << 20
 HEAD_CPUS, NODE_CPUS = 1, 4
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 BATCH = 8
 NAP_S = 0.01
 STEP_S = 0.02
 SHORT_STEP_S = 0.008
 """So that more workers are needed than there is room for on one node."""
 LOCAL = 2
-LOCAL_MOST_PER_S = LOCAL / (BATCH * NAP_S)
-"""Batches per second that the local workers can make at most: 25, where the consumer takes up to 50."""
+ENOUGH = 60
+"""Batches after which it is seen that somebody takes part: the local workers alone would need two seconds for them."""
 CONFIG = AutotuneConfig(max_local=LOCAL, interval_s=0.25)
 LENGTH = 100_000
 
@@ -96,21 +96,19 @@ class Training:
         self.loader = loader
         self.iterator = iter(loader)
         self.batches: list[torch.Tensor] = []
-        self.taken_at: list[float] = []
 
     def until(self, enough: Callable[[], Any], step_s: float = STEP_S) -> None:
         """Train until ``enough()``; AssertionError when patience or the data end."""
         deadline = time.monotonic() + PATIENCE_S
         while not enough():
             self.batches.append(next(self.iterator))
-            self.taken_at.append(time.monotonic())
             time.sleep(step_s)
             assert time.monotonic() < deadline, f"{self.loader.decisions}, {self.loader.stats()}"
 
-    def rate(self, latest: int = 60) -> float:
-        """Batches per second of the latest, 0 before there are as many."""
-        times = self.taken_at[-latest:]
-        return (latest - 1) / (times[-1] - times[0]) if len(times) == latest else 0.0
+    def made_far(self) -> int:
+        """Batches that actors made."""
+        lanes = self.loader.stats().lanes
+        return lanes["remote"].tickets if "remote" in lanes else 0
 
     def remote(self) -> int:
         """Actors that run."""
@@ -142,7 +140,7 @@ def test_without_a_cluster_nothing_leaves_this_machine() -> None:
 def test_what_is_too_much_for_this_machine_is_moved_out(cluster: Any, mode: Any) -> None:
     with auto(Augmented(LENGTH, NAP_S), shuffle=True, distribute_mode=mode) as loader:
         training = Training(loader)
-        training.until(lambda: training.remote() >= 2 and training.rate() > 1.3 * LOCAL_MOST_PER_S)
+        training.until(lambda: training.remote() >= 2 and training.made_far() >= ENOUGH)
         first = loader.decisions[0]
         assert (first.reason, first.old.remote) == ("too few", 0)
         assert first.new.remote >= 1  # Ray may still count the actors of the test before as there
@@ -156,7 +154,7 @@ def test_actors_are_given_back_when_the_consumer_slows(cluster: Any) -> None:
     """A window holds four batches or more, so that 200 are 50 windows at most; on an idle machine some 5 are enough."""
     with auto(Augmented(LENGTH, NAP_S), shuffle=True) as loader:
         training = Training(loader)
-        training.until(lambda: training.remote() >= 2 and training.rate() > 1.3 * LOCAL_MOST_PER_S)
+        training.until(lambda: training.remote() >= 2 and training.made_far() >= ENOUGH)
         had, decided, before = training.remote(), len(loader.decisions), len(training.batches)
         training.until(lambda: training.remote() == 0 or len(training.batches) > before + 200, step_s=5 * STEP_S)
         left, later = training.remote(), loader.decisions[decided:]
@@ -208,12 +206,12 @@ def test_a_node_that_goes_is_made_up_for(cluster: Any, remove: Callable[[str], t
     sampler = Endless()
     with auto(Augmented(LENGTH, NAP_S), sampler=sampler) as loader:
         training = Training(loader)
-        training.until(lambda: training.remote() >= 2 and training.rate() > 1.3 * LOCAL_MOST_PER_S)
+        training.until(lambda: training.remote() >= 2 and training.made_far() >= ENOUGH)
         victim = training.fullest(cluster)
         removal = remove(victim)
         training.until(lambda: not removal.is_alive() and not training.actors()[victim])
-        gone_at = len(training.batches)
-        training.until(lambda: len(training.batches) >= gone_at + 60 and training.rate() > 1.3 * LOCAL_MOST_PER_S)
+        made = training.made_far()
+        training.until(lambda: training.made_far() >= made + ENOUGH)
         training.until(lambda: training.remote() >= loader.stats().lanes["remote"].wanted > 0)
         assert not training.actors()[victim]
         assert loader.stats().deaths >= 1

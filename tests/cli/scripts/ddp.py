@@ -2,6 +2,8 @@
 
 import gc
 import os
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -45,8 +47,28 @@ def train(rank, address):
     if dist.get_rank() == 0:
         print("counts", counts.unique().tolist(), "totals", [float(value) for value in totals], "by", *iterators)
     del model
-    gc.collect()  # or its threads outlive the group, and may want the interpreter while it ends
+    gc.collect()
     dist.destroy_process_group()
+    let_gloo_come_to_rest()
+
+
+def let_gloo_come_to_rest():
+    """Return once no thread of gloo's is at work any more.
+
+    Where there was a DistributedDataParallel, these threads outlive the process group, with or without dpex. One that
+    lets go of the tensors of the last collective call only as the interpreter ends, as it did not run for a while,
+    aborts the process: "terminate called without an active exception".
+    """
+    while any(is_at_work(task) for task in Path("/proc/self/task").iterdir()):
+        time.sleep(0.01)  # and let it have the interpreter, if it is that it waits for
+
+
+def is_at_work(task):
+    try:
+        name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+    except OSError:
+        return False  # it has ended
+    return name.startswith("pt_gloo") and rest.split()[0] != "S"
 
 
 if __name__ == "__main__":
