@@ -1,13 +1,15 @@
 """Running a module of this package in a fresh process, with this checkout's dpex or another's."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 IMPORT_LIMIT_S = 120.0
@@ -65,19 +67,39 @@ def has_modules(surroundings: Surroundings, modules: Sequence[str]) -> bool:
 
 
 def run(surroundings: Surroundings, *arguments: str, limit_s: float) -> str:
-    """Run the interpreter with these arguments and return what it printed. Raises MeasurementError."""
-    try:
-        done = subprocess.run(
+    """Run the interpreter with these arguments and return what it printed. Raises MeasurementError.
+
+    It has a session of its own, of which nothing is left afterwards, and it writes to files: processes that a loader
+    leaves behind would hold a pipe open.
+    """
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        process = subprocess.Popen(
             [surroundings.python, *arguments],
             cwd=surroundings.folder,
             env=surroundings.environment,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
         )
-        return done.stdout
-    except subprocess.TimeoutExpired as error:
-        raise MeasurementError(f"nothing after {limit_s:g} s") from error
-    except subprocess.CalledProcessError as error:
-        raise MeasurementError(error.stderr.strip()[-ERROR_CHARACTERS:]) from error
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise MeasurementError(f"nothing after {limit_s:g} s") from error
+        finally:
+            _end_session(process)
+        if code:
+            raise MeasurementError(_written(err).strip()[-ERROR_CHARACTERS:] or f"it ended with code {code}")
+        return _written(out)
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """End the process and those that it left in its session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _written(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()

@@ -97,7 +97,7 @@ def _rivals(row: Row, cores: int) -> list[Contestant]:
         "grain-processes": (cores,),
         "nodes-processes": (32,) if row.waits else (cores,),
         "tf.data": (cores, "auto"),
-        "ray-data": (cores, 2 * cores),
+        "ray-data": (8, 32) if row.waits else (cores,) if row.kind == "remote" else (cores, 2 * cores),
     }
     return [Contestant(engine=engine, workers=workers) for engine in row.rivals for workers in sweeps[engine]]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import namedtuple
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -14,7 +17,7 @@ from benchmarks import consumer, tables
 from benchmarks.before_after import Pair, contestants, line
 from benchmarks.course import Course
 from benchmarks.machine import last_level_cache_bytes
-from benchmarks.process import ROOT, MeasurementError, run, with_dpex_of
+from benchmarks.process import ROOT, MeasurementError, Surroundings, run, with_dpex_of
 
 
 def course(rate: float, settled: float) -> Course:
@@ -59,6 +62,23 @@ def test_the_measured_process_has_the_dpex_of_the_checkout_and_these_benchmarks(
 def test_a_folder_without_dpex_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MeasurementError, match="came from"), with_dpex_of(tmp_path):
         pass
+
+
+def test_a_failed_process_is_quoted_and_a_hung_one_is_ended() -> None:
+    with pytest.raises(MeasurementError, match="no such luck"):
+        run(Surroundings(), "-c", "raise SystemExit('no such luck')", limit_s=60)
+    with pytest.raises(MeasurementError, match="nothing after"):
+        run(Surroundings(), "-c", "import threading; threading.Event().wait()", limit_s=0.5)
+
+
+def test_what_a_process_leaves_behind_neither_delays_nor_outlives_the_measurement() -> None:
+    told = "import os, signal; child = os.fork(); child or signal.pause(); print(child)"
+    child = int(run(Surroundings(), "-c", told, limit_s=60))
+    with suppress(psutil.NoSuchProcess):
+        orphan = psutil.Process(child)
+        deadline_s = time.monotonic() + 30  # a signal may arrive late
+        while orphan.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline_s
 
 
 Point = namedtuple("Point", "x y")

@@ -28,20 +28,26 @@ PREFETCH_BATCHES = 4
 
 @contextmanager
 def opened(contestant: Contestant, dataset: Dataset[Any], batch_size: int) -> Iterator[Iterable[Any]]:
-    """The pipeline with as many tasks at once."""
+    """The pipeline. Locally Ray is told to have as many processors as there should be tasks at once."""
     connected = ray.is_initialized()
     if not connected:
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            address="local",
+            num_cpus=int(contestant.workers),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
     ray.data.DataContext.get_current().enable_progress_bars = False
     ray.data.DataContext.get_current().execution_options.preserve_order = True
     try:
-        yield Iterating(lambda: _batches(dataset, batch_size, int(contestant.workers)))
+        yield Iterating(lambda: _batches(dataset, batch_size))
     finally:
         if not connected:
             ray.shutdown()
 
 
-def _batches(dataset: Dataset[Any], batch_size: int, tasks: int) -> Iterator[Any]:
+def _batches(dataset: Dataset[Any], batch_size: int) -> Iterator[Any]:
     make = BatchOf(dataset)
 
     def arrays(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -51,7 +57,7 @@ def _batches(dataset: Dataset[Any], batch_size: int, tasks: int) -> Iterator[Any
 
     per_block = _batches_per_block(make, batch_size)
     indices = ray.data.range(BLOCKS * per_block * batch_size, override_num_blocks=BLOCKS)
-    mapped = indices.map_batches(arrays, batch_size=batch_size, concurrency=tasks)
+    mapped = indices.map_batches(arrays, batch_size=batch_size)  # no options, so that both become one task
     return iter(mapped.iter_torch_batches(batch_size=batch_size, prefetch_batches=PREFETCH_BATCHES))
 
 
