@@ -35,12 +35,18 @@ class Rows:
         return torch.full((LARGE,), float(index))
 
 
+class Hangs:
+    def __getitem__(self, index: int) -> torch.Tensor:
+        while True:
+            signal.pause()
+
+
 class Driver:
     """Stands in for the engine: sends tickets, and takes down what happens."""
 
-    def __init__(self, workers: int, *, shared_queue: bool) -> None:
+    def __init__(self, workers: int, *, shared_queue: bool, dataset: Any = None) -> None:
         setup = WorkerSetup(
-            dataset=Rows(),
+            dataset=dataset or Rows(),
             collate_fn=default_collate,
             worker_init_fn=None,
             iterable=False,
@@ -87,8 +93,8 @@ class Driver:
 
 
 @contextmanager
-def driven(workers: int, *, shared_queue: bool = True) -> Iterator[Driver]:
-    driver = Driver(workers, shared_queue=shared_queue)
+def driven(workers: int, *, shared_queue: bool = True, dataset: Any = None) -> Iterator[Driver]:
+    driver = Driver(workers, shared_queue=shared_queue, dataset=dataset)
     try:
         driver.listen_until(lambda: driver.lane.counts.running == workers)
         if not shared_queue:
@@ -183,3 +189,15 @@ def test_a_dead_worker_held_tickets_of_this_epoch_alone() -> None:
         driver.listen_until(lambda: driver.of(Gone))
         (gone,) = driver.of(Gone)
         assert (gone.lost, gone.expected) == ((0, 1), False)
+
+
+@pytest.mark.parametrize("whose", ["the worker", "the template"])
+def test_a_ticket_is_held_guilty_of_its_worker_s_death_but_not_of_the_template_s(whose: str) -> None:
+    with driven(1, dataset=Hangs()) as driver:
+        lane, (worker,) = driver.lane, driver.lane._hosts.values()
+        driver.send(5)
+        until(lambda: lane._board.read(worker.row)[1] == 5)
+        os.kill(driver.pids()[0] if whose == "the worker" else lane._template._process.pid, signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(Gone))
+        (gone,) = driver.of(Gone)
+        assert (gone.lost, gone.guilty) == ((5,), 5 if whose == "the worker" else None)

@@ -32,6 +32,7 @@ from typing import Any
 import torch.multiprocessing
 
 from dpex.alerts import warn
+from dpex.lanes import signals
 from dpex.lanes.cluster import is_connected
 from dpex.lanes.localhosts import ProcessHandle
 from dpex.lanes.localworker import WorkerPlan
@@ -222,6 +223,7 @@ def _surroundings() -> dict[str, Any]:
 
 def serve(fd: int, trainer_pid: int) -> None:
     """Body of the server: fork templates on request; never returns."""
+    signals.forget()
     requests = socket.socket(fileno=fd)
     gc.freeze()
     trainer = pidfd(trainer_pid)

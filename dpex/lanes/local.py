@@ -312,7 +312,7 @@ class LocalLane:
         self._events.append(Note(f"{text}; starting anew"))
         self._start_template()
         for process in list(self._fleet.processes.values()):
-            self._ended(process, -signal.SIGKILL)
+            self._ended(process, -signal.SIGKILL, by_template=True)
 
     def _hang_up(self, host: Host) -> None:
         """The worker's end of the socket is closed; how it ended comes from the template."""
@@ -323,10 +323,11 @@ class LocalLane:
             del self._by_fd[fd]
             host.socket.close()
 
-    def _ended(self, process: WorkerProcess, code: int) -> None:
-        """A process ended, and with it the hosts that were still there.
+    def _ended(self, process: WorkerProcess, code: int, *, by_template: bool = False) -> None:
+        """A process ended, and with it the hosts that were still there; ``by_template``: because the template did.
 
-        Where several of them worked, nobody knows whose ticket was at fault, and none is held guilty.
+        Where several of them worked, nobody knows whose ticket was at fault, and none is held guilty. Nor is one if the
+        template ended: it makes no batches.
         """
         hosts = self._fleet.ended(process.number, code)
         if not hosts:
@@ -336,12 +337,12 @@ class LocalLane:
         at_work = [guilty for _, guilty in held if guilty is not None]
         lost = tuple(number for numbers, _ in held for number in numbers)
         pid = process.handle.pid or 0
-        guilty = at_work[0] if len(at_work) == 1 and not expected else None
+        guilty = at_work[0] if len(at_work) == 1 and not (expected or by_template) else None
         self._events.append(Gone(hosts[0].number, lost, guilty, expected, how_it_ended(pid, code), pid))
         self._events += [Gone(host.number, (), None, True, "its process ended", pid) for host in hosts[1:]]
         if self._closed:
             return
-        if len(at_work) > 1 and not expected and self._fleet.packing.died_together():
+        if len(at_work) > 1 and not (expected or by_template) and self._fleet.packing.died_together():
             self._events.append(Note(DIED_TOGETHER))
         self._after_an_end(expected, doubtful=not expected or process.drew)
 

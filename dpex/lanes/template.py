@@ -31,6 +31,7 @@ from typing import Any, Literal, Protocol
 from dpex.alerts import warn
 from dpex.clock import monotonic
 from dpex.forks import watch
+from dpex.lanes import signals
 from dpex.lanes.localhosts import readable_within
 from dpex.lanes.localthreads import run_threads
 from dpex.lanes.localworker import WorkerPlan, run_worker
@@ -73,10 +74,10 @@ class Parcel:
 
 def template_main(control: socket.socket, trainer_pid: int, parcel: Parcel, inherited: list[socket.socket]) -> None:
     """Body of the template process: fork workers on request until told to end."""
+    signals.forget()
     for foreign in inherited:
         foreign.close()
     descendants.forget_inherited()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     gc.freeze()
     _Template(control, trainer_pid, parcel).run()
@@ -192,7 +193,6 @@ def _enter_worker(
         os.close(trainer_fd)
     die_with_parent(template_pid)
     signal.signal(signal.SIGINT, _ignore)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(KeyboardInterrupt):
         body(parcel.open, fds, *arguments)
 
@@ -246,7 +246,8 @@ class ContextStarter:
             daemon=True,
         )
         try:
-            process.start()
+            with signals.blocked() if self.is_quick else contextlib.nullcontext():
+                process.start()
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             warn(
                 "Got pickle error when attempting to start a worker Process. "
