@@ -1,0 +1,77 @@
+"""Beside programs that keep all CPUs busy, queueing for one is not taken for waiting, and waiting still is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from dpex import DpexDataLoader
+from dpex.autotune.model import Estimate
+from dpex.cpus import usable_cpus
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="this kernel does not tell who queues"
+)
+CPUS = ceil(usable_cpus())
+TICKETS = 60
+PATIENCE_S = 60.0
+
+
+class Work(Dataset[Any]):
+    """Samples that are waited for, then computed for so much CPU time, however long that takes."""
+
+    def __init__(self, cpu_s: float, wait_s: float) -> None:
+        self.cpu_s, self.wait_s = cpu_s, wait_s
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.wait_s)
+        until = time.thread_time() + self.cpu_s
+        while time.thread_time() < until:
+            pass
+        return torch.zeros(3)
+
+
+@pytest.fixture
+def neighbours() -> Iterator[None]:
+    """Twice as many busy programs as there are CPUs."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * CPUS)]
+    yield
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def tuned(data: Work) -> tuple[Estimate, DpexDataLoader[Any]]:
+    """What the tuner makes of the work once it has seen enough of it; and the loader."""
+    deadline = time.monotonic() + PATIENCE_S
+    with DpexDataLoader(data, batch_size=4, num_workers="auto") as loader:
+        for _ in loader:
+            assert loader._tuner is not None
+            windows = loader._tuner._controller._windows  # type: ignore[union-attr]
+            if windows.tickets >= TICKETS:
+                break
+            assert time.monotonic() < deadline, f"{windows.tickets} batches were seen"
+        return windows.estimate(usable_cpus(), float("inf"), float("inf")), loader
+
+
+def test_queueing_is_not_taken_for_waiting(neighbours: None) -> None:
+    work, loader = tuned(Work(cpu_s=0.002, wait_s=0.0))
+    assert work.waiting < 0.25
+    assert all(decision.new.local <= 2 * CPUS for decision in loader.decisions), loader.decisions
+
+
+def test_waiting_beside_busy_programs_is_seen(neighbours: None) -> None:
+    work, _ = tuned(Work(cpu_s=0.0005, wait_s=0.01))
+    assert work.waiting > 0.75
