@@ -10,7 +10,8 @@ import pytest
 from torch.utils.data import default_collate
 
 from dpex.forecast import Work, fastest, need, rates
-from dpex.gauge import BenchError
+from dpex.gauge import BenchError, Measured
+from dpex.spans import Book
 from dpex.target import subject
 from tests.cli.commands import SCRIPTS, dpex
 
@@ -75,6 +76,38 @@ def test_work_that_needs_cpus_scales_to_the_cpus() -> None:
 def test_work_that_waits_scales_beyond_them() -> None:
     waiting = work(cpu_s=0.001, wait_s=0.099)
     assert max(row.rate for row in rates(waiting)) > 300
+
+
+def test_threads_of_a_library_take_their_cpus() -> None:
+    """A decoder that keeps four CPUs busy: one worker of it is as fast as the machine."""
+    threaded = work(here_s=0.025, at_once=4.0)
+    assert [row.rate for row in rates(threaded)] == [pytest.approx(40, rel=0.05)] * 5
+    assert fastest(threaded)[0].workers <= 1
+
+
+def measured(**changes: float) -> Measured:
+    stages = {"fetch_s": 0.05, "fetch_cpu_s": 0.05, "collate_s": 0.0, "collate_cpu_s": 0.0}
+    rest = {"encode_s": 0.0, "encode_cpu_s": 0.0, "queued_s": 0.0, "batch_bytes": 1e6, "cpus": 4.0, "others": 0.0}
+    return Measured(
+        batches=9,
+        seconds=1.0,
+        first_s=0.1,
+        walls_s=(0.05,) * 9,
+        spans=Book().spans(),
+        **stages | rest | changes,
+    )
+
+
+def test_what_was_measured_is_told_as_work() -> None:
+    one = measured().work()
+    assert (one.at_once, one.cpu_s, one.here_s, one.wait_s) == (1.0, 0.05, 0.05, 0.0)
+    several = measured(fetch_cpu_s=0.15).work()
+    assert (several.at_once, several.cpu_s, several.wait_s) == (pytest.approx(3.0), 0.15, 0.0)
+    assert several.here_s == pytest.approx(0.05)
+    few = measured(fetch_cpu_s=0.1, queued_s=0.1, cpus=2.0).work()
+    assert few.at_once == pytest.approx(4.0)
+    assert few.here_s == pytest.approx(0.05)  # four threads on two CPUs
+    assert measured(fetch_cpu_s=0.01, queued_s=0.01).work().wait_s == pytest.approx(0.03)
 
 
 def test_needs() -> None:
