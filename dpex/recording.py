@@ -109,7 +109,7 @@ class TraceFile:
             logger.warning("auto: recording to %s, as there is a file %s already", self.path, self._wanted.name)
 
     def _append(self, text: bytes) -> None:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.write(descriptor, text) != len(text):
                 raise OSError("no space is left")

@@ -246,6 +246,17 @@ def test_what_cannot_be_written_down_ends_recording_only(tmp_path: Path, caplog:
     assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
 
 
+def test_a_link_that_was_put_in_its_place_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, other = TraceFile(tmp_path / "run.jsonl"), tmp_path / "other"
+    file.write({"a": 1})
+    other.write_text("others'")
+    file.path.unlink()
+    file.path.symlink_to(other)
+    file.write({"b": 2})
+    assert other.read_text() == "others'"
+    assert "cannot be written to" in caplog.text
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     for name in ("t.jsonl", "t-2.jsonl"):
         (tmp_path / name).write_text("mine")
