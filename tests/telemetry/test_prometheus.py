@@ -33,6 +33,8 @@ WINDOW_S = 10
 POINTS = 0.02
 STEP_S = {"0": 0.14, "1": 0.18}
 LOAD_S = 0.2
+SETTLED_S = 2.0
+"""Scrapes that began so long ago have ended, or failed: what is known about that moment does not change any more."""
 DEAD = "dpex-elsewhere-1-1.json"
 """As a process of another machine left it."""
 
@@ -170,11 +172,12 @@ def prometheus(folder: Path, port: int) -> Any:
     return running(command, folder / "prometheus.err")
 
 
-def is_all_there(url: str) -> bool:
-    """A window full of every run, and a decision of the tuner that was judged."""
+def is_all_there(url: str, at: float) -> bool:
+    """A window full of every run, and a decision of the tuner that was judged; no run's latest scrape failed."""
+    full = f"count_over_time(dpex_batches_total[{WINDOW_S + 2}s]) >= {WINDOW_S + 1} and dpex_batches_total"
     try:
-        seen = ask(url, "query", query=f"count_over_time(dpex_batches_total[{WINDOW_S + 2}s]) >= {WINDOW_S + 1}")
-        judged = ask(url, "query", query="dpex_tuner_predicted_stall_ratio")
+        seen = ask(url, "query", query=full, time=str(at))
+        judged = ask(url, "query", query="dpex_tuner_predicted_stall_ratio", time=str(at))
     except OSError:
         return False
     return len(seen["result"]) == 3 and len(judged["result"]) == 1
@@ -195,11 +198,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             )
         stack.enter_context(trainer(folder, "tuned", 0.04, folder / "tuned.log", DPEX_RUN_ID="tuned"))
         began = time.monotonic()
-        while not is_all_there(url):
+        while not is_all_there(url, at := time.time() - SETTLED_S):
             errors = [path.read_text() for path in folder.glob("*.err")]
             assert time.monotonic() - began < 120, errors
             time.sleep(0.5)
-        yield World(url=url, folder=folder, logs=logs, at=time.time())
+        yield World(url=url, folder=folder, logs=logs, at=at)
     assert [path.name for path in (folder / "targets").iterdir()] == [DEAD]
 
 
