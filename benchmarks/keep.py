@@ -149,9 +149,15 @@ def row_problems(result: RowResult) -> list[str]:
 
 
 def kept_runs(folder: Path = RESULTS) -> list[Kept]:
-    """All that are kept, the newest first."""
+    """All that are kept, the newest first; files of one machine, commit and setting are one run."""
     found = [Kept.from_document(json.loads(path.read_text())) for path in folder.glob("*.json")]
-    return sorted(found, key=lambda kept: kept.until, reverse=True)
+    merged: dict[tuple[Any, ...], Kept] = {}
+    for kept in sorted(found, key=lambda one: one.until):
+        origin = (kept.machine_id, kept.commit, kept.dirty, kept.settings)
+        earlier = merged.get(origin)
+        rows = {**(earlier.rows if earlier else {}), **kept.rows}
+        merged[origin] = replace(kept, since=earlier.since if earlier else kept.since, rows=rows)
+    return sorted(merged.values(), key=lambda one: one.until, reverse=True)
 
 
 def write(kept: Kept, path: Path) -> None:

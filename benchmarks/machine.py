@@ -38,10 +38,14 @@ def load() -> float:
     return round(os.getloadavg()[0], 2)
 
 
+MEASURED = ("dpex", "benchmarks", ":(exclude)benchmarks/results", ":(exclude)*.md")
+"""What makes the figures: changes elsewhere, and the results themselves, do not matter."""
+
+
 def commit(root: Path) -> tuple[str | None, bool]:
-    """The commit that is checked out at `root`, and whether something differs from it; None if git does not know."""
+    """The commit that is checked out at `root`, and whether what is measured differs; None if git does not know."""
     try:
-        asked = [["rev-parse", "HEAD"], ["status", "--porcelain"]]
+        asked = [["rev-parse", "HEAD"], ["status", "--porcelain", "--", *MEASURED]]
         head, changes = (
             subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True).stdout
             for words in asked

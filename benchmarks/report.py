@@ -1,8 +1,9 @@
 """The tables: a row for the terminal, and `python -m benchmarks.report`, which writes those of the README.
 
 The README's tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the kept runs alone; a
-test fails where they differ. With runs of several machines the figures are those of the newest, and beside its ratio
-stands the range of the medians over all machines. Rows where dpex is behind anything come first.
+test fails where they differ. The figures are those of the newest run; where others measured the same commit on other
+machines, the range of the medians over all machines stands beside its ratio. Rows where dpex is behind anything come
+first.
 """
 
 import argparse
@@ -80,12 +81,17 @@ def _table(header: Sequence[str], lines: Iterable[Line]) -> str:
 
 def _rows(runs: Sequence[Kept], kind: Kind) -> list[list[RowResult]]:
     """The rows of a kind that the newest run has, each with the same row on the other machines."""
-    others = {run.machine_id: run for run in reversed(runs) if run.machine_id != runs[0].machine_id}
     return [
-        [result, *(run.rows[key] for run in others.values() if key in run.rows)]
+        [result, *(run.rows[key] for run in _same_commit(runs)[1:] if key in run.rows)]
         for key, result in ((key, runs[0].rows[key]) for key in BY_KEY if key in runs[0].rows)
         if result.row.kind == kind
     ]
+
+
+def _same_commit(runs: Sequence[Kept]) -> list[Kept]:
+    """The newest run, and one of each other machine that measured its commit."""
+    found = {run.machine_id: run for run in reversed(runs) if run.commit == runs[0].commit}
+    return [runs[0], *(run for machine, run in found.items() if machine != runs[0].machine_id)]
 
 
 def _same_count(seeding: Seeding | None) -> Figure:
@@ -231,7 +237,7 @@ def origin_text(runs: Sequence[Kept]) -> str:
         f"{host['processor']}, {host['cores']} cores, {sizes}, {host['system']}; Python {versions['python']}, "
         f"torch {versions['torch']}, Ray {versions['ray']}; commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}; "
         f"{run.settings.rounds} rounds of {run.settings.window_s:g} s, from `iter()` on: median (range). Machines: "
-        f"{len({one.machine_id for one in runs})}."
+        f"{len(_same_commit(runs))}."
     )
 
 

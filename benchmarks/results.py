@@ -42,9 +42,9 @@ class RowResult:
         return median(course.waiting for course in self.courses[contestant].values())
 
     def ratio(self, one: Contestant | None, other: Contestant | None, part: Part = "whole") -> Spread | None:
-        """One's rate over the other's within each round; None if they have no round in common."""
+        """One's rate over the other's within each round; None if there is no round in which both got batches."""
         mine, theirs = self.courses.get(one, {}), self.courses.get(other, {})  # type: ignore[arg-type]
-        rounds = sorted(set(mine) & set(theirs))
+        rounds = [number for number in sorted(set(mine) & set(theirs)) if _rate(theirs[number], part)]
         return Spread.of([_rate(mine[n], part) / _rate(theirs[n], part) for n in rounds]) if rounds else None
 
     def fixed(self, *engines: str) -> list[Contestant]:

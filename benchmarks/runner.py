@@ -123,6 +123,9 @@ def measured(asked: Request, surroundings: Surroundings) -> Course:
     limit_s = START_LIMIT_S + SLOWEST * asked.window_s
     printed = run_module("benchmarks.measure", asked.to_json(), limit_s, surroundings)
     try:
-        return Course.from_dict(json.loads(printed.splitlines()[-1]))
+        course = Course.from_dict(json.loads(printed.splitlines()[-1]))
     except (IndexError, ValueError, TypeError) as error:
         raise MeasurementError(f"no course was printed, but {printed[-200:]!r}") from error
+    if not course.batches:
+        raise MeasurementError("there was not a single batch")
+    return course

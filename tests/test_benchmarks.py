@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from benchmarks.contestants import AUTO, LIMIT, RIVALS, Contestant
 from benchmarks.course import Course, Drive, drive
 from benchmarks.journal import Journal, JournalError, Measurement, Origin, Settings
 from benchmarks.keep import Kept
+from benchmarks.machine import commit
 from benchmarks.measure import Request
 from benchmarks.process import MeasurementError, Surroundings
 from benchmarks.results import RowResult, is_behind, results_of
@@ -209,6 +211,29 @@ def test_a_file_is_not_continued_with_something_else(tmp_path: Path, change: dic
         Journal(tmp_path / "run").begin(replace(ORIGIN, **change), ABOUT)
 
 
+def test_changes_of_what_is_measured_are_noticed_and_no_others(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        author = ["-c", "user.name=n", "-c", "user.email=e"]
+        subprocess.run(["git", *author, "-C", str(tmp_path), *words], check=True, capture_output=True)
+
+    assert commit(tmp_path) == (None, True)
+    for name in ("dpex/a.py", "benchmarks/b.py", "README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1")
+    git("init")
+    git("add", "-A")
+    git("commit", "-m", "all")
+    (tmp_path / "run.jsonl").write_text("{}")
+    (tmp_path / "README.md").write_text("2")
+    (tmp_path / "benchmarks" / "results").mkdir()
+    (tmp_path / "benchmarks" / "results" / "one.json").write_text("{}")
+    head, dirty = commit(tmp_path)
+    assert len(head or "") == 40
+    assert not dirty
+    (tmp_path / "dpex" / "new.py").write_text("1")
+    assert commit(tmp_path) == (head, True)
+
+
 def test_a_file_that_is_resumed_brings_its_settings(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     Journal(path).begin(replace(ORIGIN, settings=Settings(rounds=9, window_s=1.0)), ABOUT)
@@ -279,6 +304,13 @@ def test_a_round_that_one_of_them_lacks_is_left_out() -> None:
     assert ratio is not None
     assert (ratio.low, ratio.high) == (1.0, 1.0)
     assert found.ratio(DPEX[2], TORCH[8]) is None
+
+
+def test_who_got_no_batch_after_the_start_is_not_divided_by() -> None:
+    early = Course(batches=1, seconds=10.0, waited_s=10.0, marks=((1.0, 1),))
+    found = result({DPEX[2]: 10.0, TORCH[2]: early})
+    assert found.ratio(DPEX[2], TORCH[2], "settled") is None
+    assert found.ratio(DPEX[2], TORCH[2]) is not None
 
 
 def test_the_best_of_each_side_and_the_oracle() -> None:
@@ -369,6 +401,15 @@ def test_a_kept_run_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     (again,) = keep.kept_runs(tmp_path)
     assert again == kept
     assert keep.problems(again) == []
+
+
+def test_files_of_one_machine_and_commit_are_one_run(tmp_path: Path) -> None:
+    first, second = run_of(ALL_KINDS[0]), run_of(*ALL_KINDS[1:], until="2026-11-23T00:00:00+00:00")
+    for number, kept in enumerate((second, first, replace(first, commit="d" * 40, until="2026-11-01T00:00:00+00:00"))):
+        keep.write(kept, tmp_path / f"{number}.json")
+    newest, other = keep.kept_runs(tmp_path)
+    assert (set(newest.rows), newest.until) == ({row.row.key for row in ALL_KINDS}, second.until)
+    assert other.commit == "d" * 40
 
 
 def test_few_marks_are_kept_and_the_figures_stay_as_they_were() -> None:
@@ -481,8 +522,9 @@ def test_several_machines_give_the_range_of_the_medians() -> None:
     newest, other = (run_of(result({TORCH[0]: 10.0, DPEX[0]: rate})) for rate in (20.0, 40.0))
     (line,) = cells(report.speed_table([newest, replace(other, machine_id="n")]))
     assert line[6] == "2.00x (2.00 to 2.00); 2.00 to 4.00 on 2 machines"
-    (same,) = cells(report.speed_table([newest, other]))
-    assert same[6] == "2.00x (2.00 to 2.00)"
+    for alone in (other, replace(other, machine_id="n", commit="d" * 40)):
+        (same,) = cells(report.speed_table([newest, alone]))
+        assert same[6] == "2.00x (2.00 to 2.00)"
 
 
 def test_the_time_to_the_first_batch_is_told_in_milliseconds() -> None:
