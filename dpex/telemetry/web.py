@@ -147,8 +147,8 @@ def _asked(request: Request) -> tuple[str, str, str]:
 
     prometheus-client gets no other words than these: it fails at a version that is no number.
     """
-    names = parse_qs(request.query).get("name[]", [])
-    query = urlencode([("name[]", name) for name in sorted(set(names))])
+    names = parse_qs(request.query).get("name[]", []) if request.query else ()
+    query = urlencode([("name[]", name) for name in sorted(set(names))]) if names else ""
     encoding = "gzip" if takes_gzip(request.headers.get("accept-encoding", "")) else ""
     return metrics_format(request.headers.get("accept", "")), encoding, query
 
