@@ -20,7 +20,7 @@ from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, LaneCounts, LaneTimes
 from dpex.lanes.cleanserver import starter_for
 from dpex.lanes.fleet import DIED_TOGETHER, DREW, Fleet
 from dpex.lanes.localhosts import Host, ProcessHandle, Result, WorkerProcess, how_it_ended
-from dpex.lanes.localworker import BATCH, END, TICKET_BYTES, WorkerPlan
+from dpex.lanes.localworker import END, TICKET_BYTES, WorkerPlan
 from dpex.lanes.packing import Packing
 from dpex.lanes.template import TemplateHandle, private_pair
 from dpex.lanes.ticketqueue import LEAVE, Board, TicketQueue, hang_up, pack, write
@@ -262,7 +262,7 @@ class LocalLane:
                 end, samples = kind == END, stages[4]
                 rest = (service_s, nbytes, samples, making, stages[6])
                 self._events.append(Made(epoch, number, host.number, value, end, *rest))
-            elif kind == BATCH:
+            elif kind != END:
                 host.decoder.decode(node)  # nobody wants it: its slots go back at once
         if group and self._queue is not None:
             self._queue.groups.pop(group, None)

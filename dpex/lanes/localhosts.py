@@ -139,9 +139,10 @@ class Result:
         self._host, self._kind, self._node = host, kind, node
 
     def __call__(self) -> Any:
-        if self._kind == BATCH:
-            return self._host.decoder.decode(self._node)
-        return StreamEnd() if self._kind == END else Failure(pickle.loads(self._node))
+        if self._kind == END:
+            return StreamEnd()
+        value = self._host.decoder.decode(self._node)
+        return value if self._kind == BATCH else Failure(pickle.loads(value))
 
 
 def readable_within(fd: int, timeout_s: float | None) -> bool:

@@ -31,6 +31,8 @@ from dpex.worker import ArenaCollate, Failure, StreamEnd, WorkerCore, WorkerSetu
 TICKET_BYTES = 1 << 18
 """Longest ticket or result message; longer ones go through a file or a slot."""
 _RESULT_BYTES = 48 << 10
+_ERROR_ENDS = 4000
+"""Characters of each end of an error's text that are sent where there is no memory for all of it."""
 _FLUSH_S = 0.001
 _SNAPSHOT_S = 0.25
 _SNAPSHOT_TICKETS = 1024
@@ -164,26 +166,32 @@ class LocalWorker:
         if isinstance(made, StreamEnd):
             return END, None
         if isinstance(made, Failure):
-            return ERROR, self._failure(made.wrapper)
+            return ERROR, self._error(made.wrapper)
         try:
-            node = self._encoder.encode(made)
-            size = len(marshal.dumps(node)) if node[0] not in (1, 2) else 0
-            if size > _RESULT_BYTES:
-                return BATCH, self._encoder.spill(node)
+            return BATCH, self._fitting(made)
         except Exception:
-            return ERROR, self._failure(ExceptionWrapper(where=where(logical)))
+            return ERROR, self._error(ExceptionWrapper(where=where(logical)))
+
+    def _fitting(self, made: Any) -> Any:
+        """Encode, and move into a slot what is too long for a message."""
+        node = self._encoder.encode(made)
+        size = len(marshal.dumps(node)) if node[0] not in (1, 2) else 0
+        if size > _RESULT_BYTES:
+            return self._encoder.spill(node)
         self._out_bytes += size or 256
         if node[0] == 1:
             self._out_bytes += len(node[1])
-        return BATCH, node
+        return node
 
-    def _failure(self, wrapper: ExceptionWrapper) -> bytes:
+    def _error(self, wrapper: ExceptionWrapper) -> Any:
+        """Encode an error; of a long one the middle is left out if there is no memory to send it in."""
         try:
-            return pickle.dumps(wrapper, 5)
+            return self._fitting(_pickled(wrapper))
         except Exception:
-            text = f"{wrapper.exc_type.__name__} (its type cannot be pickled)\n{wrapper.exc_msg}"
-            replacement = ExceptionWrapper((RuntimeError, RuntimeError(text), None), wrapper.where)
-            return pickle.dumps(replacement, 5)
+            text = wrapper.exc_msg
+            if len(text) > 2 * _ERROR_ENDS:
+                text = f"{text[:_ERROR_ENDS]}\n[{len(text)} characters in all]\n{text[-_ERROR_ENDS:]}"
+            return self._fitting(_pickled(_replacement(wrapper, text)))
 
     def _maybe_snapshot(self, logical: int, epoch: int, last: int) -> None:
         self._since_snapshot += 1
@@ -214,6 +222,18 @@ class LocalWorker:
             self._segments, self._fds = [], []
         else:
             self._results.send(data)
+
+
+def _pickled(wrapper: ExceptionWrapper) -> bytes:
+    try:
+        return pickle.dumps(wrapper, 5)
+    except Exception:
+        text = f"{wrapper.exc_type.__name__} (its type cannot be pickled)\n{wrapper.exc_msg}"
+        return pickle.dumps(_replacement(wrapper, text), 5)
+
+
+def _replacement(wrapper: ExceptionWrapper, text: str) -> ExceptionWrapper:
+    return ExceptionWrapper((RuntimeError, RuntimeError(text), None), wrapper.where)
 
 
 def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes: int, host: int, row: int) -> None:

@@ -136,6 +136,7 @@ FAILURES: dict[str, Callable[[], None]] = {
     "deep": deep,
     "noted": noted,
     "torch": lambda: torch.ones(2) @ torch.ones(3),  # type: ignore[dict-item]
+    "longer than a message": raising(lambda: ValueError("x" * 1_000_000)),
 }
 
 
@@ -154,6 +155,16 @@ def test_every_kind_of_error(cls: Loader, workers: int, batch_size: int | None) 
     loader = cls(Of(fail_as_told, 0), batch_size, sampler=indices, num_workers=workers, collate_fn=as_is)
     iterator = iter(loader)
     return {index: caught(next, iterator) for index in indices}
+
+
+def wordy() -> None:
+    raise ValueError("x" * 40_000)
+
+
+@parity
+def test_many_long_errors(cls: Loader) -> Any:
+    """More text than a message holds, although each alone would fit."""
+    return drain(iter(cls(Failing(wordy, 40, list(range(40))), num_workers=1)))
 
 
 def bad_value() -> None:
