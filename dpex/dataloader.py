@@ -72,8 +72,11 @@ class DpexDataLoader(DataLoader[T_co]):
         seeding: ``"worker"``: random states as torch has them, one per logical worker. ``"batch"``: a function of
             (base seed, epoch, batch index) alone, so that the number and place of workers do not matter. None: "worker"
             for a fixed ``num_workers``, "batch" for ``"auto"``.
-        memory_budget: bytes of batches in flight at most (made or being made, and not yet delivered); None: no limit
-            but the prefetch depth.
+        memory_budget: bytes of batches in flight at most: those that are made and not yet delivered, and, reckoned as
+            large as the largest so far, those that workers hold. It can be exceeded only by the latter, when they turn
+            out larger than all before: by two batches for each local worker and four for each remote one, until they
+            are delivered; and by a single batch that is larger than the budget. Tiny batches do not travel many to a
+            message then, which is slower. None: no limit but the prefetch depth.
         worker_resources: options of each Ray actor, such as ``{"num_cpus": 2, "resources": {"cpu_node": 1}}``.
         runtime_env: Ray's ``runtime_env`` for the actors.
         local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work (always so where dpex's local

@@ -347,6 +347,8 @@ class Engine:
     def _fill(self, starving: bool = False) -> None:
         schedule = self.schedule
         room = schedule.room
+        if room and self._pace.is_budgeted:
+            room = self._pace.within_budget(room, self._sizes, schedule.in_flight, schedule.ready_bytes)
         if room and (starving or self._pace.group == 1 or room >= self._pace.group):
             if self._all_inline():
                 room = 1 if not schedule.in_flight else 0

@@ -7,7 +7,10 @@ How far it runs ahead (the *window*) is PyTorch's ``num_workers * prefetch_facto
 * The way to a remote worker and back is long: with such samplers each has `REMOTE_DEPTH` batches in flight, as far as
   `REMOTE_BYTES` allow.
 * Under ``seeding="batch"``, when made batches wait behind a straggler while workers idle, the window widens.
-* An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept to the letter; so is ``memory_budget``.
+* An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept to the letter.
+* ``memory_budget`` limits what is drawn by the bytes that wait for their delivery and, for what is not made yet, by the
+  largest batch so far. As the next may be larger than all before, no worker has more than a few tickets then
+  (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one to a message: they are all that can exceed the budget.
 * A tuner that says the depth says it instead of these rules: only grouping widens it, and what is explicit limits it.
 """
 
@@ -22,6 +25,9 @@ LARGEST_GROUP = 128
 STRETCH_BYTES = 16 << 20
 REMOTE_DEPTH = 4
 REMOTE_BYTES = 1 << 30
+BUDGETED_LOCAL = 2
+BUDGETED_REMOTE = 4
+"""Tickets that a worker may hold under a ``memory_budget``: the one that it makes, and what keeps it busy meanwhile."""
 STRAGGLER_FACTOR = 8
 STRAGGLER_BYTES = 512 << 20
 _LEAST_SEEN = 8
@@ -81,7 +87,7 @@ class Pace:
 
     def regroup(self, sizes: Sizes, hosts: int) -> None:
         """Set the group, for that many running hosts, by what is known by now."""
-        if self._seen < _LEAST_SEEN:
+        if self._seen < _LEAST_SEEN or self._memory_budget is not None:
             return
         if self.service_s < TINY_S and self.stretch and sizes.prefetch is None:
             most = max(1, int(STRETCH_BYTES // max(1.0, self.nbytes) // (4 * hosts)))
@@ -112,10 +118,28 @@ class Pace:
             window = min(window, affordable)
         return max(1, window)
 
+    @property
+    def is_budgeted(self) -> bool:
+        """Whether `within_budget` must be asked before tickets are drawn."""
+        return self._memory_budget is not None
+
+    def within_budget(self, room: int, sizes: Sizes, in_flight: int, ready_bytes: int) -> int:
+        """How many of ``room`` tickets may be drawn while so many are not made yet, and so many bytes not delivered.
+
+        At least one, where there is nothing of either.
+        """
+        assert self._memory_budget is not None
+        most = max(1, BUDGETED_LOCAL * sizes.local + BUDGETED_REMOTE * sizes.remote)
+        if self._largest:
+            most = min(most, (self._memory_budget - ready_bytes) // self._largest)
+        if not in_flight and not ready_bytes:
+            most = max(1, most)
+        return max(0, min(room, most - in_flight))
+
     def message_size(self, window: int, hosts: int, remote: bool) -> int:
         """Tickets per message: enough to be worth a message, few enough that no worker is left without."""
         group = self.group
-        if remote and self._seen and self.service_s < 2 * REMOTE_MESSAGE_S:
+        if remote and self._memory_budget is None and self._seen and self.service_s < 2 * REMOTE_MESSAGE_S:
             group = min(LARGEST_GROUP, max(group, int(REMOTE_MESSAGE_S / max(1e-5, self.service_s))))
         return max(1, min(group, window // (2 * max(1, hosts))))
 

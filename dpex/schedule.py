@@ -276,6 +276,11 @@ class Schedule:
         return len(self._ready)
 
     @property
+    def ready_bytes(self) -> int:
+        """Bytes of the batches that are made and not yet delivered."""
+        return sum(delivery.nbytes for delivery in self._ready.values())
+
+    @property
     def at_work(self) -> int:
         """Queues that have tickets to be made."""
         return sum(map(bool, self._load))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
 import random
 import threading
 import time
@@ -35,6 +36,7 @@ from dpex.errors import FixedWorkersError, WorkerDiedError
 from dpex.lanes.local import FORKS_AT_ONCE
 
 pytestmark = [pytest.mark.timeout(40), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
+LARGE_BYTES = 1 << 20
 Step = Callable[[Any, Any], None]
 """What a test does to (loader, iterator) in the middle of an epoch."""
 
@@ -635,6 +637,37 @@ def test_the_memory_budget_bounds_the_batches_in_flight() -> None:
         if number > 20:
             assert stats.batch_bytes == batch_bytes
             assert stats.prefetch * stats.batch_bytes <= 5 * batch_bytes
+
+
+class Jump(Dataset[torch.Tensor]):
+    """Tiny samples, then large ones; counts what was made."""
+
+    def __init__(self) -> None:
+        self.made = multiprocessing.Value("i", 0)
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with self.made.get_lock():
+            self.made.value += 1
+        return torch.full((10 if index < 60 else LARGE_BYTES,), index, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch_factor": 30}], ids=["free", "prefetch_factor"])
+def test_the_memory_budget_holds_when_batches_grow(options: dict[str, Any]) -> None:
+    """What workers hold when the first large one comes may exceed it, no more."""
+    dataset = Jump()
+    loader = elastic(dataset, 2, memory_budget=4 * LARGE_BYTES, **options)
+    iterator = iter(loader)
+    large = []
+    for number, batch in enumerate(iterator):
+        assert int(batch[0, 0]) == number
+        if 50 <= number < 80:
+            until(lambda: not iterator._engine.lane("local")._in_doubt())  # whatever was sent is made
+            large.append(dataset.made.value - max(60, number + 1))
+    assert 0 < max(large) <= 2 * 2
+    assert max(large[15:]) <= 4
 
 
 def test_a_budget_smaller_than_one_batch_still_makes_progress() -> None:

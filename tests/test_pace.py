@@ -104,3 +104,36 @@ def test_explicit_prefetch_and_budget_are_kept_to_the_letter():
     budgeted.learn(0.1, 11 * MB)
     assert budgeted.window(sizes(5)) == 1
     assert budgeted.window(sizes(5, prefetch=2)) == 1
+
+
+def test_under_a_budget_workers_hold_two_tickets_each_while_nothing_is_known():
+    budgeted = pace(memory_budget=32 * MB)
+    assert budgeted.is_budgeted
+    assert budgeted.within_budget(100, sizes(2), 0, 0) == 4
+    assert budgeted.within_budget(100, sizes(2, remote=1), 0, 0) == 8
+    assert budgeted.within_budget(3, sizes(2), 0, 0) == 3
+    assert budgeted.within_budget(100, sizes(2), 4, 0) == 0
+    assert not pace().is_budgeted
+
+
+def test_under_a_budget_what_is_not_made_yet_counts_as_the_largest_so_far():
+    budgeted = pace(seen=10, service_s=0.01, nbytes=10, memory_budget=32 * MB)
+    assert budgeted.within_budget(100, sizes(2), 0, 10 * MB) == 4
+    budgeted.learn(0.01, 8 * MB)
+    assert budgeted.within_budget(100, sizes(2), 1, 8 * MB) == 2
+    assert budgeted.within_budget(100, sizes(2), 3, 8 * MB) == 0
+    assert budgeted.within_budget(100, sizes(2), 0, 31 * MB) == 0
+
+
+def test_a_batch_larger_than_the_budget_is_drawn_alone():
+    budgeted = pace(seen=1, service_s=0.01, nbytes=40 * MB, memory_budget=32 * MB)
+    assert budgeted.within_budget(100, sizes(2), 0, 0) == 1
+    assert budgeted.within_budget(100, sizes(2), 1, 0) == 0
+    assert budgeted.within_budget(100, sizes(2), 0, 1) == 0
+
+
+def test_under_a_budget_tiny_batches_travel_alone():
+    budgeted = pace(seen=20, service_s=20e-6, nbytes=20, memory_budget=MB)
+    budgeted.regroup(sizes(), hosts=2)
+    assert budgeted.group == 1
+    assert budgeted.message_size(1000, 2, remote=True) == 1
