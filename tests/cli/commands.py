@@ -12,7 +12,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parents[2]
 
 
-def python(*arguments: str, cwd: Path = SCRIPTS, timeout: float = 150, **options: Any) -> Any:
+def python(*arguments: str, cwd: Path = SCRIPTS, timeout: float = 300, **options: Any) -> Any:
     """``python ARGUMENTS`` with this tree's dpex; the completed process."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DPEX_", "PYTHON"))}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"} | options.pop("env", {})

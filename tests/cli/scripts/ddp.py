@@ -30,7 +30,8 @@ def train(rank, address):
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     model = DistributedDataParallel(nn.Linear(3, 1))
     sampler = DistributedSampler(Numbers())
-    loader = DataLoader(Numbers(), batch_size=4, sampler=sampler, num_workers=2)
+    # In spawned ranks workers would be spawned too, and each would import torch's compiler with this file.
+    loader = DataLoader(Numbers(), batch_size=4, sampler=sampler, num_workers=2, multiprocessing_context="fork")
     counts = torch.zeros(32)
     total = torch.zeros(())
     for epoch in range(2):
