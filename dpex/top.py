@@ -15,6 +15,7 @@ import ssl
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,8 @@ PATIENCE_S = 2.0
 KEEP = 60
 DECISIONS = 4
 AT_ONCE = 16
+MOST_SAID = 1000
+"""Bytes of a refusal that are shown."""
 STYLES = {"early": "dim", "good": "green", "fair": "yellow", "bad": "red"}
 NOTHING = "-"
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -120,13 +123,21 @@ class Watch:
                 state = self._ask(f"{one.url}/api/state")
             one.take(state)
         except NO_ANSWER as error:
-            reason = getattr(error, "reason", error)
-            one.error = "gone" if isinstance(reason, ConnectionError) else f"no answer: {reason}"
+            one.error = _why_not(error)
             return
         if self._turns % DIAGNOSED_EVERY == 0 or not one.diagnoses:
             with contextlib.suppress(*NO_ANSWER):  # whoever is gone will be said to be, a second later
                 found = self._ask(f"{one.url}/diagnosis.json?stretch=recent")
                 one.diagnoses = {diagnosed["name"]: diagnosed for diagnosed in found["loaders"]}
+
+
+def _why_not(error: Exception) -> str:
+    """An answer that is none says what to do, such as which name the endpoint must be told."""
+    if isinstance(error, urllib.error.HTTPError):
+        with contextlib.suppress(OSError, ValueError):
+            return f"no answer: {error.read(MOST_SAID).decode(errors='replace').strip() or error.reason}"
+    reason = getattr(error, "reason", error)
+    return "gone" if isinstance(reason, ConnectionError) else f"no answer: {reason}"
 
 
 def asking(context: ssl.SSLContext | None) -> Ask:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO, StringIO, TextIOWrapper
@@ -221,6 +222,18 @@ def test_who_was_killed_is_gone_and_who_does_not_answer_is_said_to(directory: Pa
     assert [one.error for one in watch.watched.values()] == [
         *("gone: the process was killed", "gone", "no answer: timed out", "no answer: 'number'")
     ]
+
+
+def test_a_refusal_is_shown_in_its_own_words(trained: DpexDataLoader[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere(url: str) -> Any:
+        request = urllib.request.Request(url, headers={"Host": "trainer.example"})
+        return urllib.request.urlopen(request, timeout=10)
+
+    watch = Watch([f"127.0.0.1:{exporter.port}"], [], elsewhere)
+    watch.turn()
+    (one,) = watch.watched.values()
+    assert one.error.startswith("no answer: 421 Misdirected Request: this endpoint is not known as 'trainer.example'.")
+    assert "DPEX_METRICS_ALLOWED_HOSTS" in one.error
 
 
 def test_targets_are_in_the_order_of_ranks_and_what_is_none_is_left_out(directory: Path) -> None:
