@@ -5,7 +5,7 @@ processors stay free for loading. Without a step the consumer waits for batches,
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -104,24 +104,33 @@ class Course:
         return cls(**fields | {"marks": marks, "decisions": tuple(fields.get("decisions", ()))})
 
 
-def tree_cpu_s() -> float:
-    """Processor time of this process and of all those below it that run, in seconds."""
-    found = 0.0
+CpuTimes = Mapping[tuple[int, float], float]
+"""Processor time in seconds by process, each known by its number and its start."""
+
+
+def cpu_times() -> CpuTimes:
+    """Of this process and of all those below it that run."""
+    found = {}
     for process in (own := psutil.Process(), *own.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            found += times.user + times.system
+            found[process.pid, process.create_time()] = times.user + times.system
     return found
 
 
-def drive(loader: Iterable[Any], how: Drive, cpu_s: Callable[[], float] = tree_cpu_s) -> Course:
+def used_s(before: CpuTimes, after: CpuTimes) -> float:
+    """Seconds used in between; those of a process that ended meanwhile are not known."""
+    return sum(seconds - before.get(process, 0.0) for process, seconds in after.items())
+
+
+def drive(loader: Iterable[Any], how: Drive, cpu: Callable[[], CpuTimes] = cpu_times) -> Course:
     """Consume `loader` as `how` says; ends with the pass at the latest."""
     clock, sleep, step_s, use = time.perf_counter, time.sleep, how.step_s, USES[how.use]
     limit, window_s = (inf, how.window_s) if how.count is None else (how.count, inf)
     asked_s = start_s = mark_s = clock()
     taken, waited_s, end_s = 0, 0.0, start_s + window_s
     marks = []
-    half: tuple[int, float] | None = None
+    half: tuple[int, CpuTimes] | None = None
     for batch in loader:
         now_s = clock()
         waited_s += now_s - asked_s
@@ -133,7 +142,7 @@ def drive(loader: Iterable[Any], how: Drive, cpu_s: Callable[[], float] = tree_c
         if step_s:
             sleep(step_s)
         if half is None and (now_s - start_s >= window_s / 2 or 2 * taken >= limit):
-            half = taken, cpu_s()
+            half = taken, cpu()
         asked_s = clock()
         if asked_s >= end_s or taken == limit:
             break
@@ -144,7 +153,7 @@ def drive(loader: Iterable[Any], how: Drive, cpu_s: Callable[[], float] = tree_c
         waited_s=waited_s,
         marks=tuple(marks),
         counted=how.count is not None,
-        batch_cpu_s=(cpu_s() - half[1]) / later if half and later else None,
+        batch_cpu_s=used_s(half[1], cpu()) / later if half and later else None,
     )
 
 

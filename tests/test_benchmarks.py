@@ -156,8 +156,9 @@ def test_the_clock_starts_before_iter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processor_time_is_that_of_the_second_half_per_batch() -> None:
-    used_s = iter([10.0, 13.0])
-    driven = drive(range(100), Drive(step_s=0.0, window_s=0.0, count=12), cpu_s=lambda: next(used_s))
+    ended, stays, begins = (1, 0.0), (2, 0.0), (3, 0.0)
+    known = iter([{ended: 9.0, stays: 1.0}, {stays: 3.0, begins: 1.0}])
+    driven = drive(range(100), Drive(step_s=0.0, window_s=0.0, count=12), cpu=lambda: next(known))
     assert driven.batch_cpu_s == 0.5
     assert drive([], Drive(step_s=0.0, window_s=0.0)).batch_cpu_s is None
 
