@@ -111,7 +111,9 @@ def test_a_slot_is_reused_only_when_both_sides_let_go(arena: Arena, taker: Taker
     del view
     assert arena._segments[ref.segment].is_free(ref.slot)
     del others
-    assert ref in [r for _, r in [place(arena, 4) for _ in range(12)]]
+    slots = sum(spec.slots for spec in taker.specs)
+    assert ref in [r for _, r in [place(arena, 4) for _ in range(slots)]]
+    assert slots == sum(spec.slots for spec in taker.specs)
 
 
 def test_a_slot_on_its_way_is_not_reused(arena: Arena) -> None:
@@ -308,6 +310,38 @@ def test_private_memory_is_announced_to_nobody(taker: Taker) -> None:
 
 
 # -- growing and shrinking ---------------------------------------------------------------------------------------------
+
+
+def test_batches_that_are_kept_take_the_memory_of_their_slots(arena: Arena, taker: Taker) -> None:
+    """The slots of a new segment are used before there is a further one."""
+    kept = []
+    for number in range(3000):
+        base, ref = place(arena, number % 256, 2 * PAGE_BYTES)
+        arena.lend(ref)
+        kept.append(taker.view(ref, 2 * PAGE_BYTES))
+        del base
+    slots = sum(spec.slots for spec in taker.specs)
+    assert slots <= 3000 + arena_module._SEGMENT_BYTES // (2 * PAGE_BYTES)
+    assert [int(view[0]) for view in kept] == [number % 256 for number in range(3000)]
+    for number in range(3000):  # and those that are not kept find the few that are free
+        place(arena, number % 256, 2 * PAGE_BYTES)
+    assert sum(spec.slots for spec in taker.specs) == slots
+
+
+def test_free_slots_among_kept_ones_are_found(arena: Arena, taker: Taker) -> None:
+    kept = {}
+    for number in range(1000):
+        base, ref = place(arena, 1, 2 * PAGE_BYTES)
+        arena.lend(ref)
+        kept[number] = taker.view(ref, 2 * PAGE_BYTES)
+        del base
+    slots = sum(spec.slots for spec in taker.specs)
+    for number in range(0, 1000, 7):
+        del kept[number]
+    again = [place(arena, 2, 2 * PAGE_BYTES) for _ in range(len(range(0, 1000, 7)))]
+    assert sum(spec.slots for spec in taker.specs) == slots
+    assert all((view == 1).all() for view in kept.values())
+    del again
 
 
 def test_each_segment_is_announced_once(arena: Arena, taker: Taker) -> None:

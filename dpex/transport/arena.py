@@ -121,6 +121,7 @@ class Segment:
         self._side = side
         self._data = _flag_bytes(spec.slots)
         self._holds: dict[int, _Hold] = {}
+        self._next = 0
         self._shared = shared
         if shared:
             descendants.watch(self)
@@ -133,6 +134,20 @@ class Segment:
         born = descendants.age if self._shared else math.inf
         self._holds[slot] = _Hold(base, self.flags, 2 * slot + self._side, born)
         return base
+
+    def free_slot(self) -> int | None:
+        """A slot that neither side holds, the first after the one found before; None if there is none."""
+        flags, at = self.flags, self._next
+        if flags[2 * at] or flags[2 * at + 1]:
+            if b"\0\0" not in bytes(flags):
+                return None
+            slots = self.spec.slots
+            free = (n % slots for n in range(at + 1, at + slots) if self.is_free(n % slots))
+            at = next(free, -1)
+            if at < 0:
+                return None
+        self._next = (at + 1) % self.spec.slots
+        return at
 
     def is_free(self, slot: int) -> bool:
         """Neither side holds the slot."""
@@ -172,7 +187,7 @@ class Arena:
         self._announce = announce
         self._shared = shared
         self._segments: dict[int, Segment] = {}
-        self._slots: dict[int, deque[SlotRef]] = {}
+        self._by_size: dict[int, deque[Segment]] = {}
         self._placed: dict[int, tuple[SlotRef, int]] = {}
         self._last_id = 0
         self._taken = 0
@@ -232,25 +247,27 @@ class Arena:
         return ref
 
     def _reuse(self, slot_bytes: int) -> SlotRef | None:
-        for size in sorted(s for s in self._slots if slot_bytes <= s <= slot_bytes + slot_bytes // 2):
-            slots = self._slots[size]
-            for _ in range(min(len(slots), 64)):
-                ref = slots[0]
-                slots.rotate(-1)
-                if self._segments[ref.segment].is_free(ref.slot):
-                    return ref
+        """A free slot, looked for in the segment that had one last, then in the others of that size."""
+        for size in sorted(s for s in self._by_size if slot_bytes <= s <= slot_bytes + slot_bytes // 2):
+            segments = self._by_size[size]
+            for _ in range(len(segments)):
+                slot = segments[0].free_slot()
+                if slot is not None:
+                    return SlotRef(segments[0].spec.segment, slot)
+                segments.rotate(-1)
         return None
 
     def _grow(self, slot_bytes: int) -> SlotRef:
-        held = len(self._slots.get(slot_bytes, ()))
+        segments = self._by_size.get(slot_bytes, deque())
+        held = sum(segment.spec.slots for segment in segments)
         slots = max(1, min(_SEGMENT_BYTES // slot_bytes, max(2, held)))
         size = _flag_bytes(slots) + slots * slot_bytes
         memory, fd = _map(size, self._shared)
         self._last_id += 1
         spec = SegmentSpec(self._last_id, size, slot_bytes, slots)
-        self._segments[spec.segment] = Segment(spec, memory, _MAKER, shared=self._shared)
-        queue = self._slots.setdefault(slot_bytes, deque())
-        queue.extend(SlotRef(spec.segment, slot) for slot in range(slots))
+        segment = self._segments[spec.segment] = Segment(spec, memory, _MAKER, shared=self._shared)
+        segments.appendleft(segment)
+        self._by_size[slot_bytes] = segments
         if fd >= 0 and self._announce is not None:
             self._announce(spec, fd)
         return SlotRef(spec.segment, 0)
@@ -259,12 +276,10 @@ class Arena:
         """Give up segments that no batch used since the last trim."""
         for number in [n for n, s in self._segments.items() if n not in self._used and s.all_free()]:
             segment = self._segments.pop(number)
-            slots = self._slots[segment.spec.slot_bytes]
-            kept = deque(ref for ref in slots if ref.segment != number)
-            if kept:
-                self._slots[segment.spec.slot_bytes] = kept
-            else:
-                del self._slots[segment.spec.slot_bytes]
+            segments = self._by_size[segment.spec.slot_bytes]
+            segments.remove(segment)
+            if not segments:
+                del self._by_size[segment.spec.slot_bytes]
             self._placed = {a: p for a, p in self._placed.items() if p[0].segment != number}
             self._retired.append(number)
         self._used.clear()
