@@ -9,10 +9,11 @@ A ticket that was sent counts to its lane's load until `arrived` says that it ca
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from dpex.lanes.base import Lane
 from dpex.pace import Pace
-from dpex.schedule import Schedule, Ticket
+from dpex.schedule import SHARED, Schedule, Ticket
 from dpex.tenancy import Tenancy
 
 
@@ -63,10 +64,8 @@ class Dispatch:
             if lane is None or (waiting < pace.group and not starving and schedule.ready):
                 return
             size = pace.message_size(schedule.window, len(lane.hosts()), lane.name == "remote")
-            tickets = schedule.take(min(waiting, size))
-            if not self._send(schedule, lane, tickets, epoch):
+            if not self._send(schedule, min(waiting, size), SHARED, epoch, lane, None):
                 return
-            self._on_its_way(tickets, lane)
         if not schedule.pending():
             self._dirty.clear()
 
@@ -79,22 +78,27 @@ class Dispatch:
         while waiting := schedule.pending(queue):
             if waiting < group and not starving and schedule.ready:
                 return False
-            tickets = schedule.take(min(waiting, group), queue)
-            if not self._send(schedule, lane, tickets, epoch, host):
+            if not self._send(schedule, min(waiting, group), queue, epoch, lane, host):
                 return False
             self._tenancy.sent(queue)
-            self._on_its_way(tickets, lane)
         return True
 
-    def _send(self, schedule: Schedule, lane: Lane, tickets: list[Ticket], epoch: int, host: int | None = None) -> bool:
-        """Send one message; if that cannot be, or fails for want of descriptors or memory, its tickets wait again."""
-        sent = False
+    def _send(self, schedule: Schedule, count: int, queue: int, epoch: int, lane: Lane, host: int | None) -> bool:
+        """Send so many waiting tickets as one message; False if the lane cannot take it now.
+
+        An exception of a signal handler may come anywhere in here: what was sent then is on its way, the rest waits.
+        """
+        tickets: list[Ticket] = []
+        sent: list[Any] = []
         try:
-            sent = lane.send(tickets, epoch, host)
+            schedule.take(count, queue, tickets)
+            lane.send(tickets, epoch, host, sent)
         finally:
-            if not sent:
+            if sent:
+                self._on_its_way(tickets, lane)
+            else:
                 schedule.give_back(tickets)
-        return sent
+        return bool(sent)
 
     def _least_loaded(self, window: int) -> Lane | None:
         best, best_load = None, 0.0
@@ -111,12 +115,13 @@ class Dispatch:
         return best
 
     def _on_its_way(self, tickets: list[Ticket], lane: Lane) -> None:
-        self.load[lane.name] += len(tickets)
         for ticket in tickets:
             self._carrier[ticket.number] = lane.name
+            self.load[lane.name] += 1
 
     def arrived(self, number: int) -> None:
         """A ticket came back, made or lost."""
-        carrier = self._carrier.pop(number, None)
-        if carrier is not None:
+        carrier = self._carrier.get(number)
+        if carrier is not None:  # without a call: see `dpex.interrupts`
+            del self._carrier[number]
             self.load[carrier] -= 1

@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from threading import get_native_id
 from typing import Any
 
@@ -34,6 +35,7 @@ from dpex.forks import watch
 from dpex.gpu.stall import GpuStall
 from dpex.homes import Place
 from dpex.intake import ANY, NOT_BLOCKED, Intake
+from dpex.interrupts import is_interrupt, keep_result, with_lock
 from dpex.lanes.base import Lane, LaneTimes
 from dpex.meter import Look, Sums, Tally
 from dpex.pace import Pace, Sizes
@@ -46,6 +48,7 @@ from dpex.tenancy import Tenancy
 from dpex.worker import Failure, Stages
 
 COLLECT_EVERY_S = 0.001
+_ERRORS = (Failure, WorkerDiedError)
 TICK_S = 1.0
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
@@ -81,7 +84,16 @@ class Engine:
         self._plan = plan
         self._sizes = sizes
         self._pid = os.getpid()
+        self._turn = threading.RLock()
+        """Of the consumer; ``_lock`` guards what is shared with other threads, and is free while the consumer waits."""
         self._lock = threading.RLock()
+        self.returned: deque[Any] = deque()
+        """Batches that were handed out, but could not be taken: they come first."""
+        self._delivery: Delivery | None = None
+        self._opened_into: list[Any] = []
+        self._opened_at = 0.0
+        self._is_through = False
+        self._drawn: deque[Any] = deque()
         self._wishes: deque[Sizes] = deque(maxlen=1)
         self._bell = Bell()
         self._lanes: dict[str, Lane] = {}
@@ -153,6 +165,8 @@ class Engine:
             for lane in self._lanes.values():
                 lane.new_epoch(self._epoch)
             self.sampler = sampler
+            self._drawn.clear()
+            self._is_through = False
             self._dispatch.new_epoch()
             self.schedule = self._new_schedule()
             self._tally.returned_at = 0.0
@@ -163,15 +177,24 @@ class Engine:
 
     def _drop_undelivered(self) -> None:
         """What was made in an epoch that was broken off: decoding and dropping it gives its memory back."""
-        for delivery in self.schedule.undelivered():
+        self.returned.clear()
+        taken, self._delivery = self._delivery, None
+        for delivery in (*self.schedule.undelivered(), *([taken] if taken is not None else [])):
             with contextlib.suppress(Exception):
                 delivery.payload()
 
     def close(self, grace_s: float = 5.0) -> None:
-        """End all lanes; idempotent, and harmless in a process that was forked from the owner."""
+        """End all lanes; idempotent, and harmless in a process that was forked from the owner.
+
+        From any thread: a consumer that waits in `next` meanwhile gets an `IteratorClosedError`.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        self._bell.ring()
+        with_lock(self._lock, lambda _: self._end_lanes(grace_s), grace_s)
+
+    def _end_lanes(self, grace_s: float) -> None:
         for lane in self._lanes.values():
             lane.close(grace_s)
         self._bell.close()
@@ -179,7 +202,7 @@ class Engine:
     def inherited(self) -> None:
         """See `dpex.forks`: in this process it only knows that it is closed. Its workers are the parent's."""
         self._closed = True
-        self._lock = threading.RLock()
+        self._lock, self._turn = threading.RLock(), threading.RLock()
 
     def _why_closed(self) -> IteratorClosedError:
         return IteratorClosedError("this iterator was closed" if os.getpid() == self._pid else _INHERITED.format(self))
@@ -191,63 +214,122 @@ class Engine:
 
     # -- the consumer --------------------------------------------------------------------------------------------
 
-    def next(self) -> Any:
-        """The next batch; raises its error in its place, StopIteration at the end, RuntimeError on a timeout."""
-        with self._lock:
-            tally, over, opened, entered = self._tally, False, 0.0, monotonic()
-            tally.enter(entered)
+    def next(self, hand: list[Any]) -> None:
+        """Put the next batch into ``hand``, which is empty.
+
+        Consumers in several threads come one after the other, and each batch goes to one of them. What an exception
+        of a signal handler breaks off here is gone on with by the next call (see `dpex.interrupts`); a batch that is
+        in ``hand`` by then is the caller's to put into ``returned``.
+
+        Raises:
+            StopIteration: at the end.
+            Exception: the batch's own, in its place.
+            RuntimeError: on a timeout.
+            IteratorClosedError: it was closed.
+        """
+        with self._turn:
+            tally, over, entered = self._tally, False, monotonic()
             gpu, mark = self._plan.gpu, None
+            self._opened_at = 0.0
+            tally.enter(entered)
             try:
                 if gpu is not None:
                     mark = gpu.enter()
-                self._attend(entered)
-                if self._plan.pinner is None and self.schedule.idle and self._all_inline():
-                    made = self._straight_through()
-                    opened = monotonic()
-                    return made
-                delivery = self._await_delivery(entered)
-                if self._plan.logicals or (self._lanes and not self._all_inline()):
-                    self._fill()
-                opened = monotonic()
-                return self._open(delivery)
+                while not hand:
+                    with self._lock:
+                        wait = self._attend(hand, entered)
+                    if wait is not None:
+                        wait()
+                if type(hand[0]) in _ERRORS:
+                    self._raise_from(hand)
             except StopIteration:
                 over = True
                 raise
-            except WorkerDiedError:
-                self._errors["worker"] += 1
+            except Exception as error:
+                if isinstance(error, WorkerDiedError):
+                    self._errors["worker"] += 1
+                if self._closed and not isinstance(error, IteratorClosedError):
+                    raise self._why_closed() from error  # a signal handler, or another thread, closed it just now
                 raise
             finally:
                 now = monotonic()
+                if tally.blocked_at:
+                    tally.unblock(now)
                 if gpu is not None:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
-                tally.leave(opened, now, over=over)
+                tally.leave(self._opened_at, now, over=over)
 
-    def _attend(self, entered: float) -> None:
-        """To what happened since the last batch."""
+    def _raise_from(self, hand: list[Any]) -> None:
+        value = hand[0]
+        del hand[:]
+        if isinstance(value, WorkerDiedError):
+            raise value
+        self._errors["batch"] += 1
+        value.wrapper.reraise()
+
+    def _attend(self, hand: list[Any], entered: float) -> Callable[[], Any] | None:
+        """Attend to what happened since the last call, then to the next batch: returns what to wait for first."""
+        if self._tally.blocked_at:
+            self._tally.unblock(monotonic())
+            if not self._closed:
+                self._bell.hush()
         if self._closed:
             raise StopIteration if self.schedule.finished else self._why_closed()
+        if self._is_through:
+            self._end_straight()
+        if self._delivery is not None:
+            self._hand_out(hand)
+        if self.returned:
+            hand += (self.returned[0],)
+            del self.returned[0]
+        if hand:
+            return None
         if self._wishes:
             self._grant_wishes()
         if entered - self._collected_at > COLLECT_EVERY_S:
             self._collect()
+        if self._plan.pinner is None and self.schedule.idle and self._all_inline():
+            self._straight_through(hand)
+            return None
+        return self._seek(hand, entered)
 
-    def _await_delivery(self, entered: float) -> Delivery:
+    def _seek(self, hand: list[Any], entered: float) -> Callable[[], Any] | None:
+        """The next batch in turn: hand it out, make it, or return what to wait for."""
+        schedule, pinner = self.schedule, self._plan.pinner
         while True:
-            if self._plan.pinner is not None:
-                self._await_pinning(self._plan.pinner, entered)
-            delivery = self.schedule.pop()
-            if delivery is not None:
-                self._count(delivery)
-                return delivery
-            if self.schedule.finished:
+            if pinner is not None and (wait := self._pinning(pinner, entered)) is not None:
+                return wait
+            self._delivery = schedule.peek()
+            if self._delivery is not None:
+                self._hand_out(hand)
+                return None
+            if schedule.finished:
                 raise StopIteration
             self._fill(starving=True)
             if self._all_inline():
                 self._make_inline()
             elif not self._collect():
-                if self.schedule.finished:
+                if schedule.finished:
                     raise StopIteration
-                self._wait(entered)
+                return self._prepared_wait(entered)
+
+    def _hand_out(self, hand: list[Any]) -> None:
+        """Open what is to be delivered; each step may be done again, should it be broken off."""
+        delivery = self._delivery
+        if delivery is not None and not self._opened_into:
+            self.schedule.deliver(delivery)
+            self._count(delivery)
+            if self._plan.logicals or (self._lanes and not self._all_inline()):
+                self._fill()
+            self._opened_at = monotonic()
+            self._opened_into = hand
+            try:
+                keep_result(hand, delivery.payload)
+            except Exception as error:
+                if not is_interrupt(error):  # it is not going to open, and the batches behind it are waited for
+                    self._delivery = None
+                raise
+        self._delivery, self._opened_into = None, []
 
     def _count(self, delivery: Delivery) -> None:
         tally, intake = self._tally, self._intake
@@ -259,31 +341,18 @@ class Engine:
         if self._plan.pinner is not None:
             tally.pinned_bytes += delivery.nbytes
 
-    def _open(self, delivery: Delivery) -> Any:
-        value = delivery.payload()
-        if isinstance(value, Failure):
-            self._errors["batch"] += 1
-            value.wrapper.reraise()
-        if isinstance(value, WorkerDiedError):
-            raise value
-        return value
-
-    def _await_pinning(self, pinner: Pinner, entered: float) -> None:
-        """Have what is next in turn pinned, and wait for the first of it."""
+    def _pinning(self, pinner: Pinner, entered: float) -> Callable[[], Any] | None:
+        """Have what is next in turn pinned; returns the wait for the first of it."""
+        job = pinner.hand_over(self.schedule, 1 + AHEAD)
+        if job is None or job.finished.is_set():
+            return None
         deadline = entered + self._plan.timeout_s if self._plan.timeout_s > 0 else math.inf
-        while (job := pinner.hand_over(self.schedule, 1 + AHEAD)) is not None and not job.finished.is_set():
-            if not self._blocked(partial(pinner.wait, job, deadline), H2D):
-                raise self._timed_out()
+        self._tally.block(monotonic(), H2D)
+        return partial(self._await_pinned, pinner, job, deadline)
 
-    def _blocked(self, wait: Callable[[], Any], cause: int, idle_ratio: float = 0.0) -> Any:
-        """Wait without the lock, for that cause."""
-        self._tally.block(monotonic(), cause, idle_ratio)
-        self._lock.release()
-        try:
-            return wait()
-        finally:
-            self._lock.acquire()
-            self._tally.unblock(monotonic())
+    def _await_pinned(self, pinner: Pinner, job: Any, deadline: float) -> None:
+        if not pinner.wait(job, deadline):
+            raise self._timed_out()
 
     def _why_blocked(self) -> int:
         """For want of what the consumer is about to wait; the batch itself may have to tell."""
@@ -308,7 +377,8 @@ class Engine:
         self._errors["timeout"] += 1
         return RuntimeError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
 
-    def _wait(self, entered: float) -> None:
+    def _prepared_wait(self, entered: float) -> Callable[[], Any]:
+        """Do what is to be done before a wait, and return it."""
         limit = TICK_S
         if self._plan.timeout_s > 0:
             left = entered + self._plan.timeout_s - monotonic()
@@ -319,10 +389,8 @@ class Engine:
         self._take_over_locally()
         self._staffing.give_up_if_nobody_can_come()
         self._bell.watch(fd for lane in self._lanes.values() for fd in lane.descriptors())
-        self._blocked(partial(self._bell.sleep, limit), self._why_blocked(), self._idle_ratio())
-        self._bell.hush()
-        if self._wishes:
-            self._grant_wishes()
+        self._tally.block(monotonic(), self._why_blocked(), self._idle_ratio())
+        return partial(self._bell.sleep, limit)
 
     def _widen_for_stragglers(self) -> None:
         """Finished batches wait behind a slow one, and nothing is left to hand out: look further ahead."""
@@ -346,25 +414,36 @@ class Engine:
 
     def _fill(self, starving: bool = False) -> None:
         schedule = self.schedule
+        if self._is_through:
+            self._end_straight()
         room = schedule.room
         if room and self._pace.is_budgeted:
             room = self._pace.within_budget(room, self._sizes, schedule.in_flight, schedule.ready_bytes)
         if room and (starving or self._pace.group == 1 or room >= self._pace.group):
             if self._all_inline():
                 room = 1 if not schedule.in_flight else 0
-            for _ in range(room):
-                try:
-                    index = next(self.sampler)
-                except StopIteration:
-                    schedule.end_of_sampler()
-                    break
-                self._dirty.add(schedule.draw(index).queue)
+            if room:
+                self._draw(room)
         if self._dirty:
             try:
                 self._dispatch.issue(schedule, self._epoch, starving=starving)
             except OSError:  # no descriptor is left: an error once somebody is short of a batch
                 if starving:
                     raise
+
+    def _draw(self, count: int) -> None:
+        """Draw from the sampler, after what an exception kept from being made a ticket."""
+        drawn, schedule = self._drawn, self.schedule
+        drawn.extend(islice(self.sampler, max(0, count - len(drawn))))
+        over = len(drawn) < count
+        try:
+            for _ in range(min(count, len(drawn))):
+                self._dirty.add(schedule.draw_first(drawn).queue)
+        except BaseException:
+            self._dirty.update(range(max(1, self._plan.logicals)))
+            raise
+        if over:
+            schedule.end_of_sampler()
 
     # -- in this process -----------------------------------------------------------------------------------------
 
@@ -377,26 +456,43 @@ class Engine:
                 return False
         return True
 
-    def _straight_through(self) -> Any:
-        """Draw, make and deliver one batch, with nothing else on its way: an error of its own is its delivery."""
-        try:
-            index = next(self.sampler)
-        except StopIteration:
+    def _straight_through(self, hand: list[Any]) -> None:
+        """Draw, make and hand out one batch, with nothing else on its way: an error of its own is its delivery."""
+        drawn = self._drawn
+        if not drawn:
+            drawn.extend(islice(self.sampler, 1))
+        if not drawn:
             self.schedule.end_of_sampler()
+            raise StopIteration
+        try:
+            made, samples = self._made_here(self.schedule.drawn, drawn[0])
+        except Exception as error:
+            if not is_interrupt(error):
+                self.schedule.straight_through(drawn)
             raise
-        made, samples = self._made_here(self.schedule.straight_through(), index)
+        self._opened_at = monotonic()
         self._tally.batches += 1
         self._tally.samples += samples
-        return made
+        hand += (made,)  # from here on without a call: see `dpex.interrupts`
+        self._is_through = True
+        self.schedule.straight_through(drawn)
+        self._is_through = False
+
+    def _end_straight(self) -> None:
+        """The batch that was made straight through is handed out: its ticket is done."""
+        if self._drawn:
+            self.schedule.straight_through(self._drawn)
+        self._is_through = False
 
     def _make_inline(self) -> None:
         for ticket in self.schedule.take(1):
             try:
                 made, samples = self._made_here(ticket.number, ticket.index)
-            except BaseException:
+            except BaseException as error:
                 self.schedule.give_back([ticket])
-                self.schedule.done(ticket.number, None)
-                self.schedule.pop()
+                if not is_interrupt(error):  # its error is its delivery
+                    self.schedule.done(ticket.number, None)
+                    self.schedule.pop()
                 raise
             self.schedule.done(ticket.number, lambda made=made: made, samples)
 
@@ -474,13 +570,12 @@ class Engine:
         if self._closed:
             return
         self._wishes.append(sizes)
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self._closed:
-                    self._grant_wishes()
-            finally:
-                self._lock.release()
+        with_lock(self._lock, self._grant_if)
         self._bell.ring()
+
+    def _grant_if(self, is_idle: bool) -> None:
+        if is_idle and not self._closed:
+            self._grant_wishes()
 
     def wish(self, sizes: Sizes) -> None:
         """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
@@ -493,10 +588,13 @@ class Engine:
         """Carry out the latest wish; those before it do not matter any more."""
         if self._wishes:
             self._granting = True
-            self._sizes = self._wishes.pop()
-            if not self._plan.iterable:
-                self._sizes = self._staffing.grant(self._sizes, self._epoch)
-            self._granting = False
+            try:
+                wish = self._wishes[-1]
+                self._sizes = wish if self._plan.iterable else self._staffing.grant(wish, self._epoch)
+            finally:
+                self._granting = False
+            if self._wishes[-1] is wish:
+                self._wishes.pop()
         self.schedule.set_window(self._pace.window(self._sizes))
         self._tenancy.rebalance()
         if self._lanes:

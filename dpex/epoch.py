@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
+from itertools import islice
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -72,6 +75,26 @@ def _as_drawn(index: Any) -> Any:
     if isinstance(index, torch.Tensor):
         return index.clone()
     return index.copy() if type(index) in (list, np.ndarray) else index
+
+
+class _AsDrawn:
+    """The indices of a sampler, each as it was when it was drawn; none is lost to an exception of a signal handler."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._drawn: list[Any] = []
+
+    def __iter__(self) -> _AsDrawn:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._drawn:
+            self._drawn.extend(islice(self._sampler, 1))
+        if not self._drawn:
+            raise StopIteration
+        index = _as_drawn(self._drawn[0])
+        del self._drawn[0]  # without a call until it is returned: see `dpex.interrupts`
+        return index
 
 
 class ArenaCache:
@@ -224,6 +247,8 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         book: Book | None = None,
     ) -> None:
         super().__init__(loader)
+        self._hands: defaultdict[int, list[Any]] = defaultdict(list)
+        """By thread: the batch that torch's ``__next__`` has of us and has not returned yet."""
         if self._num_workers > 0 and loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         if self._num_workers == 0 and self._timeout != 0:
@@ -298,18 +323,34 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             super()._reset(loader, first_iter)
         sampler = self._index_sampler
         makes_new_ones = type(sampler) is BatchSampler or draws_ahead_safely(sampler)
-        self._engine.begin_epoch(self._sampler_iter if makes_new_ones else map(_as_drawn, self._sampler_iter))
+        self._engine.begin_epoch(self._sampler_iter if makes_new_ones else _AsDrawn(self._sampler_iter))
+
+    def __next__(self) -> Any:
+        me = get_ident()
+        try:
+            data = super().__next__()
+        except BaseException:  # without a call from here, and until it is returned: see `dpex.interrupts`
+            self._engine.returned += self._hands[me]
+            self._hands[me] = []
+            raise
+        self._hands[me] = []
+        return data
 
     def _next_data(self) -> Any:
+        hand: list[Any] = []
+        self._hands[get_ident()] = hand
+        self._next_into(hand)
+        return hand[0]
+
+    def _next_into(self, hand: list[Any]) -> None:
         try:
-            data = self._engine.next()
+            self._engine.next(hand)
         except StopIteration:
             if self._engine.schedule.finished and not self._persistent_workers:
                 self._shutdown_workers()
             raise
         if self._pin_memory and self._num_workers == 0:
-            data = torch_utils.pin_memory.pin_memory(data, self._pin_memory_device)
-        return data
+            hand[0] = torch_utils.pin_memory.pin_memory(hand[0], self._pin_memory_device)
 
     @property
     def _workers(self) -> list[Any]:
@@ -349,6 +390,11 @@ class _DpexMapDataLoaderIter(_DpexDataLoaderIter):
     def __next__(self) -> Any:
         if _profiler_enabled():
             return super().__next__()
-        data = self._next_data()
-        self._num_yielded += 1
-        return data
+        hand: list[Any] = []
+        try:
+            self._next_into(hand)
+            self._num_yielded += 1
+        except BaseException:  # without a call from here, and until it is returned: see `dpex.interrupts`
+            self._engine.returned += hand
+            raise
+        return hand[0]

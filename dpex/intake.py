@@ -70,7 +70,9 @@ class Intake:
         if self._unheard:
             return
         for lane in list(self._lanes.values()):
-            self._unheard.extend((lane, event) for event in lane.poll())
+            events = lane.poll()
+            self._unheard.extend((lane, event) for event in events)
+            events.clear()
         if self._unheard:
             self._overheard = True
             self._bell.ring()
@@ -85,12 +87,14 @@ class Intake:
         """
         heard, self._overheard = self._overheard, False
         while self._unheard:
-            self._hear(schedule, epoch, *self._unheard.popleft())
+            self._hear(schedule, epoch, *self._unheard[0])
+            del self._unheard[0]
         for lane in list(self._lanes.values()):
             events = lane.poll()
             heard = heard or bool(events)
-            for event in events:
-                self._hear(schedule, epoch, lane, event)
+            while events:  # one whose handling was broken off is handled again (see `dpex.interrupts`)
+                self._hear(schedule, epoch, lane, events[0])
+                del events[0]
         if self.fatal is not None:
             error, self.fatal = self.fatal, None
             raise error
@@ -115,13 +119,16 @@ class Intake:
             return
         ticket = schedule.ticket(event.number)
         if ticket is None:
-            event.value()  # made twice: decoding and dropping it gives its memory back
+            if not schedule.has(event.number, event.value):
+                event.value()  # made twice: decoding and dropping it gives its memory back
             return
         self._pace.learn(event.service_s, event.nbytes)
         if event.service_s > self.slowest.least_s:
             self.slowest.add(SlowBatch(event.service_s, epoch, event.number, ticket.index, *event.making[:2]))
         if event.slowest and event.slowest[0] > self.slow_samples.least_s:
             self.slow_samples.add(event.slowest[0], ticket.index, event.slowest[1])
+        if self.awaited in (event.number, ANY):
+            self.awaited_making = event.making
         self._dispatch.arrived(event.number)
         if self._logical:
             self._tenancy.made(epoch, ticket)
@@ -130,8 +137,6 @@ class Intake:
             schedule.end_queue(ticket.queue)
         else:
             schedule.done(event.number, event.value, event.samples, event.nbytes)
-        if self.awaited in (event.number, ANY):
-            self.awaited_making = event.making
 
 
 def _say(note: Note) -> None:

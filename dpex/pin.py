@@ -23,7 +23,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils as torch_utils
 
 from dpex.clock import monotonic
-from dpex.errors import WorkerDiedError
+from dpex.errors import IteratorClosedError, WorkerDiedError
+from dpex.interrupts import is_interrupt, keep_result
 from dpex.schedule import Delivery, Schedule
 from dpex.worker import Failure
 
@@ -33,6 +34,10 @@ copy. Page-locked memory is lost to everybody else, and more of it would not mak
 _CHECK_EVERY_S = 1.0
 
 
+def _nothing() -> None:
+    """The payload of a job that has opened its own."""
+
+
 class _Job:
     """A batch's payload on its way through the thread; like any payload, it gives the batch (or its `Failure`) when
     called. The consumer may be interrupted anywhere as it opens and queues it: each step can be repeated."""
@@ -40,7 +45,9 @@ class _Job:
     def __init__(self, payload: Callable[[], Any]) -> None:
         self.finished = threading.Event()
         self.queued = False
-        self._payload: Callable[[], Any] | None = payload
+        self._payload = payload
+        self._opened: list[Any] = []
+        self._is_open = False
         self._value: Any = None
         self._error: Exception | None = None
 
@@ -51,15 +58,17 @@ class _Job:
 
     def open(self) -> None:
         """Decode, once: a second time the memory might be another batch's."""
-        payload, self._payload = self._payload, None
-        if payload is None:
+        if self._is_open:
             return
-        self._error = RuntimeError("an interrupt came while this batch was read")
         try:
-            self._value = payload()
-            self._error = None
+            if not self._opened:
+                keep_result(self._opened, self._payload)
+            self._value = self._opened[0]
         except Exception as error:
+            if is_interrupt(error):
+                raise
             self._error = error
+        self._is_open, self._opened, self._payload = True, [], _nothing
 
     def run(self, pin: Callable[[Any], Any], where: str) -> None:
         """In the thread: pin what can be pinned."""
@@ -124,7 +133,7 @@ class Pinner:
         """Until the job is finished; False if that takes longer than ``deadline`` (`clock`)."""
         while not job.finished.is_set():
             if not self._is_alive() and not job.finished.is_set():
-                raise RuntimeError("this iterator was closed") if self._closed else _died()
+                raise IteratorClosedError("this iterator was closed") if self._closed else _died()
             left = deadline - monotonic()
             if left <= 0:
                 return False

@@ -97,40 +97,52 @@ class Schedule:
 
     def draw(self, index: Any) -> Ticket:
         """Make the next ticket, for ``index`` as the sampler gave it."""
+        return self.draw_first(deque((index,)))
+
+    def draw_first(self, indices: deque[Any]) -> Ticket:
+        """Make the next ticket, for the first of ``indices``, which is taken out."""
         if not self.room:
             raise ScheduleError("no room for another ticket")
-        ticket = Ticket(self.drawn, index, self._choose_queue() if self._bound else SHARED)
-        self.drawn += 1
+        queue, turn = self._choose_queue() if self._bound else (SHARED, 0)
+        ticket = Ticket(self.drawn, indices[0], queue)
+        self._turn = turn  # from here on without a call: see `dpex.interrupts`
         self._open[ticket.number] = ticket
-        self._load[ticket.queue] += 1
-        self._pending[ticket.queue].append(ticket)
+        self._load[queue] += 1
+        self._pending[queue] += (ticket,)
+        self.drawn += 1
+        del indices[0]
         return ticket
 
-    def _choose_queue(self) -> int:
+    def _choose_queue(self) -> tuple[int, int]:
+        """The queue of the next ticket, and whose turn it is then."""
         share = max(1, self.window // sum(self._active))
-        fallback = -1
+        fallback, turn = -1, self._turn
         for _ in self._active:
-            queue = self._turn
-            self._turn = (self._turn + 1) % len(self._active)
+            queue, turn = turn, (turn + 1) % len(self._active)
             if self._active[queue]:
                 if self.in_order or self._load[queue] < share:
-                    return queue
+                    return queue, turn
                 if fallback < 0 or self._load[queue] < self._load[fallback]:
                     fallback = queue
-        return fallback
+        return fallback, turn
 
     @property
     def idle(self) -> bool:
         """Nothing is drawn and not delivered, and there is more to draw."""
         return not self._open and not self._ready and not self._sampler_ended
 
-    def straight_through(self) -> int:
-        """Draw a ticket, make it and deliver it, all at once, when the schedule is `idle`; returns its number."""
+    def straight_through(self, indices: deque[Any] | None = None) -> int:
+        """Draw a ticket, make it and deliver it, all at once, when the schedule is `idle`; returns its number.
+
+        The first of ``indices`` is taken out.
+        """
         if not self.idle or self._bound:
             raise ScheduleError("only an idle schedule without logical workers lets a ticket straight through")
-        number = self.drawn
+        number = self.drawn  # from here on without a call: see `dpex.interrupts`
         self.drawn = self._next = number + 1
         self.delivered += 1
+        if indices:
+            del indices[0]
         return number
 
     def end_of_sampler(self) -> None:
@@ -149,12 +161,15 @@ class Schedule:
         """Tickets of ``queue`` that wait to be issued."""
         return len(self._pending[queue])
 
-    def take(self, limit: int, queue: int = SHARED) -> list[Ticket]:
-        """Issue up to ``limit`` tickets of ``queue``, lowest number first."""
+    def take(self, limit: int, queue: int = SHARED, into: list[Ticket] | None = None) -> list[Ticket]:
+        """Issue up to ``limit`` tickets of ``queue``, lowest number first; see ``into`` if this is broken off."""
         waiting = self._pending[queue]
-        tickets = [waiting.popleft() for _ in range(min(limit, len(waiting)))]
-        for ticket in tickets:
+        tickets: list[Ticket] = [] if into is None else into
+        for _ in range(min(limit, len(waiting))):
+            ticket = waiting[0]
+            tickets += (ticket,)
             ticket.issued = True
+            del waiting[0]
         return tickets
 
     def give_back(self, tickets: Iterable[Ticket]) -> None:
@@ -183,9 +198,17 @@ class Schedule:
         ticket = self._open.get(number)
         if ticket is None:
             return False
-        self._close(ticket)
-        self._ready[number] = Delivery(number, ticket.queue, payload, samples, nbytes)
+        delivery = Delivery(number, ticket.queue, payload, samples, nbytes)
+        self._no_longer_waits(ticket)
+        self._ready[number] = delivery  # from here on without a call: see `dpex.interrupts`
+        del self._open[number]
+        self._load[ticket.queue] -= 1
         return True
+
+    def has(self, number: int, payload: Any) -> bool:
+        """Whether this payload is what waits for its delivery as ``number``."""
+        delivery = self._ready.get(number)
+        return delivery is not None and delivery.payload is payload
 
     def end_queue(self, queue: int) -> None:
         """The stream behind ``queue`` is exhausted: its open tickets are dropped, and it gets no more."""
@@ -211,32 +234,45 @@ class Schedule:
         return given_up
 
     def _close(self, ticket: Ticket) -> None:
+        self._no_longer_waits(ticket)
         del self._open[ticket.number]
         self._load[ticket.queue] -= 1
-        if not ticket.issued:
+
+    def _no_longer_waits(self, ticket: Ticket) -> None:
+        if not ticket.issued and ticket in self._pending[ticket.queue]:
             self._pending[ticket.queue].remove(ticket)
 
     # -- delivering ----------------------------------------------------------------------------------------------
 
     def pop(self) -> Delivery | None:
         """The next batch to hand to the consumer, or None while it is not made yet."""
+        delivery = self.peek()
+        if delivery is not None:
+            self.deliver(delivery)
+        return delivery
+
+    def peek(self) -> Delivery | None:
+        """What `pop` would return."""
         ready = self._ready
         if not self.in_order:
-            if not ready:
-                return None
-            delivery = ready.pop(next(iter(ready)))
-            self.delivered += 1
-            return delivery
+            return ready[next(iter(ready))] if ready else None
         while self._next < self.drawn:
-            found = ready.pop(self._next, None)
+            found = ready.get(self._next)
             if found is not None:
-                self._next += 1
-                self.delivered += 1
                 return found
             if self._next in self._open:
                 return None
             self._next += 1  # dropped with its stream
         return None
+
+    def deliver(self, delivery: Delivery) -> None:
+        """The consumer takes what `peek` returned; a second time nothing happens."""
+        number = delivery.number
+        if number in self._ready:  # without a call: see `dpex.interrupts`
+            del self._ready[number]
+            self.delivered += 1
+            if self.in_order:
+                self._next = number + 1
 
     def upcoming(self, most: int) -> list[Delivery]:
         """What the next ``most`` calls of `pop` would return if they came now."""

@@ -62,8 +62,9 @@ class Tenancy:
 
     def made(self, epoch: int, ticket: Ticket) -> None:
         """A ticket was made: after a death it is made again, unless a snapshot comes later."""
-        if not self._iterable:
-            self._since[ticket.queue].append((epoch, ticket.number, ticket.index))
+        since = self._since[ticket.queue]
+        if not self._iterable and not (since and since[-1][:2] == (epoch, ticket.number)):
+            since.append((epoch, ticket.number, ticket.index))
 
     def stream_ended(self, logical: int) -> None:
         """A stream has no more; its host may die."""
@@ -152,11 +153,13 @@ class Tenancy:
             self._lanes[place.lane].dismiss(place.host)
 
     def released(self, event: Released) -> None:
-        """A logical worker has left its host."""
+        """A logical worker has left its host; a second time nothing happens."""
         place = self._homes.home[event.logical]
-        self._homes.left(event.logical, event.state)
+        if event.logical not in self._homes.leaving or (place is not None and place.host != event.host):
+            return
         self._snapshots[event.logical] = event.state
         self._since[event.logical].clear()
+        self._homes.left(event.logical, event.state)
         if place is not None:
             self._dismiss_if_empty(place)
         self.rebalance()

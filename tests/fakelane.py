@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ class FakeLane:
     """Implements `dpex.lanes.base.Lane`.
 
     ``sent`` holds a tuple (ticket numbers, epoch, worker) for each message. ``accepts`` says whether it takes messages
-    at present. ``told`` holds every other call, with its arguments. ``said`` is what the next `poll` returns.
+    at present. ``told`` holds every other call, with its arguments. ``said`` is what `poll` returns.
     """
 
     def __init__(self, name: str = "local", workers: tuple[int, ...] = (0, 1), *, accepts: bool = True) -> None:
@@ -27,7 +28,7 @@ class FakeLane:
         self.crashes = 0
         self.sent: list[tuple[list[int], int, int | None]] = []
         self.told: list[tuple[Any, ...]] = []
-        self.said: list[Event] = []
+        self.said: deque[Event] = deque()
 
     def hosts(self) -> list[int]:
         return self.workers
@@ -35,8 +36,10 @@ class FakeLane:
     def at_work(self) -> int:
         return len(self.workers)
 
-    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None, sent: list[Any] | None = None) -> bool:
         if self.accepts:
+            if sent is not None:
+                sent.append(host)
             self.sent.append(([ticket.number for ticket in tickets], epoch, host))
         return self.accepts
 
@@ -63,9 +66,8 @@ class FakeLane:
     def descriptors(self) -> list[int]:
         return []
 
-    def poll(self) -> list[Event]:
-        said, self.said = self.said, []
-        return said
+    def poll(self) -> deque[Event]:
+        return self.said
 
     def close(self, grace_s: float = 5.0) -> None:
         self.told.append(("close", grace_s))

@@ -739,3 +739,77 @@ def test_growing_in_the_middle_of_an_epoch_uses_the_dataset_of_its_beginning() -
     loader.resize(local=3)
     got += list(iterator)
     assert torch.cat(got).tolist() == list(range(600))
+
+
+# -- full sockets --------------------------------------------------------------------------------------------------
+
+
+def _many_words(indices: list[int]) -> list[str]:
+    return ["x" * 10] * 3500 + [str(indices[0])]  # 42 kB, which travel in the message itself
+
+
+class Indices(Dataset[int]):
+    """Hands on what it was asked for."""
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_move_is_queued_while_both_directions_of_a_socket_are_full() -> None:
+    """Trainer and worker once waited for each other to read. The move comes after the tickets sent before it."""
+    from dpex.lanes.base import Made, Released
+    from dpex.lanes.local import LocalLane
+    from dpex.schedule import Ticket
+    from dpex.worker import WorkerSetup
+
+    setup = WorkerSetup(
+        dataset=Indices(),
+        collate_fn=_many_words,
+        worker_init_fn=None,
+        iterable=False,
+        auto_collation=True,
+        drop_last=False,
+        num_workers=1,
+        base_seed=1,
+        per_batch_seed=False,
+    )
+    lane = LocalLane(setup, None, shared_queue=False, first_hosts=1)
+    try:
+        lane.new_epoch(0)
+        until(lambda: lane.poll() is not None and lane.counts.running)
+        lane.poll().clear()
+        (host,) = lane.hosts()
+        lane.adopt(host, 0, None)
+        sent = refused = 0
+
+        def is_full() -> bool:
+            """The worker takes nothing any more: it waits for the trainer to read its results."""
+            nonlocal sent, refused
+            took = lane.send([Ticket(sent, [sent] * 15000, 0)], 0, host)
+            sent += took
+            refused = 0 if took else refused + 1
+            return refused == 200
+
+        until(is_full)
+        lane.release(host, 0)
+        assert lane._hosts[host].outbox
+        assert not lane.send([Ticket(sent, [sent], 0)], 0, host)
+        heard: list[Any] = []
+
+        def released() -> bool:
+            events = lane.poll()
+            heard.extend(events)
+            events.clear()
+            return any(isinstance(event, Released) for event in heard)
+
+        until(released)
+        assert [event.number for event in heard if isinstance(event, Made)] == list(range(sent))
+        assert isinstance(heard[-1], Released)
+        lane.adopt(host, 0, heard[-1].state)
+        assert lane.send([Ticket(sent, [sent], 0)], 0, host)
+        until(lambda: any(isinstance(event, Made) and event.number == sent for event in lane.poll()))
+    finally:
+        lane.close()

@@ -62,7 +62,9 @@ class Driver:
         self.events: list[Event] = []
 
     def listen(self) -> None:
-        self.events += self.lane.poll()
+        heard = self.lane.poll()
+        self.events += heard
+        heard.clear()
 
     def listen_until(self, condition: Callable[[], Any]) -> None:
         deadline = time.monotonic() + DEADLINE_S

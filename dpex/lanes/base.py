@@ -193,8 +193,11 @@ class Lane(Protocol):
     def hosts(self) -> list[int]:
         """Hosts that are up and not leaving, by id."""
 
-    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None) -> bool:
-        """Hand over tickets as one message; False if it cannot take them now (nothing was taken then)."""
+    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None, sent: list[Any] | None = None) -> bool:
+        """Hand over tickets as one message; False if it cannot take them now (nothing was taken then).
+
+        Once they are handed over there is something in ``sent``, whatever exception may follow.
+        """
 
     def adopt(self, host: int, logical: int, state: RngState | None) -> None:
         """Let ``host`` host ``logical``; messages to a host keep their order."""
@@ -208,8 +211,8 @@ class Lane(Protocol):
     def descriptors(self) -> list[int]:
         """File descriptors that turn readable when `poll` has something."""
 
-    def poll(self) -> list[Event]:
-        """What happened since the last call, without waiting."""
+    def poll(self) -> deque[Event]:
+        """What happened, without waiting: the lane's own, out of which the caller takes what it has dealt with."""
 
     def close(self, grace_s: float) -> None:
         """End every host within about ``grace_s`` seconds; idempotent."""

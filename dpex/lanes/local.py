@@ -11,9 +11,12 @@ host for each. A host is a process, or where the dataset allows it a thread of o
 from __future__ import annotations
 
 import contextlib
+import marshal
 import pickle
 import select
 import signal
+from collections import deque
+from itertools import islice
 from typing import Any
 
 from dpex.lanes.base import CRASHES_IN_A_ROW, Event, Gone, LaneCounts, LaneTimes, Made, Note, Released, Snapshot, Up
@@ -57,12 +60,17 @@ class LocalLane:
         self._promised = 0
         self._failed_starts = 0
         self._epoch = 0
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
         self._closed = False
         self._suspicious = False
         self._crowded = False
         self._crashes = 0
         self._buffer = memoryview(bytearray(TICKET_BYTES))
+        self._arrived: deque[Any] = deque()
+        """The message that lies in the buffer and is not yet taken in, if any; see `dpex.interrupts`."""
+        self._sender: Host | None = None
+        self._taken_in = 0
+        """How many of its results are."""
         self._starter = starter_for(context, WorkerPlan(setup, shared_queue))
         self._epoll = select.epoll()
         self._board = Board()
@@ -135,7 +143,7 @@ class LocalLane:
         host = self._hosts[number]
         if not host.leaving:
             host.leaving = True
-            write(host.socket, LEAVE)
+            self._post(host, LEAVE)
 
     def at_work(self) -> int:
         """Hosts that have something to do, at most."""
@@ -153,29 +161,54 @@ class LocalLane:
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
-    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None, sent: list[Any] | None = None) -> bool:
         """See `Lane.send`; all tickets of a message belong to one logical worker."""
-        group = self._group + 1
+        sent = [] if sent is None else sent
+        self._group = group = self._group + 1
         data = pack(("tickets", group, epoch, tickets[0].queue, [(t.number, t.index) for t in tickets]))
         if host is None:
             assert self._queue is not None
-            sent = self._queue.send(group, tickets, data)
-        else:
-            place = self._hosts[host]
-            sent = write(place.socket, data)
-            if sent:
-                place.held.update(((epoch, t.number), t) for t in tickets)
-        if sent:
-            self._group = group
-        return sent
+            self._queue.send(group, tickets, data, sent)
+        elif self._flush(place := self._hosts[host]):
+            held = {(epoch, t.number): t for t in tickets}
+            place.held.update(held)
+            write(place.socket, data, sent)
+            if not sent:
+                for key in held:
+                    del place.held[key]
+        return bool(sent)
 
     def adopt(self, host: int, logical: int, state: RngState | None) -> None:
         """See `Lane.adopt`."""
-        write(self._hosts[host].socket, pickle.dumps(("adopt", logical, state)), must=True)
+        self._post(self._hosts[host], pickle.dumps(("adopt", logical, state)))
 
     def release(self, host: int, logical: int) -> None:
         """See `Lane.release`."""
-        write(self._hosts[host].socket, pickle.dumps(("release", logical)), must=True)
+        self._post(self._hosts[host], pickle.dumps(("release", logical)))
+
+    def _post(self, host: Host, data: bytes) -> None:
+        """Send this to a host now or, as its socket is full, before anything else that it is sent.
+
+        Nobody may wait for room here: the host may itself be waiting for the trainer to read its results.
+        """
+        host.outbox.append(data)
+        self._flush(host)
+
+    def _flush(self, host: Host) -> bool:
+        """Send what was kept back, in order; True if nothing is left of it."""
+        outbox = host.outbox
+        while outbox:
+            sent: list[Any] = []
+            if not write(host.socket, outbox[0], sent):
+                self._epoll.modify(host.socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
+                return False
+            del outbox[0]
+        return True
+
+    def _room_again(self, host: Host) -> None:
+        """The socket of a host takes something again."""
+        if self._flush(host) and not host.ended:
+            self._epoll.modify(host.socket.fileno(), select.EPOLLIN)
 
     def new_epoch(self, epoch: int) -> None:
         """See `Lane.new_epoch`."""
@@ -191,36 +224,54 @@ class LocalLane:
         """See `Lane.descriptors`: the lane's own epoll."""
         return [self._epoll.fileno()]
 
-    def poll(self) -> list[Event]:
+    def poll(self) -> deque[Event]:
         """See `Lane.poll`."""
-        for fd, _ in self._epoll.poll(0):
-            if fd in self._by_fd:
-                self._drain(self._by_fd[fd])
-            else:
+        if self._closed:
+            return self._events
+        self._take_in()
+        for fd, what in self._epoll.poll(0):
+            host = self._by_fd.get(fd)
+            if host is None:
                 self._hear_template()
+                continue
+            if what & select.EPOLLOUT:
+                self._room_again(host)
+            if what & ~select.EPOLLOUT:
+                self._drain(host)
         if not self._template.ready and self._template.overdue:
             self._template_died()
         if self._suspicious:
             self._recount()
         if self._crowded:
             self._adjust()
-        events, self._events = self._events, []
-        return events
+        return self._events
 
     def _drain(self, host: Host) -> None:
-        while True:
+        self._take_in()
+        while not host.ended:
+            self._sender = host
             try:
-                message = host.receive(self._buffer)
+                host.map_announced(self._buffer)
+                self._arrived.extend(map(host.socket.recv_into, (self._buffer,)))
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                message = None
-            if message is None:
                 self._hang_up(host)
-                return
-            self._read(host, *message)
-            if host.ended:
-                return
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Read the message in the buffer, if there is one; what an exception broke off is gone on with."""
+        if not self._arrived:
+            return
+        host = self._sender
+        assert host is not None
+        count = self._arrived[0]
+        if count:
+            self._read(host, *marshal.loads(self._buffer[:count]))
+        else:
+            self._hang_up(host)
+        self._taken_in = 0
+        del self._arrived[0]
 
     def _read(self, host: Host, message: Any, _segments: Any, retired: list[int]) -> None:
         kind = message[0]
@@ -230,29 +281,42 @@ class LocalLane:
                 self._fleet.packing.tried()
                 self._keep_promises()
         elif kind == "released":
-            self._events.append(Released(message[1], host.number, message[2]))
+            self._tell(Released(message[1], host.number, message[2]))
         elif kind == "snapshot":
-            self._events.append(Snapshot(*message[1:]))
+            self._tell(Snapshot(*message[1:]))
         elif kind == "serving":
-            host.started = True
-            host.process.handle.pid = message[1]  # the template's news may come later than the last batch
-            self.counts.running += 1
-            self._events.append(Up(host.number))
-            self._keep_promises()
+            self._serves(host, message[1])
         elif kind == "bye":
-            if self._queue is not None and not host.leaving:
-                self._queue.one_left()
-            host.leaving = True
-            if host.is_thread:
-                self._left(host)
+            self._leaves(host)
         elif kind == "draws":
             self._drew(host.process, message[1])
         for number in retired:
             host.segments.pop(number, None)
 
+    def _serves(self, host: Host, pid: int) -> None:
+        host.process.handle.pid = pid  # the template's news may come later than the last batch
+        if not host.started:
+            self.counts.running += 1
+            host.started = True
+        self._tell(Up(host.number))
+        self._keep_promises()
+
+    def _leaves(self, host: Host) -> None:
+        if self._queue is not None and not host.leaving:
+            self._queue.leaves -= self._queue.leaves > 0  # without a call: see `dpex.interrupts`
+        host.leaving = True
+        if host.is_thread:
+            self._left(host)
+
+    def _tell(self, event: Event) -> None:
+        """Tell of the message that is being read; once, even if it is read again."""
+        if not self._taken_in:
+            self._events += (event,)  # from here on without a call: see `dpex.interrupts`
+            self._taken_in = 1
+
     def _made(self, host: Host, group: int, results: list[tuple[Any, ...]]) -> None:
         count, epoch_now = self.times.count, self._epoch
-        for epoch, number, kind, node, stages, cpu_s, encode_s, nbytes in results:
+        for epoch, number, kind, node, stages, cpu_s, encode_s, nbytes in islice(results, self._taken_in, None):
             host.held.pop((epoch, number), None)
             service_s = count(stages, cpu_s, encode_s, nbytes)
             self._crashes = 0
@@ -261,9 +325,14 @@ class LocalLane:
                 making = (stages[0], stages[2], stages[1], encode_s, 0.0)
                 end, samples = kind == END, stages[4]
                 rest = (service_s, nbytes, samples, making, stages[6])
-                self._events.append(Made(epoch, number, host.number, value, end, *rest))
-            elif kind != END:
-                host.decoder.decode(node)  # nobody wants it: its slots go back at once
+                event = Made(epoch, number, host.number, value, end, *rest)
+                self._events += (event,)  # from here on without a call: see `dpex.interrupts`
+                self._taken_in += 1
+            else:
+                self._taken_in += 1
+                if kind != END:
+                    host.decoder.decode(node)  # nobody wants it: its slots go back at once
+                    host.leased = {}
         if group and self._queue is not None:
             self._queue.groups.pop(group, None)
 

@@ -9,6 +9,7 @@ import pickle
 import select
 import signal
 import socket
+from collections import deque
 from typing import Any
 
 from dpex.lanes.localworker import BATCH, END, receive
@@ -96,12 +97,16 @@ class Host:
         self.segments: dict[int, Segment] = {}
         self.decoder = Decoder(self._lease)
         self.held: dict[tuple[int, int], Ticket] = {}
+        self.leased: dict[tuple[int, int], Any] = {}
+        """Slots of the batch that is being decoded: were decoding broken off, they would go back and be overwritten."""
+        self.outbox: deque[bytes] = deque()
+        """What is still to be sent, as its socket is full; nothing else may be sent before."""
         self.leaving = False
         self.started = False
         self.ended = False
 
-    def receive(self, buffer: memoryview) -> Any:
-        """The next message, once the segments that it announces are mapped; None at the end of the stream.
+    def map_announced(self, buffer: memoryview) -> None:
+        """Map the segments that the next message announces, if it does; it may be received then.
 
         Raises OSError where there is no descriptor or address space left for them. The message stays in the socket, so
         that nothing is lost: whoever asks again when there is room gets it.
@@ -109,8 +114,6 @@ class Host:
         announced = receive(self.socket, buffer[:1], socket.MSG_PEEK)
         if announced is not None and announced[1]:
             self._map(buffer, announced[1])
-        count = self.socket.recv_into(buffer)
-        return marshal.loads(buffer[:count]) if count else None
 
     def _map(self, buffer: memoryview, fds: list[int]) -> None:
         count = self.socket.recv_into(buffer, 0, socket.MSG_PEEK)
@@ -127,11 +130,17 @@ class Host:
         self.segments.update(segments)
 
     def _lease(self, segment: int, slot: int, nbytes: int) -> Any:
-        return self.segments[segment].view(slot, nbytes)
+        leased, key = self.leased, (segment, slot)
+        if key not in leased:  # it goes there without a turn of the interpreter: see `dpex.interrupts`
+            leased.update(zip((key,), map(self.segments[segment].view, (slot,), (nbytes,)), strict=False))
+        return leased[key]
 
 
 class Result:
-    """An undecoded result; calling it decodes."""
+    """An undecoded result; calling it decodes, a second time it gives None: the memory may be another batch's by then.
+
+    Decoding that an exception broke off can be done again.
+    """
 
     __slots__ = ("_host", "_kind", "_node")
 
@@ -141,8 +150,14 @@ class Result:
     def __call__(self) -> Any:
         if self._kind == END:
             return StreamEnd()
+        if self._node is None:
+            return None
         value = self._host.decoder.decode(self._node)
-        return value if self._kind == BATCH else Failure(pickle.loads(value))
+        if self._kind != BATCH:
+            value = Failure(pickle.loads(value))
+        self._node = None  # from here on without a call: see `dpex.interrupts`
+        self._host.leased = {}
+        return value
 
 
 def readable_within(fd: int, timeout_s: float | None) -> bool:

@@ -17,6 +17,7 @@ import os
 import pickle
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
@@ -78,7 +79,7 @@ class RemoteLane:
         self._next_host = FIRST_HOST
         self._next_call = 0
         self._epoch = 0
-        self._events: list[Event] = []
+        self._events: deque[Event] = deque()
         self._suspects: set[int] = set()
         self._unreached: set[str] = set()
         self._failed_starts = 0
@@ -286,15 +287,18 @@ class RemoteLane:
         up = (h for h in self._hosts.values() if h.stage == "up" and not h.leaving)
         return sum(max(0, CALLS_IN_FLIGHT - len(host.calls)) for host in up)
 
-    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None, sent: list[Any] | None = None) -> bool:
         """See `Lane.send`. A message to a named host is always taken, one to anybody while somebody has room."""
+        sent = [] if sent is None else sent
         if host is not None:
+            sent += (host,)
             self._send(self._hosts[host], tickets, epoch)
             return True
         up = (h for h in self._hosts.values() if h.stage == "up" and not h.leaving and not h.waiting)
         place = min(up, key=lambda h: len(h.calls), default=None)
         if place is None or len(place.calls) >= CALLS_IN_FLIGHT:
             return False
+        sent += (place.number,)
         self._send(place, tickets, epoch)
         return True
 
@@ -343,10 +347,10 @@ class RemoteLane:
         """See `Lane.descriptors`: the end of a pipe into which Ray's thread writes."""
         return [self._inbox.descriptor]
 
-    def poll(self) -> list[Event]:
+    def poll(self) -> deque[Event]:
         """See `Lane.poll`."""
         if self._closed:
-            return []
+            return self._events
         for (number, call_number), answer in self._inbox.take():
             host = self._hosts.get(number)
             if host is None:
@@ -358,8 +362,7 @@ class RemoteLane:
             else:
                 self._answered(host, host.calls.pop(call_number), answer)
         self._look_again()
-        events, self._events = self._events, []
-        return events
+        return self._events
 
     def _answered(self, host: Host, call: Call, answer: Any) -> None:
         if call.kind == "work":

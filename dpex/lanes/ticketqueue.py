@@ -95,17 +95,17 @@ class TicketQueue:
         """The descriptor that every worker gets."""
         return self._theirs.fileno()
 
-    def send(self, group: int, tickets: list[Ticket], data: bytes) -> bool:
-        """Queue a message of tickets; False if the socket is full."""
-        sent = write(self._ours, data)
-        if sent:
-            self.groups[group] = tickets
-        return sent
+    def send(self, group: int, tickets: list[Ticket], data: bytes, sent: list[Any]) -> None:
+        """Queue a message of tickets; nothing is in ``sent`` if the socket is full."""
+        self.groups[group] = tickets
+        write(self._ours, data, sent)
+        if not sent:
+            del self.groups[group]
 
     def ask_to_leave(self, count: int) -> bool:
         """Let that many workers leave; False if the socket is full: ask for the rest later."""
         for _ in range(count):
-            if not write(self._ours, LEAVE):
+            if not write(self._ours, LEAVE, []):
                 return False
             self.leaves += 1
         return True
@@ -126,10 +126,6 @@ class TicketQueue:
                 self._ours.send(data)
         self.leaves -= cancelled
         return cancelled
-
-    def one_left(self) -> None:
-        """A worker says that it took a request to leave."""
-        self.leaves = max(0, self.leaves - 1)
 
     def is_empty(self) -> bool:
         """Whether workers have taken everything (SIOCOUTQ: bytes that the other end has not read)."""
@@ -179,33 +175,33 @@ def hang_up(sock: socket.socket) -> None:
         return
 
 
-def write(sock: socket.socket, data: bytes, must: bool = False) -> bool:
-    """Send one message without blocking; False if the socket is full (``must``: wait for room)."""
+def write(sock: socket.socket, data: bytes, sent: list[Any]) -> bool:
+    """Send one message without blocking; False, and nothing in ``sent``, if the socket is full.
+
+    What goes to a reader who is gone counts as sent: its tickets come back as lost.
+    """
     if sock.fileno() < 0:
-        return True  # hung up, and soon reported: its tickets come back as lost
-    if must:
-        sock.setblocking(True)
+        sent += (0,)
+        return True
     try:
         if len(data) <= _LONGEST_MESSAGE:
-            sock.send(data)
+            sent.extend(map(sock.send, (data,)))  # see `dpex.interrupts`
         else:
-            _send_as_file(sock, data)
+            _send_as_file(sock, data, sent)
     except BlockingIOError:
         return False
     except (BrokenPipeError, ConnectionResetError):
-        return True  # its reader is gone: its tickets come back as lost
-    finally:
-        if must:
-            sock.setblocking(False)
+        sent += (0,)
     return True
 
 
-def _send_as_file(sock: socket.socket, data: bytes) -> None:
+def _send_as_file(sock: socket.socket, data: bytes, sent: list[Any]) -> None:
     fd = os.memfd_create("dpex-tickets")
     try:
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(data)
-        socket.send_fds(sock, [b"f"], [fd])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        sent.extend(map(sock.sendmsg, ([b"f"],), (ancillary,)))
     finally:
         os.close(fd)
 

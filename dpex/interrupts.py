@@ -1,0 +1,55 @@
+"""How state survives an exception that a signal handler raises: Ctrl-C in a notebook, a time limit by SIGALRM.
+
+CPython runs signal handlers in the main thread, as a function begins, after a call, and at each turn of a loop; an
+exception of theirs comes out there. A program that catches it and goes on must find every batch, each once, and every
+lock free. Two rules make that so:
+
+* What must not be torn apart is written without a call, a loop or a property: assignments, ``del``, ``+=``.
+* A value that a call takes away from elsewhere (a message out of a socket, an index out of a sampler, a batch out of
+  its slots) goes straight into a container that outlives the exception: `list.extend` over `map`, `islice` or
+  `starmap` makes the call and keeps its result without a turn of the interpreter in between.
+
+What was only begun is done again, and every step allows that. A sampler that is a generator of Python cannot be saved
+when the exception comes out inside it: it ends there, with any loader.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from itertools import starmap
+from traceback import walk_tb
+from typing import Any
+
+_NO_ARGUMENTS: tuple[tuple[()]] = ((),)
+
+
+def keep_result(results: list[Any], call: Callable[[], Any]) -> None:
+    """Append what ``call()`` returns; nothing can come between the end of the call and that."""
+    results.extend(starmap(call, _NO_ARGUMENTS))
+
+
+def with_lock(lock: Any, body: Callable[[bool], None], limit_s: float = 0.0) -> None:
+    """Call ``body`` with whether ``lock`` could be had within ``limit_s`` seconds; release it in every case."""
+    got: list[bool] = []
+    try:
+        got.extend(map(lock.acquire, (limit_s > 0,), (limit_s or -1,)))
+        body(got[0])
+    finally:
+        if got and got[0]:
+            lock.release()
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a signal handler raised this, so that what it came out of may be sound."""
+    if not isinstance(error, Exception):
+        return True
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> Any:
+    """The code that runs, of a function, a method, a `functools.partial` or an object that can be called."""
+    function = getattr(handler, "func", handler)
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", None) or getattr(vars(type(function)).get("__call__"), "__code__", None)

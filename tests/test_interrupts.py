@@ -1,0 +1,268 @@
+"""Exceptions of signal handlers inside ``next()``, several consumers, and a loader that is closed meanwhile.
+
+A real signal is raised where dpex calls the k-th function inside ``next()``, for one k after the other: every place is
+met, where a timer would leave it to chance.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from families import Augmented, assert_same, seeded, stacked
+from torch.utils.data import Dataset
+
+import dpex
+from dpex import DpexDataLoader, IteratorClosedError
+from dpex.interrupts import is_interrupt, keep_result, with_lock
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a generator was just being closed
+]
+PACKAGE = str(Path(dpex.__file__).parent)
+ROWS = 120
+KINDS: dict[str, dict[str, Any]] = {
+    "worker": {"num_workers": 2},
+    "batch": {"num_workers": 2, "seeding": "batch"},
+    "in-process": {"num_workers": 0, "seeding": "batch"},
+    "out of order": {"num_workers": 2, "seeding": "batch", "in_order": False},
+}
+
+
+class TickError(Exception):
+    """What a signal handler raises."""
+
+
+def loader_of(kind: str, **options: Any) -> DpexDataLoader[Any]:
+    dataset = Augmented(ROWS, extra=1000)
+    batches = [list(range(at, at + 4)) for at in range(0, ROWS, 4)]  # a list: a generator would end with an exception
+    return DpexDataLoader(dataset, batch_sampler=batches, generator=seeded(), **KINDS[kind], **options)
+
+
+class Ticking:
+    """A signal comes at the ``at``-th place where dpex calls a function, while it is armed; its handler raises."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.came = False
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and "finalize" not in frame.f_code.co_name:
+            self.left -= 1
+            if not self.left:
+                self.came = True
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGUSR1)
+        return None
+
+
+@pytest.fixture
+def handler() -> Iterator[None]:
+    def raise_tick(_signal: int, _frame: Any) -> None:
+        raise TickError
+
+    former = signal.signal(signal.SIGUSR1, raise_tick)
+    yield
+    sys.settrace(None)
+    signal.signal(signal.SIGUSR1, former)
+
+
+def interrupted(iterator: Any, spacing: int) -> tuple[list[torch.Tensor], int]:
+    """All batches, with an interrupt in each call of ``next()``, at another place each time."""
+    batches: list[torch.Tensor] = []
+    ticks, at = 0, 1
+    while True:
+        ticking = Ticking(at)
+        sys.settrace(ticking)
+        try:
+            batches.append(next(iterator))
+        except StopIteration:
+            return batches, ticks
+        except TickError:
+            ticks += 1
+            assert ticks < 20_000
+        finally:
+            sys.settrace(None)
+        at = at + spacing if ticking.came else 1
+
+
+@pytest.mark.usefixtures("handler")
+@pytest.mark.parametrize("spacing", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_batch_comes_once_whatever_is_interrupted(kind: str, spacing: int) -> None:
+    wanted = stacked(loader_of(kind))
+    got, ticks = interrupted(iter(loader_of(kind)), spacing)
+    assert ticks > ROWS // 4
+    rows = torch.cat(got)
+    assert_same(rows[rows[:, 0].argsort()] if kind == "out of order" else rows, wanted[wanted[:, 0].argsort()])
+
+
+@pytest.mark.usefixtures("handler")
+def test_an_error_of_the_dataset_is_delivered_once_and_the_rest_comes() -> None:
+    """It looks like the handler's, but is none: in this process it is not made again."""
+
+    class Bad(Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 3:
+                raise TickError
+            return torch.tensor(index)
+
+    for workers in (0, 1):
+        iterator = iter(DpexDataLoader(Bad(), batch_size=1, num_workers=workers, seeding="batch"))
+        seen: list[Any] = []
+        for _ in range(6):
+            try:
+                seen.append(int(next(iterator)))
+            except TickError:
+                seen.append("error")
+        assert seen == [0, 1, 2, "error", 4, 5]
+        assert next(iterator, "end") == "end"
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "auto"])
+def test_two_consumers_share_the_batches(kind: str) -> None:
+    KINDS["auto"] = {"num_workers": "auto"}
+    loader = loader_of(kind)
+    iterator = iter(loader)
+    shares: list[list[torch.Tensor]] = [[], []]
+    errors: list[BaseException] = []
+
+    def consume(share: list[torch.Tensor]) -> None:
+        try:
+            share.extend(iterator)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=consume, args=(share,)) for share in shares]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert sorted(torch.cat(shares[0] + shares[1])[:, 0].tolist()) == list(range(ROWS))
+    for share in shares:
+        numbers = [int(batch[0, 0]) for batch in share]
+        assert kind == "out of order" or numbers == sorted(numbers)
+
+
+class Gated(Dataset[torch.Tensor]):
+    """Its second half waits for a file that never comes."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= 4:
+            threading.Event().wait()
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize(("seeding", "persistent"), [("worker", False), ("batch", True)])
+def test_closing_ends_a_consumer_that_waits_in_another_thread(seeding: Any, persistent: bool) -> None:
+    loader = DpexDataLoader(Gated(), batch_size=2, num_workers=2, seeding=seeding, persistent_workers=persistent)
+    iterator = iter(loader)
+    got: list[Any] = []
+
+    def consume() -> None:
+        try:
+            got.extend(iterator)
+        except BaseException as error:
+            got.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    engine = iterator._engine
+    deadline = threading.Event()
+    while not (engine._tally.batches == 2 and engine._tally.blocked_at):
+        assert thread.is_alive()
+        deadline.wait(0.001)
+    loader.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert isinstance(got[-1], IteratorClosedError)
+    with pytest.raises(IteratorClosedError, match="was closed"):
+        next(iterator)
+
+
+def test_a_handler_that_closes_the_loader_ends_the_loop_in_order() -> None:
+    loader = loader_of("batch")
+    iterator = iter(loader)
+    former = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
+    try:
+        for at in range(1, 40, 5):
+            ticking = Ticking(at)
+            iterator = iter(loader)
+            next(iterator)
+            sys.settrace(ticking)
+            with pytest.raises(IteratorClosedError):
+                for _ in iterator:
+                    pass
+            sys.settrace(None)
+    finally:
+        sys.settrace(None)
+        signal.signal(signal.SIGUSR1, former)
+
+
+# -- the tools ----------------------------------------------------------------------------------------------------
+
+
+def raising(*_: Any) -> None:
+    raise TickError
+
+
+class Handler:
+    def method(self, *_: Any) -> None:
+        raise TickError
+
+    def __call__(self, *_: Any) -> None:
+        raise TickError
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [raising, Handler().method, Handler(), functools.partial(raising)],
+    ids=["def", "method", "object", "partial"],
+)
+def test_what_a_handler_raises_is_known_by_its_traceback(handler: Callable[..., None]) -> None:
+    former = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(TickError) as caught:
+            signal.raise_signal(signal.SIGUSR1)
+        assert is_interrupt(caught.value)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert not is_interrupt(caught.value)  # by now it is nobody's handler
+    assert is_interrupt(KeyboardInterrupt())
+    assert not is_interrupt(ValueError())
+
+
+def test_a_lock_is_released_after_an_exception_and_not_taken_by_force() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TickError):
+        with_lock(lock, raising)
+    assert not lock.locked()
+    got: list[bool] = []
+    with lock:
+        with_lock(lock, got.append)
+        with_lock(lock, got.append, 0.01)
+        assert lock.locked()
+    with_lock(lock, got.append)
+    assert got == [False, False, True]
+
+
+def test_a_result_is_kept() -> None:
+    kept: list[int] = []
+    keep_result(kept, lambda: 3)
+    assert kept == [3]
