@@ -213,6 +213,10 @@ class DpexDataLoader(DataLoader[T_co]):
             )
         if self._is_tuned():
             check_trace(self.autotune or AutotuneConfig(), os.environ)
+        if self.num_workers and self.local_engine == "dpex" and self.distribute_mode is not True and _ray_is_up():
+            from dpex.lanes.cleanserver import start_early
+
+            start_early(self.multiprocessing_context)
 
     # -- life ----------------------------------------------------------------------------------------------------
 

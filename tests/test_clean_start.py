@@ -16,7 +16,7 @@ import torch
 from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid, until, worker_pids
 from test_leftovers import Family, family  # noqa: F401
 
-from dpex import DpexDataLoader, WorkerDiedError
+from dpex import DpexDataLoader, WorkerDiedError, dataloader
 from dpex.lanes import cleanserver
 
 pytestmark = pytest.mark.timeout(120)
@@ -60,6 +60,12 @@ def local(length: int = 400, **options: Any) -> DpexDataLoader[torch.Tensor]:
     return DpexDataLoader(Augmented(length, 0.001), generator=seeded(), **{**SHAPE, **options})
 
 
+@pytest.fixture
+def ray_seems_up(seems_connected: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader is told so, too."""
+    monkeypatch.setattr(dataloader, "_ray_is_up", lambda: True)
+
+
 @pytest.mark.usefixtures("seems_connected")
 def test_iter_does_not_wait_and_the_promised_workers_count() -> None:
     with local() as loader:
@@ -72,6 +78,47 @@ def test_iter_does_not_wait_and_the_promised_workers_count() -> None:
             assert loader.stats().lanes["local"].requested == size
         os.kill(server_pid(), signal.SIGCONT)
         assert_same(stacked(iterator), made_here())
+
+
+@pytest.mark.usefixtures("ray_seems_up")
+def test_the_server_is_started_with_the_loader_so_that_its_imports_are_done_by_the_time_it_is_needed() -> None:
+    with local(seeding="worker") as loader:
+        early = server_pid()
+        with local(seeding="worker"):
+            assert server_pid() == early
+        assert len(list(loader)) == 100
+        assert server_pid() == early
+        kill(early)
+        cleanserver._server._process.wait()  # type: ignore[union-attr]
+        with local():
+            assert server_pid() != early
+
+
+@pytest.mark.usefixtures("ray_seems_up")
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"distribute_mode": True}, {"multiprocessing_context": "spawn"}]
+)
+def test_loaders_that_do_not_need_the_server_start_none(options: dict[str, Any]) -> None:
+    local(**options)
+    assert cleanserver._server is None
+
+
+class Variable:
+    """Sample: an environment variable, as a number."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return int(os.environ["DPEX_TEST_VARIABLE"])
+
+
+@pytest.mark.usefixtures("ray_seems_up")
+def test_workers_have_the_environment_that_the_trainer_has_when_it_iterates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPEX_TEST_VARIABLE", "1")
+    with DpexDataLoader(Variable(), num_workers=1) as loader:
+        monkeypatch.setenv("DPEX_TEST_VARIABLE", "2")
+        assert [int(batch) for batch in loader] == [2, 2]
 
 
 @pytest.mark.usefixtures("seems_connected")

@@ -48,6 +48,8 @@ from dpex.lanes.cleanserver import serve
 serve({fd}, {pid})
 """
 _LENGTH_BYTES = 8
+_ENVIRONMENT = "environment"
+"""Among a template's surroundings: the trainer's environment variables as they are when it is asked for."""
 
 
 # -- the trainer's side ------------------------------------------------------------------------------------------------
@@ -91,11 +93,8 @@ class CleanStarter:
 
 def starter_for(context: Any, plan: WorkerPlan) -> Starter:
     """The user's start method, or torch's; the clean server where Ray's threads make forking unsafe."""
-    if context is None:
-        context = torch.multiprocessing.get_context()
-    elif not hasattr(context, "get_start_method"):
-        context = torch.multiprocessing
-    if context.get_start_method() == "fork" and is_connected():
+    context = _usable(context)
+    if _is_needed(context):
         try:
             return CleanStarter(plan)
         except Exception as error:
@@ -104,6 +103,26 @@ def starter_for(context: Any, plan: WorkerPlan) -> Starter:
                 f"pickled ({error!r}); its workers are forked all the same"
             )
     return ContextStarter(context, plan)
+
+
+def start_early(context: Any) -> None:
+    """Start the server, if workers of that context will need it and there is none: importing torch takes seconds."""
+    global _server
+    if not _is_needed(_usable(context)):
+        return
+    with _lock, contextlib.suppress(OSError):  # who needs it will try again, and be told
+        if _server is None or not _server.is_there():
+            _server = _Server()
+
+
+def _usable(context: Any) -> Any:
+    if context is None:
+        return torch.multiprocessing.get_context()
+    return context if hasattr(context, "get_start_method") else torch.multiprocessing
+
+
+def _is_needed(context: Any) -> bool:
+    return context.get_start_method() == "fork" and is_connected()
 
 
 class BorrowedProcess(ProcessHandle):
@@ -151,6 +170,10 @@ class _Server:
         self._up = False
         self._awaited = 0
         self._finalizer = weakref.finalize(self, _end, self._process, self._socket, self.owner)
+
+    def is_there(self) -> bool:
+        """Whether it is this process's, and has not ended."""
+        return self.owner == os.getpid() and self._process.poll() is None
 
     def request(self, control: socket.socket, parcel: int) -> None:
         """Ask for a template; OSError if the server has ended."""
@@ -215,7 +238,7 @@ def _surroundings() -> dict[str, Any]:
     for name in ("init_main_from_name", "init_main_from_path"):
         found.pop(name, None)
     found["authkey"] = bytes(found["authkey"])
-    return found
+    return {**found, _ENVIRONMENT: dict(os.environ)}
 
 
 # -- the server's side -------------------------------------------------------------------------------------------------
@@ -261,5 +284,13 @@ def _enter_template(requests: socket.socket, trainer: int, fds: list[int], train
     memory = memoryview(mmap.mmap(parcel, 0, prot=mmap.PROT_READ))
     os.close(parcel)
     start = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
-    spawn.prepare(pickle.loads(memory[_LENGTH_BYTES:start]))
+    surroundings = pickle.loads(memory[_LENGTH_BYTES:start])
+    _replace_environment(surroundings.pop(_ENVIRONMENT))
+    spawn.prepare(surroundings)
     template_main(socket.socket(fileno=control), trainer_pid, Parcel(None, memory[start:]), [])
+
+
+def _replace_environment(environment: dict[str, str]) -> None:
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
