@@ -27,7 +27,7 @@ LEAST_MAKING_S = 0.0005
 SPIN_S = 0.005
 """OpenMP's threads spin for some milliseconds after the step's last parallel region (GOMP_SPINCOUNT), as if at work."""
 _IDLE_S, _IDLE_SHARE = 0.0001, 0.02
-_KEPT = 0.8
+_KEPT = 0.9
 _TASKS = Path("/proc/self/task")
 
 
@@ -112,9 +112,10 @@ class Seen(NamedTuple):
 class HelperThreads:
     """What other threads of the training process compute for the batches that the calling thread makes there.
 
-    ``ratio``: their CPU seconds per second of making. Call `begin` before a making while ``is_looking``, and `end`
-    after one then or once ``due`` has come. A thread helps if it rests during the step, or works for much longer while
-    the batch is made than it did during the step and would spin afterwards. Threads of dpex's own are left out.
+    ``each_s``: their CPU seconds for a batch, on average; on a busy machine these vary less than wall time does. Call
+    `begin` before a making while ``is_looking``, and `end` after one then or once ``due`` has come. A thread helps that
+    rests during the step, or works for much longer while the batch is made than it did during the step and would spin
+    afterwards. Threads of dpex's own are left out.
     """
 
     def __init__(
@@ -128,9 +129,9 @@ class HelperThreads:
         self._process_s, self._thread_s, self._clock = process_s, thread_s, clock
         self._before = Seen({}, 0.0)
         self._begun: tuple[float, Seen] | None = None
-        self._helped_s = self._made_s = self._took_s = 0.0
+        self._helped_s = self._batches = self._took_s = 0.0
         self.is_looking = False
-        self.ratio = 0.0
+        self.each_s = 0.0
         self.due = 0.0
 
     def begin(self) -> None:
@@ -143,7 +144,7 @@ class HelperThreads:
         begun, self._begun = self._begun, None
         if begun is not None:
             self.is_looking = False
-            self._learn(made_s, self._helped(*begun))
+            self._learn(self._helped(*begun))
             self.due = now + max(LOOK_EVERY_S, self._took_s / LOOK_SHARE)
             self._took_s = 0.0
         elif made_s >= LEAST_MAKING_S:
@@ -169,10 +170,14 @@ class HelperThreads:
         self._took_s += self._clock() - began
         return seen
 
-    def _learn(self, making_s: float, helped_s: float) -> None:
-        self._made_s = self._made_s * _KEPT + making_s
+    def _learn(self, helped_s: float) -> None:
+        self._batches = self._batches * _KEPT + 1.0
         self._helped_s = self._helped_s * _KEPT + helped_s
-        self.ratio = self._helped_s / self._made_s if self._made_s > 0 else 0.0
+        self.each_s = self._helped_s / self._batches
+
+    def ratio(self, made_s: float) -> float:
+        """CPU seconds of helpers for each second of a batch that took so long to make."""
+        return self.each_s / made_s if made_s >= LEAST_MAKING_S else 0.0
 
 
 def _helps(making_s: float, step_s: float) -> bool:

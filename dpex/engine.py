@@ -513,8 +513,9 @@ class Engine:
             helpers.end(now, service_s)
         fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, samples, steps, slowest = stages
         load_s = service_s - collate_s  # what is neither the dataset's nor the collate function's is seeding: computed
-        load_cpu_s = fetch_cpu_s + load_s - fetch_s + helpers.ratio * load_s
-        collate_cpu_s += helpers.ratio * collate_s
+        helped = helpers.ratio(service_s) if helpers.each_s else 0.0
+        load_cpu_s = fetch_cpu_s + load_s - fetch_s + helped * load_s
+        collate_cpu_s += helped * collate_s
         counted = load_s, collate_s, load_cpu_s, collate_cpu_s, samples, steps, slowest
         self._here.count(counted, load_cpu_s + collate_cpu_s, 0.0)
         self._tally.made_here(load_s, load_cpu_s, collate_s)

@@ -122,7 +122,7 @@ class InlineMeter:
             samples = len(data) if self._auto_collation and isinstance(data, list) else 1
             if self._helpers.is_looking or self._opened >= self._helpers.due:
                 self._helpers.end(self._opened, load_s + collate_s)
-            helped = self._helpers.ratio
+            helped = self._helpers.ratio(load_s + collate_s) if self._helpers.each_s else 0.0
             load_cpu_s, collate_cpu_s = load_s * (self._ratios[0] + helped), collate_s * (self._ratios[1] + helped)
             slowest = self._clock.told(load_s, samples)
             if slowest and slowest[0] > self._slow_samples.least_s:

@@ -72,7 +72,7 @@ def test_threads_of_a_library_are_counted(name: str) -> None:
         used_s = sum(batch.sum().item() for batch in loader)
         found = loader.stats().lanes[lane]
     assert found.tickets == 60
-    assert 0.7 * used_s < found.cpu_s < 1.5 * used_s + 0.1
+    assert 0.6 * used_s < found.cpu_s < 1.5 * used_s + 0.1
 
 
 @pytest.mark.parametrize("name", ["process", "in-process"])
@@ -179,7 +179,7 @@ class World:
         for _ in range(batches):
             self.make(0.04, **making)
             self.step(step_s, **step)
-        return self.helpers.ratio
+        return self.helpers.ratio(0.04)
 
 
 def test_threads_that_rest_in_steps_help() -> None:
@@ -212,7 +212,7 @@ def test_threads_that_come_and_go_within_a_batch_help() -> None:
             world.now += 0.04
             world.gone_s += 0.05
             world.helpers.end(world.now, 0.04)
-    assert world.helpers.ratio == pytest.approx((0.05 - SPIN_S) / 0.04)
+    assert world.helpers.each_s == pytest.approx(0.05 - SPIN_S)
 
 
 def test_threads_of_dpex_do_not_help() -> None:
@@ -224,14 +224,22 @@ def test_threads_of_dpex_do_not_help() -> None:
             world.now += 0.04
             world.own_s += 0.05
             world.helpers.end(world.now, 0.04)
-    assert world.helpers.ratio == 0.0
+    assert world.helpers.each_s == 0.0
+
+
+def test_a_batch_that_took_longer_was_not_helped_more() -> None:
+    """On a busy machine a batch takes twice as long, and the same CPU time."""
+    world = World()
+    world.passes({}, {"t1": 0.04})
+    assert world.helpers.ratio(0.08) == pytest.approx(0.5)
+    assert world.helpers.ratio(0.0001) == 0.0
 
 
 def test_tiny_batches_are_not_looked_at() -> None:
     world = World()
     for _ in range(1000):
         world.make(0.0001, t1=0.0001)
-    assert world.helpers.ratio == 0.0
+    assert world.helpers.each_s == 0.0
     assert world.helpers.due == pytest.approx(world.now, abs=LOOK_EVERY_S)
 
 
