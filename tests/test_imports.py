@@ -57,6 +57,7 @@ PURE = {
     "dpex.meter": set(),
     "dpex.sampling": {"random"},
     "dpex.gpu.stall": {"logging"},
+    "dpex.autotune.checked": set(),
     "dpex.autotune.config": set(),
     "dpex.autotune.guard": set(),
     "dpex.autotune.model": {"random"},

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from dpex.autotune.checked import MOST_WORKERS, Checker
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.guard import Guard
 from dpex.autotune.model import Estimate, Flow
@@ -52,6 +53,10 @@ _DEEPER = 4
 _RESTLESS_S = 30.0
 """Work that changed more than once in this time may do so again: capacity is given back more slowly."""
 _DEEPEST = 2 * DEEPEST_PER_WORKER
+_HELD_UP_S, _HELD_UP = 1.0, 2.0
+"""One batch holds up all others: so long at least, and so many times as long as the slowest known."""
+_BLOCKED, _IDLE = 0.5, 0.5
+"""In such a window, this share of the time later batches are ready, and workers are busy for less than that share."""
 
 
 @dataclass
@@ -64,6 +69,8 @@ class _Ceiling:
     times: int = 0
 
     def learn(self, rate: float, now: float) -> None:
+        if rate <= 0:
+            return  # windows without a batch show no rate, and hence none that cannot be surpassed
         self.rate, self.until = rate, now + self.keep_s * min(10, 2**self.times)
         self.times += 1
 
@@ -81,6 +88,7 @@ class Controller:
         self.config = config
         self.decisions: list[Decision] = []
         self._settings = start
+        self._checker = Checker()
         self._latest: Sample | None = None
         self._windows = Windows()
         self._guard = Guard(config)
@@ -105,7 +113,11 @@ class Controller:
         return self._settings
 
     def step(self, sample: Sample) -> Decision | None:
-        """Take a window in; a change of settings, or None."""
+        """Take a window in, any legal one (see `dpex.autotune.types`); a change of settings, or None."""
+        checked = self._checker.check(sample)
+        return None if checked is None else self._take(checked)
+
+    def _take(self, sample: Sample) -> Decision | None:
         self._settings, self._latest = sample.settings, sample
         if not sample.batches and not sample.wait_s:
             return None  # the trainer was elsewhere: a validation, a checkpoint
@@ -122,6 +134,10 @@ class Controller:
         if self._trial is None or self._lost >= _LOST_AFTER:
             return self._plan(sample)
         self._trial.add(sample, lost_s)
+        if self._is_held_up(self._trial, sample):
+            self._close(self._trial, sample, kept=True)
+            self._trial = None
+            return self._deepen_now(sample)
         judged, undoing = self._judge(self._trial, sample)
         return self._plan(sample) if judged and undoing is None else undoing
 
@@ -188,6 +204,24 @@ class Controller:
         outcome = Outcome(rate=trial.since.rate, stall=trial.since.stall, kept=kept, at=sample.at)
         self.decisions[-1] = replace(trial.decision, outcome=outcome)
 
+    def _is_held_up(self, trial: Trial, sample: Sample) -> bool:
+        """Whether one batch holds up all others, for far longer than any was known to take, and workers idle."""
+        gap_s = trial.since.gap_s
+        idle = sample.local.busy_s + sample.remote.busy_s < _IDLE * sample.seconds * sample.settings.workers
+        blocked = sample.head_s > _BLOCKED * sample.seconds and idle
+        return blocked and gap_s > max(_HELD_UP_S, _HELD_UP * self._windows.slowest_s())
+
+    def _deepen_now(self, sample: Sample) -> Decision | None:
+        """No trial can tell anything until that batch is there, and more batches in flight are all that helps."""
+        now = sample.settings
+        work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
+        bounds = self._guard.bounds(sample, self._windows.batch_bytes, work.waiting)
+        deeper = replace(now, depth=min(bounds.most_depth(now.local), _DEEPER * now.depth, _DEEPEST * now.workers))
+        if deeper.depth <= now.depth:
+            return None
+        text = f"{deeper} instead of {now}: for {sample.seconds:.1f} s nothing but the next batch in turn was missing"
+        return self._decide(sample, expect(work, deeper), "spread", text, self._evidence(work))
+
     def _learn_ceiling(self, trial: Trial, sample: Sample) -> None:
         """A growth that helps far less than it should, even by what is known since: something else holds here.
 
@@ -203,7 +237,7 @@ class Controller:
         if rate < _DISAPPOINTING * expect(work, decision.new).rate:
             self._ceiling.learn(max(rate, trial.before.rate), sample.at)
 
-    def _undo(self, sample: Sample, trial: Trial) -> Decision:
+    def _undo(self, sample: Sample, trial: Trial) -> Decision | None:
         decision = trial.decision
         kind, value = _kind(decision.old, decision.new)
         self._guard.remember(kind, sample.at, value)
@@ -227,15 +261,7 @@ class Controller:
         now, config = sample.settings, self.config
         work = self._windows.estimate(sample.host.cpus, self._ceiling.at(sample.at), self._far_ceiling.at(sample.at))
         bounds = self._guard.bounds(sample, self._windows.batch_bytes, work.waiting)
-        evidence = {
-            "rate": self._record.rate,
-            "stall": self._record.stall,
-            "step_ms": work.step_s * 1e3,
-            "worker_cpu_ms": work.cpu_s * 1e3,
-            "worker_wait_ms": work.wait_s * 1e3,
-            "cpus": work.cpus,
-            "others": work.others,
-        }
+        evidence = self._evidence(work)
         forced = self._forced(sample, work, bounds, evidence)
         if forced is not None:
             return forced
@@ -260,8 +286,8 @@ class Controller:
             plan = self._cautiously(work, now, plan, bounds)
             if sample.local.queued_s is None:
                 plan = half_way(work, now, plan, _idle(sample))
-            if plan.settings == now:
-                return None
+            if plan.settings == now or (plan.settings.depth < now.depth and self._record.head > _HEADED):
+                return None  # workers in the place of batches that are known to be too few
             reason = self._why(now, plan.settings)
             return self._decide(sample, plan, reason, _explain(now, plan, evidence), evidence)
         self._in_favour = 0
@@ -269,13 +295,24 @@ class Controller:
             sample, rate, here, bounds, evidence
         )
 
+    def _evidence(self, work: Estimate) -> dict[str, float]:
+        return {
+            "rate": self._record.rate,
+            "stall": self._record.stall,
+            "step_ms": work.step_s * 1e3,
+            "worker_cpu_ms": work.cpu_s * 1e3,
+            "worker_wait_ms": work.wait_s * 1e3,
+            "cpus": work.cpus,
+            "others": work.others,
+        }
+
     def _forced(self, sample: Sample, work: Estimate, bounds: Bounds, evidence: Mapping[str, float]) -> Decision | None:
         """What cannot stay as it is: more memory than there is, or remote workers that there is no place for."""
         now = sample.settings
-        deepest = max(1, bounds.most_depth(now.local))
-        if now.depth > deepest:
-            plan = expect(work, replace(now, depth=deepest))
-            text = f"depth {deepest} instead of {now.depth}: more would not leave the trainer its memory"
+        allowed = self._allowed(sample, now)
+        if allowed != now:
+            plan = expect(work, allowed)
+            text = f"{allowed} instead of {now}: more would not leave the trainer its memory"
             return self._decide(
                 sample, plan, "limit", text, {**evidence, "memory_free": float(sample.host.memory_free or 0)}
             )
@@ -455,7 +492,25 @@ class Controller:
             return "spread" if new.depth != old.depth and new.local == old.local else "elsewhere"
         return "too few" if new.workers > old.workers else "too many"
 
-    def _decide(self, sample: Sample, plan: Plan, reason: Reason, text: str, evidence: Mapping[str, float]) -> Decision:
+    def _allowed(self, sample: Sample, wanted: Settings) -> Settings:
+        """The nearest setting within the hard walls. What runs remotely may stay: it is lost when it is lost."""
+        walls = self._guard.walls(sample, self._windows.batch_bytes)
+        if wanted.local > sample.settings.local:  # beside what is held now, however little is to be held later
+            beside = walls.memory - sample.held * walls.batch_bytes
+            fits = int(beside / walls.worker_bytes) if walls.worker_bytes > 0 and math.isfinite(beside) else walls.local
+            walls = replace(walls, local=min(walls.local, max(sample.settings.local, fits)))
+        most = self.config.max_remote if self.config.max_remote is not None else MOST_WORKERS
+        return replace(walls, remote=max(walls.remote, min(sample.settings.remote, most))).within(wanted)
+
+    def _decide(
+        self, sample: Sample, plan: Plan, reason: Reason, text: str, evidence: Mapping[str, float]
+    ) -> Decision | None:
+        """The one gate through which every change goes; None if the walls leave nothing of it."""
+        allowed = self._allowed(sample, plan.settings)
+        if allowed == sample.settings:
+            return None
+        if allowed != plan.settings:
+            plan = expect(self._windows.estimate(sample.host.cpus, math.inf, math.inf), allowed)
         if self._changed:
             text, self._changed = f"the work has changed ({', '.join(self._changed)}); {text}", ()
         decision = Decision(

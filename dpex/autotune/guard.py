@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from dpex.autotune.checked import MOST_WORKERS
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.policy import Bounds
 from dpex.autotune.types import Sample
@@ -29,10 +30,18 @@ class Guard:
     # -- walls ---------------------------------------------------------------------------------------------------
 
     def bounds(self, sample: Sample, batch_bytes: float, waiting: float) -> Bounds:
-        """``waiting``: share of a local worker's time that is not CPU."""
+        """What is worth a look. ``waiting``: share of a local worker's time that is not CPU."""
+        walls = self.walls(sample, batch_bytes)
+        if self._config.max_local is not None:
+            return walls
+        by_cpu = math.ceil(sample.host.cpus / max(0.02, 1.0 - waiting)) + 1
+        local = min(by_cpu, self._config.max_waiting, walls.local)
+        return replace(walls, local=max(local, self._config.min_local))
+
+    def walls(self, sample: Sample, batch_bytes: float) -> Bounds:
+        """What no decision goes beyond."""
         config, host = self._config, sample.host
-        by_cpu = math.ceil(host.cpus / max(0.02, 1.0 - waiting)) + 1
-        local = min(by_cpu, config.max_waiting) if config.max_local is None else config.max_local
+        local = MOST_WORKERS if config.max_local is None else config.max_local
         memory = math.inf
         if host.memory_free is not None:
             memory = host.memory_free + sample.held * batch_bytes + sample.local.requested * host.worker_bytes
@@ -44,16 +53,15 @@ class Guard:
         depth = _DEEPEST if config.max_depth is None else config.max_depth
         if host.batch_budget is not None and batch_bytes > 0:
             depth = max(1, min(depth, int(host.batch_budget / batch_bytes)))
-        least_remote = min(config.min_remote, remote)
         return Bounds(
             local=max(local, config.min_local),
-            remote=max(remote, least_remote),
+            remote=max(remote, config.min_remote),
             depth=depth,
             memory=memory,
             worker_bytes=host.worker_bytes,
             batch_bytes=batch_bytes,
             least_local=config.min_local,
-            least_remote=least_remote,
+            least_remote=config.min_remote,
         )
 
     # -- memory --------------------------------------------------------------------------------------------------

@@ -18,10 +18,15 @@ _SIGMAS = 4.0
 _ENOUGH, _ENOUGH_IF_EVEN = 8, 3
 """Things that they must be about together: a single slow one is no other level."""
 _UNEVEN = 0.5
+_KNOWN_TO = 3.0
+"""The mean of uneven things must be known to a third: where one takes a minute, those beside it end long before it."""
 _KEPT = 7
 _DOUBTED = 2
 _STRAY_MEMORY = 30.0
 _MOST_STRAY = 1.0
+_FAR_BELOW = 0.2
+"""However much windows stray: a fifth, and less where they stray by more than themselves, is another level. Nothing is
+less than nothing, so noise alone would never let a level that was measured wrongly come down again."""
 _TRUSTED = 3
 
 
@@ -98,7 +103,7 @@ class Level:
         return any(self._away(windows, most, spread, least) for most, least in _MOVES)
 
     def _away(self, windows: list[_Window], most: int, spread: float, least: float) -> bool:
-        enough = _ENOUGH if spread > _UNEVEN else _ENOUGH_IF_EVEN
+        enough = max(_ENOUGH, (_KNOWN_TO * spread) ** 2) if spread > _UNEVEN else _ENOUGH_IF_EVEN
         while most <= len(windows) and sum(window.count for window in windows[-most:]) < enough:
             most += 1
         if most > len(windows):
@@ -108,7 +113,8 @@ class Level:
         noise = _SIGMAS * max(self._sigma / math.sqrt(len(windows)), chance)
         off = [window.mean / self.value for window in windows]
         mean = sum(off) / len(off)
-        above, below = 1.0 + max(least, noise), min(1.0 / (1.0 + least), 1.0 - noise)
+        above = 1.0 + max(least, noise)
+        below = min(1.0 / (1.0 + least), max(1.0 - noise, _FAR_BELOW / (1.0 + noise)))
         up = mean > above and min(off) > (1.0 + above) / 2
         return up or (mean < below and max(off) < (1.0 + below) / 2)
 

@@ -38,11 +38,22 @@ class Bounds:
     least_local: int = 0
     least_remote: int = 0
 
+    @property
+    def least(self) -> Settings:
+        """The fewest workers that are allowed: what is left where nothing else fits."""
+        return Settings(local=self.least_local, remote=self.least_remote, depth=1)
+
     def most_depth(self, local: int) -> int:
         """Batches in flight that there is room for beside so many local workers, at least one."""
         if math.isinf(self.memory) or self.batch_bytes <= 0:
             return self.depth
         return max(1, min(self.depth, int((self.memory - local * self.worker_bytes) / self.batch_bytes)))
+
+    def within(self, settings: Settings) -> Settings:
+        """The nearest setting inside the walls."""
+        local = max(self.least_local, min(settings.local, self.local))
+        remote = max(self.least_remote, min(settings.remote, self.remote))
+        return Settings(local=local, remote=remote, depth=max(1, min(settings.depth, self.most_depth(local))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +133,11 @@ def _cost(settings: Settings) -> float:
 
 
 def _candidates(work: Estimate, bounds: Bounds) -> Iterable[Settings]:
-    if bounds.least_local == bounds.least_remote == 0:
-        yield Settings(depth=1)
+    yield bounds.least
     for local in range(bounds.least_local, bounds.local + 1):
         deepest = bounds.most_depth(local)
         for remote in _remotes(work, local, bounds):
-            if local + remote > 0 and (local + remote <= deepest or (local, remote) == (1, 0)):
+            if local + remote > bounds.least.workers and (local + remote <= deepest or (local, remote) == (1, 0)):
                 yield Settings(local=local, remote=remote, depth=1)
 
 

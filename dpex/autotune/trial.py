@@ -20,6 +20,9 @@ _ENOUGH = 4
 """How many times the batches needed settle it, however uncertain it is."""
 _PATIENCE_S = 4.0
 _SLOW_S = 2.0
+_PATIENCE_BATCHES, _LONGEST_S = 3.0, 60.0
+"""How many times as long as the slowest batch a trial lasts, and how long at most: the next batch in turn may be one
+that was begun before the decision, and until it is there nothing of what was decided can be seen."""
 _KEPT = 12
 _EVEN = 0.5
 
@@ -91,6 +94,25 @@ class Record:
         """Share of the workers' time in which they were at work."""
         return sum(w.busy * w.seconds for w in self._windows) / self.seconds if self._windows else 1.0
 
+    @property
+    def gap_s(self) -> float:
+        """For how long no batch has come now."""
+        gap_s = 0.0
+        for window in reversed(self._windows):
+            if window.batches:
+                break
+            gap_s += window.seconds
+        return gap_s
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest time in which no batch came."""
+        longest = gap_s = 0.0
+        for window in self._windows:
+            gap_s = 0.0 if window.batches else gap_s + window.seconds
+            longest = max(longest, gap_s)
+        return longest
+
     def far_rate(self, latest: int) -> float:
         """Batches per second from remote workers in the latest windows."""
         windows = list(self._windows)[-latest:]
@@ -144,10 +166,19 @@ class Trial:
         """Whether enough is known, or there was time enough."""
         since = self.since
         if since.batches < self.batches_needed or len(since) < _LEAST_WINDOWS:
-            return since.seconds >= (_SLOW_S if since.batches < LEAST_BATCHES else _PATIENCE_S) and len(since) > 1
+            least_s = _SLOW_S if since.batches < LEAST_BATCHES else _PATIENCE_S
+            return since.seconds >= max(least_s, self._patience_s(work)) and len(since) > 1
         gain, error = self.gain(work)
         sure = abs(gain - self._needed(config)) >= error
-        return sure or since.batches >= _ENOUGH * self.batches_needed or since.seconds >= _PATIENCE_S
+        return (
+            sure
+            or since.batches >= _ENOUGH * self.batches_needed
+            or since.seconds >= max(_PATIENCE_S, self._patience_s(work))
+        )
+
+    def _patience_s(self, work: Windows) -> float:
+        slowest_s = max(work.slowest_s(), self.since.longest_gap_s)
+        return min(_LONGEST_S, _PATIENCE_BATCHES * slowest_s)
 
     def _needed(self, config: AutotuneConfig) -> float:
         """The gain that makes it worth keeping."""

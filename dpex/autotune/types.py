@@ -1,4 +1,11 @@
-"""The values that go in and out of the controller. Times are seconds, sizes bytes, rates per second."""
+"""The values that go in and out of the controller. Times are seconds, sizes bytes, rates per second.
+
+A legal sample is whatever clocks, counters and the system may report. Whole numbers and times are 0 or more, and any
+of them may jump from one window to the next. A time may be 0 where a clock stood still, and infinite, negative or NaN
+where one jumped or failed; ``at`` may stand still or go back. What nobody can tell is None where that is allowed, else
+0. Memory, room and CPUs may vanish. The controller takes any sequence of legal samples: it raises nothing, stays within
+its limits, and proposes settings only on what `dpex.autotune.checked` accepts as measured.
+"""
 
 from __future__ import annotations
 

@@ -29,6 +29,8 @@ _TRAVELS_KEPT = 3
 _UNCERTAIN = 0.25
 _SEVERAL = 1.2
 """CPU time of so many times the wall time shows that a batch keeps several CPUs busy; less may be the clocks' error."""
+_MOST_SPREAD = 1000.0
+"""How many times longer than usual a batch takes at most: what is beyond that would hide all others from the mean."""
 HERE_S = 8e-6
 """What a batch costs more in the training process than what a worker says: random states are set and put back."""
 
@@ -285,7 +287,7 @@ class Windows:
         for lane in (sample.made_here, sample.local, sample.remote):
             usual = self._usual(lane, sample) if lane.tickets and lane.services_s else 0.0
             if usual > 0:
-                self._spread.extend(service / usual for service in lane.services_s)
+                self._spread.extend(min(_MOST_SPREAD, service / usual) for service in lane.services_s)
 
     def _usual(self, lane: LaneSample, sample: Sample) -> float:
         """Mean service time of the lane, over more than this window where there was more."""
@@ -315,6 +317,8 @@ class Windows:
         values = [max(level.value, total / count) for _, level, total, count, _ in seen[:-1] if level.known and count]
         matters = _MATTERS * max(values, default=0.0)
         moved = []
+        if self._is_held_up(sample):  # what is finished then is what took long, and no picture of the work
+            seen = seen[-1:]
         for what, level, total, count, varies in seen:
             least = matters if level is not self._step else _STEP_MATTERS * sample.seconds / max(1, batches)
             small = count and max(level.value, total / count) < least
@@ -325,6 +329,11 @@ class Windows:
             if level is not self._step:
                 self._forget_making(level)
         return tuple(moved)
+
+    @staticmethod
+    def _is_held_up(sample: Sample) -> bool:
+        """Whether all waited for one batch, while those after it were long ready."""
+        return not sample.batches and sample.head_s > 0.5 * sample.seconds
 
     def _forget_making(self, moved: Level) -> None:
         """A batch costs something else now: what the lanes that are not at it once said is of no use any more."""

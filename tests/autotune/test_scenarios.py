@@ -61,7 +61,7 @@ def test_scenarios_make_sense(name: str) -> None:
 
 def test_every_family_is_there() -> None:
     families = {scenario.family for scenario in load().values()}
-    steady = {"steady", "consumer", "tiny", "skew", "noise", "long"}
+    steady = {"steady", "consumer", "tiny", "skew", "heavy", "noise", "long"}
     assert families == steady | {"bursty", "shift", "contended", "memory", "cluster", "ranks"}
     assert len(load()) >= 40
 

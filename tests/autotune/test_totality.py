@@ -1,0 +1,233 @@
+"""The controller takes any sequence of legal samples: it raises nothing, stays within its limits, and recovers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpex.autotune.checked import LONGEST_S, Checker
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.controller import Controller, _Ceiling
+from dpex.autotune.level import Level
+from dpex.autotune.plant import Phase, Step, Work, World, simulate
+from dpex.autotune.types import Decision, HostSample, LaneSample, Sample, Settings
+
+ODD = st.sampled_from([0.0, math.inf, -math.inf, math.nan, -1.0, 5e-324, 1e-9, 1e6, 1e300])
+
+
+def number(most: float) -> st.SearchStrategy[float]:
+    return st.one_of(st.floats(0.0, most), ODD)
+
+
+def whole(most: int) -> st.SearchStrategy[int]:
+    return st.one_of(st.integers(0, most), st.sampled_from([0, 1, 10**4, 10**12]))
+
+
+LANES = st.builds(
+    LaneSample,
+    requested=whole(64),
+    running=whole(64),
+    tickets=whole(200),
+    read_s=number(10.0),
+    collate_s=number(1.0),
+    encode_s=number(1.0),
+    cpu_s=number(10.0),
+    queued_s=st.none() | number(1.0),
+    services_s=st.lists(number(1.0), max_size=4).map(tuple),
+    room=st.none() | whole(30),
+    unplaced=whole(8),
+)
+HOSTS = st.builds(
+    HostSample,
+    cpus=number(64.0),
+    others=number(8.0),
+    trainer_cpu_s=number(1.0),
+    trainer_queued_s=st.none() | number(1.0),
+    memory_free=st.none() | st.sampled_from([0, -(10**9), 10**6, 10**9, 10**10, 10**30]),
+    batch_budget=st.none() | st.sampled_from([0, 1, 10**6, 10**9]),
+    worker_bytes=number(1e8),
+)
+SAMPLES = st.builds(
+    Sample,
+    at=number(100.0),
+    seconds=number(2.0),
+    settings=st.just(Settings()),
+    batches=whole(200),
+    wait_s=number(1.0),
+    own_s=number(1.0),
+    work_s=number(1.0),
+    head_s=number(1.0),
+    step_spread=st.none() | number(2.0),
+    ready=whole(50),
+    in_flight=whole(100),
+    batch_bytes=number(1e8),
+    made_here=LANES,
+    local=LANES,
+    remote=LANES,
+    host=HOSTS,
+)
+CONFIGS = st.sampled_from(
+    [
+        AutotuneConfig(),
+        AutotuneConfig(max_local=3, max_depth=6),
+        AutotuneConfig(min_local=2, max_local=8, max_remote=4),
+        AutotuneConfig(max_local=0, min_remote=1),
+        AutotuneConfig(min_local=2, min_remote=3, max_remote=3),
+        AutotuneConfig(max_waiting=5, max_remote=0),
+    ]
+)
+TURNS = st.lists(st.tuples(SAMPLES, st.booleans()), min_size=1, max_size=16)
+"""A sample, and whether the settings decided before it were carried out."""
+
+
+def first(config: AutotuneConfig) -> Settings:
+    local = max(config.min_local, 2 if config.max_local is None else min(2, config.max_local))
+    return Settings(local=local, remote=config.min_remote, depth=4)
+
+
+def plausible(sample: Sample) -> Sample:
+    """The same with times that are times, so that the rest of it is looked at."""
+    times = {name: value if 0 <= (value := getattr(sample, name)) <= 2 else 0.5 for name in ("seconds", "wait_s")}
+    return replace(sample, **times, own_s=0.01, work_s=0.2)
+
+
+def play(controller: Controller, turns: Iterable[tuple[Sample, bool]]) -> list[tuple[Sample, Decision]]:
+    now, wanted, taken = controller.begin(), controller.begin(), []
+    for sample, carried_out in turns:
+        now = wanted if carried_out else now
+        shown = replace(sample, settings=now)
+        decision = controller.step(shown)
+        if decision is not None:
+            wanted = decision.new
+            taken.append((shown, decision))
+    return taken
+
+
+def assert_within(config: AutotuneConfig, sample: Sample, decision: Decision) -> None:
+    new, walls = decision.new, sample.host
+    assert config.min_local <= new.local <= (math.inf if config.max_local is None else config.max_local)
+    assert config.min_remote <= new.remote <= (math.inf if config.max_remote is None else config.max_remote)
+    if config.max_local is None:
+        cpus = walls.cpus if math.isfinite(walls.cpus) else 1e5
+        assert new.local <= max(decision.old.local, first(config).local, config.max_waiting, 2 * cpus + 2)
+    assert 1 <= new.depth <= (config.max_depth or 4096)
+    assert new != decision.old
+    assert all(math.isfinite(value) for value in (*decision.evidence.values(), decision.at))
+    assert 0 <= decision.predicted_stall <= 1
+    assert 0 <= decision.predicted_rate < math.inf
+
+
+@settings(max_examples=60, deadline=None)
+@given(config=CONFIGS, turns=TURNS, is_plausible=st.booleans())
+def test_any_sequence_of_legal_samples_is_taken_and_the_limits_are_kept(
+    config: AutotuneConfig, turns: Sequence[tuple[Sample, bool]], is_plausible: bool
+) -> None:
+    if is_plausible:
+        turns = [(plausible(sample), carried_out) for sample, carried_out in turns]
+    controller = Controller(config, first(config))
+    for sample, decision in play(controller, turns):
+        assert_within(config, sample, decision)
+
+
+WAITS = World(cpus=4, phases=(Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.02)),))
+
+
+class After:
+    """A controller that was shown something else before."""
+
+    def __init__(self, turns: Sequence[tuple[Sample, bool]]) -> None:
+        self.controller = Controller(AutotuneConfig(), Settings(local=2, depth=4))
+        play(self.controller, turns)
+
+    def begin(self) -> Settings:
+        return self.controller.begin()
+
+    def step(self, sample: Sample) -> Decision | None:
+        return self.controller.step(sample)
+
+
+@settings(max_examples=12, deadline=None)
+@given(turns=TURNS, is_plausible=st.booleans())
+def test_it_recovers_from_whatever_it_was_shown(turns: Sequence[tuple[Sample, bool]], is_plausible: bool) -> None:
+    """Steps of 20 ms, batches that wait for 80: five workers are enough, and two are not."""
+    if is_plausible:
+        turns = [(plausible(sample), carried_out) for sample, carried_out in turns]
+    (history,) = simulate(WAITS, [After(turns)], 240)
+    assert history.rate(180, 240) > 0.9 / 0.0203
+
+
+def test_windows_without_a_batch_teach_no_ceiling() -> None:
+    ceiling = _Ceiling(60.0)
+    ceiling.learn(0.0, now=1.0)
+    assert ceiling.at(2.0) == math.inf
+    ceiling.learn(5.0, now=2.0)
+    assert ceiling.at(3.0) == 5.0
+
+
+def test_waits_with_a_heavy_tail_end_neither_tuning_nor_growth() -> None:
+    """Log-normal waits of a second on average: whole windows pass without a batch."""
+    for sigma in (1.0, 1.5):
+        phase = Phase(work=Work(wait_s=1.0, cpu_s=0.002, spread=sigma, batch_bytes=1e5), step=Step(gpu_s=0.02))
+        controller = Controller(AutotuneConfig(), Settings(local=4, depth=8))
+        (history,) = simulate(World(cpus=4, seed=3, phases=(phase,)), [controller], 120)
+        assert history.rate(60, 120) > 20.0
+
+
+# -- what is a measurement ---------------------------------------------------------------------------------------------
+
+
+def sample(**changes: object) -> Sample:
+    return Sample(at=1.0, seconds=1.0, settings=Settings(), wait_s=0.5, work_s=0.5, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 2 * LONGEST_S])
+@pytest.mark.parametrize("name", ["seconds", "wait_s", "own_s", "work_s"])
+def test_a_window_whose_times_are_no_times_tells_nothing(name: str, value: float) -> None:
+    assert Checker().check(replace(sample(), **{name: value})) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -0.1])
+@pytest.mark.parametrize("name", ["read_s", "cpu_s"])
+def test_a_lane_whose_times_are_no_times_has_workers_and_no_tickets(name: str, value: float) -> None:
+    lane = LaneSample(requested=3, running=2, tickets=9, queued_s=0.1, services_s=(0.1,), room=4)
+    found = Checker().check(sample(local=replace(lane, **{name: value})))
+    assert found is not None
+    assert found.local == LaneSample(requested=3, running=2, room=4)
+
+
+def test_time_never_goes_back() -> None:
+    checker, ends = Checker(), []
+    for at in (1.0, 2.0, 2.0, math.nan, 1.5, 2.5, 1e12, 1e12 + 1, 0.0):
+        found = checker.check(replace(sample(), at=at))
+        assert found is not None
+        ends.append(found.at)
+    assert ends == [1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+
+
+def test_what_nobody_knows_of_the_machine_is_what_was_known_before() -> None:
+    checker = Checker()
+    hosts = [HostSample(cpus=cpus, others=math.nan, worker_bytes=math.inf) for cpus in (3.0, 0.0, math.nan)]
+    found = [checker.check(sample(host=host)) for host in hosts]
+    assert [(each.host.cpus, each.host.others, each.host.worker_bytes) for each in found if each] == [(3.0, 0, 0)] * 3
+
+
+def test_a_plausible_sample_stays_as_it_is() -> None:
+    lane = LaneSample(requested=3, running=2, tickets=9, read_s=0.5, cpu_s=0.25, queued_s=0.125, services_s=(0.0625,))
+    given_sample = sample(batches=9, head_s=0.25, step_spread=0.5, batch_bytes=1e6, local=lane, remote=lane)
+    assert Checker().check(given_sample) == given_sample
+
+
+def test_a_level_that_was_measured_wrongly_comes_down_again() -> None:
+    level = Level()
+    for count in (1, 3, 2, 5):
+        level.add(1e6 * count * count, count, 1.0)
+    for _ in range(20):
+        if level.has_moved(0.5, 10, 1.0):
+            level.restart()
+        level.add(0.5, 10, 1.0)
+    assert level.value == pytest.approx(0.05)
