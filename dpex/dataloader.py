@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from dpex.autotune.config import AutotuneConfig
@@ -39,6 +39,7 @@ from dpex.recording import check as check_trace
 from dpex.recording import rank
 from dpex.stats import LastStats, LoaderStats
 from dpex.steptimes import SWITCH, TicketTimer, is_switched_on
+from dpex.streams import Streams, choose
 from dpex.threads import declares_thread_safe
 from dpex.torchworkers import SeededInProcessIter, SeededWorkersIter
 from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
@@ -84,7 +85,9 @@ class DpexDataLoader(DataLoader[T_co]):
         autotune: None: ``num_workers="auto"`` is tuned with the defaults, and a number is kept. An `AutotuneConfig`:
             tuned within its limits, starting from ``num_workers`` (needs ``seeding="batch"``, which is the default
             then). False: nothing is tuned; ``"auto"`` is a number chosen once. The number of workers of an iterable
-            dataset is kept in any case, and only the depth is tuned.
+            dataset decides what each of them reads, so it is never tuned, only the prefetch is: ``"auto"`` is one for
+            each CPU of this rank, at most the dataset's ``num_shards`` or ``n_shards``, or what
+            ``AutotuneConfig(max_streams=...)`` says.
         thread_safe: True: several threads may call the dataset and ``collate_fn`` at once. Local workers beyond one per
             CPU are then threads of the others instead of processes, at a fraction of the memory; the batches are the
             same. ``worker_init_fn`` is called once per process, and ``get_worker_info()`` is right in each thread.
@@ -145,8 +148,9 @@ class DpexDataLoader(DataLoader[T_co]):
         metrics_keyfile: str | None = None,
         metrics_client_cafile: str | None = None,
     ) -> None:
-        workers = _worker_count(num_workers)
         auto = num_workers == "auto" or bool(auto_workers)
+        streams = _streams(dataset, autotune) if auto else None
+        workers = _worker_count(num_workers) if streams is None else streams.count
         options = Options(
             distribute_mode=distribute_mode,
             head_address=head_address,
@@ -181,6 +185,8 @@ class DpexDataLoader(DataLoader[T_co]):
         self.metrics_certfile = options.metrics_certfile
         self.metrics_keyfile = options.metrics_keyfile
         self.metrics_client_cafile = options.metrics_client_cafile
+        self._streams = streams
+        self._chosen = workers if auto else None
         self._prefetch_is_given = prefetch_factor not in (None, TORCH_PREFETCH_FACTOR)
         self._sizes: Sizes | None = None
         self._pins: dict[str, int] = {}
@@ -263,8 +269,6 @@ class DpexDataLoader(DataLoader[T_co]):
         if self.auto_workers and self.num_workers and self.distribute_mode is False and _is_daemonic():
             self._stay_in_process()
         tuner = self._tuning()
-        if tuner is not None and self.auto_workers:
-            vars(self)["num_workers"] = tuner.new_streams() or self.num_workers
         sizes = self._current_sizes()
         if piped:
             return super()._get_iterator()
@@ -401,6 +405,11 @@ class DpexDataLoader(DataLoader[T_co]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def check_worker_number_rationality(self) -> None:
+        """torch's warning of more workers than CPUs: about the user's number, not about one that dpex chose."""
+        if self.num_workers != self._chosen:
+            super().check_worker_number_rationality()
+
     # -- size ----------------------------------------------------------------------------------------------------
 
     def _tuning(self) -> Tuner | None:
@@ -422,7 +431,7 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _new_tuner(self) -> Tuner:
         limits = Limits(
-            streams=self._dataset_kind == _DatasetKind.Iterable,
+            streams=self._why_streams(),
             may_inline=self.worker_init_fn is None and self.timeout == 0,
             memory_budget=self.memory_budget,
             prefetch_factor=self.prefetch_factor if self._prefetch_is_given else None,
@@ -434,6 +443,17 @@ class DpexDataLoader(DataLoader[T_co]):
             ranks = int(world_size) if world_size.isdigit() else 1
             room = RemoteRoom(self.worker_resources, world_size=ranks, every_s=ROOM_EVERY_S)
         return Tuner(self.autotune or AutotuneConfig(), self._first_settings(limits), limits, room=room)
+
+    def _why_streams(self) -> str:
+        """Why the number of workers stays as it is, where each reads a stream; "" where it is tuned."""
+        if self._dataset_kind != _DatasetKind.Iterable:
+            return ""
+        if self._streams is not None and self.auto_workers:
+            return self._streams.why
+        return (
+            f"The dataset is read in {int(self.num_workers)} streams, as num_workers says. The number decides what "
+            "each worker reads, so it stays the same; only the prefetch is tuned."
+        )
 
     def _first_settings(self, limits: Limits) -> Settings:
         if self.auto_workers and not limits.streams:
@@ -591,3 +611,11 @@ def _worker_count(num_workers: int | str) -> int:
             raise OptionError(f"num_workers={num_workers!r}: give a whole number or 'auto'")
         return static_worker_count()
     return num_workers
+
+
+def _streams(dataset: Any, autotune: AutotuneConfig | Literal[False] | None) -> Streams | None:
+    """How many streams an iterable dataset is read in, where that is left to dpex; None of any other dataset."""
+    if not isinstance(dataset, IterableDataset):
+        return None
+    most = autotune.max_streams if isinstance(autotune, AutotuneConfig) else None
+    return choose(dataset, rank_cpus(), most, os.environ)

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
 from dpex.autotune.trace import Origin, Recorded
-from dpex.autotune.types import Decision, HostSample, LaneSample, Reason, Sample, Settings
+from dpex.autotune.types import Decision, HostSample, LaneSample, Sample, Settings
 from dpex.clock import Clock, monotonic
 from dpex.cpus import local_ranks, usable_cpus
 from dpex.gpu.watch import GpuView, view
@@ -57,12 +57,13 @@ def cold_start(cpus: float | None = None, ranks: int | None = None) -> Settings:
 class Limits:
     """What the loader rules out, whatever the configuration allows.
 
-    streams: workers keep their number, as running streams cannot move. may_inline: batches may be made in this process.
+    streams: why workers keep their number, where each reads a stream of its own, else "". may_inline: batches may be
+    made in this process.
     memory_budget: bytes in flight at most. prefetch_factor: batches in flight per worker at most. pins: what the user
     fixed with ``resize``, by name ("local", "remote", "prefetch").
     """
 
-    streams: bool = False
+    streams: str = ""
     may_inline: bool = True
     memory_budget: int | None = None
     prefetch_factor: int | None = None
@@ -108,6 +109,8 @@ class Tuner:
         self._windows = Windows()
         self._began_at: float | None = None
         self._past: list[Decision] = []
+        self._start = start
+        self._has_failed = False
         self._refused = False
         self._pid = os.getpid()
         self._stop = threading.Event()
@@ -116,20 +119,28 @@ class Tuner:
         self._recorder = recorder(config)
         self.settings = start
         self._renew("")
+        if limits.streams:
+            self._past.append(_on_streams(self.settings, limits.streams))
+            logger.info("auto: %s", limits.streams)
 
     # -- what is wanted ----------------------------------------------------------------------------------------------
 
     def _renew(self, why: str) -> None:
         """A controller for the limits as they are now, from the present setting, brought inside them."""
-        config = _within(self._config, self._limits, self.settings, remote=self._room is not None and not self._refused)
+        config = self._allowed()
         self.settings = _brought_inside(self.settings, config)
         self._controller = self._on_record(Controller(config, self.settings), config, why)
         self.settings = self._controller.begin()
+
+    def _allowed(self) -> AutotuneConfig:
+        remote = self._room is not None and not self._refused
+        return _within(self._config, self._limits, self.settings, remote=remote)
 
     def _on_record(self, controller: Controller, config: AutotuneConfig, why: str) -> Controller | Recorded:
         if self._recorder is None:
             return controller
         limits = asdict(replace(self._limits, pins=dict(self._limits.pins or {})))
+        limits["streams"] = bool(self._limits.streams)
         return Recorded(controller, self._recorder, Origin(config=config, start=self.settings, limits=limits, why=why))
 
     @property
@@ -148,8 +159,8 @@ class Tuner:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the user fixed everything there is to decide."""
-        return {"local", "remote", "prefetch"} <= set(self._limits.pins or {})
+        """Whether there is nothing to decide any more: the user fixed everything, or tuning has failed."""
+        return self._has_failed or {"local", "remote", "prefetch"} <= set(self._limits.pins or {})
 
     def pin(self, pins: Mapping[str, int]) -> None:
         """From now on these are the user's; the rest is tuned on."""
@@ -171,24 +182,6 @@ class Tuner:
             self._renew(why)
             self._windows.clear()
         return self.settings.workers > 0
-
-    def new_streams(self) -> int | None:
-        """Between two epochs of an iterable dataset: how many streams the next one should have, if not as many."""
-        limits, now = self._limits, self.settings
-        if not limits.streams or self._engines or {"local", "remote"} & set(limits.pins or {}):
-            return None
-        free = replace(limits, streams=False, may_inline=False)
-        remote = self._room is not None and not self._refused
-        wanted = self._controller.advise(_within(self._config, free, now, remote=remote))
-        if wanted is None or (wanted.local, wanted.remote) == (now.local, now.remote):
-            return None
-        more = wanted.workers > now.workers
-        self._past += [*self._controller.decisions, _between_epochs(now, wanted, "too few" if more else "too many")]
-        self.settings = wanted
-        self._renew("a new epoch has other streams")
-        self._windows.clear()
-        logger.info("auto: %s → %s for the epoch that begins", now, wanted)
-        return wanted.workers
 
     # -- engines -----------------------------------------------------------------------------------------------------
 
@@ -331,6 +324,21 @@ class Tuner:
             self.settings = decision.new
             self._wish()
 
+    def give_up(self, error: Exception) -> None:
+        """Something in tuning has failed: go back to the last setting that was seen to work, and stay there."""
+        with self._changing:
+            self._has_failed = True
+            old, new = self.settings, self._last_good()
+            now = self._clock() - (self._began_at if self._began_at is not None else self._clock())
+            self._past = [*self.decisions, _given_up(now, old, new, error)]
+            self._controller = Controller(self._allowed(), new)
+            self.settings = new
+            self._wish()
+
+    def _last_good(self) -> Settings:
+        kept = [d.new for d in self.decisions if d.outcome is not None and d.outcome.kept]
+        return _brought_inside((kept or [self._start])[-1], self._allowed())
+
     def _wish(self) -> None:
         sizes = self.sizes
         for engine in self._engines:
@@ -358,17 +366,25 @@ def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event) -> None
             return
         try:
             pause_s = tuner.turn()
-        except Exception:
+        except Exception as error:
             if not stop.is_set():
-                logger.exception("auto: tuning has stopped, and the present setting stays; this is an error in dpex")
+                tuner.give_up(error)
+                logger.exception("auto: %s", tuner.decisions[-1].text)
             return
         del tuner
 
 
-def _between_epochs(old: Settings, new: Settings, reason: Reason) -> Decision:
-    text = f"{new} instead of {old} from this epoch on: the streams of an iterable dataset keep their number within one"
+def _on_streams(now: Settings, why: str) -> Decision:
     return Decision(
-        at=0.0, old=old, new=new, reason=reason, text=text, evidence={}, predicted_rate=0.0, predicted_stall=0.0
+        at=0.0, old=now, new=now, reason="start", text=why, evidence={}, predicted_rate=0.0, predicted_stall=0.0
+    )
+
+
+def _given_up(at: float, old: Settings, new: Settings, error: Exception) -> Decision:
+    stay = "The present setting stays" if old == new else f"Back from {old} to {new}, the last known to work"
+    text = f"Tuning has stopped, as something in dpex failed: {error!r}. {stay}, and nothing is tuned any more."
+    return Decision(
+        at=at, old=old, new=new, reason="failed", text=text, evidence={}, predicted_rate=0.0, predicted_stall=0.0
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 TOGETHER = {
-    "errors, clock, seeding, schedule, homes, pace, cpus, stats, alerts, autotune, causes, meter, bell": 0,
+    "errors, clock, seeding, schedule, homes, pace, cpus, stats, streams, alerts, autotune, causes, meter, bell": 0,
     "hostinfo, runqueue, sampling, cpuclocks, forks, listening, naming": 0,
     "options, recording": 1,
     "steps, stepwatch, modes, otherthreads": 1,
@@ -48,6 +48,7 @@ PURE = {
     "dpex.pace": set(),
     "dpex.stats": set(),
     "dpex.naming": set(),
+    "dpex.streams": {"logging"},
     "dpex.options": set(),
     "dpex.runoptions": set(),
     "dpex.forecast": set(),

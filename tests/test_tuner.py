@@ -21,7 +21,7 @@ from families import Augmented, WhoMadeIt, assert_same, seeded, stacked, until
 from torch.utils.data import IterableDataset
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.types import Decision, LaneSample, Settings
+from dpex.autotune.types import Decision, LaneSample, Outcome, Settings
 from dpex.causes import NONE_YET, STRAGGLER
 from dpex.clock import ManualClock
 from dpex.errors import OptionError
@@ -351,8 +351,34 @@ def test_an_error_in_the_controller_ends_tuning_and_not_training(
 ) -> None:
     monkeypatch.setattr("dpex.tuner.Controller.step", lambda *_: 1 / 0)
     with DpexDataLoader(Augmented(2_000, 0.0005), batch_size=2, num_workers="auto") as loader:
-        assert len(list(loader)) == 1_000
-    assert "tuning has stopped" in caplog.text
+        for _ in range(2):
+            assert len(list(loader)) == 1_000
+        (said,) = loader.decisions
+    assert (said.reason, said.old, said.new) == ("failed", cold_start(), cold_start())
+    assert caplog.text.count("Tuning has stopped, as something in dpex failed: ZeroDivisionError") == 1
+
+
+def test_a_setting_that_nobody_has_judged_is_taken_back_when_tuning_fails(parts: Any) -> None:
+    tuner, engine, listener = parts
+    start, judged, hasty = tuner.settings, Settings(local=3, depth=6), Settings(local=63, depth=126)
+    for new in (judged, hasty):
+        listener.answers.append(new)
+        tuner.turn()
+        engine.work(9, 0.0, 0.09)
+        tuner.turn()
+    assert tuner.settings == hasty
+    kept = Outcome(rate=1.0, stall=0.0, kept=True, at=1.0)
+    listener.decisions[0] = replace(listener.decisions[0], outcome=kept)
+    tuner.give_up(ValueError("odd"))
+    assert tuner.settings == judged != start
+    assert (engine.wishes[-1].local, engine.wishes[-1].depth) == (3, 6)
+    last = tuner.decisions[-1]
+    assert (last.reason, last.old, last.new) == ("failed", hasty, judged)
+    assert "ValueError('odd')" in last.text
+    wishes = len(engine.wishes)
+    engine.work(9, 0.0, 0.09)
+    tuner.turn()
+    assert (len(engine.wishes), tuner.is_frozen) == (wishes, True)
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -684,31 +710,6 @@ def test_a_budget_of_the_loader_is_its_tuners() -> None:
     tuner = DpexDataLoader([1, 2], num_workers="auto", memory_budget=2_000)._tuning()
     assert tuner is not None
     assert tuner._limits.memory_budget == 2_000
-
-
-NUMBERS = 800
-
-
-class SlowStream(IterableDataset[int]):
-    """Numbers, each waited for, shared out among the streams there are."""
-
-    def __iter__(self) -> Iterator[int]:
-        worker = torch.utils.data.get_worker_info()
-        assert worker is not None
-        for number in range(worker.id, NUMBERS, worker.num_workers):
-            time.sleep(0.01)
-            yield number
-
-
-def test_the_next_epoch_of_an_iterable_dataset_has_as_many_streams_as_pay() -> None:
-    with DpexDataLoader(SlowStream(), batch_size=4, num_workers="auto") as loader:
-        began = int(loader.num_workers)
-        assert sorted(torch.cat(list(loader)).tolist()) == list(range(NUMBERS))
-        assert all(decision.new.workers == began for decision in loader.decisions)
-        assert sorted(torch.cat(list(loader)).tolist()) == list(range(NUMBERS))
-        assert int(loader.num_workers) > 4 * began
-        changed = next(decision for decision in loader.decisions if decision.new.workers != began)
-        assert (changed.old.workers, changed.new.workers) == (began, int(loader.num_workers))
 
 
 @pytest.mark.parametrize(("cpus", "ranks", "local"), [(0.5, 1, 1), (2, 1, 2), (64, 1, 4), (8, 4, 2), (2, 8, 1)])

@@ -83,6 +83,7 @@ class Checker:
             memory_free=_free(host.memory_free),
             batch_budget=None if budget is None else _count(budget, MOST_BYTES),
             worker_bytes=_bytes(host.worker_bytes),
+            runnable=_known(host.runnable, MOST_CPUS),
         )
 
 

@@ -30,6 +30,10 @@ class AutotuneConfig:
             in the worst case, and no storage was seen to reward more from one machine.
         min_local, min_remote: never fewer (0 or more). 0: capacity nobody needs is given back.
         max_depth: batches in flight at most, or None for what memory allows.
+        max_streams: streams of an iterable dataset under ``num_workers="auto"``, at most one for each shard that the
+            dataset names in ``num_shards`` or ``n_shards`` (1 or more). None: one for each CPU of this rank. Give it
+            where ranks run on machines with different CPUs, as all ranks need the same number, and where reading mostly
+            waits. Streams are never tuned: their number decides what each of them reads.
         stall_goal: share of the consumer's time lost to loading that is as good as none (0 to 0.5). 0.01: below one
             percent a measurement of a second cannot tell it from noise.
         headroom: capacity beyond what the consumer needs that is looked for first (1 to 3), so that a slower moment is
@@ -59,6 +63,7 @@ class AutotuneConfig:
     min_local: int = 0
     min_remote: int = 0
     max_depth: int | None = None
+    max_streams: int | None = None
     stall_goal: float = 0.01
     headroom: float = 1.05
     gain: float = 0.04
@@ -94,6 +99,7 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("min_local", 0, math.inf, True, False),
     ("min_remote", 0, math.inf, True, False),
     ("max_depth", 1, math.inf, True, True),
+    ("max_streams", 1, math.inf, True, True),
     ("stall_goal", 0, 0.5, False, False),
     ("headroom", 1, 3, False, False),
     ("gain", 0.005, 1, False, False),

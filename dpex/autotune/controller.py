@@ -89,7 +89,6 @@ class Controller:
         self.decisions: list[Decision] = []
         self._settings = start
         self._checker = Checker()
-        self._latest: Sample | None = None
         self._windows = Windows()
         self._guard = Guard(config)
         self._record, self._long = Record(), Record(_LONG)
@@ -118,7 +117,7 @@ class Controller:
         return None if checked is None else self._take(checked)
 
     def _take(self, sample: Sample) -> Decision | None:
-        self._settings, self._latest = sample.settings, sample
+        self._settings = sample.settings
         if not sample.batches and not sample.wait_s:
             return None  # the trainer was elsewhere: a validation, a checkpoint
         changed = self._windows.add(sample)
@@ -140,17 +139,6 @@ class Controller:
             return self._deepen_now(sample)
         judged, undoing = self._judge(self._trial, sample)
         return self._plan(sample) if judged and undoing is None else undoing
-
-    def advise(self, config: AutotuneConfig) -> Settings | None:
-        """What would be best within other limits than its own, if that is worth a change; None if nobody can tell."""
-        sample, windows = self._latest, self._windows
-        if sample is None or not windows.known or windows.tickets < _NEW:
-            return None
-        work = windows.estimate(sample.host.cpus, math.inf, math.inf)
-        bounds = Guard(config).bounds(sample, windows.batch_bytes, work.waiting)
-        plan, here = best(work, bounds, config), expect(work, sample.settings)
-        less = plan.settings.workers <= _MUCH_LESS * sample.settings.workers
-        return plan.settings if less or plan.rate >= (1.0 + config.gain) * here.rate else None
 
     # -- settling --------------------------------------------------------------------------------------------------
 

@@ -111,9 +111,6 @@ class Controls(Protocol):
     def step(self, sample: Sample) -> Decision | None:
         """Take a window in."""
 
-    def advise(self, config: AutotuneConfig) -> Settings | None:
-        """What would be best within other limits."""
-
 
 class Recorder:
     """Makes the records of a run and hands each to ``emit``; ``facts`` is called once, for the header."""
@@ -177,10 +174,6 @@ class Recorded:
         if not self._is_announced:
             self._is_announced = True
             self._recorder.origin(self._origin, at)
-
-    def advise(self, config: AutotuneConfig) -> Settings | None:
-        """The controller's."""
-        return self.controller.advise(config)
 
     def step(self, sample: Sample) -> Decision | None:
         """The controller's, and the lines about it."""

@@ -141,7 +141,18 @@ class Sample:
 
 
 Reason = Literal[
-    "start", "too few", "too many", "elsewhere", "in-process", "spread", "explore", "undo", "limit", "lost", "changed"
+    "start",
+    "too few",
+    "too many",
+    "elsewhere",
+    "in-process",
+    "spread",
+    "explore",
+    "undo",
+    "limit",
+    "lost",
+    "changed",
+    "failed",
 ]
 
 

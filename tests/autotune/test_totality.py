@@ -51,6 +51,7 @@ HOSTS = st.builds(
     memory_free=st.none() | st.sampled_from([0, -(10**9), 10**6, 10**9, 10**10, 10**30]),
     batch_budget=st.none() | st.sampled_from([0, 1, 10**6, 10**9]),
     worker_bytes=number(1e8),
+    runnable=st.none() | number(64.0),
 )
 SAMPLES = st.builds(
     Sample,

@@ -1,0 +1,215 @@
+"""How many streams an iterable dataset is read in, and that nothing changes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from dpex import AutotuneConfig, DpexDataLoader
+from dpex.streams import choose, named_shards
+
+
+class Shards(IterableDataset[torch.Tensor]):
+    """As webdataset reads: a stream takes every so-manyth shard, and one that gets none is an error."""
+
+    def __init__(self, n_shards: int = 6, each: int = 16) -> None:
+        self.n_shards = n_shards
+        self.each = each
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        mine = range(0 if worker is None else worker.id, self.n_shards, 1 if worker is None else worker.num_workers)
+        if not mine:
+            raise ValueError("you have fewer shards than workers")
+        for shard in mine:
+            for number in range(self.each):
+                yield torch.tensor([shard * self.each + number])
+
+
+class Numbers(IterableDataset[torch.Tensor]):
+    """Every stream reads the whole: how many there are decides how much there is."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for number in range(10):
+            yield torch.tensor([number])
+
+
+@pytest.fixture
+def cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda count: monkeypatch.setattr("dpex.dataloader.rank_cpus", lambda: count)
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shards", "machine", "most", "count", "reason"),
+    [
+        (None, 4, None, 4, "this rank has 4 CPUs"),
+        (None, 1, None, 1, "this rank has 1 CPU."),
+        (6, 42, None, 6, "the dataset names 6 shards"),
+        (6, 2, None, 2, "this rank has 2 CPUs"),
+        (6, 2, 4, 4, "max_streams=4 says so"),
+        (6, 2, 20, 6, "the dataset names 6 shards"),
+        (None, 42, 3, 3, "max_streams=3 says so"),
+    ],
+)
+def test_how_many(shards: int | None, machine: int, most: int | None, count: int, reason: str) -> None:
+    dataset: Any = Numbers() if shards is None else Shards(shards)
+    found = choose(dataset, machine, most, {})
+    assert found.count == count
+    assert reason in found.why
+
+
+def test_ranks_on_several_machines_are_told_how_to_agree() -> None:
+    elsewhere = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
+    assert "AutotuneConfig(max_streams=...)" in choose(Numbers(), 4, None, elsewhere).why
+    for known in (choose(Numbers(), 4, 3, elsewhere), choose(Shards(2), 4, None, elsewhere)):
+        assert "AutotuneConfig" not in known.why
+    assert "AutotuneConfig" not in choose(Numbers(), 4, None, {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}).why
+
+
+class Odd:
+    def __init__(self, value: Any) -> None:
+        self.num_shards = value
+
+
+class Broken:
+    n_shards = 3
+
+    @property
+    def num_shards(self) -> int:
+        raise RuntimeError("not yet")
+
+
+@pytest.mark.parametrize("value", [None, True, 0, -1, 2.0, "6", len])
+def test_what_is_no_number_of_shards_is_passed_over(value: Any) -> None:
+    assert named_shards(Odd(value)) is None
+
+
+def test_shards_are_named_in_either_way() -> None:
+    assert named_shards(Odd(5)) == 5
+    assert named_shards(Shards(6)) == 6
+    assert named_shards(Broken()) == 3
+
+
+# -- the loader --------------------------------------------------------------------------------------------------------
+
+
+def test_auto_has_one_stream_for_each_cpu_and_at_most_one_for_each_shard(cpus: Any) -> None:
+    cpus(3)
+    assert DpexDataLoader(Numbers(), num_workers="auto").num_workers == 3
+    cpus(42)
+    loader: Any = DpexDataLoader(Shards(), num_workers="auto")
+    assert loader.num_workers == 6
+    more = AutotuneConfig(max_streams=50)
+    assert DpexDataLoader(Numbers(), num_workers="auto", autotune=more).num_workers == 50
+    assert DpexDataLoader(Numbers(), num_workers="auto", autotune=False).num_workers == 42
+    again: Any = DpexDataLoader(loader.dataset, num_workers=loader.num_workers, auto_workers=loader.auto_workers)
+    assert (again.auto_workers, again.num_workers) == (True, 6)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_number_is_the_users_whatever_the_dataset_says() -> None:
+    assert DpexDataLoader(Shards(2), num_workers=5, autotune=AutotuneConfig(max_streams=1)).num_workers == 5
+
+
+def test_shards_are_read_once_each_and_the_number_of_streams_stays(cpus: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dpex")
+    cpus(42)
+    with DpexDataLoader(Shards(), batch_size=4, num_workers="auto", autotune=AutotuneConfig(interval_s=0.05)) as loader:
+        for _ in range(4):
+            assert sorted(torch.cat(list(loader)).flatten().tolist()) == list(range(96))
+            assert loader.stats().lanes["local"].wanted == 6
+        assert {decision.new.workers for decision in loader.decisions} == {6}
+        first = loader.decisions[0]
+    assert (first.reason, first.old, first.at) == ("start", first.new, 0.0)
+    said = [record.message for record in caplog.records if "the dataset names 6 shards" in record.message]
+    assert len(said) == 1
+    assert first.text in said[0]
+
+
+def test_what_a_dataset_yields_is_what_torch_yields_with_as_many_workers(cpus: Any) -> None:
+    cpus(2)
+    with DpexDataLoader(Numbers(), batch_size=4, num_workers="auto") as loader:
+        for _ in range(3):
+            ours = torch.cat(list(loader))
+            assert torch.equal(ours, torch.cat(list(DataLoader(Numbers(), batch_size=4, num_workers=2))))
+
+
+@pytest.mark.parametrize("dataset", [[1, 2], Numbers()])
+def test_torchs_warning_of_many_workers_is_about_the_users_number_only(
+    monkeypatch: pytest.MonkeyPatch, dataset: Any
+) -> None:
+    for name in ("static_worker_count", "rank_cpus"):
+        monkeypatch.setattr(f"dpex.dataloader.{name}", lambda: 1000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert DpexDataLoader(dataset, num_workers="auto").num_workers == 1000
+    with pytest.warns(UserWarning, match="will create 1000 worker processes"):
+        DpexDataLoader(dataset, num_workers=1000)
+
+
+RANK = """
+import sys, time, torch, torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
+from dpex import DpexDataLoader
+
+class Reads(IterableDataset):
+    def __init__(self, wait_s): self.wait_s = wait_s
+    def __iter__(self):
+        for number in range(40):
+            time.sleep(self.wait_s)
+            yield torch.tensor([float(number)])
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+loader = DpexDataLoader(Reads(0.02 * rank), batch_size=4, num_workers="auto")
+counts = []
+for epoch in range(3):
+    batches = 0
+    for batch in loader:
+        total = batch.sum().reshape(1)
+        dist.all_reduce(total)
+        batches += 1
+    counts.append(batches)
+print("streams", int(loader.num_workers), "batches", counts, flush=True)
+loader.close()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_unequal_speed_have_as_many_batches_in_each_epoch(tmp_path: Path) -> None:
+    """An all-reduce for each step would hang, or fail, if they had not."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    environ = os.environ | {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(tmp_path / "meeting")],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said[0][0] == said[1][0]
+    assert "batches" in said[0][0]
