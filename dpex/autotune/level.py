@@ -20,7 +20,9 @@ _ENOUGH, _ENOUGH_IF_EVEN = 8, 3
 _UNEVEN = 0.5
 _KNOWN_TO = 3.0
 """The mean of uneven things must be known to a third: where one takes a minute, those beside it end long before it."""
-_KEPT = 7
+_ALWAYS_ENOUGH = 48
+"""However uneven they are said to be: a spread that was measured wrongly must not hide what is measured now."""
+_KEPT = 31
 _DOUBTED = 2
 _STRAY_MEMORY = 30.0
 _MOST_STRAY = 1.0
@@ -103,7 +105,7 @@ class Level:
         return any(self._away(windows, most, spread, least) for most, least in _MOVES)
 
     def _away(self, windows: list[_Window], most: int, spread: float, least: float) -> bool:
-        enough = max(_ENOUGH, (_KNOWN_TO * spread) ** 2) if spread > _UNEVEN else _ENOUGH_IF_EVEN
+        enough = min(max(_ENOUGH, (_KNOWN_TO * spread) ** 2), _ALWAYS_ENOUGH) if spread > _UNEVEN else _ENOUGH_IF_EVEN
         while most <= len(windows) and sum(window.count for window in windows[-most:]) < enough:
             most += 1
         if most > len(windows):

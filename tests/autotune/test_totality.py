@@ -223,12 +223,13 @@ def test_a_plausible_sample_stays_as_it_is() -> None:
     assert Checker().check(given_sample) == given_sample
 
 
-def test_a_level_that_was_measured_wrongly_comes_down_again() -> None:
+@pytest.mark.parametrize("spread", [1.0, 13.0])
+def test_a_level_that_was_measured_wrongly_comes_down_again(spread: float) -> None:
     level = Level()
     for count in (1, 3, 2, 5):
         level.add(1e6 * count * count, count, 1.0)
     for _ in range(20):
-        if level.has_moved(0.5, 10, 1.0):
+        if level.has_moved(0.5, 10, spread):
             level.restart()
-        level.add(0.5, 10, 1.0)
+        level.add(0.5, 10, spread)
     assert level.value == pytest.approx(0.05)
