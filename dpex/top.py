@@ -262,10 +262,7 @@ def _decided(decision: State) -> str:
         kept = "kept" if outcome["kept"] else "taken back"
         brought = f"brought {_percent(outcome['stall_ratio'])} waiting: {kept}"
     predicted = _percent(decision["predicted"]["stall_ratio"])
-    return (
-        f"{decision['from']['text']} → {decision['to']['text']} ({decision['reason']}): {decision['text']}; "
-        f"expected {predicted} waiting, {brought}"
-    )
+    return f"{decision['text']} ({decision['reason']}; expected {predicted} waiting, {brought})"
 
 
 def _percent(ratio: float | None) -> str:

@@ -320,7 +320,7 @@ class Tuner:
         with self._changing:
             if controller is not self._controller:
                 return
-            logger.info("auto: %s → %s (%s): %s", decision.old, decision.new, decision.reason, decision.text)
+            logger.info("auto: %s", decision.text)
             self.settings = decision.new
             self._wish()
 

@@ -158,7 +158,8 @@ def test_each_decision_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) 
         until(lambda: any("auto: " in record.message for record in caplog.records))
         decision = loader.decisions[0]
     lines = [record.message for record in caplog.records if record.message.startswith("auto: ")]
-    assert f"{decision.old} → {decision.new} (too few)" in lines[0]
+    assert lines[0] == f"auto: {decision.text}"
+    assert decision.text.startswith(f"From {decision.old} to {decision.new}, as ")
 
 
 def test_the_next_epoch_begins_with_what_was_learnt() -> None:

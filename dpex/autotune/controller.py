@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from dpex.autotune import wording
+from dpex.autotune.ceiling import Ceiling
 from dpex.autotune.checked import MOST_WORKERS, Checker
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.guard import Guard
@@ -59,28 +61,6 @@ _BLOCKED, _IDLE = 0.5, 0.5
 """In such a window, this share of the time later batches are ready, and workers are busy for less than that share."""
 
 
-@dataclass
-class _Ceiling:
-    """A rate that was seen not to be surpassed; believed for longer each time that it is found again."""
-
-    keep_s: float
-    rate: float = math.inf
-    until: float = 0.0
-    times: int = 0
-
-    def learn(self, rate: float, now: float) -> None:
-        if rate <= 0:
-            return  # windows without a batch show no rate, and hence none that cannot be surpassed
-        self.rate, self.until = rate, now + self.keep_s * min(10, 2**self.times)
-        self.times += 1
-
-    def at(self, now: float) -> float:
-        return self.rate if now < self.until else math.inf
-
-    def forget(self) -> None:
-        self.rate, self.until, self.times = math.inf, 0.0, 0
-
-
 class Controller:
     """See the module. ``start``: the setting to begin with."""
 
@@ -101,7 +81,7 @@ class Controller:
         self._lost = 0
         self._jammed = 0
         self._thought: tuple[tuple[Bounds, Settings], tuple[float, ...], Plan, Plan] | None = None
-        self._ceiling, self._far_ceiling = _Ceiling(config.remember_s), _Ceiling(config.remember_s)
+        self._ceiling, self._far_ceiling = Ceiling(config.remember_s), Ceiling(config.remember_s)
         self._explored_at = 0.0
         self._pause_s = config.explore_s / _EAGER
         self._changed: tuple[str, ...] = ()
@@ -135,8 +115,8 @@ class Controller:
         self._trial.add(sample, lost_s)
         if self._is_held_up(self._trial, sample):
             self._close(self._trial, sample, kept=True)
-            self._trial = None
-            return self._deepen_now(sample)
+            gap_s, self._trial = self._trial.since.gap_s, None
+            return self._deepen_now(sample, gap_s)
         judged, undoing = self._judge(self._trial, sample)
         return self._plan(sample) if judged and undoing is None else undoing
 
@@ -199,7 +179,7 @@ class Controller:
         blocked = sample.head_s > _BLOCKED * sample.seconds and idle
         return blocked and gap_s > max(_HELD_UP_S, _HELD_UP * self._windows.slowest_s())
 
-    def _deepen_now(self, sample: Sample) -> Decision | None:
+    def _deepen_now(self, sample: Sample, gap_s: float) -> Decision | None:
         """No trial can tell anything until that batch is there, and more batches in flight are all that helps."""
         now = sample.settings
         work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
@@ -207,7 +187,7 @@ class Controller:
         deeper = replace(now, depth=min(bounds.most_depth(now.local), _DEEPER * now.depth, _DEEPEST * now.workers))
         if deeper.depth <= now.depth:
             return None
-        text = f"{deeper} instead of {now}: for {sample.seconds:.1f} s nothing but the next batch in turn was missing"
+        text = wording.held_up(now, deeper, gap_s)
         return self._decide(sample, expect(work, deeper), "spread", text, self._evidence(work))
 
     def _learn_ceiling(self, trial: Trial, sample: Sample) -> None:
@@ -229,11 +209,9 @@ class Controller:
         decision = trial.decision
         kind, value = _kind(decision.old, decision.new)
         self._guard.remember(kind, sample.at, value)
-        gain, _ = trial.gain(self._windows)
-        text = (
-            f"back to {decision.old}: {decision.new} brought {gain * 100:+.0f} %, "
-            f"expected {decision.predicted_rate:.3g}/s"
-        )
+        gain, error = trial.gain(self._windows)
+        rates = (trial.before.rate, trial.since.rate, decision.predicted_rate)
+        text = wording.undone(decision.new, decision.old, gain, error, rates)
         evidence = {"rate_before": trial.before.rate, "rate_after": trial.since.rate}
         plan = Plan(
             settings=decision.old,
@@ -277,7 +255,7 @@ class Controller:
             if plan.settings == now or (plan.settings.depth < now.depth and self._record.head > _HEADED):
                 return None  # workers in the place of batches that are known to be too few
             reason = self._why(now, plan.settings)
-            return self._decide(sample, plan, reason, _explain(now, plan, evidence), evidence)
+            return self._decide(sample, plan, reason, wording.faster(now, plan.settings, plan.rate, evidence), evidence)
         self._in_favour = 0
         return self._maybe_give_back(sample, plan, here, evidence) or self._explore(
             sample, rate, here, bounds, evidence
@@ -300,13 +278,12 @@ class Controller:
         allowed = self._allowed(sample, now)
         if allowed != now:
             plan = expect(work, allowed)
-            text = f"{allowed} instead of {now}: more would not leave the trainer its memory"
-            return self._decide(
-                sample, plan, "limit", text, {**evidence, "memory_free": float(sample.host.memory_free or 0)}
-            )
+            free = float(sample.host.memory_free or 0)
+            text = wording.too_much_memory(now, allowed, free)
+            return self._decide(sample, plan, "limit", text, {**evidence, "memory_free": free})
         if self._lost >= _LOST_AFTER and now.remote > bounds.remote:
             plan = best(work, bounds, self.config)
-            text = f"{plan.settings} instead of {now}: the cluster has no place for {sample.remote.unplaced} of them"
+            text = wording.no_place(now, plan.settings, sample.remote.unplaced, plan.rate)
             return self._decide(sample, plan, "lost", text, {**evidence, "unplaced": float(sample.remote.unplaced)})
         return None
 
@@ -373,10 +350,7 @@ class Controller:
         if headed and not known_why and deeper.depth > now.depth and not self._guard.forbids("deeper", sample.at):
             hope = rate * (1.0 + record.head / 2)
             plan = Plan(settings=deeper, rate=hope, stall=evidence["stall"], flow=here.flow)
-            text = (
-                f"{deeper} instead of {now}: in {record.head * 100:.0f} % of the time later batches were ready and "
-                "the next one in turn was not"
-            )
+            text = wording.out_of_turn(now, deeper, record.head, hope)
             return self._decide(sample, plan, "spread", text, {**evidence, "head": record.head})
         due = sample.at - max(self._explored_at, self._asked_at) >= self._pause_s
         if not due or sample.wait_s < _STARVED * sample.seconds:
@@ -395,7 +369,7 @@ class Controller:
         if wanted is None:
             return None
         plan = Plan(settings=wanted, rate=rate, stall=evidence["stall"], flow=here.flow)
-        text = f"{wanted} instead of {now}: a trial, as {evidence['stall'] * 100:.0f} % of the time is lost to loading"
+        text = wording.trial(now, wanted, evidence)
         return self._decide(sample, plan, "explore", text, evidence)
 
     def _explore_alone(self, sample: Sample, bounds: Bounds, evidence: Mapping[str, float]) -> Decision | None:
@@ -403,7 +377,9 @@ class Controller:
         alone = self._alone(sample, bounds) if now.workers and self._record.stall >= _STARVED else None
         if alone is None:
             return None
-        return self._decide(sample, alone, "explore", _explain_alone(now, alone, evidence), evidence)
+        return self._decide(
+            sample, alone, "explore", wording.trial_in_process(now, alone.settings, alone.rate, evidence), evidence
+        )
 
     def _alone(self, sample: Sample, bounds: Bounds) -> Plan | None:
         """Making batches in the training process, if a moment of it costs little and nobody knows that it is slower.
@@ -463,7 +439,7 @@ class Controller:
             depth = max(plan.settings.depth, min(now.depth, _DEEPEST * plan.settings.workers))
             plan = replace(plan, settings=replace(plan.settings, depth=depth))
         self._agreeing.clear()
-        text = f"{plan.settings} instead of {now}: as fast ({plan.rate:.3g}/s), and the rest is free for others"
+        text = wording.fewer(now, plan.settings, plan.rate, evidence)
         return self._decide(sample, plan, "too many", text, evidence)
 
     def _agreement(self, plan: Plan) -> int:
@@ -499,8 +475,9 @@ class Controller:
             return None
         if allowed != plan.settings:
             plan = expect(self._windows.estimate(sample.host.cpus, math.inf, math.inf), allowed)
+            text = wording.cut(text, allowed)
         if self._changed:
-            text, self._changed = f"the work has changed ({', '.join(self._changed)}); {text}", ()
+            text, self._changed = wording.changed(self._changed, text), ()
         decision = Decision(
             at=sample.at,
             old=sample.settings,
@@ -547,18 +524,3 @@ def _kind(old: Settings, new: Settings) -> tuple[str, int]:
         if change:
             return f"{'more' if change > 0 else 'fewer'} {lane}", getattr(new, lane)
     return ("deeper" if new.depth > old.depth else "shallower"), new.depth
-
-
-def _explain_alone(old: Settings, plan: Plan, evidence: Mapping[str, float]) -> str:
-    return (
-        f"in-process instead of {old}: a trial, as {evidence['stall'] * 100:.0f} % of the time is lost to loading, "
-        f"batches are cheap ({evidence['worker_cpu_ms']:.3g} ms), and handing them over may cost more than it saves"
-    )
-
-
-def _explain(old: Settings, plan: Plan, evidence: Mapping[str, float]) -> str:
-    return (
-        f"{plan.settings} instead of {old}: {evidence['stall'] * 100:.0f} % of the time is lost to loading; a batch "
-        f"takes {evidence['worker_cpu_ms']:.3g} ms of CPU and {evidence['worker_wait_ms']:.3g} ms of waiting, a step "
-        f"{evidence['step_ms']:.3g} ms; expected {plan.rate:.3g}/s instead of {evidence['rate']:.3g}/s"
-    )

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from dataclasses import replace
 
+from dpex.autotune import wording
 from dpex.autotune.level import Level
 from dpex.autotune.model import Estimate
 from dpex.autotune.types import LaneSample, Sample
@@ -324,7 +325,7 @@ class Windows:
             small = count and max(level.value, total / count) < least
             if small or not level.has_moved(total, count, varies):
                 continue
-            moved.append(f"{what} {level.value * 1e3:.3g} → {total / count * 1e3:.3g} ms")
+            moved.append(wording.level(what, level.value, total / count))
             level.restart()
             if level is not self._step:
                 self._forget_making(level)

@@ -1,0 +1,69 @@
+"""Each text of a decision says once what changes, why, and what is expected."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from dpex.autotune import wording
+from dpex.autotune.scenarios import load
+from dpex.autotune.scoreboard import play
+from dpex.autotune.types import Settings
+
+OLD, NEW = Settings(local=1, depth=2), Settings(local=20, depth=60)
+EVIDENCE = {"stall": 0.63, "rate": 12.5, "worker_cpu_ms": 1e-13, "worker_wait_ms": 1360.0, "step_ms": 20.0}
+TEXTS = {
+    "faster": wording.faster(OLD, NEW, 48.0, EVIDENCE),
+    "fewer": wording.fewer(OLD, NEW, 48.0, EVIDENCE),
+    "memory": wording.too_much_memory(OLD, NEW, -1e8),
+    "no place": wording.no_place(OLD, NEW, 1, 48.0),
+    "out of turn": wording.out_of_turn(OLD, NEW, 0.2, 48.0),
+    "held up": wording.held_up(OLD, NEW, 7.25),
+    "trial": wording.trial(OLD, NEW, EVIDENCE),
+    "in-process": wording.trial_in_process(NEW, OLD, 48.0, EVIDENCE),
+    "undone": wording.undone(NEW, OLD, -0.4, 0.1, (20.0, 12.0, 30.0)),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_both_settings_are_named_once(name: str) -> None:
+    text = TEXTS[name]
+    assert text.count(str(OLD)) == text.count(str(NEW)) == 1
+    assert text.endswith(".")
+    assert "instead" not in text
+
+
+def test_numbers_have_units_that_can_be_read() -> None:
+    assert TEXTS["faster"] == (
+        "From 1 local, depth 2 to 20 local, depth 60, as 63 % of the time is lost to loading: a batch takes 0 ms of "
+        "CPU and 1.36 s of waiting, a step 20 ms. Expected are 48 batches/s; measured so far are 12.5 batches/s."
+    )
+    assert "100 MB less memory than it has now" in TEXTS["memory"]
+    assert wording.changed(["step 5 ms → 20 ms"], "So it is.") == "The work has changed: step 5 ms → 20 ms. So it is."
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "since", "reason"),
+    [
+        (-0.4, 0.1, 12.0, "it made batches 40 % slower to come by"),
+        (9.85, 20.0, 60.0, "a gain of 985 % with an error of ±2000 % may be chance"),
+        (9.85, math.inf, 60.0, "a gain of 985 % with an error of no end may be chance"),
+        (0.02, 0.005, 20.4, "a gain of 2.0 % ± 0.5 % is too little to keep it for"),
+        (-1.0, 0.0, 0.0, "no batch came since"),
+    ],
+)
+def test_what_is_undone_says_why_without_contradiction(gain: float, error: float, since: float, reason: str) -> None:
+    text = wording.undone(NEW, OLD, gain, error, (20.0, since, 30.0))
+    assert text.startswith(f"Back from {NEW} to {OLD}: {reason}")
+
+
+@pytest.mark.parametrize("name", ["burst-steps-wait", "nodes-lost", "link-slows", "memory-batches-grow"])
+def test_the_controllers_decisions_read_so(name: str) -> None:
+    decisions = [decision for history in play(load()[name]).histories for decision in history.decisions]
+    assert decisions
+    for decision in decisions:
+        assert re.fullmatch(r"(The work has changed: .+\. )?(From|Back from|A trial, from) .+\.", decision.text)
+        assert f"rom {decision.old} to {decision.new}" in decision.text
+        assert "e-" not in re.sub(r"[a-z]e-|e-[a-z]", "", decision.text)
