@@ -311,7 +311,9 @@ class Engine:
             elif not self._collect():
                 if schedule.finished:
                     raise StopIteration
-                return self._prepared_wait(entered)
+                if not self._nobody_is_there_yet():
+                    return self._prepared_wait(entered)
+                self._make_inline()
 
     def _hand_out(self, hand: list[Any]) -> None:
         """Open what is to be delivered; each step may be done again, should it be broken off."""
@@ -455,6 +457,19 @@ class Engine:
             if lane.counts.requested:
                 return False
         return True
+
+    def _nobody_is_there_yet(self) -> bool:
+        """Whether local workers are seconds away and this process may make batches meanwhile.
+
+        It may under ``seeding="batch"``, where nobody can tell who made a batch, and where local workers are wanted:
+        this machine can read the data.
+        """
+        if self._plan.logicals or self._plan.iterable or not self.schedule.pending():
+            return False
+        local = self._lanes.get("local")
+        if local is None or not local.starts_slowly or local.failed is not None or not local.counts.requested:
+            return False
+        return not any(lane.hosts() for lane in self._lanes.values())
 
     def _straight_through(self, hand: list[Any]) -> None:
         """Draw, make and hand out one batch, with nothing else on its way: an error of its own is its delivery."""

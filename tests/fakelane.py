@@ -30,6 +30,8 @@ class FakeLane:
         self.told: list[tuple[Any, ...]] = []
         self.said: deque[Event] = deque()
 
+    starts_slowly = False
+
     def hosts(self) -> list[int]:
         return self.workers
 

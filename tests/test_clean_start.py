@@ -60,6 +60,12 @@ def local(length: int = 400, **options: Any) -> DpexDataLoader[torch.Tensor]:
     return DpexDataLoader(Augmented(length, 0.001), generator=seeded(), **{**SHAPE, **options})
 
 
+def until_ready(iterator: Any) -> None:
+    """Its template takes requests; meanwhile the training process would make batches."""
+    lane = iterator._engine.lane("local")
+    until(lambda: lane.poll() is not None and lane._template.ready)
+
+
 @pytest.fixture
 def ray_seems_up(seems_connected: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader is told so, too."""
@@ -78,6 +84,29 @@ def test_iter_does_not_wait_and_the_promised_workers_count() -> None:
             assert loader.stats().lanes["local"].requested == size
         os.kill(server_pid(), signal.SIGCONT)
         assert_same(stacked(iterator), made_here())
+
+
+@pytest.mark.usefixtures("seems_connected")
+def test_the_training_process_makes_the_batches_while_the_server_starts() -> None:
+    """They are those of the workers; nobody waits for these."""
+    with local() as loader:
+        iterator = iter(loader)
+        os.kill(server_pid(), signal.SIGSTOP)
+        got = [next(iterator) for _ in range(5)]
+        made = loader.stats().lanes
+        assert (made["inline"].tickets, made["local"].tickets) == (5, 0)
+        os.kill(server_pid(), signal.SIGCONT)
+        got += iterator
+        made = loader.stats().lanes
+        assert made["inline"].tickets + made["local"].tickets == 100
+        assert_same(torch.cat(got), made_here())
+
+
+@pytest.mark.usefixtures("seems_connected")
+def test_logical_workers_are_waited_for_as_their_batches_are_their_own() -> None:
+    with local(seeding="worker") as loader:
+        assert len(list(loader)) == 100
+        assert "inline" not in loader.stats().lanes
 
 
 @pytest.mark.usefixtures("ray_seems_up")
@@ -149,6 +178,7 @@ def test_the_server_goes_after_a_while_without_templates(monkeypatch: pytest.Mon
 def test_a_template_that_is_killed_is_started_anew_without_waiting() -> None:
     with local() as loader:
         iterator = iter(loader)
+        until_ready(iterator)
         got = [next(iterator)]
         os.kill(server_pid(), signal.SIGSTOP)
         kill(template_pid(iterator))

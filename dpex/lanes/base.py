@@ -184,6 +184,10 @@ class Lane(Protocol):
         """Let a host that hosts no logical worker any more leave."""
 
     @property
+    def starts_slowly(self) -> bool:
+        """Whether a host serves seconds after it was asked for, not milliseconds."""
+
+    @property
     def crashes(self) -> int:
         """Unexpected ends of hosts since the last result of any."""
 

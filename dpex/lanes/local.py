@@ -145,6 +145,11 @@ class LocalLane:
             host.leaving = True
             self._post(host, LEAVE)
 
+    @property
+    def starts_slowly(self) -> bool:
+        """See `Lane.starts_slowly`."""
+        return not self._starter.is_quick
+
     def at_work(self) -> int:
         """Hosts that have something to do, at most."""
         return self.counts.running
@@ -155,8 +160,8 @@ class LocalLane:
         Where each must unpickle the dataset first, only those count that have. Somebody will take each request to leave
         that is queued: nothing may be queued behind the last of them.
         """
-        quick = self._starter.is_quick
-        staying = [h.number for h in self._hosts.values() if not (h.leaving or h.ended) and (h.started or quick)]
+        slow = self.starts_slowly
+        staying = [h.number for h in self._hosts.values() if not (h.leaving or h.ended or (slow and not h.started))]
         return staying if self._queue is None else staying[: max(0, len(staying) - self._queue.leaves)]
 
     # -- tickets -------------------------------------------------------------------------------------------------

@@ -274,6 +274,11 @@ class RemoteLane:
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
+    @property
+    def starts_slowly(self) -> bool:
+        """See `Lane.starts_slowly`: an actor's process imports torch first."""
+        return True
+
     def at_work(self) -> int:
         """Hosts that have something to do, at most."""
         return sum(not host.idle for host in self._hosts.values())
