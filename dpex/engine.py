@@ -311,7 +311,7 @@ class Engine:
             elif not self._collect():
                 if schedule.finished:
                     raise StopIteration
-                if not self._nobody_is_there_yet():
+                if not self._nobody_is_there():
                     return self._prepared_wait(entered)
                 self._make_inline()
 
@@ -458,8 +458,8 @@ class Engine:
                 return False
         return True
 
-    def _nobody_is_there_yet(self) -> bool:
-        """Whether local workers are seconds away and this process may make batches meanwhile.
+    def _nobody_is_there(self) -> bool:
+        """Whether local workers are seconds away, or cannot be started, and this process may make batches meanwhile.
 
         It may under ``seeding="batch"``, where nobody can tell who made a batch, and where local workers are wanted:
         this machine can read the data.
@@ -467,7 +467,9 @@ class Engine:
         if self._plan.logicals or self._plan.iterable or not self.schedule.pending():
             return False
         local = self._lanes.get("local")
-        if local is None or not local.starts_slowly or local.failed is not None or not local.counts.requested:
+        if local is None or local.failed is not None:
+            return False
+        if local.counts.most != 0 and not (local.starts_slowly and local.counts.requested):
             return False
         return not any(lane.hosts() for lane in self._lanes.values())
 

@@ -110,6 +110,7 @@ class EngineView:
             local=_lane_sample(lanes["local"].times, lanes["local"]) if "local" in lanes else LaneSample(),
             remote=_lane_sample(lanes["remote"].times, lanes["remote"]) if "remote" in lanes else LaneSample(),
             pids=tuple(h.pid for h in getattr(lanes.get("local"), "handles", ()) if h.pid and h.exitcode is None),
+            most_local=_most(lanes.get("local")),
         )
 
     def sums(self, schedule: Schedule) -> Sums:
@@ -140,6 +141,10 @@ class EngineView:
             running=lane.counts.running,
             in_flight=self._dispatch.load.get(lane.name, 0),
         )
+
+
+def _most(lane: Lane | None) -> tuple[int, str] | None:
+    return None if lane is None or lane.counts.most is None else (lane.counts.most, lane.counts.why_most)
 
 
 def _stage_times(times: LaneTimes) -> dict[str, Any]:

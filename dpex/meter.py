@@ -276,6 +276,7 @@ class Look:
     """An engine at one moment: sums since it was made, and what there is now.
 
     unwilling: a wish for other sizes was not granted yet. refused: why there can be no remote worker, if so.
+    most_local: how many local workers the system allows, and why, once it refused one.
     away_s: how long the consumer has been between two calls, 0 inside ``next()`` and between passes.
     pids: local workers. thread: the consumer's native id, 0 if unknown. gpu_stall_s: see `dpex.gpu.stall`; None: no
     GPU.
@@ -297,6 +298,7 @@ class Look:
     pids: tuple[int, ...]
     thread: int = 0
     gpu_stall_s: float | None = None
+    most_local: tuple[int, str] | None = None
 
 
 class NodeSums(NamedTuple):

@@ -94,8 +94,15 @@ class Staffing:
             WorkerDiedError: it is so.
         """
         wanted = [lane for lane in self._lanes.values() if lane.counts.wanted]
-        if wanted and all(lane.failed for lane in wanted) and not any(lane.counts.requested for lane in wanted):
-            raise WorkerDiedError("; ".join(str(lane.failed) for lane in wanted))
+        reasons = [_why_none_can_come(lane) for lane in wanted]
+        if wanted and all(reasons) and not any(lane.counts.requested for lane in wanted):
+            raise WorkerDiedError("; ".join(reasons))
+
+
+def _why_none_can_come(lane: Lane) -> str:
+    if lane.failed is None and lane.counts.most == 0:
+        return f"no {lane.name} worker can be started: {lane.counts.why_most}"
+    return lane.failed or ""
 
 
 def _by_lane(sizes: Sizes) -> tuple[tuple[LaneName, int], tuple[LaneName, int]]:

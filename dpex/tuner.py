@@ -61,6 +61,7 @@ class Limits:
     made in this process.
     memory_budget: bytes in flight at most. prefetch_factor: batches in flight per worker at most. pins: what the user
     fixed with ``resize``, by name ("local", "remote", "prefetch").
+    most_local: local workers that the system allows, once it refused one.
     """
 
     streams: str = ""
@@ -68,6 +69,7 @@ class Limits:
     memory_budget: int | None = None
     prefetch_factor: int | None = None
     pins: Mapping[str, int] | None = None
+    most_local: int | None = None
 
 
 class Tunable(Protocol):
@@ -296,6 +298,9 @@ class Tuner:
         if look.refused is not None and not self._refused:
             self._refuse(look)
             return
+        if look.most_local is not None and self._is_news(*look.most_local):
+            self._learn_most_local(*look.most_local)
+            return
         running = sample.local.running + sample.remote.running
         coming = sample.local.requested + sample.remote.requested - sample.remote.unplaced
         controller = self._controller
@@ -314,6 +319,20 @@ class Tuner:
             self._past += self._controller.decisions
             self._renew(f"there can be no remote workers: {look.refused}")
             self._wish()
+
+    def _is_news(self, most: int, _why: str) -> bool:
+        known = self._limits.most_local
+        return (known is None or most < known) and "local" not in (self._limits.pins or {})
+
+    def _learn_most_local(self, most: int, why: str) -> None:
+        """The system refused to start a worker: what runs is the most there can be."""
+        with self._changing:
+            self._limits = replace(self._limits, most_local=most)
+            self._past += self._controller.decisions
+            self._renew(f"no more than {most} local workers can be started: {why}")
+            self._windows.clear()
+            self._wish()
+        logger.info("auto: no more than %d local workers can be started: %s", most, why)
 
     def _carry_out(self, decision: Decision, controller: Controller | Recorded) -> None:
         """Unless the user fixed a size meanwhile, and another controller decides."""
@@ -402,6 +421,9 @@ def _within(config: AutotuneConfig, limits: Limits, now: Settings, *, remote: bo
         changes["min_remote" if config.max_local == 0 else "min_local"] = 1
     if not remote:
         changes |= {"min_remote": 0, "max_remote": 0}
+    if limits.most_local is not None:
+        most = limits.most_local if config.max_local is None else min(config.max_local, limits.most_local)
+        changes |= {"max_local": most, "min_local": min(config.min_local, most)}
     for lane in ("local", "remote"):
         if lane in pins:
             changes |= {f"min_{lane}": pins[lane], f"max_{lane}": pins[lane]}

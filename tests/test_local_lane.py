@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
+import resource
 import select
 import signal
 import time
@@ -17,7 +19,8 @@ import torch
 from families import until
 from torch.utils.data import default_collate
 
-from dpex.lanes.base import Event, Gone, Made
+from dpex import DpexDataLoader, WorkerDiedError
+from dpex.lanes.base import Event, Gone, Made, Note
 from dpex.lanes.local import LocalLane
 from dpex.lanes.localworker import receive
 from dpex.schedule import Ticket
@@ -203,3 +206,76 @@ def test_a_ticket_is_held_guilty_of_its_worker_s_death_but_not_of_the_template_s
         driver.listen_until(lambda: driver.of(Gone))
         (gone,) = driver.of(Gone)
         assert (gone.lost, gone.guilty) == ((5,), 5 if whose == "the worker" else None)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """While this file is there, no process that was forked from this one can fork: as where a pids limit is reached."""
+    closed, fork, mine = tmp_path / "closed", os.fork, os.getpid()
+
+    def limited() -> int:
+        if os.getpid() != mine and closed.exists():
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    return closed
+
+
+@pytest.mark.parametrize("shared_queue", [True, False])
+def test_a_worker_that_cannot_be_started_costs_those_that_run_nothing(gate: Path, shared_queue: bool) -> None:
+    with driven(1, shared_queue=shared_queue) as driver:
+        lane, (pid,) = driver.lane, driver.pids()
+        before = descriptors(lane._template._process.pid)
+        gate.touch()
+        lane.resize(4)
+        driver.listen_until(lambda: len(driver.of(Gone)) == 3)
+        assert [(gone.lost, gone.guilty, gone.expected) for gone in driver.of(Gone)] == [((), None, True)] * 3
+        assert (lane.counts.most, lane.counts.running, lane.counts.requested) == (1, 1, 1)
+        assert "Resource temporarily unavailable" in lane.counts.why_most
+        (note,) = driver.of(Note)
+        assert "4 local workers are wanted" in note.text
+        assert descriptors(lane._template._process.pid) == before
+        driver.send(0, worker=None if shared_queue else lane.hosts()[0])
+        driver.wait_until_made(1)
+        assert driver.pids() == [pid]
+        gate.unlink()
+        lane.resize(4)
+        driver.listen_until(lambda: lane.counts.running == 4)
+        assert lane.counts.most is None
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:
+    with driven(1) as driver:
+        lane = driver.lane
+        template = lane._template._process.pid
+        soft, hard = resource.prlimit(template, resource.RLIMIT_NOFILE)
+        resource.prlimit(template, resource.RLIMIT_NOFILE, (3, hard))
+        lane.resize(2)
+        driver.listen_until(lambda: driver.of(Gone))
+        assert lane.counts.most == 1
+        resource.prlimit(template, resource.RLIMIT_NOFILE, (soft, hard))
+        lane.resize(2)
+        driver.listen_until(lambda: lane.counts.running == 2)
+
+
+@pytest.mark.filterwarnings("ignore:2 local workers are wanted:RuntimeWarning")
+def test_without_a_single_worker_the_training_process_makes_the_batches_or_says_why_it_cannot(gate: Path) -> None:
+    gate.touch()
+    made = DpexDataLoader(Rows32(), batch_size=4, num_workers=2, seeding="batch")
+    assert torch.equal(torch.cat(list(made)), torch.arange(32))
+    assert made.stats().lanes["inline"].tickets == 8
+    with pytest.raises(WorkerDiedError, match=r"no local worker can be started: .*Resource temporarily"):
+        list(DpexDataLoader(Rows32(), batch_size=4, num_workers=2))
+
+
+class Rows32:
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> int:
+        return index

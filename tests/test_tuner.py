@@ -680,6 +680,20 @@ def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) ->
     assert room._controller.config.max_remote == 0
 
 
+def test_what_the_system_refuses_is_learnt_as_a_limit(parts: Any) -> None:
+    _, engine, _ = parts
+    tuner = Tuner(AutotuneConfig(), Settings(local=6, depth=12), Limits(), clock=engine.clock)
+    tuner._engines.append(engine)
+    tuner.turn()
+    for most, learnt in ((4, 4), (4, 4), (5, 4), (2, 2)):
+        engine.shown = replace(engine.shown, most_local=(most, "no more processes"))
+        engine.work(99, 0.0, 1.0)
+        tuner.turn()
+        assert tuner._controller.config.max_local == learnt
+        assert tuner.sizes.local <= learnt
+    assert engine.wishes[-1].local <= 2
+
+
 @pytest.mark.parametrize(
     ("free", "capacity", "ranks", "requested", "running", "expected"),
     [

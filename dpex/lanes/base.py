@@ -100,11 +100,16 @@ Event = Made | Up | Gone | Released | Snapshot | Note
 
 @dataclass(kw_only=True)
 class LaneCounts:
-    """Hosts by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now."""
+    """Hosts by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now.
+
+    ``most``: how many the system allows, once it refused one, and ``why_most``. Asking for a number tries anew.
+    """
 
     wanted: int = 0
     requested: int = 0
     running: int = 0
+    most: int | None = None
+    why_most: str = ""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -32,6 +32,11 @@ from dpex.worker import RngState, WorkerSetup
 
 FORKS_AT_ONCE = 64
 """Workers that are asked for before the first of them serves; as many requests fit in the template's socket."""
+NO_ROOM = (
+    "{wanted} local workers are wanted, and the system refuses to start so many ({why}). Those that run go on; without "
+    "any, batches are made in the training process where seeding='batch' allows it. Raise the limit on processes (a "
+    "container's pids limit, ulimit -u), descriptors (ulimit -n) or memory, or ask for fewer workers."
+)
 STARTS_IN_A_ROW = 2
 """Templates that may end before they were ready."""
 
@@ -63,6 +68,7 @@ class LocalLane:
         self._events: deque[Event] = deque()
         self._closed = False
         self._suspicious = False
+        self._was_refused = False
         self._crowded = False
         self._crashes = 0
         self._buffer = memoryview(bytearray(TICKET_BYTES))
@@ -118,7 +124,7 @@ class LocalLane:
 
     def resize(self, wanted: int) -> None:
         """See `Lane.resize`."""
-        self.counts.wanted = wanted
+        self.counts.wanted, self.counts.most = wanted, None
         if self.failed is not None and wanted:
             self.failed, self._failed_starts = None, 0
             self._start_template()
@@ -126,7 +132,8 @@ class LocalLane:
 
     def _adjust(self) -> None:
         """Promise what is missing; let leave what is too much (with logical workers, the engine does)."""
-        surplus = self._staying() - self.counts.wanted
+        counts = self.counts
+        surplus = self._staying() - (counts.wanted if counts.most is None else min(counts.wanted, counts.most))
         if self._queue is not None:
             surplus += self._queue.cancel_leaves(-surplus)
             self._crowded = not self._queue.ask_to_leave(surplus)
@@ -295,6 +302,8 @@ class LocalLane:
             self._leaves(host)
         elif kind == "draws":
             self._drew(host.process, message[1])
+        elif kind == "refused":
+            self._refused([host], message[1])
         for number in retired:
             host.segments.pop(number, None)
 
@@ -345,7 +354,10 @@ class LocalLane:
 
     def _hear_template(self) -> None:
         for news in self._template.news():
-            self._note(*news)
+            if news[0] == "refused":
+                self._cannot_start(*news[1:])
+            else:
+                self._note(*news)
 
     def _note(self, what: str, number: int = -1, pid: int = 0, code: int = 0) -> None:
         process = self._fleet.processes.get(number)
@@ -363,6 +375,24 @@ class LocalLane:
                     with contextlib.suppress(OSError):  # what cannot be taken in is made again
                         self._drain(host)
             self._ended(process, code)
+
+    def _cannot_start(self, number: int, why: str) -> None:
+        """The template cannot start this process."""
+        if number in self._fleet.processes:
+            self._refused(self._fleet.ended(number, 0), why)
+
+    def _refused(self, hosts: list[Host], why: str) -> None:
+        """The system has no room for these: those that run go on, and no more are asked for until somebody does."""
+        for host in hosts:
+            lost, _ = self._bury(host)
+            self._events.append(Gone(host.number, lost, None, True, f"it could not be started: {why}", 0))
+        if self._queue is not None and not self._hosts:
+            self._lose_the_rest()
+        self.counts.most, self.counts.why_most = max(0, self._staying()), why
+        self._adjust()
+        if not self._was_refused:
+            self._was_refused = True
+            self._events.append(Note(NO_ROOM.format(wanted=self.counts.wanted, why=why)))
 
     def _template_died(self) -> None:
         with contextlib.suppress(KeyError, ValueError, OSError):

@@ -81,8 +81,15 @@ class _HostThreads:
             target=self._serve, args=(self._commons, number, row, results), name=f"dpex-host-{number}"
         )
         self._threads = [other for other in self._threads if other.is_alive()]
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no room for another one
+            results.send(marshal.dumps((("refused", str(error)), (), ())))
+            results.close()
+            with self._lock:
+                self._running -= 1
+            return
         self._threads.append(thread)
-        thread.start()
 
     def _serve(self, commons: Commons, number: int, row: int, results: socket.socket) -> None:
         def tell(generator: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import multiprocessing
 import multiprocessing.connection
@@ -92,6 +93,7 @@ class _Template:
         self._trainer_fd = pidfd(trainer_pid)
         self._method = multiprocessing.get_start_method()
         self._is_child = os.getppid() == trainer_pid
+        self._spare = os.open(os.devnull, os.O_RDONLY)
         self._context = multiprocessing.get_context("fork")
 
     def run(self) -> None:
@@ -115,7 +117,7 @@ class _Template:
     def _obey(self) -> float | None:
         """One request of the trainer; a number of seconds means: end, within that time."""
         try:
-            data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4)
+            data, fds, flags, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4)
         except ConnectionResetError:  # the trainer is gone, and had not read everything
             return 0.0
         if not data:
@@ -124,7 +126,12 @@ class _Template:
         if message[0] == "end":
             return float(message[1])
         _, number, fork_for, arguments = message
-        self._fork(number, fds, _BODIES[fork_for], arguments)
+        if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
+            for fd in fds:
+                os.close(fd)
+            self._tell("refused", number, os.strerror(errno.EMFILE))
+        else:
+            self._fork(number, fds, _BODIES[fork_for], arguments)
         return None
 
     def _fork(self, number: int, fds: list[int], body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -136,11 +143,28 @@ class _Template:
         )
         with contextlib.suppress(Exception):
             sys.stdout.flush()
-        child.start()
+        why_not = self._start(child)
         for fd in fds:
             os.close(fd)
-        self._children[child.pid or 0] = (number, child)
-        self._tell("up", number, child.pid)
+        if why_not:
+            self._tell("refused", number, why_not)
+        else:
+            self._children[child.pid or 0] = (number, child)
+            self._tell("up", number, child.pid)
+
+    def _start(self, child: Any) -> str:
+        """Start a worker's process; returns why there can be none, or "". Nothing is left open of a failed start."""
+        before: set[int] | None = None
+        try:
+            before = _descriptors()
+            child.start()
+            return ""
+        except OSError as error:
+            os.close(self._spare)
+            for fd in _descriptors() - before if before is not None else ():
+                os.close(fd)
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+            return str(error)
 
     def _reap(self) -> None:
         for pid, (number, child) in list(self._children.items()):
@@ -166,6 +190,19 @@ class _Template:
                 sentinels = [child.sentinel for _, child in self._children.values()]
                 multiprocessing.connection.wait(sentinels, timeout=max(0.0, deadline - time.monotonic()))
                 self._reap()
+
+
+def _descriptors() -> set[int]:
+    """All that are open; not those that listing them took."""
+    return {number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)}  # noqa: PTH208  (of names)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def pidfd(pid: int) -> int:
@@ -312,7 +349,8 @@ class TemplateHandle:
     def news(self) -> list[tuple[Any, ...]]:
         """What happened since last time.
 
-        ``("ready", pid)``; ``("up", number, pid)`` and ``("exit", number, pid, code)``; ``("dead",)`` once it ended.
+        ``("ready", pid)``; ``("up", number, pid)`` or ``("refused", number, why)``; ``("exit", number, pid, code)``;
+        ``("dead",)`` once it ended.
         """
         found: list[tuple[Any, ...]] = []
         while not self._closed:
