@@ -467,11 +467,11 @@ class Engine:
         if self._plan.logicals or self._plan.iterable or not self.schedule.pending():
             return False
         local = self._lanes.get("local")
-        if local is None or local.failed is not None:
+        if local is None or not local.counts.wanted:
             return False
-        if local.counts.most != 0 and not (local.starts_slowly and local.counts.requested):
-            return False
-        return not any(lane.hosts() for lane in self._lanes.values())
+        none_can_come = local.failed is not None or local.counts.most == 0
+        is_coming_slowly = local.starts_slowly and local.counts.requested > 0
+        return (none_can_come or is_coming_slowly) and not any(lane.hosts() for lane in self._lanes.values())
 
     def _straight_through(self, hand: list[Any]) -> None:
         """Draw, make and hand out one batch, with nothing else on its way: an error of its own is its delivery."""

@@ -265,6 +265,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             num_workers=self._num_workers,
             base_seed=int(self._base_seed),
             per_batch_seed=per_batch,
+            own_workers=(1 if loader.auto_workers else self._num_workers) if per_batch else None,
             times_steps=is_switched_on(os.environ),
             modes=modes_here() if per_batch else None,
         )

@@ -172,6 +172,10 @@ class ThreadCore(WorkerCore):
         """The thread makes no further ticket."""
         self._commons.cpu.leave()
 
+    def unfit(self, number: int) -> str:
+        """See `WorkerCore.unfit`; ``worker_init_fn`` is called once for the process."""
+        return self._setup.why_unfit(number, self._commons.init_error)
+
     def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, Stages]:
         """See `WorkerCore.make`."""
         commons = self._commons

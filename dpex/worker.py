@@ -54,10 +54,19 @@ class WorkerSetup:
     num_workers: int
     base_seed: int
     per_batch_seed: bool
+    own_workers: int | None = None
+    """How many workers the user asked for, so that an error of ``worker_init_fn`` in one of them is the user's; further
+    ones are dpex's, which does without them. None: all are the user's."""
     times_steps: bool = True
     """Whether transforms are timed now and then; see `dpex.steptimes`."""
     modes: Modes | None = None
     """torch's modes in which batches are made; None: those that the worker has anyway, as torch's workers do."""
+
+    def why_unfit(self, number: int, init_error: ExceptionWrapper | None) -> str:
+        """See `WorkerCore.unfit`."""
+        if init_error is None or self.own_workers is None or number < self.own_workers:
+            return ""
+        return f"worker_init_fn({number}) failed: {init_error.exc_msg.strip().splitlines()[-1]}"
 
     def enter_modes(self) -> None:
         """Have them from now on, in this thread."""
@@ -381,6 +390,10 @@ class WorkerCore:
         self._park()
         self._current = logical
         logical.start()
+
+    def unfit(self, number: int) -> str:
+        """Why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or ""."""
+        return self._setup.why_unfit(number, self._logicals[number].init_error)
 
     def release(self, number: int) -> RngState:
         """Stop hosting ``number``; returns its random state for the next host."""

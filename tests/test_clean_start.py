@@ -225,14 +225,31 @@ def test_another_loader_that_waits_for_the_server_keeps_it() -> None:
 @pytest.mark.filterwarnings("ignore:no local worker can be started")
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_failure_to_start_is_an_error_where_nobody_else_works(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with local() as loader:
+    with local(seeding="worker") as loader:
         with monkeypatch.context() as patch:
             patch.setattr(cleanserver.spawn, "get_executable", lambda: BROKEN[how])
             iterator = iter(loader)
             with pytest.raises(WorkerDiedError, match="no local worker can be started"):
                 next(iterator)
+        loader.resize(local=2)
+        assert len(list(iterator)) == 100
+
+
+@pytest.mark.usefixtures("seems_connected")
+@pytest.mark.filterwarnings("ignore:no local worker can be started")
+@pytest.mark.parametrize("how", BROKEN)
+def test_where_no_worker_can_be_started_the_training_process_makes_the_batches(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local() as loader:
+        with monkeypatch.context() as patch:
+            patch.setattr(cleanserver.spawn, "get_executable", lambda: BROKEN[how])
+            iterator = iter(loader)
+            lane = iterator._engine.lane("local")
+            until(lambda: lane.poll() is not None and lane.failed)
+            got = [next(iterator) for _ in range(60)]
         loader.resize(local=3)
-        assert_same(stacked(iterator), made_here())
+        assert_same(torch.cat([*got, *iterator]), made_here())
 
 
 ENDS = {

@@ -24,7 +24,7 @@ from dpex.lanes.base import Event, Gone, Made, Note
 from dpex.lanes.local import LocalLane
 from dpex.lanes.localworker import receive
 from dpex.schedule import Ticket
-from dpex.worker import WorkerSetup
+from dpex.worker import Failure, WorkerSetup
 
 pytestmark = pytest.mark.timeout(60)
 DEADLINE_S = 30.0
@@ -47,17 +47,17 @@ class Hangs:
 class Driver:
     """Stands in for the engine: sends tickets, and takes down what happens."""
 
-    def __init__(self, workers: int, *, shared_queue: bool, dataset: Any = None) -> None:
+    def __init__(self, workers: int, *, shared_queue: bool, dataset: Any = None, **setup_fields: Any) -> None:
         setup = WorkerSetup(
             dataset=dataset or Rows(),
             collate_fn=default_collate,
-            worker_init_fn=None,
             iterable=False,
             auto_collation=True,
             drop_last=False,
             num_workers=workers,
             base_seed=11,
             per_batch_seed=shared_queue,
+            **{"worker_init_fn": None, **setup_fields},
         )
         context = multiprocessing.get_context("fork")
         self.lane = LocalLane(setup, context, shared_queue=shared_queue, first_hosts=workers)
@@ -98,8 +98,8 @@ class Driver:
 
 
 @contextmanager
-def driven(workers: int, *, shared_queue: bool = True, dataset: Any = None) -> Iterator[Driver]:
-    driver = Driver(workers, shared_queue=shared_queue, dataset=dataset)
+def driven(workers: int, *, shared_queue: bool = True, **options: Any) -> Iterator[Driver]:
+    driver = Driver(workers, shared_queue=shared_queue, **options)
     try:
         driver.listen_until(lambda: driver.lane.counts.running == workers)
         if not shared_queue:
@@ -279,3 +279,43 @@ class Rows32:
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+class Ids(Rows32):
+    """Sample: the number of the worker that made it."""
+
+    def __getitem__(self, index: int) -> int:
+        info = torch.utils.data.get_worker_info()
+        return -1 if info is None else info.id
+
+
+def needs_a_cpu_of_its_own(worker: int) -> None:
+    [0, 1][worker]
+
+
+def test_a_worker_that_takes_another_s_place_has_its_number() -> None:
+    with driven(2, dataset=Ids()) as driver:
+        first = driver.pids()[0]
+        os.kill(first, signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(Gone) and driver.lane.counts.running == 2)
+        driver.send(*range(20))
+        driver.listen_until(lambda: len(driver.of(Made)) == 20)
+        assert {int(made.value()) for made in driver.of(Made)} <= {0, 1}
+
+
+@pytest.mark.parametrize(("asked_for", "most"), [(2, 2), (None, 5)])
+def test_workers_that_nobody_asked_for_are_done_without_where_the_init_function_fails_for_them(
+    asked_for: int | None, most: int
+) -> None:
+    """A list of CPUs, say, is as long as the number of workers in the script. Asked for, a worker's error is the answer
+    to its tickets."""
+    with driven(2, dataset=Ids(), worker_init_fn=needs_a_cpu_of_its_own, own_workers=asked_for) as driver:
+        driver.lane.resize(5)
+        driver.listen_until(lambda: len(driver.of(Gone)) == 5 - most and driver.lane.counts.running == most)
+        notes = [note.text for note in driver.of(Note)]
+        assert len(notes) == (most < 5)
+        assert all("5 local workers are wanted" in note and "failed: IndexError" in note for note in notes)
+        driver.send(*range(40))
+        driver.listen_until(lambda: len(driver.of(Made)) == 40)
+        failed = [made for made in driver.of(Made) if isinstance(made.value(), Failure)]
+        assert most == 5 or not failed

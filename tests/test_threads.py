@@ -96,6 +96,8 @@ def test_processes_of_the_clean_server(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with loader_of(ThreadSafe(LENGTH, 0.002), 6) as loader:
             iterator = iter(loader)
+            lane: Any = iterator._engine.lane("local")
+            until(lambda: lane.poll() is not None and lane.counts.running == 2)  # else this process makes the batches
             got = [next(iterator) for _ in range(90)]
             assert population(iterator) == [3, 3]
             assert_same(torch.cat([*got, *iterator]), stacked(loader_of(ThreadSafe(LENGTH), 0)))

@@ -41,22 +41,22 @@ class Fleet:
     def _choose(self) -> int:
         return self.packing.place({p.number: len(p.hosts) for p in self.processes.values() if p.takes_more})
 
-    def start(self, host: int, row: int, results: int, template: TemplateHandle) -> WorkerProcess:
+    def start(self, host: int, worker_id: int, row: int, results: int, template: TemplateHandle) -> WorkerProcess:
         """The process of a new host, which gets the descriptor ``results``. One that cannot start is heard of there."""
         place = self._choose()
         if place != NEW:
             process = self.processes[place]
-            if ask_for_host(process.control, host, row, results):
+            if ask_for_host(process.control, worker_id, row, results):
                 return process
             process.shut()  # its last host is about to leave
         process = self._new_process(host)
         if not self.packing.together:
-            template.fork(process.number, "host", [results, *self._fds], (BOARD_BYTES, host, row))
+            template.fork(process.number, "host", [results, *self._fds], (BOARD_BYTES, worker_id, row))
             return process
         process.control, theirs = private_pair()
         with theirs:
             template.fork(process.number, "threads", [theirs.fileno(), *self._fds], (BOARD_BYTES,))
-        ask_for_host(process.control, host, row, results)
+        ask_for_host(process.control, worker_id, row, results)
         return process
 
     def _new_process(self, host: int) -> WorkerProcess:

@@ -33,9 +33,9 @@ from dpex.worker import RngState, WorkerSetup
 FORKS_AT_ONCE = 64
 """Workers that are asked for before the first of them serves; as many requests fit in the template's socket."""
 NO_ROOM = (
-    "{wanted} local workers are wanted, and the system refuses to start so many ({why}). Those that run go on; without "
-    "any, batches are made in the training process where seeding='batch' allows it. Raise the limit on processes (a "
-    "container's pids limit, ulimit -u), descriptors (ulimit -n) or memory, or ask for fewer workers."
+    "{wanted} local workers are wanted, and so many cannot be started ({why}). Those that run go on; without any, "
+    "batches are made in the training process where seeding='batch' allows it. If a limit on processes (a container's "
+    "pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it; or ask for fewer workers."
 )
 STARTS_IN_A_ROW = 2
 """Templates that may end before they were ready."""
@@ -112,11 +112,13 @@ class LocalLane:
 
     def _add_host(self) -> None:
         number, self._next_host = self._next_host, self._next_host + 1
+        taken = {host.worker_id for host in self._hosts.values()}
+        worker_id = next(it for it in range(len(taken) + 1) if it not in taken)
         row = self._board.take_row()
         ours, theirs = private_pair()
         with theirs:
-            process = self._fleet.start(number, row, theirs.fileno(), self._template)
-        host = self._hosts[number] = process.hosts[number] = Host(number, process, ours, row)
+            process = self._fleet.start(number, worker_id, row, theirs.fileno(), self._template)
+        host = self._hosts[number] = process.hosts[number] = Host(number, worker_id, process, ours, row)
         self._by_fd[ours.fileno()] = host
         self._epoll.register(ours.fileno(), select.EPOLLIN)
 
@@ -385,6 +387,8 @@ class LocalLane:
         """The system has no room for these: those that run go on, and no more are asked for until somebody does."""
         for host in hosts:
             lost, _ = self._bury(host)
+            if not host.process.hosts:
+                host.process.shut()
             self._events.append(Gone(host.number, lost, None, True, f"it could not be started: {why}", 0))
         if self._queue is not None and not self._hosts:
             self._lose_the_rest()

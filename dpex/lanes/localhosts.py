@@ -86,10 +86,14 @@ class WorkerProcess:
 
 
 class Host:
-    """One host: its process, its socket, its segments, what it was sent, and its row on the board."""
+    """One host: its process, its socket, its segments, what it was sent, and its row on the board.
 
-    def __init__(self, number: int, process: WorkerProcess, sock: socket.socket, row: int) -> None:
+    worker_id: what ``get_worker_info().id`` says there, where hosts are all alike: the lowest that was free.
+    """
+
+    def __init__(self, number: int, worker_id: int, process: WorkerProcess, sock: socket.socket, row: int) -> None:
         self.number = number
+        self.worker_id = worker_id
         self.process = process
         self.socket = sock
         self.row = row

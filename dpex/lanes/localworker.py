@@ -114,6 +114,9 @@ class LocalWorker:
         self._send(("serving", os.getpid()))
         if self._shared_queue:
             self._core.adopt(self._host)
+            if why := self._core.unfit(self._host):
+                self._send(("refused", why))
+                return
         buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
         while True:
             received = receive(tickets, buffer)
