@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Callable
 from itertools import islice
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -247,8 +245,6 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         book: Book | None = None,
     ) -> None:
         super().__init__(loader)
-        self._hands: defaultdict[int, list[Any]] = defaultdict(list)
-        """By thread: the batch that torch's ``__next__`` has of us and has not returned yet."""
         if self._num_workers > 0 and loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         if self._num_workers == 0 and self._timeout != 0:
@@ -326,21 +322,13 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
         makes_new_ones = type(sampler) is BatchSampler or draws_ahead_safely(sampler)
         self._engine.begin_epoch(self._sampler_iter if makes_new_ones else _AsDrawn(self._sampler_iter))
 
-    def __next__(self) -> Any:
-        me = get_ident()
-        try:
-            data = super().__next__()
-        except BaseException:  # without a call from here, and until it is returned: see `dpex.interrupts`
-            self._engine.returned += self._hands[me]
-            self._hands[me] = []
-            raise
-        self._hands[me] = []
-        return data
-
     def _next_data(self) -> Any:
         hand: list[Any] = []
-        self._hands[get_ident()] = hand
-        self._next_into(hand)
+        try:
+            self._next_into(hand)
+        except BaseException:  # without a call from here, and until it is returned: see `dpex.interrupts`
+            self._engine.returned += hand
+            raise
         return hand[0]
 
     def _next_into(self, hand: list[Any]) -> None:

@@ -156,10 +156,7 @@ class News:
             self.open.remove(number)
 
     def decided(self, number: int, decision: Any) -> None:
-        why = decision.text.split(": ", 1)[-1].split("; expected ")[0]
-        expected = f"{decision.predicted_rate:.1f}/s, stall {decision.predicted_stall:.0%}"
-        change = f"{decision.old} → {decision.new} ({decision.reason})"
-        self.say(f"decision {number}: {change}: {why}; expected {expected}")
+        self.say(f"decision {number}: {decision.text}")
 
     def measured(self, number: int, outcome: Any) -> None:
         verdict = "kept" if outcome.kept else "undone"

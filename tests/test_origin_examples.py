@@ -72,7 +72,8 @@ def test_deleting_loaders_half_way_leaves_nothing() -> None:
 
 def test_auto_shows_what_it_decides_and_why() -> None:
     out, _ = run("auto.py", "--seconds", "16")
-    assert re.search(r"decision 1: \d local, depth \d+ → \d+ local, depth \d+ \(too few\): [1-9]\d? % of", out)
+    told = " ".join(out.split())
+    assert re.search(r"decision 1: From \d local, depth \d+ to \d+ local, depth \d+, as [1-9]\d? % of the time", told)
     assert re.search(r"[█·]{20} stall +\d+%, +[\d.]+/s, \d+ workers", out)
     rows = re.findall(r"^ +(fixed, 2|auto) +(\d+) ms +(\d+) ms +[\d.]+ +\d+% +\d+% +\d+ *$", out, re.MULTILINE)
     assert [row[0] for row in rows] == ["fixed, 2"] * 2 + ["auto"] * 3

@@ -30,8 +30,8 @@ class ProcessHandle:
         self.daemon = True
 
     def is_alive(self) -> bool:
-        """Whether the process still runs."""
-        return self.exitcode is None and self.pid is not None and not self._ends_within(0.0)
+        """Whether the process runs, or is about to."""
+        return self.exitcode is None and (self.pid is None or not self._ends_within(0.0))
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the process has ended, at most ``timeout`` seconds."""

@@ -99,8 +99,10 @@ class _HostThreads:
             core = ThreadCore(commons, tell)
             worker = LocalWorker(core, True, number, results, self._board, row)
             stack_here(worker.collate)
-            worker.serve(self._tickets)
-            core.leave()
+            try:
+                worker.serve(self._tickets)
+            finally:
+                core.leave()
         except (BrokenPipeError, ConnectionResetError):
             pass  # the trainer is gone, or closed the loader
         except BaseException:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from .datasets import Bulk, Counting, Failing, Gate, Gated, Of, Stream, as_is, epochs, take, worker_id
-from .harness import Caught, Loader, caught, drain, parity
+from .harness import Caught, Loader, candidate, caught, drain, parity
 
 # torch's half-built iterators complain in __del__
 HALF_BUILT = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -317,8 +317,12 @@ class LazyError(Exception):
 @pytest.mark.parametrize("at", [0, 3, 5, 8])
 @parity
 def test_the_sampler_fails(cls: Loader, workers: int, at: int) -> Any:
-    """With workers it is met when the index is drawn: at iter() or some batches ahead."""
+    """With workers it is met when the index is drawn: at iter() or some batches ahead. What came first is compared."""
+    found = drawn_from_a_sampler_that_fails(cls, workers, at)
+    return found if isinstance(found, Caught) else found[: 1 + [isinstance(it, Caught) for it in found].index(True)]
 
+
+def drawn_from_a_sampler_that_fails(cls: Loader, workers: int, at: int) -> Any:
     def sampler() -> Any:
         for i in range(10):
             if i == at:
@@ -327,6 +331,14 @@ def test_the_sampler_fails(cls: Loader, workers: int, at: int) -> Any:
 
     iterator = caught(iter, cls(Counting(10), sampler=sampler(), num_workers=workers))
     return iterator if isinstance(iterator, Caught) else drain(iterator)
+
+
+@pytest.mark.parametrize(("workers", "at"), [(1, 3), (1, 8), (2, 5), (2, 8)])
+def test_a_sampler_that_fails_costs_no_batch(workers: int, at: int) -> None:
+    """With torch's workers the batch that was about to be returned is lost."""
+    found = drawn_from_a_sampler_that_fails(candidate(), workers, at)
+    assert [int(batch) for batch in found if not isinstance(batch, Caught)] == list(range(at))
+    assert sum(isinstance(it, Caught) for it in found) == 1
 
 
 class NoIterator:
