@@ -30,12 +30,12 @@ from dpex.clock import monotonic
 from dpex.cpuclocks import HelperThreads
 from dpex.dispatch import Dispatch
 from dpex.engineview import EngineView
-from dpex.errors import IteratorClosedError, WorkerDiedError
+from dpex.errors import InterruptedSamplerError, IteratorClosedError, WorkerDiedError
 from dpex.forks import watch
 from dpex.gpu.stall import GpuStall
 from dpex.homes import Place
 from dpex.intake import ANY, NOT_BLOCKED, Intake
-from dpex.interrupts import is_interrupt, keep_result, with_lock
+from dpex.interrupts import has_ended, is_interrupt, keep_result, with_lock
 from dpex.lanes.base import Lane, LaneTimes
 from dpex.meter import Look, Sums, Tally
 from dpex.pace import Pace, Sizes
@@ -94,6 +94,7 @@ class Engine:
         self._opened_at = 0.0
         self._is_through = False
         self._drawn: deque[Any] = deque()
+        self._sampler_lost_to: BaseException | None = None
         self._wishes: deque[Sizes] = deque(maxlen=1)
         self._bell = Bell()
         self._lanes: dict[str, Lane] = {}
@@ -166,6 +167,7 @@ class Engine:
                 lane.new_epoch(self._epoch)
             self.sampler = sampler
             self._drawn.clear()
+            self._sampler_lost_to = None
             self._is_through = False
             self._dispatch.new_epoch()
             self.schedule = self._new_schedule()
@@ -436,7 +438,7 @@ class Engine:
     def _draw(self, count: int) -> None:
         """Draw from the sampler, after what an exception kept from being made a ticket."""
         drawn, schedule = self._drawn, self.schedule
-        drawn.extend(islice(self.sampler, max(0, count - len(drawn))))
+        self._draw_indices(max(0, count - len(drawn)))
         over = len(drawn) < count
         try:
             for _ in range(min(count, len(drawn))):
@@ -445,7 +447,28 @@ class Engine:
             self._dirty.update(range(max(1, self._plan.logicals)))
             raise
         if over:
-            schedule.end_of_sampler()
+            self._end_of_sampler()
+
+    def _draw_indices(self, count: int) -> None:
+        """Take that many indices out of the sampler, or as many as it still has."""
+        try:
+            self._drawn.extend(islice(self.sampler, count))
+        except BaseException as error:
+            if is_interrupt(error) and has_ended(self.sampler):
+                self._sampler_lost_to = error
+            raise
+
+    def _end_of_sampler(self) -> None:
+        """Nothing more is drawn. Raises InterruptedSamplerError if there would have been more."""
+        self.schedule.end_of_sampler()
+        error, self._sampler_lost_to = self._sampler_lost_to, None
+        if error is not None:
+            raise InterruptedSamplerError(
+                f"{type(error).__name__}, raised by a signal handler, came out of the sampler, a generator that ended "
+                f"with it: this epoch has {self.schedule.drawn} batches and no more. Those not yet returned come with the "
+                "next calls of next(). Begin a new epoch for all batches; to go on after such an exception, use a sampler "
+                "whose iterator is no generator"
+            ) from error
 
     # -- in this process -----------------------------------------------------------------------------------------
 
@@ -477,9 +500,9 @@ class Engine:
         """Draw, make and hand out one batch, with nothing else on its way: an error of its own is its delivery."""
         drawn = self._drawn
         if not drawn:
-            drawn.extend(islice(self.sampler, 1))
+            self._draw_indices(1)
         if not drawn:
-            self.schedule.end_of_sampler()
+            self._end_of_sampler()
             raise StopIteration
         try:
             made, samples = self._made_here(self.schedule.drawn, drawn[0])

@@ -8,6 +8,7 @@ exactly as PyTorch's DataLoader hands them over. The tree below is for what dpex
     ├── FixedWorkersError(ValueError)   ``resize`` asked for what ``seeding="worker"`` cannot give
     ├── WorkerDiedError(RuntimeError)   a ticket killed its worker again and again, or a stream's worker died
     ├── IteratorClosedError(RuntimeError)  an iterator was used after it was closed, or in a forked process
+    ├── InterruptedSamplerError(RuntimeError)  a signal handler's exception ended the sampler: the epoch is not complete
     ├── ShippingError(TypeError)        the dataset, or something beside it, cannot be pickled
     └── ClusterError(RuntimeError)      no Ray cluster could be reached or started
 """
@@ -33,6 +34,10 @@ class WorkerDiedError(DpexError, RuntimeError):
 
 class IteratorClosedError(DpexError, RuntimeError):
     """An iterator was used after it was closed, or in a process that was forked from its owner; says what to do."""
+
+
+class InterruptedSamplerError(DpexError, RuntimeError):
+    """A signal handler's exception came out of a sampler that is a generator: the epoch ends early, and says so."""
 
 
 class ShippingError(DpexError, TypeError):

@@ -10,7 +10,8 @@ lock free. Two rules make that so:
   `starmap` makes the call and keeps its result without a turn of the interpreter in between.
 
 What was only begun is done again, and every step allows that. A sampler that is a generator of Python cannot be saved
-when the exception comes out inside it: it ends there, with any loader.
+when the exception comes out inside it: it ends there, with any loader. That is said, as an error, instead of ending the
+epoch as if it were complete.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import signal
 from collections.abc import Callable
 from itertools import starmap
 from traceback import walk_tb
+from types import GeneratorType
 from typing import Any
 
 _NO_ARGUMENTS: tuple[tuple[()]] = ((),)
@@ -46,6 +48,12 @@ def is_interrupt(error: BaseException) -> bool:
         return True
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
+
+
+def has_ended(sampler: Any) -> bool:
+    """Whether this iterator is a generator that will yield nothing more, or wraps one as ``_sampler``."""
+    inner = getattr(sampler, "_sampler", sampler)
+    return isinstance(inner, GeneratorType) and inner.gi_frame is None
 
 
 def _code_of(handler: Any) -> Any:

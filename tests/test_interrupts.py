@@ -21,7 +21,7 @@ from families import Augmented, assert_same, seeded, stacked
 from torch.utils.data import Dataset
 
 import dpex
-from dpex import DpexDataLoader, IteratorClosedError
+from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
 from dpex.interrupts import is_interrupt, keep_result, with_lock
 
 pytestmark = [
@@ -107,6 +107,32 @@ def test_every_batch_comes_once_whatever_is_interrupted(kind: str, spacing: int)
 
 
 @pytest.mark.usefixtures("handler")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_epoch(
+    kind: str, handler: Callable[..., None]
+) -> None:
+    """torch's own batch sampler is one. Every batch that was drawn comes."""
+
+    class Interrupted:
+        def __iter__(self) -> Iterator[list[int]]:
+            for at in range(0, ROWS, 4):
+                if at == ROWS // 2:
+                    signal.raise_signal(signal.SIGUSR1)
+                yield list(range(at, at + 4))
+
+    loader = DpexDataLoader(Augmented(ROWS), batch_sampler=Interrupted(), generator=seeded(), **KINDS[kind])
+    iterator, found, errors = iter(loader), [], []
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            break
+        except (TickError, InterruptedSamplerError) as error:
+            errors.append(type(error))
+    assert errors == [TickError, InterruptedSamplerError]
+    assert sorted(torch.cat(found)[:, 0].tolist()) == list(range(ROWS // 2))
+
+
 def test_an_error_of_the_dataset_is_delivered_once_and_the_rest_comes() -> None:
     """It looks like the handler's, but is none: in this process it is not made again."""
 
