@@ -50,6 +50,11 @@ from dpex.worker import Failure, Stages
 COLLECT_EVERY_S = 0.001
 _ERRORS = (Failure, WorkerDiedError)
 TICK_S = 1.0
+_INTERRUPTED = (
+    "{kind}, raised by a signal handler, came out of the sampler, a generator that ended with it: this epoch has "
+    "{drawn} batches and no more. Those not yet returned come with the next calls of next(). Begin a new epoch for all "
+    "batches; to go on after such an exception, use a sampler whose iterator is no generator"
+)
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
     "process only. Call iter(loader) for an iterator of this process; with "
@@ -463,12 +468,8 @@ class Engine:
         self.schedule.end_of_sampler()
         error, self._sampler_lost_to = self._sampler_lost_to, None
         if error is not None:
-            raise InterruptedSamplerError(
-                f"{type(error).__name__}, raised by a signal handler, came out of the sampler, a generator that ended "
-                f"with it: this epoch has {self.schedule.drawn} batches and no more. Those not yet returned come with the "
-                "next calls of next(). Begin a new epoch for all batches; to go on after such an exception, use a sampler "
-                "whose iterator is no generator"
-            ) from error
+            text = _INTERRUPTED.format(kind=type(error).__name__, drawn=self.schedule.drawn)
+            raise InterruptedSamplerError(text) from error
 
     # -- in this process -----------------------------------------------------------------------------------------
 
