@@ -33,6 +33,7 @@ AGENT_NEEDS = ("aiohttp", "aiohttp_cors", "opencensus", "opentelemetry", "pydant
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """A private Ray; yields the address of what exports its metrics, or "" where this Ray lacks that part."""
+    before = set(sys.modules)
     patch = pytest.MonkeyPatch()
     patch.setenv("PYTHONPATH", str(AGENT), prepend=os.pathsep)  # for the agent
     patch.setattr(sys, "path", [*sys.path, str(AGENT)])  # for Ray, which looks whether it can start one
@@ -49,8 +50,17 @@ def cluster() -> Iterator[str]:
     yield metrics_address() if exports_metrics() else ""
     ray.shutdown()
     patch.undo()
+    forget_agent(before)
     for module in (families, sys.modules[__name__]):
         ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+def forget_agent(before: set[str]) -> None:
+    """Unload what was imported for the agent: the next Ray of this process would be sure that it can start one."""
+    for name, module in list(sys.modules.items()):
+        is_the_agents = (getattr(module, "__file__", None) or "").startswith(str(AGENT))
+        if name not in before and (is_the_agents or name.startswith("ray.dashboard")):
+            del sys.modules[name]
 
 
 def exports_metrics() -> bool:
