@@ -271,6 +271,7 @@ def test_what_others_put_there_is_neither_waited_for_nor_followed(tmp_path: Path
         ({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "a", "MASTER_PORT": "29500", "RANK": "1"}, "a-29500", "1"),
         ({}, f"{NODE}-{os.getpid()}-{started_at(os.getpid())}", "0"),
     ],
+    ids=["named", "slurm", "torchrun", "alone"],
 )
 def test_who_a_process_says_it_is(environment: dict[str, str], run_id: str, rank: str) -> None:
     assert identity(environment) == {"run_id": run_id, "rank": rank, "node": NODE}
