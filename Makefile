@@ -63,7 +63,7 @@ bench-report: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict dpex
+	$(BIN)/mypy --strict dpex benchmarks/simulation
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

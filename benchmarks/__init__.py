@@ -17,6 +17,7 @@ results.py        ratios, the best of each side, the oracle; spread.py: median a
 keep.py           a run that can be quoted becomes a file in results/
 report.py         the tables of the README
 before_after.py   two checkouts of dpex in turns: `python -m benchmarks.before_after`
+simulation/       the world in which the controller is judged: `python -m benchmarks.simulation`
 overhead.py       what metrics cost: `python -m benchmarks.overhead`
 diagnosis.py      what a diagnosis foretells: `python -m benchmarks.diagnosis`
 unmodified.py     what `dpex run` brings to a plain script: `python -m benchmarks.unmodified`

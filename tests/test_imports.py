@@ -218,6 +218,11 @@ def test_only_the_lane_to_the_cluster_imports_ray() -> None:
     assert places <= MAY_IMPORT_RAY | {"dpex.transport.parcel"}  # for Ray's cloudpickle
 
 
+def test_what_is_not_in_the_wheel_is_not_imported() -> None:
+    foreign = {"benchmarks", "tests", "examples"}
+    assert {found.target.split(".")[0] for module in modules() for found in imports(module)}.isdisjoint(foreign)
+
+
 def test_nobody_imports_ray_when_loaded() -> None:
     early = [
         (module, found.line)

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.simulation.history import History
+from benchmarks.simulation.simulator import simulate
+from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
-from dpex.autotune.plant import History, Phase, Step, Work, World, simulate
 from dpex.autotune.types import HostSample, LaneSample, Sample, Settings
 
 CPU = Phase(work=Work(cpu_s=0.05), step=Step(gpu_s=0.01, cpu_s=0.001))

@@ -1,4 +1,4 @@
-"""The model against worlds whose answer is known, and against the plant."""
+"""The model against worlds whose answer is known, and against the simulator."""
 
 import math
 from dataclasses import replace
@@ -6,9 +6,11 @@ from statistics import NormalDist
 
 import pytest
 
+from benchmarks.simulation.simulator import simulate
+from benchmarks.simulation.steering import Fixed
+from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.model import Estimate, fluid, replay
-from dpex.autotune.plant import Fixed, Phase, Step, Work, World, simulate
 from dpex.autotune.policy import Bounds, Plan, best, expect, half_way
 from dpex.autotune.types import Settings
 
@@ -89,7 +91,7 @@ def test_ceilings_hold() -> None:
     assert fluid(far, at(local=1, remote=5)).rate == pytest.approx(50)
 
 
-def test_spread_costs_what_the_plant_says_it_costs() -> None:
+def test_spread_costs_what_the_simulator_says_it_costs() -> None:
     spread = tuple(math.exp(-0.5 + z) for z in _normal_quantiles(191))
     work = replace(EASY, step_s=0.005, cpu_s=0.0, wait_s=0.05, spread=spread)
     world = World(cpus=16, own_s=0.0, phases=(Phase(work=Work(wait_s=0.05, spread=1.0), step=Step(gpu_s=0.005)),))

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.simulation.scenarios import load as scenarios
+from benchmarks.simulation.scoreboard import cold_start
+from benchmarks.simulation.simulator import simulate
+from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune import replay as command
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
 from dpex.autotune.explain import quantity, report, summary
-from dpex.autotune.plant import Phase, Step, Work, World, simulate
 from dpex.autotune.replay import load, main, parse_changes, replay
-from dpex.autotune.scenarios import load as scenarios
-from dpex.autotune.scoreboard import cold_start
 from dpex.autotune.trace import Facts, Origin, Recorded, Recorder, line
 from dpex.autotune.types import Decision, Sample, Settings
 

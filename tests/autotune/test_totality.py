@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulation.simulator import simulate
+from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.ceiling import Ceiling
 from dpex.autotune.checked import LONGEST_S, Checker
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
 from dpex.autotune.level import Level
-from dpex.autotune.plant import Phase, Step, Work, World, simulate
 from dpex.autotune.types import Decision, HostSample, LaneSample, Sample, Settings
 
 ODD = st.sampled_from([0.0, math.inf, -math.inf, math.nan, -1.0, 5e-324, 1e-9, 1e6, 1e300])

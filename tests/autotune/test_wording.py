@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from benchmarks.simulation.scenarios import load
+from benchmarks.simulation.scoreboard import play
 from dpex.autotune import wording
-from dpex.autotune.scenarios import load
-from dpex.autotune.scoreboard import play
 from dpex.autotune.types import Settings
 
 OLD, NEW = Settings(local=1, depth=2), Settings(local=20, depth=60)

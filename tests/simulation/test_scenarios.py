@@ -8,12 +8,13 @@ from functools import cache
 
 import pytest
 
-from dpex.autotune import baseline, oracle, scoreboard
-from dpex.autotune.baseline import RECORD
-from dpex.autotune.oracle import REFRESH, StaleOracleError, Static, search, truths
-from dpex.autotune.plant import Phase, Step, Work, World
-from dpex.autotune.scenarios import FOLDER, HOLDS, ORACLE, Scenario, load
-from dpex.autotune.scoreboard import Result, Score, cold_start, play
+from benchmarks.simulation import baseline, oracle
+from benchmarks.simulation.__main__ import main
+from benchmarks.simulation.baseline import RECORD
+from benchmarks.simulation.oracle import REFRESH, StaleOracleError, Static, search, truths
+from benchmarks.simulation.scenarios import FOLDER, HOLDS, ORACLE, Scenario, load
+from benchmarks.simulation.scoreboard import Result, Score, cold_start, play
+from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.types import Decision, Sample, Settings
 
 
@@ -39,7 +40,7 @@ def test_nothing_is_on_record_of_scenarios_that_are_gone() -> None:
 
 
 @pytest.mark.parametrize("name", load())
-def test_the_best_static_settings_kept_are_of_this_plant_and_scenario(name: str) -> None:
+def test_the_best_static_settings_kept_are_of_this_simulator_and_scenario(name: str) -> None:
     scenario = load()[name]
     assert len(truths(scenario)) == len(scenario.judged_at), f"run {REFRESH}"
 
@@ -68,7 +69,7 @@ def test_every_family_is_there() -> None:
 
 def test_an_unknown_target_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     entry = {"name": "x", "seconds": 30, "world": {}, "phases": [{"at": 0}], "holds": ["speed"], "why": ""}
-    monkeypatch.setattr("dpex.autotune.scenarios.json.loads", lambda text: [entry])
+    monkeypatch.setattr("benchmarks.simulation.scenarios.json.loads", lambda text: [entry])
     load.cache_clear()
     with pytest.raises(ValueError, match=r"scenario 'x': \['speed'\] in holds; there are regret, "):
         load()
@@ -129,7 +130,7 @@ def test_results_of_another_world_are_refused() -> None:
         truths(replace(scenario, world=replace(scenario.world, cpus=5.0)))
 
 
-def test_results_of_another_plant_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_another_simulator_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oracle, "_source", lambda: "another")
     with pytest.raises(StaleOracleError, match="knows nothing of 'cpu-4-cores' as it is now"):
         truths(load()["cpu-4-cores"])
@@ -229,7 +230,7 @@ def test_only_what_a_scenario_holds_to_counts() -> None:
 @pytest.mark.parametrize("options", [[], ["--decisions"], ["--json"]])
 def test_the_command_shows_a_scenario(options: list[str]) -> None:
     lines: list[str] = []
-    status = scoreboard.main(["--only", "consumer-two", *options], write=lines.append)
+    status = main(["--only", "consumer-two", *options], write=lines.append)
     missed = played("consumer-two").missed()
     assert status == bool(missed)
     assert any("consumer-two" in line for line in lines)
@@ -237,7 +238,7 @@ def test_the_command_shows_a_scenario(options: list[str]) -> None:
 
 def test_the_command_knows_its_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        scoreboard.main(["--only", "nothing"])
+        main(["--only", "nothing"])
     assert "no scenario is called nothing; there are " in capsys.readouterr().err
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import count
 
 
-class Clock:
-    """Virtual time and what is to happen at it."""
+class EventLoop:
+    """Virtual time, and what is to happen at which moment."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -31,15 +31,15 @@ class Clock:
         self.now = until
 
 
-class Shared:
+class SharedResource:
     """A resource shared equally by its jobs, none of which gets more than ``each`` (work per second).
 
     All jobs receive the same service per second, so one running total (``_served``) orders their ends: a job ends when
     the total has grown by its work. ``others_s`` is what somebody else took so far, up to the last change.
     """
 
-    def __init__(self, clock: Clock, capacity: float, each: float = 1.0) -> None:
-        self._clock = clock
+    def __init__(self, loop: EventLoop, capacity: float, each: float = 1.0) -> None:
+        self._loop = loop
         self._capacity = capacity
         self._each = each
         self._others = 0.0
@@ -53,7 +53,7 @@ class Shared:
     def start(self, work: float, then: Callable[[], None]) -> None:
         """A job of that much work; ``then`` happens at its end."""
         if work <= 0:
-            self._clock.after(0.0, then)
+            self._loop.after(0.0, then)
             return
         self._advance()
         heapq.heappush(self._jobs, (self._served + work, next(self._order), then))
@@ -81,8 +81,8 @@ class Shared:
         return min(self._each, self._capacity / wanting) if wanting else self._each
 
     def _advance(self) -> None:
-        passed = self._clock.now - self._since
-        self._since = self._clock.now
+        passed = self._loop.now - self._since
+        self._since = self._loop.now
         if passed > 0:
             self._served = self._served + passed * self._speed() if self._jobs else 0.0
             self.others_s += passed * self._speed() * self._others
@@ -92,13 +92,13 @@ class Shared:
         if self._jobs:
             plan = self._plan
             left = max(0.0, self._jobs[0][0] - self._served)
-            self._clock.after(left / self._speed(), lambda: self._ended(plan))
+            self._loop.after(left / self._speed(), lambda: self._ended(plan))
 
     def _ended(self, plan: int) -> None:
         if plan != self._plan:
             return
         self._advance()
-        ended = []  # the first at least: rounding must not leave it a rest too small to move the clock
+        ended = []  # the first at least: rounding must not leave it a rest too small to move the loop
         limit = max(self._served, self._jobs[0][0]) * (1.0 + 1e-9)
         while self._jobs and self._jobs[0][0] <= limit:
             ended.append(heapq.heappop(self._jobs)[2])

@@ -1,11 +1,12 @@
-"""The best static setting of a world, found by trying them all in the plant; kept in a file, as it takes minutes.
+"""The best static setting of a world, found by trying them all in the simulator; kept in a file, as it takes minutes.
 
-All pairs of local and remote workers are tried briefly with the deepest window that memory allows (the plant charges
-nothing for depth but memory); those that come near the best are tried for long, and then for the least depth.
+All pairs of local and remote workers are tried briefly with the deepest window that memory allows (the simulator
+charges nothing for depth but memory); those that come near the best are tried for long, and then for the least depth.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -16,15 +17,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dpex.autotune import clockwork, plant
-from dpex.autotune.plant import Fixed, Plant, World
-from dpex.autotune.scenarios import FOLDER, ORACLE, Scenario
+from benchmarks.simulation.scenarios import FOLDER, ORACLE, Scenario
+from benchmarks.simulation.simulator import Simulator
+from benchmarks.simulation.steering import Fixed
+from benchmarks.simulation.world import World
 from dpex.autotune.types import Settings
 
-REFRESH = "python -m dpex.autotune.scoreboard --refresh"
+REFRESH = "python -m benchmarks.simulation --refresh"
 AS_FAST = 0.975
 """The cheapest setting with this part of the best rate is what cost is measured against."""
 _PATH = FOLDER / ORACLE
+_SOURCES = (
+    *("event_loop.py", "world.py", "history.py", "steering.py", "window_counts.py", "rank.py", "simulator.py"),
+    "oracle.py",
+)
 _MOST_LOCAL = 32
 _REMOTES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LOCALS_BESIDE_REMOTE = (*range(9), 10, 12, 16, 20, 24, 28, 32)
@@ -56,7 +62,7 @@ def _randomness(world: World) -> int:
 
 
 class StaleOracleError(RuntimeError):
-    """The kept results are not of this plant and this scenario; the message says what to run."""
+    """The kept results are not of this simulator and this scenario; the message says what to run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,21 +86,30 @@ class Truth:
 
 
 def key(scenario: Scenario) -> str:
-    """Hash of what the results depend on: the world, the intervals, the plant's and this file's source."""
+    """Hash of what the results depend on: the world, the intervals, the simulator's and this file's source."""
     parts = (repr(scenario.world), repr(list(scenario.intervals())), _source())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 @cache
 def _source() -> str:
-    return "".join(Path(file).read_text() for file in (clockwork.__file__, plant.__file__, __file__))
+    """The code that the results depend on, without comments, docstrings and layout."""
+    return "\n".join(_code(FOLDER.parent / file) for file in _SOURCES)
+
+
+def _code(path: Path) -> str:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
 
 
 def truths(scenario: Scenario) -> list[Truth]:
     """What is kept of a scenario, interval by interval.
 
     Raises:
-        StaleOracleError: nothing is kept, or the scenario, the plant or the search has changed since.
+        StaleOracleError: nothing is kept, or the scenario, the simulator or the search has changed since.
     """
     entry = _kept().get(scenario.name)
     if entry is None or entry["key"] != key(scenario):
@@ -229,19 +244,19 @@ class _Search:
 
     def _realised(self, found: Static) -> Static:
         """With the rate that the very draws of the scenario allow: a few extreme ones may cost a tenth of it."""
-        tried = Plant(self._world, [Fixed(found.settings)] * self._world.ranks)
+        tried = Simulator(self._world, [Fixed(found.settings)] * self._world.ranks)
         tried.run(self._seconds)
         calm = min(self._seconds / 2, 30.0)
         return replace(found, rate=fmean(rank.history.rate(calm, self._seconds) for rank in tried.ranks))
 
     def _rate(self, settings: Settings, batches: int, seed: int) -> float:
         world = replace(self._world, seed=self._world.seed + 7919 * (seed + 1))
-        tried = Plant(world, [Fixed(settings)] * world.ranks)
+        tried = Simulator(world, [Fixed(settings)] * world.ranks)
         if len(world.phases) > 1:
             tried.run(self._seconds)
             return fmean(rank.history.rate(0.1 * self._seconds, self._seconds) for rank in tried.ranks)
         skipped = min(batches // 5 + 2 * settings.workers, batches // 2)
-        while tried.clock.now < 600.0 and len(tried.ranks[0].history.delivered) < batches:
+        while tried.loop.now < 600.0 and len(tried.ranks[0].history.delivered) < batches:
             tried.run(0.5)
         return fmean(_steady_rate(rank.history.delivered, skipped) for rank in tried.ranks)
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dpex.autotune import baseline
-from dpex.autotune.baseline import Achieved, achieved, differences
-from dpex.autotune.oracle import Static
-from dpex.autotune.scenarios import load
-from dpex.autotune.scoreboard import Result, Score, play
+from benchmarks.simulation import baseline
+from benchmarks.simulation.__main__ import main
+from benchmarks.simulation.baseline import Achieved, achieved, differences
+from benchmarks.simulation.oracle import Static
+from benchmarks.simulation.scenarios import load
+from benchmarks.simulation.scoreboard import Result, Score, play
 from dpex.autotune.types import Settings
 
 KEPT = Achieved(regrets=(0.02, 0.06), missed={"regret": 0.06, "decisions": 4.0})
@@ -85,8 +86,6 @@ def test_recording_replaces_what_was_played_keeps_the_rest_and_drops_what_is_gon
 def test_the_command_plays_and_records_what_it_is_given(tmp_path: Path) -> None:
     lines: list[str] = []
     path = tmp_path / "baseline.json"
-    assert baseline.main(["consumer-two"], lines.append, path) == 0
-    assert lines == ["consumer-two: new"]
+    main(["--only", "consumer-two", "--record", str(path)], lines.append)
+    assert lines[-1] == "consumer-two: new"
     assert baseline.read(path) == {"consumer-two": achieved(play(load()["consumer-two"]))}
-    assert baseline.main(["nothing"], lines.append, path) == 2
-    assert lines[-1].startswith("no scenario is called nothing; there are ")

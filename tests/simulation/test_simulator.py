@@ -8,8 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from dpex.autotune.clockwork import Clock, Shared
-from dpex.autotune.plant import Fixed, History, Phase, Plant, Step, Work, World, simulate
+from benchmarks.simulation.event_loop import EventLoop, SharedResource
+from benchmarks.simulation.history import History
+from benchmarks.simulation.simulator import Simulator, simulate
+from benchmarks.simulation.steering import Fixed
+from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.types import Decision, Sample, Settings
 
 
@@ -66,17 +69,17 @@ def workers(local: int = 0, remote: int = 0, depth: int | None = None) -> Settin
 
 def ends(capacity: float, *jobs: tuple[float, float], others: float = 0.0, each: float = 1.0) -> list[float]:
     """When jobs (start, work) end, in the order given."""
-    clock = Clock()
-    shared = Shared(clock, capacity, each)
+    loop = EventLoop()
+    shared = SharedResource(loop, capacity, each)
     shared.set(others=others)
     ended = [-1.0] * len(jobs)
 
     def end(number: int) -> Callable[[], None]:
-        return lambda: ended.__setitem__(number, clock.now)
+        return lambda: ended.__setitem__(number, loop.now)
 
     for number, (start, work) in enumerate(jobs):
-        clock.at(start, lambda work=work, number=number: shared.start(work, end(number)))  # type: ignore[misc]
-    clock.run(1e4)
+        loop.at(start, lambda work=work, number=number: shared.start(work, end(number)))  # type: ignore[misc]
+    loop.run(1e4)
     return ended
 
 
@@ -103,11 +106,11 @@ def test_transfers_after_an_idle_hour_still_take_their_time() -> None:
 
 
 def test_capacity_may_change_under_way() -> None:
-    clock, ended = Clock(), []
-    shared = Shared(clock, 1.0, each=10.0)
-    shared.start(4.0, lambda: ended.append(clock.now))
-    clock.at(2.0, lambda: shared.set(capacity=4.0))
-    clock.run(10)
+    loop, ended = EventLoop(), []
+    shared = SharedResource(loop, 1.0, each=10.0)
+    shared.start(4.0, lambda: ended.append(loop.now))
+    loop.at(2.0, lambda: shared.set(capacity=4.0))
+    loop.run(10)
     assert ended == pytest.approx([2.5])
 
 
@@ -291,7 +294,7 @@ def test_noise_is_on_measurements_only() -> None:
 def test_delivery_is_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batch takes a second, the other three of the window a tenth; nothing overtakes it."""
     waits = iter([1.0, 0.1, 0.1, 0.1] + [100.0] * 10)
-    monkeypatch.setattr(Plant, "draw_work", lambda self, rng: (next(waits), 0.0))
+    monkeypatch.setattr(Simulator, "draw_work", lambda self, rng: (next(waits), 0.0))
     assert run(world(Work(wait_s=1)), workers(4, depth=4), 5).delivered == pytest.approx([1.0] * 4)
 
 
@@ -418,4 +421,4 @@ def test_phases_change_only_what_they_name() -> None:
 
 def test_as_many_controllers_as_ranks() -> None:
     with pytest.raises(ValueError, match="2 ranks need as many controllers, got 1"):
-        Plant(World(ranks=2), [Fixed(Settings())])
+        Simulator(World(ranks=2), [Fixed(Settings())])

@@ -2,22 +2,21 @@
 
 The simulator runs on virtual time and draws from seeds, so the same code gives the same figures. The file holds, for
 each scenario, the regret of each interval and the targets that are missed, with the figure that missed them.
-`python -m dpex.autotune.baseline` plays the scenarios (those that are named, or all) and records them anew; the
+`python -m benchmarks.simulation --record` plays the scenarios (all, or those of ``--only``) and records them anew; the
 difference belongs to the change that causes it.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from dpex.autotune.scenarios import BASELINE, FOLDER, load
-from dpex.autotune.scoreboard import Result, play
+from benchmarks.simulation.scenarios import BASELINE, FOLDER
+from benchmarks.simulation.scoreboard import Result
 
-RECORD = "python -m dpex.autotune.baseline"
+RECORD = "python -m benchmarks.simulation --record"
 REGRET_TOLERANCE = 0.005
 """Regrets nearer to one another than this are equal: a sum in another order, or another C library, may do as much."""
 _DIGITS = 4
@@ -95,19 +94,3 @@ def _changes(before: Mapping[str, Achieved], after: Mapping[str, Achieved]) -> I
             yield f"{name}: new"
         else:
             yield from (f"{name}: {change}" for change in differences(before[name], after[name]))
-
-
-def main(names: Sequence[str], write: Callable[[str], object] = print, path: Path = FOLDER / BASELINE) -> int:
-    """The command; 2 if a name is no scenario's."""
-    known = load()
-    if unknown := [name for name in names if name not in known]:
-        write(f"no scenario is called {' or '.join(unknown)}; there are {', '.join(known)}")
-        return 2
-    changes = record([play(known[name]) for name in names or known], known, path)
-    for line in changes or ["nothing changed"]:
-        write(line)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""How good the controller is: every scenario, against the best static setting. `python -m dpex.autotune.scoreboard`.
+"""How good the controller is: every scenario, against the best static setting. `python -m benchmarks.simulation`.
 
 An interval of a scenario has two parts: settling (half of it, at most half a minute beyond the start of workers) and
 the calm after it. Rates, workers and changes are judged in the calm, time and decisions while settling; memory always.
@@ -6,19 +6,18 @@ the calm after it. Rates, workers and changes are judged in the calm, time and d
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
+from benchmarks.simulation.history import History
+from benchmarks.simulation.oracle import Static, Truth, truths
+from benchmarks.simulation.scenarios import HOLDS, Scenario
+from benchmarks.simulation.simulator import simulate
+from benchmarks.simulation.steering import Steering
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
-from dpex.autotune.oracle import Static, Truth, refresh, truths
-from dpex.autotune.plant import History, Steering, simulate
-from dpex.autotune.scenarios import HOLDS, Scenario, load
 from dpex.autotune.types import Settings
 
 MOST_REGRET = 0.05
@@ -124,7 +123,7 @@ def play(scenario: Scenario, steering: Callable[[], Steering] | None = None, see
     are others than those of the best static settings kept, which are as good on average.
 
     Raises:
-        StaleOracleError: the best static settings kept are not of this plant and this scenario.
+        StaleOracleError: the best static settings kept are not of this simulator and this scenario.
     """
     found = truths(scenario)
     world = replace(scenario.world, seed=scenario.world.seed + seed)
@@ -242,39 +241,3 @@ def plain(result: Result) -> dict[str, object]:
     """For programs."""
     scores = [{**asdict(s), "regret": s.regret, "excess": s.excess} for s in result.scores]
     return {"scenario": result.scenario.name, "missed": result.missed(), "intervals": scores}
-
-
-def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] = print) -> int:
-    """The command; 1 if a scenario missed what it holds to."""
-    known = load()
-    parser = argparse.ArgumentParser(prog="python -m dpex.autotune.scoreboard", description=(__doc__ or "").strip())
-    parser.add_argument("--only", action="append", metavar="NAME", help="a scenario or a family; may be repeated")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--decisions", action="store_true", help="list decisions too")
-    parser.add_argument("--refresh", action="store_true", help="search again for the best static settings (minutes)")
-    parser.add_argument("--seed", type=int, default=0, help="play with other draws than those everybody has seen")
-    options = parser.parse_args(arguments)
-    chosen = [s for s in known.values() if not options.only or {s.name, s.family} & set(options.only)]
-    if not chosen:
-        parser.error(f"no scenario is called {' or '.join(options.only)}; there are {', '.join(known)}")
-    if options.refresh:
-        searched = refresh(chosen, list(known.values()))
-        write(f"searched: {', '.join(searched) or 'nothing, all was up to date'}")
-    results = [play(scenario, seed=options.seed) for scenario in chosen]
-    for line in _report(results, options):
-        write(line)
-    return int(any(result.missed() for result in results))
-
-
-def _report(results: Sequence[Result], options: argparse.Namespace) -> Iterator[str]:
-    if options.json:
-        yield json.dumps([plain(result) for result in results], indent=1)
-    else:
-        for result in results if options.decisions else ():
-            yield f"{result.scenario.name}: {result.scenario.why}"
-            yield from decisions(result)
-        yield from table(results)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

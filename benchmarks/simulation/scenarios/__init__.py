@@ -1,4 +1,4 @@
-"""Scenarios: worlds for the plant, why they are there, and what a controller must achieve in them. One file a family.
+"""Scenarios: simulated worlds, why they are there, and what a controller must achieve in them. One file a family.
 
 A file holds a list of objects: ``name``, ``why``, ``seconds``, ``world`` (fields of `World`), ``phases`` (fields of
 `Phase`, with ``work`` and ``step``), and perhaps ``holds``, ``judged_at``, ``repeat_s`` and ``memory_grace_s``.
@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dpex.autotune.plant import Phase, Step, Work, World
+from benchmarks.simulation.world import Phase, Step, Work, World
 
 FOLDER = Path(__file__).parent
 ORACLE = "oracle.json"
 BASELINE = "baseline.json"
 HOLDS = ("regret", "settle", "decisions", "cost", "oscillation", "memory")
-"""What can be asked of a controller, see `dpex.autotune.scoreboard`."""
+"""What can be asked of a controller, see `benchmarks.simulation.scoreboard`."""
 
 
 @dataclass(frozen=True, kw_only=True)
