@@ -26,6 +26,8 @@ from dpex.epoch import (
     _DpexDataLoaderIter,
     _DpexInlineDataLoaderIter,
     _DpexMapDataLoaderIter,
+    _DpexMeteredUnmarkedDataLoaderIter,
+    _DpexUnmarkedDataLoaderIter,
     _MeteredInlineDataLoaderIter,
     draws_ahead_safely,
 )
@@ -279,11 +281,7 @@ class DpexDataLoader(DataLoader[T_co]):
             and self.num_workers == 0
             and (self.seeding == "worker" or self._dataset_kind == _DatasetKind.Iterable)
         ):
-            ledger = self._ledger(on_cluster=False)
-            if ledger is None and not (self._is_asked or atend.is_wanted(os.environ)):
-                return self._latest(_DpexInlineDataLoaderIter(self, self._arenas))
-            self._watch_for_end()
-            return self._latest(_MeteredInlineDataLoaderIter(self, self._arenas, ledger, self._book))
+            return self._inline_iterator()
         self.check_worker_number_rationality()
         on_cluster = sizes.remote > 0 or (tuner is not None and self._is_distributed())
         if on_cluster:
@@ -294,6 +292,16 @@ class DpexDataLoader(DataLoader[T_co]):
         iterator = kind(self, self._lane_maker(), sizes, tuner, ledger, self._book)
         self._iterators.add(iterator)
         return self._latest(iterator)
+
+    def _inline_iterator(self) -> _BaseDataLoaderIter:
+        ledger = self._ledger(on_cluster=False)
+        may_warn = self._dataset_kind == _DatasetKind.Iterable and self._IterableDataset_len_called is not None
+        if ledger is None and not (self._is_asked or atend.is_wanted(os.environ)):
+            plain = _DpexInlineDataLoaderIter if may_warn else _DpexUnmarkedDataLoaderIter
+            return self._latest(plain(self, self._arenas))
+        self._watch_for_end()
+        metered = _MeteredInlineDataLoaderIter if may_warn else _DpexMeteredUnmarkedDataLoaderIter
+        return self._latest(metered(self, self._arenas, ledger, self._book))
 
     def _latest(self, iterator: _Counting) -> _Counting:
         """Have `stats` speak of this iterator from now on."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import profiler
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -50,7 +51,12 @@ from dpex.worker import ArenaCollate, Fetcher, Stages, WorkerSetup
 INLINE_ARENA_BYTES = 1 << 20
 """Batches from this size on are stacked into reused memory when they are made in the training process."""
 
-_profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_profiles_here: Callable[[], bool] = torch._C._autograd._profiler_enabled
+
+
+def _is_profiled() -> bool:
+    """Whether a profiler is on, of this thread or of any."""
+    return _profiles_here() or profiler._is_profiler_enabled
 
 
 def draws_ahead_safely(sampler: Any) -> bool:
@@ -203,6 +209,31 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
             raise
         self._meter.leave()
         return data
+
+
+class _Unmarked:
+    """torch's ``__next__`` without its profiler mark, which takes as long as a tiny batch, while nobody profiles.
+
+    Not for a stream that may warn of its length: the warning names the line of whoever calls ``__next__``.
+    """
+
+    _next_data: Callable[[], Any]
+    _num_yielded: int
+
+    def __next__(self) -> Any:
+        if _is_profiled():
+            return super().__next__()  # type: ignore[misc]
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
+
+class _DpexUnmarkedDataLoaderIter(_Unmarked, _DpexInlineDataLoaderIter):
+    """See both."""
+
+
+class _DpexMeteredUnmarkedDataLoaderIter(_Unmarked, _MeteredInlineDataLoaderIter):
+    """See both."""
 
 
 class InlineMaker:
@@ -377,7 +408,7 @@ class _DpexMapDataLoaderIter(_DpexDataLoaderIter):
     """For map-style data, which has no length warnings: torch's ``__next__`` without a profiler mark nobody reads."""
 
     def __next__(self) -> Any:
-        if _profiler_enabled():
+        if _is_profiled():
             return super().__next__()
         hand: list[Any] = []
         try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler import profile
 
 from .datasets import Counting, Of, as_tensor, epochs, take
@@ -58,13 +59,40 @@ def test_own_pin_memory_is_not_called_without_an_accelerator(cls: Loader, worker
     return list(cls(Counting(3), collate_fn=Pinnable, num_workers=workers, pin_memory=True))
 
 
+def marks(recorded: Any) -> list[Any]:
+    return [(event.key, event.count) for event in recorded.key_averages() if "DataLoader" in event.key]
+
+
 @WORKERS
 @parity
 def test_the_profiler_s_mark(cls: Loader, workers: int) -> Any:
     """`enumerate(DataLoader)#<iterator>.__next__`, once for each next(), the last one included."""
     with profile() as recorded:
         list(cls(Counting(3), num_workers=workers))
-    return [(event.key, event.count) for event in recorded.key_averages() if "DataLoader" in event.key]
+    return marks(recorded)
+
+
+@WORKERS
+@parity
+def test_the_profiler_s_mark_where_it_is_on_for_a_while(cls: Loader, workers: int) -> Any:
+    iterator = iter(cls(Counting(9), num_workers=workers))
+    seen = take(iterator, 2)
+    with profile() as recorded:
+        seen += take(iterator, 3)
+    return [seen + list(iterator), marks(recorded)]
+
+
+@WORKERS
+@pytest.mark.parametrize("all_threads", [False, True])
+@parity
+def test_the_profiler_s_mark_of_another_thread(cls: Loader, workers: int, all_threads: bool) -> Any:
+    """One that is asked to looks at all threads, those too in which torch says that no profiler is on."""
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.extend(cls(Counting(3), num_workers=workers)))
+    with torch.profiler.profile(experimental_config=_ExperimentalConfig(profile_all_threads=all_threads)) as recorded:
+        thread.start()
+        thread.join()
+    return [seen, marks(recorded)]
 
 
 @WORKERS
