@@ -15,13 +15,15 @@ import logging
 import random
 import struct
 import sys
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 logger = logging.getLogger("dpex")
+Result = TypeVar("Result")
 
 _WORDS = 624
 _HALF = _WORDS // 2
@@ -68,6 +70,9 @@ class Generators(Protocol):
     def moved_since(self, state: Any) -> bool:
         """Whether they are not as `save` found them; True also where that cannot be told."""
 
+    def lent(self, words: memoryview, seed: int, call: Callable[[Any], Result], argument: Any) -> Result:
+        """``call(argument)`` with their states filled as by `fill`; afterwards they are as they were before."""
+
 
 class ByFunctions:
     """By the functions that each library offers; right for any bit generator and any Python."""
@@ -100,6 +105,15 @@ class ByFunctions:
     def moved_since(self, state: Any) -> bool:
         """See `Generators`."""
         return True
+
+    def lent(self, words: memoryview, seed: int, call: Callable[[Any], Result], argument: Any) -> Result:
+        """See `Generators`."""
+        state = self.save()
+        try:
+            self.fill(words, seed)
+            return call(argument)
+        finally:
+            self.restore(state)
 
 
 class InMemory:
@@ -157,7 +171,34 @@ class InMemory:
         """See `Generators`."""
         return not self.holds() or bool(self.save() != state)
 
+    def lent(self, words: memoryview, seed: int, call: Callable[[Any], Result], argument: Any) -> Result:
+        """See `Generators`. `save`, `fill` and `restore` in one, which takes half the time, for every tiny batch.
 
+        States are put back without a call, so that no exception of a signal handler comes between (see `interrupts`).
+        """
+        python, numpy, gauss, of_torch = self._python, self._numpy, self._gauss, self._torch
+        saved_python, python_gauss = python.tobytes(), _python.gauss_next
+        saved_numpy, saved_gauss, saved_torch = numpy.tobytes(), gauss.tobytes(), of_torch.tobytes()
+        try:
+            self._python_words[:] = words[:_HALF]
+            self._python_index[:] = _ZERO
+            _python.gauss_next = None
+            self._numpy_words[:] = words[_HALF : 2 * _HALF]
+            self._numpy_position[:] = _ZERO
+            gauss[:] = _NO_GAUSS
+            self._torch_words[:] = words[2 * _HALF :]
+            _start_torch(of_torch, 0, seed, _TORCH_LEFT, 1, _TORCH_NEXT)
+            self._torch_normals[:] = _NO_NORMALS
+            return call(argument)
+        finally:
+            python[:], numpy[:], gauss[:], of_torch[:] = saved_python, saved_numpy, saved_gauss, saved_torch
+            _python.gauss_next = python_gauss
+            if _numpy_random.get_bit_generator() is not self._bits:
+                _numpy_random.set_bit_generator(self._bits)
+                gauss[:] = saved_gauss  # which that function resets
+
+
+_start_torch = _TORCH_ENGINE_START.pack_into
 _ZERO = bytes(4)
 _NO_GAUSS = bytes(_GAUSS_BYTES)
 _NO_NORMALS = bytes(_TORCH_NORMALS.size)

@@ -26,10 +26,11 @@ import torch
 
 from dpex.globalrandom import ByFunctions, Generators, located
 from dpex.modes import Modes
-from dpex.otherthreads import OtherThreads
-from dpex.ticketseeding import TicketSeeds, seed_ticket
+from dpex.otherthreads import Clocks, OtherThreads, is_alone
+from dpex.ticketseeding import TicketSeeds, words_of
 
 TRIES = 3
+_count_threads, _set_threads = torch.get_num_threads, torch.set_num_threads
 Made = TypeVar("Made")
 _lock = threading.RLock()
 _others = OtherThreads()
@@ -43,52 +44,57 @@ class InProcess:
         self._modes = modes
         self._disturbed = disturbed
         self._gave_up = False
-        self._moved = False
 
     def make(self, fetch: Callable[[Any], Made], index: Any, number: int, epoch: int) -> Made:
         """``fetch(index)`` for ticket ``number``; its errors come as they are."""
-        seed = self._seeds.of(number, epoch)
         with _lock:
-            before = None if self._gave_up else _others.clocks()
-            made = self._once(fetch, index, seed, watched=bool(before))
-            if before is None or _others.ran_since(before) is None or not self._moved:
+            seed = self._seeds.of(number, epoch)
+            if self._gave_up:
+                return self._once(fetch, index, seed)
+            before = {} if is_alone() else _others.clocks()
+            if not before:
+                made = self._once(fetch, index, seed)
+                if not is_alone():
+                    _others.ran_since({})  # it notes the threads that the dataset has started
                 return made
-            made, disturber = self._again(fetch, index, seed)
+            made, disturber = self._watched(fetch, index, seed, before)
             self._gave_up = disturber is not None
         if disturber is not None:
             self._disturbed(disturber)
         return made
 
-    def _again(self, fetch: Callable[[Any], Made], index: Any, seed: int) -> tuple[Made, str | None]:
-        """Until no other thread ran; else the name of one that did each time."""
-        for _ in range(TRIES - 1):
-            before = _others.clocks()
-            made = self._once(fetch, index, seed, watched=True)
+    def _watched(self, fetch: Callable[[Any], Made], index: Any, seed: int, before: Clocks) -> tuple[Made, str | None]:
+        """Made until the generators did not move or no other thread ran; else with the name of one that did."""
+        moved: list[bool] = []
+
+        def watch(index: Any) -> Made:
+            begun = generators.save()
+            made = fetch(index)
+            moved[:] = (generators.moved_since(begun),)
+            return made
+
+        for _ in range(TRIES):
+            generators: Generators = located() or ByFunctions()
+            made = self._once(watch, index, seed)
             disturber = _others.ran_since(before)
-            if disturber is None or not self._moved:
+            if disturber is None or not moved[0]:
                 return made, None
+            before = _others.clocks()
         return made, disturber
 
-    def _once(self, fetch: Callable[[Any], Made], index: Any, seed: int, *, watched: bool) -> Made:
+    def _once(self, fetch: Callable[[Any], Made], index: Any, seed: int) -> Made:
         generators: Generators = located() or ByFunctions()
-        threads, modes = torch.get_num_threads(), self._modes
-        state = generators.save()
+        threads, modes = _count_threads(), self._modes
         try:
-            seed_ticket(seed, generators)
-            begun = generators.save() if watched else None
             if threads != 1:
-                torch.set_num_threads(1)
+                _set_threads(1)
             if modes is None or modes.hold():
-                made = fetch(index)
-            else:
-                with modes.enter():
-                    made = fetch(index)
-            self._moved = watched and generators.moved_since(begun)
-            return made
+                return generators.lent(words_of(seed), seed, fetch, index)
+            with modes.enter():
+                return generators.lent(words_of(seed), seed, fetch, index)
         finally:
             if threads != 1:
-                torch.set_num_threads(threads)
-            generators.restore(state)
+                _set_threads(threads)
 
 
 def _new_lock() -> None:

@@ -32,12 +32,13 @@ class Modes(NamedTuple):
 
     def hold(self) -> bool:
         """Whether this thread has them."""
+        grad, inference, autocast, default_dtype = self
         return (
-            _has_grad() is self.grad
-            and _is_inference() is self.inference
-            and _default_dtype() is self.default_dtype
-            and _is_autocast("cpu") is (self.autocast is not None)
-            and (self.autocast is None or torch.get_autocast_dtype("cpu") is self.autocast)
+            _has_grad() is grad
+            and _is_inference() is inference
+            and _default_dtype() is default_dtype
+            and _is_autocast("cpu") is (autocast is not None)
+            and (autocast is None or torch.get_autocast_dtype("cpu") is autocast)
         )
 
     def enter(self) -> ExitStack:

@@ -23,6 +23,11 @@ _SCHED_PER_THREAD = 6
 ``time.pthread_getcpuclockid`` may crash."""
 
 
+def is_alone() -> bool:
+    """Whether this process has one thread, as far as Python knows; False where that cannot be told."""
+    return _count() == 1
+
+
 class OtherThreads:
     """Used by one thread at a time; ``is_able``: whether anything can be told here."""
 
@@ -35,7 +40,7 @@ class OtherThreads:
 
     def clocks(self) -> Clocks:
         """The CPU times of all others; empty when there are none."""
-        if not self.is_able or _count() == 1:
+        if not self.is_able or is_alone():
             return {}
         everybody = threading.enumerate()
         if everybody != self._seen:
@@ -48,7 +53,7 @@ class OtherThreads:
         for thread, ns in before.items():
             if _cpu_ns(_clock(thread)) > ns:
                 return thread.name
-        if _count() > 1 and (everybody := threading.enumerate()) != self._seen:
+        if not is_alone() and (everybody := threading.enumerate()) != self._seen:
             known = {threading.current_thread(), *before}
             self._of_datasets.update(thread for thread in self._foreign(everybody) if thread not in known)
         return None

@@ -10,22 +10,23 @@ The mixing function is SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseud
 from __future__ import annotations
 
 _MASK64 = 0xFFFFFFFFFFFFFFFF
-_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SEEDINGS = ("worker", "batch")
 
 
 def mix64(value: int) -> int:
     """Finaliser of SplitMix64: a bijection of 64-bit integers in which every input bit reaches every output bit."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    value = ((value ^ (value >> 30)) * MIX[0]) & _MASK64
+    value = ((value ^ (value >> 27)) * MIX[1]) & _MASK64
     return value ^ (value >> 31)
 
 
 def epoch_key(base_seed: int, epoch: int) -> int:
     """64-bit key of one pass over the data; ``base_seed`` is the signed 64-bit integer drawn at ``iter()``."""
-    return mix64((mix64(base_seed & _MASK64) + (epoch + 1) * _GOLDEN_GAMMA) & _MASK64)
+    return mix64((mix64(base_seed & _MASK64) + (epoch + 1) * GOLDEN_GAMMA) & _MASK64)
 
 
 def ticket_seed(key: int, number: int) -> int:
     """63-bit seed of batch ``number`` under ``key`` (see `epoch_key`); non-negative, as every generator wants it."""
-    return mix64((key + (number + 1) * _GOLDEN_GAMMA) & _MASK64) >> 1
+    return mix64((key + (number + 1) * GOLDEN_GAMMA) & _MASK64) >> 1

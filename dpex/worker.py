@@ -89,6 +89,8 @@ class Stages(NamedTuple):
     slowest: tuple[()] | tuple[float, int] = ()
 
 
+_stages: Callable[..., Stages] = tuple.__new__
+"""`Stages` of a tuple, in a third of the time."""
 NO_TIME = Stages(0.0, 0.0, 0.0, 0.0, 0)
 
 
@@ -200,7 +202,7 @@ class Fetcher:
         data = self._from_stream(index) if self._iterator is not None else self._from_map(index)
         fetched = time.perf_counter()
         cpu_fetched = self._cpu() if clocked else 0.0
-        samples = _length(data if type(data) is list else index) if self._auto_collation else 1
+        samples = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
         clock, fetch_s = self._clock, fetched - began
         slowest = clock.told(fetch_s, samples) if clock.is_on or fetch_s > SAMPLE_S * samples else ()
         batch = self._collate_fn(data)
@@ -214,8 +216,8 @@ class Fetcher:
             )
         fetch_ratio, collate_ratio = self._ratios
         self._unclocked = 0 if ended - began > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
-        cpu = fetch_s * fetch_ratio, collate_s * collate_ratio
-        return batch, Stages(fetch_s, collate_s, *cpu, samples, (), slowest)
+        times = fetch_s, collate_s, fetch_s * fetch_ratio, collate_s * collate_ratio
+        return batch, _stages(Stages, (*times, samples, (), slowest))
 
     def _fetch_timed(self, index: Any) -> tuple[Any, Stages]:
         """The same, and what the transforms took."""
@@ -233,7 +235,7 @@ class Fetcher:
         dataset = self._dataset
         if not self._auto_collation:
             return dataset[index]
-        if hasattr(dataset, "__getitems__") and dataset.__getitems__:
+        if getattr(dataset, "__getitems__", None):
             return dataset.__getitems__(index)
         return self._clock.samples(dataset, index) if self._clock.is_on else [dataset[i] for i in index]
 
@@ -304,7 +306,10 @@ class ArenaCollate:
         table = torch_collate.default_collate_fn_map
         if table.get(torch.Tensor) is _torch_stack:
             if type(batch) is list and batch and type(batch[0]) is torch.Tensor:
-                return self.stack(batch)
+                first = batch[0]
+                is_dense = first.layout is torch.strided and not first.is_nested
+                is_small = is_dense and first.nbytes * len(batch) <= self._least_bytes
+                return torch.stack(batch, 0) if is_small else self.stack(batch)
             table = {**table, torch.Tensor: self.stack}
         return torch_collate.collate(batch, collate_fn_map=table)
 

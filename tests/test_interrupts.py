@@ -7,6 +7,7 @@ met, where a timer would leave it to chance.
 from __future__ import annotations
 
 import functools
+import random
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
@@ -22,7 +24,10 @@ from torch.utils.data import Dataset
 
 import dpex
 from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
+from dpex.globalrandom import located
+from dpex.inprocess import InProcess
 from dpex.interrupts import is_interrupt, keep_result, with_lock
+from dpex.modes import modes_here
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -131,6 +136,31 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
             errors.append(type(error))
     assert errors == [TickError, InterruptedSamplerError]
     assert sorted(torch.cat(found)[:, 0].tolist()) == list(range(ROWS // 2))
+
+
+@pytest.mark.usefixtures("handler")
+def test_generators_and_threads_are_as_they_were_whatever_is_interrupted() -> None:
+    generators = located()
+    assert generators is not None
+    process = InProcess(7, modes_here(), print)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    before = generators.save()
+    at, came = 0, True
+    while came:
+        at += 1
+        ticking = Ticking(at)
+        sys.settrace(ticking)
+        try:
+            process.make(lambda _: (random.random(), np.random.normal(), torch.randn(())), None, 3, 0)
+        except TickError:
+            pass
+        finally:
+            sys.settrace(None)
+        came = ticking.came
+        assert (generators.save(), torch.get_num_threads()) == (before, 2)
+    torch.set_num_threads(threads)
+    assert at > 5
 
 
 def test_an_error_of_the_dataset_is_delivered_once_and_the_rest_comes() -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from dpex import DpexDataLoader, inprocess, ticketseeding
 from dpex.globalrandom import ByFunctions, Generators, located
 from dpex.seeding import epoch_key, ticket_seed
-from dpex.ticketseeding import WordSource, seed_ticket
+from dpex.ticketseeding import TicketSeeds, WordSource, seed_ticket
 
 BASE_SEED, EPOCH = 11, 2
 SEEDS = [0, 1, 2**63 - 1, 0x1234567890ABCDEF]
@@ -146,6 +146,13 @@ def test_a_ticket_begins_with_the_states_of_its_seed_whatever_was_drawn_before(d
     seed_ticket(50)
     assert states() == expected
     assert torch.initial_seed() == 50
+
+
+def test_seeds_that_are_computed_together_are_those_computed_alone() -> None:
+    """Of numbers in any order, as tickets are made again."""
+    seeds = TicketSeeds(-(2**63))
+    for epoch, number in [(0, 0), (0, 255), (0, 256), (0, 3), (1, 3), (1, 2**40), (0, 700), (0, 699), (0, 511)]:
+        assert seeds.of(number, epoch) == ticket_seed(epoch_key(-(2**63), epoch), number)
 
 
 # -- the quality of the numbers --------------------------------------------------------------------------------------
