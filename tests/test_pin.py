@@ -33,8 +33,9 @@ THREAD = "dpex-pin"
 
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
+    before = set(pin_threads())
     yield from pretended(monkeypatch)
-    assert pin_threads() == []
+    assert set(pin_threads()) <= before  # those that a failed test has left are not this one's
 
 
 def pin_threads() -> list[threading.Thread]:
@@ -264,7 +265,19 @@ def test_a_timeout_while_pinning_loses_nothing(accelerator: Accelerator) -> None
     with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 0\.1 seconds$"):
         next(iterator)
     gate.set()
-    assert stacked(iterator)[:, 0].tolist() == list(range(6))
+    assert torch.cat(list(whenever_they_come(iterator)))[:, 0].tolist() == list(range(6))
+
+
+def whenever_they_come(iterator: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """All batches, however often the clock of a busy machine runs out before one is there."""
+    while True:
+        try:
+            yield next(iterator)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if "timed out" not in str(error):
+                raise
 
 
 def _opened(gate: threading.Event) -> None:

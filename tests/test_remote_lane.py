@@ -24,7 +24,7 @@ from dpex.worker import Failure, StreamEnd, WorkerCore, WorkerSetup
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 ray = pytest.importorskip("ray")
-DEADLINE_S = 60
+DEADLINE_S = 120
 STORE_BYTES = 300 << 20
 
 

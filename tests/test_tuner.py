@@ -43,6 +43,7 @@ from dpex.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
 ENDLESS = 10**7
+PATIENCE_S = 120.0
 
 
 def tuner_threads() -> list[threading.Thread]:
@@ -56,7 +57,7 @@ def no_tuner_is_left() -> Iterator[None]:
     until(lambda: not tuner_threads(), 5.0)
 
 
-def train(loader: Any, enough: Callable[[], Any], step_s: float = 0.0, patience_s: float = 30.0) -> Any:
+def train(loader: Any, enough: Callable[[], Any], step_s: float = 0.0, patience_s: float = PATIENCE_S) -> Any:
     """Take batches until ``enough()``; returns the iterator."""
     iterator = iter(loader)
     deadline = time.monotonic() + patience_s
@@ -76,7 +77,7 @@ def test_work_that_waits_grows_far_beyond_the_cores() -> None:
     """How much less the consumer then waits is a matter of what else the machine does: see the simulated worlds."""
     many = 3 * cold_start().local
     with DpexDataLoader(Augmented(ENDLESS, 0.005), batch_size=16, num_workers="auto") as loader:
-        _ = train(loader, lambda: loader.stats().lanes["local"].running >= many, patience_s=60.0)
+        _ = train(loader, lambda: loader.stats().lanes["local"].running >= many)
         first = loader.decisions[0]
         assert first.old == cold_start()
         assert first.new.local > first.old.local

@@ -83,8 +83,9 @@ def test_the_cause_is_found(arguments: str, cause: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["Stream", "Spawned"])
 def test_streams_and_spawned_workers_are_counted_too(kind: str, tmp_path: Path) -> None:
     found = diagnosed(tmp_path, "waits.py", "1", "0.02", "0", "0.002", "60", kind)
-    assert found["verdict"]["cause"] in ("storage", "mixed"), found  # spawning takes a second or two
-    assert next(iter(found["verdict"]["shares"])) == "storage"
+    shares = {cause: share for cause, share in found["verdict"]["shares"].items() if cause != "startup"}
+    assert max(shares, key=shares.__getitem__) == "storage"
+    assert found["verdict"]["cause"] in ("storage", "mixed", *["startup"] * (kind == "Spawned")), found
     assert (found["facts"]["transforms"] is None) == (kind == "Stream")
     assert found["facts"]["lanes"]["local"]["load_s"] >= 2.4
     if kind == "Stream":

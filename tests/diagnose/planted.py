@@ -262,17 +262,19 @@ CASES: dict[str, Case] = {
     "too early": Case(dataset=partial(Planted, 60, wait_s=0.02), accepted=("too-early",)),
 }
 
+_MANY = 4000
+"""Enough samples for the time in which actors come up, on a busy machine too; `train` breaks off before they end."""
 _FAR: dict[str, Any] = {"distribute_mode": True, "num_workers": 2}
 REMOTE: dict[str, Case] = {
-    "reading": Case(dataset=partial(Planted, 300, wait_s=0.02), accepted=("storage",), where="dataset", options=_FAR),
+    "reading": Case(dataset=partial(Planted, _MANY, wait_s=0.02), accepted=("storage",), where="dataset", options=_FAR),
     "computing": Case(
-        dataset=partial(Planted, 300, cpu_s=0.01),
+        dataset=partial(Planted, _MANY, cpu_s=0.01),
         accepted=("cpu",),
         where="dataset",
         options={**_FAR, "num_workers": 1},
     ),
     "collating": Case(
-        dataset=partial(Planted, 500),
+        dataset=partial(Planted, _MANY),
         accepted=("cpu",),
         where="collate",
         options={**_FAR, "num_workers": 1, "collate_fn": computing_collate},
@@ -284,13 +286,13 @@ REMOTE: dict[str, Case] = {
         options={**_FAR, "collate_fn": as_they_are, "batch_size": 4},
     ),
     "stragglers": Case(
-        dataset=partial(Planted, 480, wait_s=0.001, every=32, slow_s=0.2),
+        dataset=partial(Planted, _MANY, wait_s=0.001, every=32, slow_s=0.2),
         accepted=("straggler",),
         options={**_FAR, "prefetch_factor": 3},
     ),
-    "consumer": Case(dataset=partial(Planted, 240, wait_s=0.002), accepted=("consumer",), step_s=0.02, options=_FAR),
+    "consumer": Case(dataset=partial(Planted, _MANY, wait_s=0.002), accepted=("consumer",), step_s=0.02, options=_FAR),
     "reading and collating": Case(
-        dataset=partial(Planted, 200, wait_s=0.006),
+        dataset=partial(Planted, _MANY, wait_s=0.006),
         accepted=("mixed",),
         options={**_FAR, "num_workers": 1, "collate_fn": computing_collate},
     ),

@@ -9,6 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -413,6 +414,15 @@ def test_a_timeout_that_is_long_enough(cls: Loader) -> Any:
     return epochs(cls(Counting(5), num_workers=2, timeout=50), 2)
 
 
+def wait_until_it_sleeps(pid: int) -> None:
+    """Return when a process's main thread has slept for a while: it waits, and not for a CPU or the interpreter."""
+    asleep = 0
+    while asleep < 20:
+        state = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        asleep = asleep + 1 if state == "S" else 0
+        time.sleep(0.005)
+
+
 class Interrupting(Counting):
     """Making item 2 interrupts the process that built the dataset, which is then waiting for it."""
 
@@ -424,7 +434,7 @@ class Interrupting(Counting):
     def __getitem__(self, index: int) -> Any:
         if index == 2:
             self.asked.wait()
-            time.sleep(0.1)  # from asking to waiting: there is no event for "it blocks now"
+            wait_until_it_sleeps(self.trainer)
             os.kill(self.trainer, signal.SIGINT)
             self.interrupted.wait()
         return index
