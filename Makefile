@@ -18,7 +18,7 @@ RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 
 help:
 	@echo "make demo    train a small network through DpexDataLoader, here and on a private Ray (2 minutes)"
-	@echo "make test    run the tests                     (TEST_ARGS='-k name' to choose)"
+	@echo "make test    run the tests, several at a time  (TEST_ARGS='-k name' to choose)"
 	@echo "make bench   compare with PyTorch's DataLoader (BENCH_ARGS='--quick' for a first look, '--plan' for how long)"
 	@echo "make bench-rivals  the same with other loaders beside it, in an environment of their own"
 	@echo "make bench-report  write the README's tables from the kept results"
@@ -43,7 +43,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m tests $(TEST_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

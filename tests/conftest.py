@@ -4,9 +4,16 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from sharing import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 from skips import pytest_configure, pytest_make_collect_report, pytest_runtest_makereport
 
-__all__ = ["pytest_configure", "pytest_make_collect_report", "pytest_runtest_makereport"]
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_make_collect_report",
+    "pytest_runtest_makereport",
+    "pytest_xdist_make_scheduler",
+]
 
 
 @pytest.fixture(scope="session", autouse=True)

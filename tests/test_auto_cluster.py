@@ -26,7 +26,7 @@ from torch.utils.data import Sampler
 
 from dpex import AutotuneConfig, DpexDataLoader
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(400)]
 ray = pytest.importorskip("ray")
 
 STORE_BYTES = 100 << 20

@@ -18,9 +18,10 @@ from dpex import DpexDataLoader
 from dpex.autotune.model import Estimate
 from dpex.cpus import usable_cpus
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/schedstat").exists(), reason="this kernel does not tell who queues"
-)
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this kernel does not tell who queues"),
+]
 CPUS = ceil(usable_cpus())
 TICKETS = 60
 PATIENCE_S = 60.0

@@ -6,7 +6,7 @@ import pytest
 
 from tests.diagnose.planted import CASES, Case
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -19,7 +19,7 @@ from tests.diagnose.planted import REMOTE, Case, Large, Planted, Transformed, Un
 from tests.diagnose.test_transforms import check_dear
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(240)]
 STORE_BYTES = 300 << 20
 
 

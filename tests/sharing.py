@@ -1,0 +1,44 @@
+"""How pytest-xdist shares the modules among its processes (`-n 3 --dist loadfile`, as `python -m tests` has it)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@cache
+def starts_ray(module: str) -> bool:
+    """Whether a module, a path from the root, has tests that start Ray."""
+    return "pytest.mark.ray" in (ROOT / module).read_text()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run a module in one process, and all that start Ray in the same: there is one cluster at a time."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Sharing(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = super()._split_scope(nodeid)
+            return "Ray" if starts_ray(module) else module
+
+    config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
+    return Sharing(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let modules that take long come first where processes share them, as one at the end keeps the others waiting."""
+    if not hasattr(config, "workerinput"):
+        return
+    tests = Counter(item.path for item in items)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    ray = {item.path for item in items if item.get_closest_marker("ray")}
+    items.sort(key=lambda item: (item.path not in ray, item.path not in slow, -tests[item.path], item.path))
