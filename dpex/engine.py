@@ -39,6 +39,7 @@ from dpex.interrupts import has_ended, is_interrupt, keep_result, with_lock
 from dpex.lanes.base import Lane, LaneTimes
 from dpex.meter import Look, Sums, Tally
 from dpex.pace import Pace, Sizes
+from dpex.passing import Passing
 from dpex.pin import AHEAD, Pinner
 from dpex.runqueue import OwnQueue
 from dpex.schedule import Delivery, Schedule
@@ -65,7 +66,10 @@ _INHERITED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What does not change while the engine lives."""
+    """What does not change while the engine lives.
+
+    make_unmeasured: as ``make_inline``, without stage times; None: every batch made in this process is measured.
+    """
 
     logicals: int
     iterable: bool
@@ -76,6 +80,7 @@ class Plan:
     memory_budget: int | None
     make_lane: Callable[[LaneName, int], Lane]
     make_inline: Callable[[int, Any, int], tuple[Any, Stages]]
+    make_unmeasured: Callable[[int, Any, int], Any] | None = None
     pinner: Pinner | None = None
     gpu: GpuStall[Any] | None = None
     metered: bool = False
@@ -97,7 +102,6 @@ class Engine:
         self._delivery: Delivery | None = None
         self._opened_into: list[Any] = []
         self._opened_at = 0.0
-        self._is_through = False
         self._drawn: deque[Any] = deque()
         self._sampler_lost_to: BaseException | None = None
         self._wishes: deque[Sizes] = deque(maxlen=1)
@@ -128,6 +132,9 @@ class Engine:
         self._consumer = 0
         self._tally = Tally(detailed=plan.metered, queue=OwnQueue().seconds)
         self._here = LaneTimes()
+        self._passing = Passing(self._tally, self._here, plan.gpu)
+        self._stretch = self._passing.stretch
+        self._stages_here: tuple[float, float, float, float, int] | None = None
         self._helpers = HelperThreads()
         self._granting = False
         self._errors: Counter[str] = Counter()
@@ -145,6 +152,7 @@ class Engine:
             slowest=self._intake.slowest,
             slow_samples=self._intake.slow_samples,
             gpu=plan.gpu,
+            passing=self._passing,
         )
         watch(self)
         self._staffing.open(sizes)
@@ -165,6 +173,7 @@ class Engine:
             if self._closed:
                 raise self._why_closed()
             began = monotonic()
+            self._passing.end()
             self._drop_undelivered()
             self._tenancy.new_epoch(self._epoch, self.schedule.issued() if self._plan.logicals else ())
             self._epoch += 1
@@ -173,7 +182,6 @@ class Engine:
             self.sampler = sampler
             self._drawn.clear()
             self._sampler_lost_to = None
-            self._is_through = False
             self._dispatch.new_epoch()
             self.schedule = self._new_schedule()
             self._tally.returned_at = 0.0
@@ -235,10 +243,15 @@ class Engine:
             IteratorClosedError: it was closed.
         """
         with self._turn:
+            if self._stretch.left and self._pass(hand):
+                return
             tally, over, entered = self._tally, False, monotonic()
             gpu, mark = self._plan.gpu, None
-            self._opened_at = 0.0
+            self._opened_at, self._stages_here = 0.0, None
+            if self._plan.make_unmeasured is not None:
+                self._passing.entered(entered)
             tally.enter(entered)
+            starting = tally.starting
             try:
                 if gpu is not None:
                     mark = gpu.enter()
@@ -253,10 +266,7 @@ class Engine:
                 over = True
                 raise
             except Exception as error:
-                if isinstance(error, WorkerDiedError):
-                    self._errors["worker"] += 1
-                if self._closed and not isinstance(error, IteratorClosedError):
-                    raise self._why_closed() from error  # a signal handler, or another thread, closed it just now
+                self._note(error)
                 raise
             finally:
                 now = monotonic()
@@ -265,6 +275,21 @@ class Engine:
                 if gpu is not None:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
                 tally.leave(self._opened_at, now, over=over)
+            if not starting:
+                self._may_pass_next(now, entered)
+
+    def _may_pass_next(self, now: float, entered: float) -> None:
+        """The call that began at ``entered`` is over, and was measured: maybe those after it need not be."""
+        stages = self._stages_here
+        if self._plan.make_unmeasured is not None and stages is not None and not self._lanes:
+            self._passing.left(now, entered, self._opened_at, stages)
+
+    def _note(self, error: Exception) -> None:
+        """Count an error that comes out of `next`. Raises IteratorClosedError where it may come of being closed."""
+        if isinstance(error, WorkerDiedError):
+            self._errors["worker"] += 1
+        if self._closed and not isinstance(error, IteratorClosedError):
+            raise self._why_closed() from error  # a signal handler, or another thread, has done so just now
 
     def _raise_from(self, hand: list[Any]) -> None:
         value = hand[0]
@@ -282,8 +307,6 @@ class Engine:
                 self._bell.hush()
         if self._closed:
             raise StopIteration if self.schedule.finished else self._why_closed()
-        if self._is_through:
-            self._end_straight()
         if self._delivery is not None:
             self._hand_out(hand)
         if self.returned:
@@ -423,8 +446,6 @@ class Engine:
 
     def _fill(self, starving: bool = False) -> None:
         schedule = self.schedule
-        if self._is_through:
-            self._end_straight()
         room = schedule.room
         if room and self._pace.is_budgeted:
             room = self._pace.within_budget(room, self._sizes, schedule.in_flight, schedule.ready_bytes)
@@ -499,31 +520,58 @@ class Engine:
 
     def _straight_through(self, hand: list[Any]) -> None:
         """Draw, make and hand out one batch, with nothing else on its way: an error of its own is its delivery."""
-        drawn = self._drawn
-        if not drawn:
-            self._draw_indices(1)
-        if not drawn:
-            self._end_of_sampler()
-            raise StopIteration
+        drawn, schedule = self._drawn, self.schedule
+        self._draw_one()
         try:
-            made, samples = self._made_here(self.schedule.drawn, drawn[0])
+            made, samples = self._made_here(schedule.drawn, drawn[0])
         except Exception as error:
             if not is_interrupt(error):
-                self.schedule.straight_through(drawn)
+                schedule.straight_through(drawn)
             raise
         self._opened_at = monotonic()
-        self._tally.batches += 1
+        self._tally.batches += 1  # from here on without a call: see `dpex.interrupts`
         self._tally.samples += samples
-        hand += (made,)  # from here on without a call: see `dpex.interrupts`
-        self._is_through = True
-        self.schedule.straight_through(drawn)
-        self._is_through = False
+        schedule.drawn = schedule.next_number = schedule.drawn + 1
+        schedule.delivered += 1
+        del drawn[0]
+        hand += (made,)
 
-    def _end_straight(self) -> None:
-        """The batch that was made straight through is handed out: its ticket is done."""
-        if self._drawn:
-            self.schedule.straight_through(self._drawn)
-        self._is_through = False
+    def _draw_one(self) -> None:
+        """Have an index in ``_drawn``. Raises StopIteration if there is none any more."""
+        if not self._drawn:
+            self._draw_indices(1)
+            if not self._drawn:
+                self._end_of_sampler()
+                raise StopIteration
+
+    def _pass(self, hand: list[Any]) -> bool:
+        """As `_straight_through`, without measuring it; False: there is something to attend to, or to be measured."""
+        stretch, schedule, drawn, entered = self._stretch, self.schedule, self._drawn, monotonic()
+        with self._lock:
+            if entered >= stretch.until or self._closed or self._wishes or self._lanes or self.returned:
+                return False
+            inside_s, _ = stretch.spent
+            stretch.spent = inside_s, entered
+            try:
+                self._draw_one()
+                stretch.index = index = drawn[0]
+                made = self._plan.make_unmeasured(schedule.drawn, index, self._epoch)  # type: ignore[misc]
+                stretch.left -= 1  # from here on without a call: see `dpex.interrupts`
+                schedule.drawn = schedule.next_number = schedule.drawn + 1
+                schedule.delivered += 1
+                del drawn[0]
+                hand += (made,)
+            except BaseException as error:
+                self._passing.broke_off(error)
+                if drawn and isinstance(error, Exception) and not is_interrupt(error):
+                    self._errors["batch"] += not isinstance(error, StopIteration)
+                    schedule.straight_through(drawn)
+                if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                    self._note(error)
+                raise
+        stretch.left_at = now = monotonic()
+        stretch.spent = inside_s + now - entered, 0.0
+        return True
 
     def _make_inline(self) -> None:
         for ticket in self.schedule.take(1):
@@ -558,6 +606,7 @@ class Engine:
         load_cpu_s = fetch_cpu_s + load_s - fetch_s + helped * load_s
         collate_cpu_s += helped * collate_s
         counted = load_s, collate_s, load_cpu_s, collate_cpu_s, samples, steps, slowest
+        self._stages_here = counted[:5]
         self._here.count(counted, load_cpu_s + collate_cpu_s, 0.0)
         self._tally.made_here(load_s, load_cpu_s, collate_s)
         if slowest and slowest[0] > self._intake.slow_samples.least_s:

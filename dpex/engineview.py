@@ -19,6 +19,7 @@ from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import Lane, LaneTimes
 from dpex.meter import LaneSums, Look, Sums, Tally, lane_sums
 from dpex.pace import Pace, Sizes
+from dpex.passing import Passing, UnderWay, with_stretch
 from dpex.sampling import Slowest, SlowestSamples
 from dpex.schedule import Schedule
 from dpex.stats import LaneStats, LoaderStats
@@ -40,7 +41,9 @@ class EngineView:
         slowest: Slowest,
         slow_samples: SlowestSamples,
         gpu: GpuStall[Any] | None,
+        passing: Passing,
     ) -> None:
+        self._passing = passing
         self._tally = tally
         self._here = here
         self._errors = errors
@@ -54,6 +57,30 @@ class EngineView:
 
     def stats(self, schedule: Schedule, epoch: int) -> LoaderStats:
         """A snapshot; see `LoaderStats`."""
+        return self._passing.read(lambda under_way: self._stats(schedule, epoch, under_way))
+
+    def _stats(self, schedule: Schedule, epoch: int, under_way: UnderWay | None) -> LoaderStats:
+        found = self._measured_stats(schedule, epoch)
+        if under_way is None:
+            return found
+        here, parts = found.lanes["inline"], under_way.parts
+        here = replace(
+            here,
+            tickets=here.tickets + under_way.batches,
+            fetch_s=here.fetch_s + parts.load_s,
+            collate_s=here.collate_s + parts.collate_s,
+            cpu_s=here.cpu_s + parts.load_cpu_s + parts.collate_cpu_s,
+        )
+        return replace(
+            found,
+            batches=found.batches + under_way.batches,
+            wait_s=found.wait_s + under_way.inside_s,
+            own_s=found.own_s + under_way.inside_s,
+            work_s=found.work_s + max(0.0, under_way.left_at - self._tally.returned_at - under_way.inside_s),
+            lanes={**found.lanes, "inline": here},
+        )
+
+    def _measured_stats(self, schedule: Schedule, epoch: int) -> LoaderStats:
         tally = self._tally
         return LoaderStats(
             epoch=max(0, epoch),
@@ -115,11 +142,18 @@ class EngineView:
 
     def sums(self, schedule: Schedule) -> Sums:
         """See `Sums`."""
+        return self._passing.read(lambda under_way: self._sums(schedule, under_way))
+
+    def _sums(self, schedule: Schedule, under_way: UnderWay | None) -> Sums:
+        now = monotonic()
+        return with_stretch(self._measured_sums(schedule, now), under_way, now)
+
+    def _measured_sums(self, schedule: Schedule, now: float) -> Sums:
         tally, lanes = self._tally, dict(self._lanes)
         local, remote = (lanes[name].times if name in lanes else LaneTimes() for name in ("local", "remote"))
         moved = {"shm": local.nbytes, "network": remote.streamed_bytes, "h2d": tally.pinned_bytes}
         return tally.sums(
-            monotonic(),
+            now,
             errors=dict(self._errors),
             remade=self._casualties.remade,
             moved_bytes={**moved, "object_store": remote.nbytes - remote.streamed_bytes},

@@ -250,6 +250,10 @@ class InlineMaker:
         """The batch and its stage times; errors come as they are."""
         return self._process.make(self._fetcher.fetch, index, number, epoch)
 
+    def unmeasured(self, number: int, index: Any, epoch: int) -> Any:
+        """The batch alone."""
+        return self._process.make(self._fetcher.unmeasured, index, number, epoch)
+
 
 def _warn_of_thread(name: str, engine: Engine, tuner: Tuner | None) -> None:
     """A thread would not keep still while batches were made in this process; see `dpex.inprocess`."""
@@ -310,6 +314,9 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
                 inline.append(InlineMaker(setup, Arena(shared=False), timer, disturbed))
             return inline[0](number, index, epoch)
 
+        def make_unmeasured(number: int, index: Any, epoch: int) -> Any:
+            return inline[0].unmeasured(number, index, epoch)
+
         pinner = Pinner(self._pin_memory_device) if self._pin_memory and self._num_workers > 0 else None
         plan = Plan(
             logicals=0 if per_batch else self._num_workers,
@@ -321,6 +328,7 @@ class _DpexDataLoaderIter(_BaseDataLoaderIter):
             memory_budget=loader.memory_budget,
             make_lane=lambda name, count: make_lane(name, count, setup, per_batch),
             make_inline=make_inline,
+            make_unmeasured=make_unmeasured if per_batch and self._auto_collation and tuner is None else None,
             pinner=pinner,
             gpu=cuda_stall(),
             metered=ledger is not None,

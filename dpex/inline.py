@@ -7,24 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
-from time import sleep, thread_time
+from time import thread_time
 from typing import Any
 
 from dpex.clock import monotonic
 from dpex.cpuclocks import HelperThreads
 from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import LaneTimes
-from dpex.meter import Spent, Sums, Tally, lane_sums
+from dpex.meter import Sums, Tally, lane_sums
+from dpex.passing import Passing, UnderWay, with_stretch
 from dpex.runqueue import OwnQueue
 from dpex.sampling import SlowestSamples
 from dpex.stats import LaneStats, LoaderStats
 from dpex.steptimes import Row, TicketTimer
-from dpex.stretch import Parts, Stretch
 from dpex.worker import CPU_CLOCK_EVERY, TINY_S, SampleClock
-
-_TRIES = 50
-_PAUSE_S = 0.0001
 
 
 class InlineMeter:
@@ -62,14 +58,14 @@ class InlineMeter:
         self._index: Any = None
         self._may_pass = may_pass
         self._stages: tuple[float, float, float, float, int] = (0.0, 0.0, 0.0, 0.0, 0)
-        self._changes = 0
-        self.stretch = Stretch()
+        self._passing = Passing(self._tally, self._times, gpu)
+        self.stretch = self._passing.stretch
 
     def enter(self) -> None:
         """The consumer asks for a batch."""
         now = monotonic()
         if self._may_pass:
-            self._after_stretch(now)
+            self._passing.entered(now)
         self._opened, self._entered = 0.0, now
         self._tally.enter(now)
         if self._gpu is not None:
@@ -160,55 +156,18 @@ class InlineMeter:
         starting = self._tally.starting
         self._tally.leave(self._opened, now, over=over)
         if self._may_pass and self._opened and error is None and not starting:
-            self._before_stretch(now)
-
-    # -- calls that pass -----------------------------------------------------------------------------------------
-
-    def _before_stretch(self, now: float) -> None:
-        inside_s, transfer_s = now - self._entered, now - self._opened
-        load_s, collate_s, load_cpu_s, collate_cpu_s, samples = self._stages
-        unknown_s = max(0.0, inside_s - load_s - collate_s - transfer_s)
-        parts = Parts(load_s, load_cpu_s, collate_s, collate_cpu_s, transfer_s, unknown_s)
-        self.stretch.add(inside_s, parts, samples)
-        if self.stretch.may_begin and (self._gpu is None or self._gpu.total_s is None):
-            self._changes += 1
-            self.stretch.begin(now)
-            self._changes += 1
-
-    def _after_stretch(self, now: float) -> None:
-        passed = self._end_stretch(self.stretch.left_at, None) if self.stretch.size else 0
-        returned_at = self._tally.returned_at
-        self.stretch.entered(now, now - returned_at if returned_at else None, passed)
-
-    def _end_stretch(self, now: float, error: BaseException | None) -> int:
-        self._changes += 1
-        passed = self.stretch.end(self._tally, self._times, now, error)
-        self._changes += 1
-        return passed
+            self._passing.left(now, self._entered, self._opened, self._stages)
 
     def broke_off(self, error: BaseException) -> None:
         """A call that was to pass has raised that."""
-        stretch, now = self.stretch, monotonic()
-        over = isinstance(error, StopIteration)
-        inside_s, entered = stretch.spent
-        stretch.spent = inside_s + now - entered, 0.0
-        self._end_stretch(now, error)
-        self._errors["batch"] += isinstance(error, Exception) and not over
-        if over:
-            self._tally.returned_at = 0.0
+        self._passing.broke_off(error)
+        self._errors["batch"] += isinstance(error, Exception) and not isinstance(error, StopIteration)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def sums(self) -> Sums:
         """The counts so far, of a stretch under way too."""
-        for _ in range(_TRIES):
-            changes, spent = self._changes, self.stretch.spent
-            if changes % 2 == 0:
-                found = self._sums(spent)
-                if changes == self._changes and spent is self.stretch.spent:
-                    return found
-            sleep(_PAUSE_S)
-        return self._sums(self.stretch.spent)
+        return self._passing.read(self._sums)
 
     def stats(self) -> LoaderStats:
         """The counts so far; see `LoaderStats`."""
@@ -230,30 +189,9 @@ class InlineMeter:
             lanes={"inline": made},
         )
 
-    def _sums(self, spent: tuple[float, float]) -> Sums:
-        stretch, now = self.stretch, monotonic()
-        found = self._measured_sums(now)
-        if not stretch.size:
-            return found
-        inside_s, entered = spent
-        parts, lane, whole = stretch.parts(inside_s), found.lanes["inline"], found.spent
-        work_s = whole.work_s - inside_s - (max(0.0, now - entered) if entered else 0.0)
-        lane = replace(
-            lane,
-            tickets=lane.tickets + stretch.passed,
-            load_s=lane.load_s + parts.load_s,
-            load_cpu_s=lane.load_cpu_s + parts.load_cpu_s,
-            collate_s=lane.collate_s + parts.collate_s,
-            collate_cpu_s=lane.collate_cpu_s + parts.collate_cpu_s,
-        )
-        return replace(
-            found,
-            spent=Spent(tuple(parts.caused(whole.causes)), whole.transfer_s + parts.transfer_s, work_s),
-            batches=found.batches + stretch.passed,
-            samples=found.samples + stretch.samples,
-            delivered_at=stretch.left_at,
-            lanes={"inline": lane},
-        )
+    def _sums(self, under_way: UnderWay | None) -> Sums:
+        now = monotonic()
+        return with_stretch(self._measured_sums(now), under_way, now)
 
     def _measured_sums(self, now: float) -> Sums:
         return self._tally.sums(

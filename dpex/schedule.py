@@ -82,7 +82,8 @@ class Schedule:
         self._open: dict[int, Ticket] = {}
         self._pending: list[deque[Ticket]] = [deque() for _ in self._active]
         self._ready: dict[int, Delivery] = {}
-        self._next = 0
+        self.next_number = 0
+        """With ``in_order``: the batch whose turn it is."""
         self._dropped = 0
         self._sampler_ended = False
 
@@ -139,7 +140,7 @@ class Schedule:
         if not self.idle or self._bound:
             raise ScheduleError("only an idle schedule without logical workers lets a ticket straight through")
         number = self.drawn  # from here on without a call: see `dpex.interrupts`
-        self.drawn = self._next = number + 1
+        self.drawn = self.next_number = number + 1
         self.delivered += 1
         if indices:
             del indices[0]
@@ -256,13 +257,13 @@ class Schedule:
         ready = self._ready
         if not self.in_order:
             return ready[next(iter(ready))] if ready else None
-        while self._next < self.drawn:
-            found = ready.get(self._next)
+        while self.next_number < self.drawn:
+            found = ready.get(self.next_number)
             if found is not None:
                 return found
-            if self._next in self._open:
+            if self.next_number in self._open:
                 return None
-            self._next += 1  # dropped with its stream
+            self.next_number += 1  # dropped with its stream
         return None
 
     def deliver(self, delivery: Delivery) -> None:
@@ -272,14 +273,14 @@ class Schedule:
             del self._ready[number]
             self.delivered += 1
             if self.in_order:
-                self._next = number + 1
+                self.next_number = number + 1
 
     def upcoming(self, most: int) -> list[Delivery]:
         """What the next ``most`` calls of `pop` would return if they came now."""
         if not self.in_order:
             return list(islice(self._ready.values(), most))
         found: list[Delivery] = []
-        for number in range(self._next, self.drawn):
+        for number in range(self.next_number, self.drawn):
             if number in self._open or len(found) == most:
                 break
             if number in self._ready:
@@ -300,11 +301,6 @@ class Schedule:
     def finished(self) -> bool:
         """Everything was delivered, and nothing more will be drawn."""
         return not self._open and not self._ready and (self._sampler_ended or not any(self._active))
-
-    @property
-    def next_number(self) -> int:
-        """With ``in_order``: the batch whose turn it is."""
-        return self._next
 
     @property
     def ready(self) -> int:

@@ -219,6 +219,13 @@ class Fetcher:
         times = fetch_s, collate_s, fetch_s * fetch_ratio, collate_s * collate_ratio
         return batch, _stages(Stages, (*times, samples, (), slowest))
 
+    def unmeasured(self, index: Any) -> Any:
+        """The batch of a map-style dataset alone, whose loader batches: for tiny ones, see `dpex.stretch`."""
+        dataset = self._dataset
+        if getattr(dataset, "__getitems__", None):
+            return self._collate_fn(dataset.__getitems__(index))
+        return self._collate_fn([dataset[i] for i in index])
+
     def _fetch_timed(self, index: Any) -> tuple[Any, Stages]:
         """The same, and what the transforms took."""
         timer, collate_fn = self._timer, self._collate_fn

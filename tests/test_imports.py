@@ -23,7 +23,7 @@ TOGETHER = {
     "transport, globalrandom, ticketseeding, generators, steptimes": 2,
     "worker, threads, inprocess": 3,
     "lanes": 4,
-    "tenancy, pin, stretch, inline, gpu, torchworkers": 5,
+    "tenancy, pin, stretch, passing, inline, gpu, torchworkers": 5,
     "engine, engineview, dispatch, staffing, casualties, intake, windows, tuner": 6,
     "diagnose": 6,
     "epoch": 7,

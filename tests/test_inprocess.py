@@ -368,3 +368,16 @@ def test_batches_are_made_in_the_modes_of_their_iterator(mode: str, options: dic
             wanted = Moody()[0]
             iterator = iter(loader)
         assert all(torch.equal(batch[0], wanted) for batch in iterator)
+
+
+def test_workers_that_come_while_tiny_batches_pass_unmeasured_go_on_where_they_ended() -> None:
+    with DpexDataLoader(range(4000), seeding="batch") as loader:
+        iterator: Any = iter(loader)
+        found = [next(iterator).item() for _ in range(1000)]
+        until(lambda: found.append(next(iterator).item()) or iterator._engine._stretch.left > 0)
+        loader.resize(local=1)
+        found += [next(iterator).item() for _ in range(500)]
+        loader.resize(local=0)
+        found += [batch.item() for batch in iterator]
+        assert found == list(range(4000))
+        assert iterator._engine.stats().batches == 4000

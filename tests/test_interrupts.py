@@ -7,6 +7,7 @@ met, where a timer would leave it to chance.
 from __future__ import annotations
 
 import functools
+import math
 import random
 import signal
 import sys
@@ -23,7 +24,7 @@ from families import Augmented, assert_same, seeded, stacked
 from torch.utils.data import Dataset
 
 import dpex
-from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
+from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError, stretch
 from dpex.globalrandom import located
 from dpex.inprocess import InProcess
 from dpex.interrupts import is_interrupt, keep_result, with_lock
@@ -136,6 +137,33 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
             errors.append(type(error))
     assert errors == [TickError, InterruptedSamplerError]
     assert sorted(torch.cat(found)[:, 0].tolist()) == list(range(ROWS // 2))
+
+
+@pytest.mark.usefixtures("handler")
+def test_every_batch_comes_once_of_those_that_pass_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call after the other is broken off, each at the next place in it."""
+    monkeypatch.setattr(stretch, "TURN_S", math.inf)  # a traced call is slow
+    monkeypatch.setattr(stretch, "LONGEST_S", math.inf)
+    dataset = Augmented(400, extra=1000)
+    options: dict[str, Any] = {"batch_sampler": [[at] for at in range(400)], "seeding": "batch"}
+    wanted = stacked(DpexDataLoader(dataset, generator=seeded(), **options))
+    iterator: Any = iter(DpexDataLoader(dataset, generator=seeded(), **options))
+    passing, got, at, places = iterator._engine._passing.stretch, [], 1, 0
+    while places < 40:
+        while not passing.left:
+            got.append(next(iterator))
+        ticking = Ticking(at)
+        sys.settrace(ticking)
+        try:
+            got.append(next(iterator))
+        except TickError:
+            places += 1
+        finally:
+            sys.settrace(None)
+        at = at + 1 if ticking.came else 1
+    got += iterator
+    assert_same(torch.cat(got), wanted)
+    assert iterator._engine.stats().batches == len(got)
 
 
 @pytest.mark.usefixtures("handler")

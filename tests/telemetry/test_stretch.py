@@ -1,4 +1,4 @@
-"""Tiny batches of torch's in-process iterator: most pass unmeasured, and everything adds up nevertheless."""
+"""Tiny batches made in the training process: most pass unmeasured, and everything adds up nevertheless."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dpex import DpexDataLoader, epoch, inline
+from dpex import DpexDataLoader, engine, engineview, epoch, inline, passing
 from dpex.causes import CAUSES
 from dpex.clock import ManualClock
 from dpex.meter import STEP_BUCKETS, Sums
 from dpex.steptimes import SWITCH
-from dpex.stretch import TURN_S
+from dpex.stretch import TURN_S, Stretch
 
 STEP_S, LOAD_S = 20e-6, 10e-6
 
@@ -44,31 +44,54 @@ class Timed(Dataset[Any]):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock(100.0)
-    for module in (inline, epoch):
+    for module in (inline, epoch, passing, engine, engineview):
         monkeypatch.setattr(module, "monotonic", clock)
+    monkeypatch.setattr("time.perf_counter", clock)
     monkeypatch.setenv(SWITCH, "0")
     return clock
 
 
-def begun(dataset: Any, **options: Any) -> Any:
-    """An iterator that is counted."""
-    loader = DpexDataLoader(dataset, num_workers=0, **options)
-    loader.diagnose()
-    return iter(loader)
+Begun = Callable[..., Any]
+
+
+@pytest.fixture(params=["worker", "batch"])
+def begun(request: pytest.FixtureRequest) -> Begun:
+    """Makes an iterator that is counted: torch's in-process one, or an engine's."""
+
+    def begin(dataset: Any, **options: Any) -> Any:
+        loader = DpexDataLoader(dataset, num_workers=0, seeding=request.param, **options)
+        loader.diagnose()
+        iterator: Any = iter(loader)
+        if hasattr(iterator, "_engine"):
+            iterator._engine._tally.detailed = True  # as where metrics are exported
+        return iterator
+
+    return begin
+
+
+def stretch_of(batches: Any) -> Stretch:
+    stretch: Stretch = getattr(batches, "_engine", batches)._stretch
+    return stretch
+
+
+def sums_of(batches: Any) -> Sums:
+    source = getattr(batches, "_engine", None) or batches._meter
+    sums: Sums = source.sums()
+    return sums
 
 
 def whole_s(sums: Sums) -> float:
     return sums.spent.wait_s + sums.spent.transfer_s + sums.spent.work_s
 
 
-def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock) -> None:
+def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock, begun: Begun) -> None:
     data, began = Timed(8 * 1500 + 3, clock), clock.now_s
     batches, passed = begun(data, batch_size=8), 0
     for number, batch in enumerate(batches):
         assert torch.equal(batch, torch.arange(8 * number, min(len(data), 8 * number + 8)))
         clock.advance(STEP_S)
-        passed += batches._stretch.left > 0
-    sums = batches._meter.sums()
+        passed += stretch_of(batches).left > 0
+    sums = sums_of(batches)
     assert passed > 1000
     assert (sums.batches, sums.samples, sums.lanes["inline"].tickets) == (1501, len(data), 1501)
     assert whole_s(sums) == pytest.approx(clock.now_s - began)
@@ -80,45 +103,57 @@ def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock) 
     assert sums.delivered_at == pytest.approx(clock.now_s - STEP_S)
 
 
-def test_a_pass_that_is_broken_off_is_counted_so_far(clock: ManualClock) -> None:
+def test_a_pass_that_is_broken_off_is_counted_so_far(clock: ManualClock, begun: Begun) -> None:
     batches = begun(Timed(400, clock), batch_size=1)
     for _ in range(200):
         next(batches)
         clock.advance(STEP_S)
-    while not batches._stretch.passed:
+    while not stretch_of(batches).passed:
         next(batches)
         clock.advance(STEP_S)
-    sums = batches._meter.sums()
+    sums = sums_of(batches)
     assert sums.batches == sums.lanes["inline"].tickets == int(batches._num_yielded)
     assert sums.spent.work_s == pytest.approx(sums.batches * STEP_S)
 
 
-def test_a_sudden_long_step_is_work_while_it_lasts_and_afterwards(clock: ManualClock) -> None:
+def test_a_user_s_statistics_know_of_batches_that_passed(clock: ManualClock, begun: Begun) -> None:
+    batches, began = begun(Timed(3000, clock), batch_size=2), clock.now_s
+    source = getattr(batches, "_engine", None) or batches._meter
+    for number, _ in enumerate(batches):
+        stats = source.stats()
+        made = stats.lanes["inline"]
+        assert stats.batches == made.tickets == number + 1
+        assert stats.wait_s + stats.work_s == pytest.approx(clock.now_s - began)
+        assert made.fetch_s == pytest.approx(2 * LOAD_S * (number + 1))
+        clock.advance(STEP_S)
+
+
+def test_a_sudden_long_step_is_work_while_it_lasts_and_afterwards(clock: ManualClock, begun: Begun) -> None:
     batches = begun(Timed(1000, clock), batch_size=1)
-    while batches._stretch.left < 5 or not batches._stretch.passed:
+    while stretch_of(batches).left < 5 or not stretch_of(batches).passed:
         next(batches)
         clock.advance(STEP_S)
-    before = batches._meter.sums()
+    before = sums_of(batches)
     for second in range(1, 6):
         clock.advance(1.0)
-        assert batches._meter.sums().spent.work_s == pytest.approx(before.spent.work_s + second)
+        assert sums_of(batches).spent.work_s == pytest.approx(before.spent.work_s + second)
     next(batches)
-    after = batches._meter.sums()
+    after = sums_of(batches)
     assert after.spent.work_s == pytest.approx(before.spent.work_s + 5.0)
     assert after.steps[bisect_left(STEP_BUCKETS, 5.0)] == 1
-    assert batches._stretch.passed == 0
+    assert stretch_of(batches).passed == 0
 
 
-def test_a_sudden_long_batch_is_the_datasets(clock: ManualClock) -> None:
+def test_a_sudden_long_batch_is_the_datasets(clock: ManualClock, begun: Begun) -> None:
     slow: list[int] = []
     batches = begun(Timed(1000, clock, lambda index: 3.0 if index in slow else LOAD_S), batch_size=1)
-    while batches._stretch.left < 5 or not batches._stretch.passed:
+    while stretch_of(batches).left < 5 or not stretch_of(batches).passed:
         next(batches)
         clock.advance(STEP_S)
-    before = batches._meter.sums()
+    before = sums_of(batches)
     slow.append(int(batches._num_yielded))
     next(batches)
-    for found in (batches._meter.sums(), (next(batches), batches._meter.sums())[1]):
+    for found in (sums_of(batches), (next(batches), sums_of(batches))[1]):
         assert found.lanes["inline"].load_s - before.lanes["inline"].load_s == pytest.approx(3.0, rel=0.001)
         assert found.spent.work_s == pytest.approx(before.spent.work_s, abs=1e-4)
         assert found.spent.causes[CAUSES.index("unknown")] < 0.001
@@ -152,10 +187,10 @@ class Watch:
         self.before, self.readings = now, self.readings + 1
 
 
-def test_nothing_ever_shrinks(clock: ManualClock) -> None:
+def test_nothing_ever_shrinks(clock: ManualClock, begun: Begun) -> None:
     data = Timed(1201, clock, lambda index: LOAD_S if index % 97 else 0.004)
     batches = begun(data, batch_size=2)
-    watch = Watch(batches._meter.sums)
+    watch = Watch(lambda: sums_of(batches))
     data.called = watch.look
     for number, _ in enumerate(batches):
         watch.look()
@@ -163,13 +198,13 @@ def test_nothing_ever_shrinks(clock: ManualClock) -> None:
         watch.look()
     watch.look()
     assert watch.before[-1] > 0
-    assert batches._meter.sums().samples == 1201
+    assert sums_of(batches).samples == 1201
 
 
-def test_nothing_shrinks_for_another_thread() -> None:
+def test_nothing_shrinks_for_another_thread(begun: Begun) -> None:
     batches = begun(torch.utils.data.TensorDataset(torch.zeros(10**7)), batch_size=1)
     next(batches)
-    watch = Watch(batches._meter.sums)
+    watch = Watch(lambda: sums_of(batches))
     over, errors = threading.Event(), []
 
     def read() -> None:
@@ -188,20 +223,20 @@ def test_nothing_shrinks_for_another_thread() -> None:
     assert not errors
 
 
-def test_an_error_in_a_call_that_passes_is_the_users_and_is_counted(clock: ManualClock) -> None:
+def test_an_error_in_a_call_that_passes_is_the_users_and_is_counted(clock: ManualClock, begun: Begun) -> None:
     data = Timed(1000, clock)
     batches = begun(data, batch_size=1)
-    while batches._stretch.left < 5 or not batches._stretch.passed:
+    while stretch_of(batches).left < 5 or not stretch_of(batches).passed:
         next(batches)
         clock.advance(STEP_S)
     got = int(batches._num_yielded)
     data.bad = got
     with pytest.raises(ValueError, match=f"no sample {got}"):
         next(batches)
-    sums = batches._meter.sums()
+    sums = sums_of(batches)
     assert (sums.batches, sums.samples, sums.errors) == (got, got, {"batch": 1})
     assert len(list(batches)) == 1000 - got - 1
-    assert batches._meter.sums().batches == 999
+    assert sums_of(batches).batches == 999
 
 
 class Stream(IterableDataset[Any]):
@@ -215,21 +250,21 @@ class Stream(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("kind", ["slow", "a stream", "samples"])
-def test_what_is_measured_every_time(clock: ManualClock, kind: str) -> None:
+def test_what_is_measured_every_time(clock: ManualClock, kind: str, begun: Begun) -> None:
     data: Any = Stream(clock) if kind == "a stream" else Timed(200, clock)
     batches = begun(data, batch_size=None if kind == "samples" else 1)
     for _ in batches:
-        assert not batches._stretch.size
+        assert not stretch_of(batches).size
         clock.advance(TURN_S if kind == "slow" else STEP_S)
-    assert batches._meter.sums().batches == 200
+    assert sums_of(batches).batches == 200
 
 
-def test_a_loop_that_has_become_slow_is_measured_every_time_again(clock: ManualClock) -> None:
+def test_a_loop_that_has_become_slow_is_measured_every_time_again(clock: ManualClock, begun: Begun) -> None:
     batches = begun(Timed(2000, clock), batch_size=1)
     sizes = []
     for number, _ in enumerate(batches):
         clock.advance(STEP_S if number < 1000 else 0.001)
-        sizes.append(batches._stretch.size)
+        sizes.append(stretch_of(batches).size)
     assert max(sizes[:1000]) > 0
     assert max(sizes[1100:]) == 0
 
