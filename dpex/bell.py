@@ -20,6 +20,7 @@ class Bell:
         self._lock = threading.RLock()
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
+        self._was_rung = False
         self._watched: tuple[int, ...] = ()
         self._poll = select.poll()
 
@@ -39,12 +40,16 @@ class Bell:
 
     def sleep(self, limit_s: float) -> None:
         """Until something wakes, or for that long."""
-        self._poll.poll(limit_s * 1000 + 0.5)
+        for descriptor, _ in self._poll.poll(limit_s * 1000 + 0.5):
+            if descriptor == self._descriptor:
+                self._was_rung = True
 
     def hush(self) -> None:
-        """What was rung for has been heard."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._descriptor)
+        """What the last sleep was ended for by a ring, if it was, has been heard."""
+        if self._was_rung:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._descriptor)
+            self._was_rung = False
 
     def close(self) -> None:
         """Give the descriptor back; idempotent."""

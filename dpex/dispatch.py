@@ -32,6 +32,8 @@ class Dispatch:
         self._dirty = dirty
         self._logical = logical
         self._carrier: dict[int, str] = {}
+        self.incomplete: set[int] = set()
+        """Queues of which something waits for the rest of its message, for all that is known."""
         self.load: dict[str, int] = {}
 
     def add_lane(self, name: str) -> None:
@@ -41,6 +43,7 @@ class Dispatch:
     def new_epoch(self) -> None:
         """Nothing is on its way any more."""
         self._carrier.clear()
+        self.incomplete.clear()
         self.load = dict.fromkeys(self.load, 0)
 
     def hosts(self) -> int:
@@ -53,15 +56,20 @@ class Dispatch:
             self._issue_shared(schedule, epoch, starving)
             return
         self._tenancy.settle()
+        self.incomplete.clear()
         for queue in sorted(self._dirty):
             if self._issue_logical(schedule, epoch, queue, starving):
                 self._dirty.discard(queue)
 
     def _issue_shared(self, schedule: Schedule, epoch: int, starving: bool) -> None:
         pace = self._pace
+        self.incomplete.clear()
         while (waiting := schedule.pending()) and self._lanes:
             lane = self._least_loaded(schedule.window)
-            if lane is None or (waiting < pace.group and not starving and schedule.ready):
+            if lane is None:
+                return
+            if waiting < pace.group and not starving and schedule.ready:
+                self.incomplete.add(SHARED)
                 return
             size = pace.message_size(schedule.window, len(lane.hosts()), lane.name == "remote")
             if not self._send(schedule, min(waiting, size), SHARED, epoch, lane, None):
@@ -77,6 +85,7 @@ class Dispatch:
         group, (lane, host) = self._pace.group, home
         while waiting := schedule.pending(queue):
             if waiting < group and not starving and schedule.ready:
+                self.incomplete.add(queue)
                 return False
             if not self._send(schedule, min(waiting, group), queue, epoch, lane, host):
                 return False

@@ -454,7 +454,8 @@ class Engine:
                 room = 1 if not schedule.in_flight else 0
             if room:
                 self._draw(room)
-        if self._dirty:
+                self._dispatch.incomplete.clear()
+        if self._dirty and (starving or not schedule.ready or self._dirty != self._dispatch.incomplete):
             try:
                 self._dispatch.issue(schedule, self._epoch, starving=starving)
             except OSError:  # no descriptor is left: an error once somebody is short of a batch

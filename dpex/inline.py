@@ -11,7 +11,7 @@ from time import thread_time
 from typing import Any
 
 from dpex.clock import monotonic
-from dpex.cpuclocks import HelperThreads
+from dpex.cpuclocks import CPU_CLOCK_EVERY, TINY_S, HelperThreads
 from dpex.gpu.stall import GpuStall
 from dpex.lanes.base import LaneTimes
 from dpex.meter import Sums, Tally, lane_sums
@@ -20,7 +20,7 @@ from dpex.runqueue import OwnQueue
 from dpex.sampling import SlowestSamples
 from dpex.stats import LaneStats, LoaderStats
 from dpex.steptimes import Row, TicketTimer
-from dpex.worker import CPU_CLOCK_EVERY, TINY_S, SampleClock
+from dpex.worker import SampleClock
 
 
 class InlineMeter:

@@ -77,6 +77,7 @@ class Schedule:
         self.delivered = 0
         self._bound = queues > 0
         self._active = [True] * max(1, queues)
+        self._live = len(self._active)
         self._load = [0] * max(1, queues)
         self._turn = 0
         self._open: dict[int, Ticket] = {}
@@ -92,9 +93,10 @@ class Schedule:
     @property
     def room(self) -> int:
         """How many tickets may be drawn now."""
-        if self._sampler_ended or not any(self._active):
+        if self._sampler_ended or not self._live:
             return 0
-        return max(0, self.window - len(self._open) - len(self._ready))
+        room = self.window - len(self._open) - len(self._ready)
+        return room if room > 0 else 0
 
     def draw(self, index: Any) -> Ticket:
         """Make the next ticket, for ``index`` as the sampler gave it."""
@@ -116,8 +118,10 @@ class Schedule:
 
     def _choose_queue(self) -> tuple[int, int]:
         """The queue of the next ticket, and whose turn it is then."""
-        share = max(1, self.window // sum(self._active))
-        fallback, turn = -1, self._turn
+        turn = self._turn
+        if self.in_order and self._active[turn]:
+            return turn, (turn + 1) % len(self._active)
+        share, fallback = max(1, self.window // self._live), -1
         for _ in self._active:
             queue, turn = turn, (turn + 1) % len(self._active)
             if self._active[queue]:
@@ -213,7 +217,9 @@ class Schedule:
 
     def end_queue(self, queue: int) -> None:
         """The stream behind ``queue`` is exhausted: its open tickets are dropped, and it gets no more."""
-        self._active[queue] = False
+        if self._active[queue]:
+            self._active[queue] = False  # from here on without a call: see `dpex.interrupts`
+            self._live -= 1
         for ticket in [t for t in self._open.values() if t.queue == queue]:
             self._close(ticket)
             self._dropped += 1
@@ -300,7 +306,7 @@ class Schedule:
     @property
     def finished(self) -> bool:
         """Everything was delivered, and nothing more will be drawn."""
-        return not self._open and not self._ready and (self._sampler_ended or not any(self._active))
+        return not self._open and not self._ready and (self._sampler_ended or not self._live)
 
     @property
     def ready(self) -> int:

@@ -63,8 +63,9 @@ class Tenancy:
     def made(self, epoch: int, ticket: Ticket) -> None:
         """A ticket was made: after a death it is made again, unless a snapshot comes later."""
         since = self._since[ticket.queue]
-        if not self._iterable and not (since and since[-1][:2] == (epoch, ticket.number)):
-            since.append((epoch, ticket.number, ticket.index))
+        if self._iterable or (since and since[-1][1] == ticket.number and since[-1][0] == epoch):
+            return
+        since.append((epoch, ticket.number, ticket.index))
 
     def stream_ended(self, logical: int) -> None:
         """A stream has no more; its host may die."""

@@ -29,16 +29,15 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from dpex.alerts import warn
+from dpex.cpuclocks import CPU_CLOCK_EVERY, TINY_S
 from dpex.modes import Modes
 from dpex.sampling import SAMPLE_S
 from dpex.steptimes import Row, TicketTimer
 from dpex.ticketseeding import TicketSeeds, seed_ticket
 from dpex.transport.arena import Arena
 
-TINY_S = 0.0003
 RngState = bytes
 """Pickled states of `random`, numpy's and torch's global generators."""
-CPU_CLOCK_EVERY = 16
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,17 @@ from families import until
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
-from dpex.cpuclocks import LOOK_EVERY_S, SPIN_S, HelperThreads, Seen, SharedCpu, other_threads
+from dpex.cpuclocks import (
+    CPU_CLOCK_EVERY,
+    LOOK_EVERY_S,
+    SPIN_S,
+    TINY_S,
+    HelperThreads,
+    SampledCpu,
+    Seen,
+    SharedCpu,
+    other_threads,
+)
 
 BLOCKS = 4
 
@@ -94,6 +104,38 @@ def in_thread(work: Any) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
+
+
+class Clock:
+    """A CPU clock that advances by ``step_s`` each time it is read."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s, self.now_s, self.readings = step_s, 0.0, 0
+
+    def __call__(self) -> float:
+        self.now_s, self.readings = self.now_s + self.step_s, self.readings + 1
+        return self.now_s
+
+
+def test_one_tiny_ticket_s_cpu_time_stands_for_several() -> None:
+    clock = Clock(TINY_S / 8)
+    sampled = SampledCpu(clock)
+    costs = []
+    for _ in range(2 * CPU_CLOCK_EVERY):
+        sampled.begin()
+        costs.append(sampled.end(TINY_S / 4))
+    assert costs == pytest.approx([TINY_S / 8] * len(costs))
+    assert clock.readings == 4
+
+
+def test_the_cpu_time_of_every_long_ticket_is_its_own() -> None:
+    clock = Clock(0.0)
+    sampled = SampledCpu(clock)
+    costs = []
+    for clock.step_s in (1.0, 3.0, 0.5):
+        sampled.begin()
+        costs.append(sampled.end(2.0))
+    assert costs == [1.0, 3.0, 0.5]
 
 
 def test_what_nobodys_thread_accounts_for_is_shared_by_those_that_make_batches() -> None:

@@ -93,3 +93,26 @@ def test_nothing_is_on_its_way_in_a_new_epoch() -> None:
     assert dispatch.load == {"local": 0}
     dispatch.arrived(0)  # a result of the epoch before
     assert dispatch.load == {"local": 0}
+
+
+def test_queues_that_wait_for_the_rest_of_a_message_are_told_until_somebody_starves() -> None:
+    lane = FakeLane()
+    dispatch, dirty = dispatch_to(lane, logicals=2)
+    dispatch._pace.group = 2
+    schedule = drawn(5, dirty, queues=2)
+    dispatch.issue(schedule, 0, starving=True)
+    for number in (5, 6):
+        dirty.add(schedule_more(schedule, number))
+    schedule.done(0, None)
+    dispatch.issue(schedule, 0, starving=False)
+    assert [numbers for numbers, _, _ in lane.sent] == [[0, 2], [4], [1, 3]]
+    assert dispatch.incomplete == dirty == {0, 1}
+    dispatch.issue(schedule, 0, starving=True)
+    assert lane.numbers_sent[-2:] == [6, 5]
+    assert dispatch.incomplete == dirty == set()
+
+
+def schedule_more(schedule: Schedule, number: int) -> int:
+    """Draw one more than the window held; returns its queue."""
+    schedule.set_window(schedule.window + 1)
+    return schedule.draw([number]).queue

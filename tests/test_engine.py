@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -150,3 +151,33 @@ def test_deaths_and_what_is_made_again_are_in_the_engines_counts(engine: Engine,
     stats, sums = engine.stats(), engine.sums()
     assert (stats.deaths, stats.remade, sums.remade, sums.lanes["local"].deaths) == (1, 2, 2, 1)
     assert lane.numbers_sent == [0, 1, 2, 3, 0, 2]
+
+
+@pytest.mark.parametrize("logicals", [0, 2])
+def test_an_incomplete_message_waits_without_a_question_for_each_batch(
+    monkeypatch: pytest.MonkeyPatch, logicals: int
+) -> None:
+    """It goes once it is complete, or nothing is ready any more."""
+    lane = FakeLane()
+    engine = engine_on(lane, logicals=logicals, base_window=8)
+    engine.begin_epoch(iter(range(40)))
+    for number in range(8):
+        lane.says_made(number, decoded([], number))
+    assert taken(engine) == "batch 0"
+    engine._pace.group = 3
+    engine._collected_at = math.inf
+    issue, asked = engine._dispatch.issue, 0
+
+    def counting(*arguments: Any, **options: Any) -> None:
+        nonlocal asked
+        asked += 1
+        issue(*arguments, **options)
+
+    monkeypatch.setattr(engine._dispatch, "issue", counting)
+    for number in range(1, 6):
+        assert taken(engine) == f"batch {number}"
+    assert asked == 1  # when there was room for 3
+    assert engine._dirty == engine._dispatch.incomplete == ({0, 1} if logicals else {0})
+    assert [taken(engine), taken(engine)] == ["batch 6", "batch 7"]
+    assert (sorted(lane.numbers_sent), engine._dirty) == (list(range(15)), set())
+    engine.close()

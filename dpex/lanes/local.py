@@ -265,7 +265,8 @@ class LocalLane:
         while not host.ended:
             self._sender = host
             try:
-                host.map_announced(self._buffer)
+                if host.announces_memory:
+                    host.map_announced(self._buffer)
                 self._arrived.extend(map(host.socket.recv_into, (self._buffer,)))
             except BlockingIOError:
                 return
@@ -287,13 +288,17 @@ class LocalLane:
         self._taken_in = 0
         del self._arrived[0]
 
-    def _read(self, host: Host, message: Any, _segments: Any, retired: list[int]) -> None:
+    def _read(self, host: Host, message: Any, retired: list[int]) -> None:
         kind = message[0]
         if kind == "made":
             self._made(host, message[1], message[2])
             if self._fleet.packing.untried and message[2]:
                 self._fleet.packing.tried()
                 self._keep_promises()
+        elif kind == "coming":
+            host.announces_memory = True
+        elif kind == "segments":  # they are mapped already
+            host.announces_memory = False
         elif kind == "released":
             self._tell(Released(message[1], host.number, message[2]))
         elif kind == "snapshot":

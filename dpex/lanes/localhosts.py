@@ -108,22 +108,24 @@ class Host:
         self.leaving = False
         self.started = False
         self.ended = False
+        self.announces_memory = False
+        """Its next message brings descriptors: `map_announced` must be called before that is received."""
 
     def map_announced(self, buffer: memoryview) -> None:
-        """Map the segments that the next message announces, if it does; it may be received then.
+        """Map the segments whose descriptors come with the next message; it may be received then.
 
         Raises OSError where there is no descriptor or address space left for them. The message stays in the socket, so
         that nothing is lost: whoever asks again when there is room gets it.
         """
         announced = receive(self.socket, buffer[:1], socket.MSG_PEEK)
-        if announced is not None and announced[1]:
+        if announced is not None:
             self._map(buffer, announced[1])
 
     def _map(self, buffer: memoryview, fds: list[int]) -> None:
         count = self.socket.recv_into(buffer, 0, socket.MSG_PEEK)
         segments = {}
         try:
-            for spec in marshal.loads(buffer[:count])[1]:
+            for spec in marshal.loads(buffer[:count])[0][1]:
                 segments[spec[0]] = open_segment(SegmentSpec(*spec), fds.pop(0))
         except OSError as error:
             kept = f"what worker {self.process.handle.pid} made is kept, and comes once there is room"

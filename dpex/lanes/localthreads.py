@@ -84,7 +84,7 @@ class _HostThreads:
         try:
             thread.start()
         except RuntimeError as error:  # the system has no room for another one
-            results.send(marshal.dumps((("refused", str(error)), (), ())))
+            results.send(marshal.dumps((("refused", str(error)), ())))
             results.close()
             with self._lock:
                 self._running -= 1
@@ -93,7 +93,7 @@ class _HostThreads:
 
     def _serve(self, commons: Commons, number: int, row: int, results: socket.socket) -> None:
         def tell(generator: str) -> None:
-            results.send(marshal.dumps((("draws", generator), (), ())))
+            results.send(marshal.dumps((("draws", generator), ())))
 
         try:
             core = ThreadCore(commons, tell)

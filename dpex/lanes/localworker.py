@@ -1,5 +1,8 @@
 """Body of a local worker process: tickets in by a socket, batches out by a socket and shared memory.
 
+Descriptors of new memory travel in a message of their own, ``("segments", specs)``, and a message ``("coming",)`` goes
+before it: so the trainer can map the memory before it takes the message, and looks for descriptors in no other.
+
 Tickets come from one of two sockets. With logical workers each process has its own; otherwise all processes read one
 shared socket, whose messages the kernel hands to exactly one reader each: a queue of tickets without a lock or a
 thread. Before a process works on a message it writes the message's number on the *board*, a page of shared memory, so
@@ -24,6 +27,7 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
+from dpex.cpuclocks import SampledCpu
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
 from dpex.worker import ArenaCollate, Failure, StreamEnd, WorkerCore, WorkerSetup, get_rng_state, prepare_process, where
@@ -106,6 +110,7 @@ class LocalWorker:
         self._out: list[tuple[Any, ...]] = []
         self._out_bytes = 0
         self._flushed = 0.0
+        self._cpu = SampledCpu(core.cpu)
         self._snapshot_at = time.perf_counter()
         self._since_snapshot = 0
 
@@ -138,32 +143,33 @@ class LocalWorker:
     def _group(self, group: int, epoch: int, logical: int, tickets: list[tuple[int, Any]]) -> None:
         logical = self._host if self._shared_queue else logical
         stale_below = BOARD_ROW.unpack_from(self._board, CONTROL_ROW)[1] if self._shared_queue else 0
+        last = tickets[-1][0]
         for number, index in tickets:
             if self._board[CONTROL_ROW]:
                 raise BrokenPipeError("the trainer closed the loader")
             if epoch < stale_below:
                 break
             BOARD_ROW.pack_into(self._board, self._row, group, number + 1)
-            self._make(epoch, number, index, logical)
+            now = self._make(epoch, number, index, logical)
             del index
-        last = tickets[-1][0]
+            if number != last and (now - self._flushed > _FLUSH_S or self._out_bytes > _RESULT_BYTES):
+                self._flush(NO_GROUP)
         tickets.clear()
         self._flush(group)
         if not self._shared_queue:
             self._maybe_snapshot(logical, epoch, last)
         BOARD_ROW.pack_into(self._board, self._row, *IDLE)
 
-    def _make(self, epoch: int, number: int, index: Any, logical: int) -> None:
-        cpu_began = self._core.cpu()
+    def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
+        """Make a ticket, and keep its result until the next flush; returns the time."""
+        entered = self._cpu.begin()
         made, stages = self._core.make(number, index, logical, epoch)
         began = time.perf_counter()
         kind, node = self._encoded(made, logical)
         now = time.perf_counter()
-        cpu_s = self._core.cpu() - cpu_began
+        cpu_s = self._cpu.end(now - entered)
         self._out.append((epoch, number, kind, node, tuple(stages), cpu_s, now - began, self._encoder.nbytes))
-        if now - self._flushed > _FLUSH_S or self._out_bytes > _RESULT_BYTES:
-            self._flush(NO_GROUP)
-            self._flushed = time.perf_counter()
+        return now
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:
         if isinstance(made, StreamEnd):
@@ -207,24 +213,28 @@ class LocalWorker:
         self._segments.append(spec)
         self._fds.append(fd)
         if len(self._fds) == 32:
-            self._send(("segments",))
+            self._send_segments()
 
     def _flush(self, group: int) -> None:
+        """Send what is made. ``group``: the message of tickets that is done with it, as a shared queue must know."""
         out, self._out = self._out, []
         self._out_bytes = 0
-        if out or group:
+        if out or (group and self._shared_queue):
             self._send(("made", group, out))
+        self._flushed = time.perf_counter()
 
     def _send(self, message: tuple[Any, ...]) -> None:
-        segments = [tuple(spec) for spec in self._segments]
-        data = marshal.dumps((message, segments, self._arena.retired()))
         if self._fds:
-            socket.send_fds(self._results, [data], self._fds)
-            for fd in self._fds:
-                os.close(fd)
-            self._segments, self._fds = [], []
-        else:
-            self._results.send(data)
+            self._send_segments()
+        self._results.send(marshal.dumps((message, self._arena.retired())))
+
+    def _send_segments(self) -> None:
+        self._results.send(marshal.dumps((("coming",), ())))
+        data = marshal.dumps((("segments", [tuple(spec) for spec in self._segments]), ()))
+        socket.send_fds(self._results, [data], self._fds)
+        for fd in self._fds:
+            os.close(fd)
+        self._segments, self._fds = [], []
 
 
 def _pickled(wrapper: ExceptionWrapper) -> bytes:

@@ -10,6 +10,7 @@ travels as raw buffers (see `outofband`).
 
 from __future__ import annotations
 
+import ctypes
 import io
 import marshal
 from collections.abc import Callable
@@ -123,14 +124,18 @@ class Encoder:
         raise _ExoticError
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
-        if tensor.dtype not in _DTYPE_CODE or not is_plain(tensor):
+        code = _DTYPE_CODE.get(tensor.dtype)
+        if code is None or not is_plain(tensor):
             raise _ExoticError
-        code, shape = _DTYPE_CODE[tensor.dtype], tuple(tensor.shape)
-        if tensor.numel() == 0:
+        shape, span_bytes = tuple(tensor.shape), tensor.nbytes
+        if not span_bytes:
             return (_EMPTY, code, shape, tensor.stride())
-        start = tensor.data_ptr()
-        strides = None if tensor.is_contiguous() and 1 not in shape else tensor.stride()
-        span_bytes = tensor.numel() * tensor.itemsize if strides is None else _span(tensor) * tensor.itemsize
+        start, strides = tensor.data_ptr(), None
+        is_contiguous = tensor.is_contiguous()
+        if not is_contiguous or 1 in shape:  # torch does not say what the stride of a dimension of one element is
+            strides = tensor.stride()
+        if not is_contiguous:
+            span_bytes = _span(tensor) * tensor.itemsize
         storage = tensor.untyped_storage().data_ptr()
         known = self._storages.get(storage)
         if known is not None:
@@ -149,8 +154,11 @@ class Encoder:
     def _buffer(self, tensor: torch.Tensor, start: int, storage: int, nbytes: int) -> Node:
         if nbytes > INLINE_BYTES and start == storage and (node := self._in_slot(tensor, start, nbytes)):
             return node
+        if self._goes_inline(nbytes):
+            self.nbytes += nbytes
+            return (_INLINE, ctypes.string_at(start, nbytes))
         flat = torch.as_strided(tensor, (nbytes // tensor.itemsize,), (1,))
-        return self._copy(flat.view(torch.uint8).numpy() if flat.dtype is not torch.uint8 else flat.numpy())
+        return self._copy_to_slot(flat.view(torch.uint8).numpy() if flat.dtype is not torch.uint8 else flat.numpy())
 
     def _in_slot(self, owner: Any, address: int, nbytes: int) -> Node | None:
         """Lend the slot that begins at ``address``, if there is one: nothing is copied."""
@@ -163,11 +171,14 @@ class Encoder:
         return (_SLOT, *ref, nbytes)
 
     def _copy(self, source: np.ndarray[Any, Any]) -> Node:
-        nbytes = source.nbytes
-        self.nbytes += nbytes
-        if self._goes_inline(nbytes):
+        if self._goes_inline(source.nbytes):
+            self.nbytes += source.nbytes
             return (_INLINE, source.tobytes())
-        base, node = self._slot(nbytes)
+        return self._copy_to_slot(source)
+
+    def _copy_to_slot(self, source: np.ndarray[Any, Any]) -> Node:
+        self.nbytes += source.nbytes
+        base, node = self._slot(source.nbytes)
         base[:] = source
         return node
 

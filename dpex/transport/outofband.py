@@ -36,7 +36,7 @@ def is_plain(value: Any) -> bool:
     return (
         type(value) is torch.Tensor
         and value.layout is torch.strided
-        and value.device.type == "cpu"
+        and value.is_cpu
         and not value.requires_grad
         and not value.is_quantized
         and not value.is_conj()
