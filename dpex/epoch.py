@@ -32,6 +32,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 from dpex.alerts import warn
 from dpex.clock import monotonic
 from dpex.diagnose.book import Book, Page
+from dpex.drawless import draws_nothing
 from dpex.engine import Engine, Plan
 from dpex.gpu.events import cuda_stall
 from dpex.homes import Place
@@ -241,10 +242,11 @@ class InlineMaker:
 
     def __init__(self, setup: WorkerSetup, arena: Arena, timer: TicketTimer, disturbed: Callable[[str], None]) -> None:
         collate_fn = setup.collate_fn
+        draws = not draws_nothing(setup.dataset, collate_fn)
         if collate_fn is default_collate:
             collate_fn = ArenaCollate(arena, INLINE_ARENA_BYTES, in_worker=False)
         self._fetcher = Fetcher(setup, setup.dataset, collate_fn, timer, time.thread_time)
-        self._process = InProcess(setup.base_seed, setup.modes, disturbed)
+        self._process = InProcess(setup.base_seed, setup.modes, disturbed, draws=draws)
 
     def __call__(self, number: int, index: Any, epoch: int) -> tuple[Any, Stages]:
         """The batch and its stage times; errors come as they are."""

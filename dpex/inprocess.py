@@ -11,6 +11,7 @@ The generators belong to all threads of the process:
   generators moved *and* another thread ran meanwhile, by its CPU clock, what was made is made again, up to `TRIES`
   times. If threads never keep still for so long, the user hears of it, and a loader that is tuned gets workers.
 * What such a thread draws meanwhile are the ticket's numbers, and they are not missing from the generators afterwards.
+* Batches that torch's own code makes alone, of which `drawless` tells, need neither states nor threads, only the modes.
 * Not noticed are threads that Python does not know of, and threads on systems other than Linux, where their clocks
   cannot be read.
 """
@@ -24,6 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dpex.drawless import is_torchs_alone
 from dpex.globalrandom import ByFunctions, Generators, located
 from dpex.modes import Modes
 from dpex.otherthreads import Clocks, OtherThreads, is_alone
@@ -37,9 +39,14 @@ _others = OtherThreads()
 
 
 class InProcess:
-    """See the module. ``disturbed`` hears once which thread would not keep still."""
+    """See the module. ``disturbed`` hears once which thread would not keep still; ``draws``: False where
+    `dpex.drawless.draws_nothing`.
+    """
 
-    def __init__(self, base_seed: int, modes: Modes | None, disturbed: Callable[[str], None]) -> None:
+    def __init__(
+        self, base_seed: int, modes: Modes | None, disturbed: Callable[[str], None], *, draws: bool = True
+    ) -> None:
+        self._draws = draws
         self._seeds = TicketSeeds(base_seed)
         self._modes = modes
         self._disturbed = disturbed
@@ -47,6 +54,8 @@ class InProcess:
 
     def make(self, fetch: Callable[[Any], Made], index: Any, number: int, epoch: int) -> Made:
         """``fetch(index)`` for ticket ``number``; its errors come as they are."""
+        if not self._draws and is_torchs_alone(index):
+            return self._in_modes(fetch, index)
         with _lock:
             seed = self._seeds.of(number, epoch)
             if self._gave_up:
@@ -62,6 +71,13 @@ class InProcess:
         if disturber is not None:
             self._disturbed(disturber)
         return made
+
+    def _in_modes(self, fetch: Callable[[Any], Made], index: Any) -> Made:
+        modes = self._modes
+        if modes is None or modes.hold():
+            return fetch(index)
+        with modes.enter():
+            return fetch(index)
 
     def _watched(self, fetch: Callable[[Any], Made], index: Any, seed: int, before: Clocks) -> tuple[Made, str | None]:
         """Made until the generators did not move or no other thread ran; else with the name of one that did."""

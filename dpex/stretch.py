@@ -1,10 +1,10 @@
-"""Stretches of tiny batches that torch's in-process iterator makes without being measured one by one.
+"""Stretches of tiny batches that are made in the training process without being measured one by one.
 
-While step and ``next()`` together take less than `TURN_S` on average, one batch in some `EVERY` is measured, which one
-being left to chance, so that what is periodic is met as often as it comes. Of those in between only the clock is read
-as ``next()`` is entered and left: their number and the time inside are exact, and what the inside was spent on is taken
-to be as it was for the measured ones. A stretch takes `LONGEST_S` at most, and ends at the next call after that: so a
-long step is seen as it is.
+While step and ``next()`` together take less than `TURN_S` on average, and single samples are too quick to be timed (see
+`dpex.sampling.SAMPLE_S`), one batch in some `EVERY` is measured, which one being left to chance, so that what is
+periodic is met as often as it comes. Of those in between only the clock is read as ``next()`` is entered and left:
+their number and the time inside are exact, and what the inside was spent on is taken to be as it was for the measured
+ones. A stretch takes `LONGEST_S` at most, and ends at the next call after that: so a long step is seen as it is.
 
 Written by the consumer's thread, read by any.
 """
@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 from dpex.causes import COLLATE, READ, TRANSFORM, UNKNOWN
 from dpex.lanes.base import LaneTimes
 from dpex.meter import STEP_BUCKETS, WAIT_BUCKETS, Tally
+from dpex.sampling import SAMPLE_S
 
-TURN_S = 200e-6
+TURN_S = 500e-6
+"""What measuring one takes is a twentieth of that."""
 EVERY = 256
 """Measuring one takes some 25 µs, as what it needs has left the CPU's caches; that is 0.1 µs of each."""
 TRIED = 16
@@ -114,7 +116,9 @@ class Stretch:
     @property
     def may_begin(self) -> bool:
         """Whether calls may pass now."""
-        return self._measured.calls >= TRIED and 0.0 < self._turn_s < TURN_S
+        measured = self._measured
+        is_quick = measured.parts.load_s <= SAMPLE_S * measured.samples
+        return measured.calls >= TRIED and 0.0 < self._turn_s < TURN_S and is_quick
 
     def begin(self, now: float) -> None:
         """Let a number of calls pass from now on, maybe none."""

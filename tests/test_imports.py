@@ -19,7 +19,7 @@ TOGETHER = {
     "errors, clock, seeding, schedule, homes, pace, cpus, stats, streams, alerts, autotune, causes, meter, bell": 0,
     "hostinfo, runqueue, sampling, cpuclocks, forks, listening, naming": 0,
     "options, recording": 1,
-    "steps, stepwatch, modes, otherthreads": 1,
+    "steps, stepwatch, modes, otherthreads, drawless": 1,
     "transport, globalrandom, ticketseeding, generators, steptimes": 2,
     "worker, threads, inprocess": 3,
     "lanes": 4,

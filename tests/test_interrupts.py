@@ -142,8 +142,8 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
 @pytest.mark.usefixtures("handler")
 def test_every_batch_comes_once_of_those_that_pass_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """One call after the other is broken off, each at the next place in it."""
-    monkeypatch.setattr(stretch, "TURN_S", math.inf)  # a traced call is slow
-    monkeypatch.setattr(stretch, "LONGEST_S", math.inf)
+    for limit in ("TURN_S", "SAMPLE_S", "LONGEST_S"):  # a traced call is slow
+        monkeypatch.setattr(stretch, limit, math.inf)
     dataset = Augmented(400, extra=1000)
     options: dict[str, Any] = {"batch_sampler": [[at] for at in range(400)], "seeding": "batch"}
     wanted = stacked(DpexDataLoader(dataset, generator=seeded(), **options))
