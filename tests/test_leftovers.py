@@ -370,16 +370,10 @@ def grown(batches: int, epochs: int) -> str:
     return f"{GROWTH}\n{each}many_epochs({epochs})\nreport_leftovers(THREADS)\n"
 
 
-def test_descriptors_and_memory_stay_flat(family: Family) -> None:
-    code, out, err = family.run(grown(20_000, 30))
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == NOTHING
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_descriptors_and_memory_stay_flat_for_long(family: Family) -> None:
-    process = family.start(grown(100_000, 50))
+def test_descriptors_and_memory_stay_flat(family: Family) -> None:
+    process = family.start(grown(batches=100_000, epochs=50))
     out, err = process.communicate(timeout=580)
     assert (process.returncode, err) == (0, "")
     assert out.splitlines()[-1] == NOTHING

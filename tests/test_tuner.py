@@ -91,7 +91,8 @@ def test_a_slow_consumer_needs_few_workers() -> None:
     with DpexDataLoader(data, batch_size=8, num_workers=8, autotune=QUICK) as loader:
         assert loader.seeding == "batch"
         _ = train(loader, lambda: loader.stats().lanes["local"].wanted <= 3, step_s=0.02)
-        assert any(decision.reason in ("too many", "in-process") for decision in loader.decisions)
+        fewer = [decision.reason for decision in loader.decisions if decision.new.workers <= 3]
+        assert fewer[0] in ("too many", "in-process", "explore")  # a trial, where others leave it little of the CPUs
 
 
 def test_what_is_cheaper_to_make_than_to_send_is_made_in_the_training_process_and_can_go_back() -> None:

@@ -114,6 +114,29 @@ class Case:
             return loader.diagnose()
 
 
+ELSEWHERE = ("cpu", "startup")
+"""What a loop truly waits for where other programs fill the CPUs, whatever was planted beside."""
+
+
+def is_crowded(diagnosis: Diagnosis) -> bool:
+    """Whether the workers waited for a CPU for longer than they had one."""
+    lanes = diagnosis.facts.lanes.values()
+    return sum(lane.queued_s or 0.0 for lane in lanes) > sum(lane.cpu_s for lane in lanes)
+
+
+def check(case: Case) -> Diagnosis:
+    """Run it and see that what was planted is found."""
+    diagnosis = case.run()
+    verdict = diagnosis.verdict
+    if verdict.cause in case.accepted:
+        assert case.where in verdict.where
+    else:
+        assert is_crowded(diagnosis), str(diagnosis)
+        found = verdict.shares[0][0] if verdict.cause == "mixed" else verdict.cause
+        assert found in (*case.accepted, *ELSEWHERE), str(diagnosis)
+    return diagnosis
+
+
 class Compose:
     """As torchvision's and albumentations'."""
 

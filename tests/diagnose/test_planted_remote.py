@@ -13,9 +13,8 @@ import pytest
 
 from dpex import DpexDataLoader
 from dpex.cpus import usable_cpus
-from dpex.diagnose.diagnosis import Diagnosis
 from tests.diagnose import planted
-from tests.diagnose.planted import REMOTE, Case, Large, Planted, Transformed, Uneven, train
+from tests.diagnose.planted import REMOTE, Case, Large, Planted, Transformed, Uneven, check, train
 from tests.diagnose.test_transforms import check_dear
 
 ray = pytest.importorskip("ray")
@@ -37,14 +36,6 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
     started.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(planted)
-
-
-def check(case: Case) -> Diagnosis:
-    diagnosis = case.run()
-    verdict = diagnosis.verdict
-    assert verdict.cause in case.accepted, str(diagnosis)
-    assert case.where in verdict.where
-    return diagnosis
 
 
 @pytest.mark.parametrize("name", REMOTE)

@@ -1,0 +1,52 @@
+"""`python -m tests` divides the tests in two: those that may run beside others, and those that may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import __main__ as runner
+
+OK, FAILED, INTERRUPTED, NONE = 0, 1, 2, 5
+
+
+def test_every_test_is_in_one_of_both_runs() -> None:
+    shared, alone = runner.runs([])
+    assert shared[-2:] == ["-m", "not alone"]
+    assert alone == ["-m", "alone"]
+
+
+def test_arguments_are_pytests_and_marks_are_chosen_among_both() -> None:
+    shared, alone = runner.runs(["-x", "tests/parity", "-m", "ray or slow", "-n", "3"])
+    assert shared[-6:] == ["-m", "(ray or slow) and not alone", "-x", "tests/parity", "-n", "3"]
+    assert alone == ["-m", "(ray or slow) and alone", "-x", "tests/parity", "-n", "3"]
+
+
+@pytest.mark.parametrize(("cpus", "processes"), [(0.5, 1), (1, 1), (2, 3), (4, 6), (16, 8), (192, 8)])
+def test_a_machine_has_as_many_processes_as_it_can_feed(
+    monkeypatch: pytest.MonkeyPatch, cpus: float, processes: int
+) -> None:
+    monkeypatch.setattr(runner, "usable_cpus", lambda: cpus)
+    assert runner.process_count() == processes
+
+
+@pytest.mark.parametrize(
+    ("codes", "arguments", "code", "count"),
+    [
+        ((OK, OK), [], OK, 2),
+        ((FAILED, OK), [], FAILED, 2),
+        ((OK, FAILED), [], FAILED, 2),
+        ((FAILED, OK), ["-x"], FAILED, 1),
+        ((FAILED, OK), ["--maxfail=2"], FAILED, 1),
+        ((INTERRUPTED, OK), [], INTERRUPTED, 1),
+        ((NONE, OK), [], OK, 2),
+        ((FAILED, NONE), [], FAILED, 2),
+        ((NONE, NONE), [], NONE, 2),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worse_run(
+    monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int], arguments: list[str], code: int, count: int
+) -> None:
+    made = iter(codes)
+    ran = []
+    monkeypatch.setattr(runner, "run", lambda each: (ran.append(each), next(made))[1])
+    assert (runner.main(arguments), len(ran)) == (code, count)
