@@ -425,15 +425,27 @@ class Engine:
         return partial(self._bell.sleep, limit)
 
     def _widen_for_stragglers(self) -> None:
-        """Finished batches wait behind a slow one, and nothing is left to hand out: look further ahead."""
-        schedule = self.schedule
+        """Finished batches wait behind a slow one, and nothing is left to hand out: look further ahead.
+
+        Tickets of logical workers go to each in turn, so that it may take several until somebody idle has one.
+        """
+        schedule, plan = self.schedule, self._plan
         said = self._sizes.prefetch is not None or self._sizes.depth is not None
-        if said or self._plan.logicals or not schedule.ready or schedule.room:
+        if said or (plan.logicals and not plan.stretch):
             return
         hosts = sum(lane.counts.running for lane in self._lanes.values())
-        if schedule.in_flight < hosts and self._pace.widen(schedule.window, schedule.ready):
+        while schedule.ready and not schedule.room and self._at_work() < hosts:
+            drawn = schedule.drawn
+            if not self._pace.widen(schedule.window, schedule.ready):
+                return
             schedule.set_window(self._pace.window(self._sizes))
             self._fill(starving=True)
+            if schedule.drawn == drawn:
+                return
+
+    def _at_work(self) -> int:
+        """Workers that have something to do, if each has one ticket at most, or those of its logical workers."""
+        return self.schedule.at_work if self._plan.logicals else self.schedule.in_flight
 
     def _take_over_locally(self) -> None:
         sizes = self._staffing.take_over_locally(self._sizes, self._epoch)

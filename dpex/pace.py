@@ -6,7 +6,8 @@ How far it runs ahead (the *window*) is PyTorch's ``num_workers * prefetch_facto
   further ahead from the sampler, so it is done only for samplers that cannot tell (see `epoch.draws_ahead_safely`).
 * The way to a remote worker and back is long: with such samplers each has `REMOTE_DEPTH` batches in flight, as far as
   `REMOTE_BYTES` allow.
-* Under ``seeding="batch"``, when made batches wait behind a straggler while workers idle, the window widens.
+* When made batches wait behind a straggler while workers idle, the window widens: under ``seeding="batch"``, and under
+  ``"worker"`` for such samplers.
 * An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept to the letter.
 * ``memory_budget`` limits what is drawn by the bytes that wait for their delivery and, for what is not made yet, by the
   largest batch so far. As the next may be larger than all before, no worker has more than a few tickets then

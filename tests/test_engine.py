@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from fakelane import FakeLane
 
+from dpex.clock import monotonic
 from dpex.engine import Engine, Plan
 from dpex.errors import WorkerDiedError
-from dpex.lanes.base import Gone
-from dpex.pace import Sizes
+from dpex.lanes.base import Gone, Made
+from dpex.pace import STRAGGLER_BYTES, Sizes
 from dpex.worker import NO_TIME
 
 
@@ -180,4 +181,50 @@ def test_an_incomplete_message_waits_without_a_question_for_each_batch(
     assert engine._dirty == engine._dispatch.incomplete == ({0, 1} if logicals else {0})
     assert [taken(engine), taken(engine)] == ["batch 6", "batch 7"]
     assert (sorted(lane.numbers_sent), engine._dirty) == (list(range(15)), set())
+    engine.close()
+
+
+def behind_a_straggler(lane: FakeLane, **changes: Any) -> Engine:
+    """An engine of four logical workers, with all but the first batch made, that has looked whether it must wait."""
+    engine = engine_on(lane, logicals=4, base_window=8, **changes)
+    engine.begin_epoch(iter(range(100)))
+    for number in range(1, 8):
+        if number != 4:  # the slow one's next
+            lane.said.append(Made(0, number, 0, decoded([], number), service_s=0.01))
+    with engine._lock:
+        assert engine._attend([], monotonic()) is not None
+    return engine
+
+
+def test_workers_that_idle_behind_a_straggler_get_tickets_where_nobody_can_tell() -> None:
+    lane = FakeLane(workers=(0, 1, 2, 3))
+    engine = behind_a_straggler(lane, stretch=True)
+    sent = {worker: [n for numbers, _, to in lane.sent if to == worker for n in numbers] for worker in range(4)}
+    assert [numbers[:2] for numbers in sent.values()] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert all(len(sent[worker]) > 2 for worker in (1, 2, 3))
+    assert all(number % 4 == worker for worker, numbers in sent.items() for number in numbers)
+    for _ in range(20):
+        for numbers, _, worker in list(lane.sent):
+            for number in numbers if worker else ():
+                lane.says_made(number, decoded([], number))
+        with engine._lock:
+            engine._attend([], monotonic())
+    assert engine.schedule.drawn == 8 * 8
+    engine.close()
+
+
+@pytest.mark.parametrize("why", ["a sampler that can tell", "prefetch_factor", "memory"])
+def test_nobody_runs_further_ahead_than_torch_where_that_could_be_told(why: str) -> None:
+    lane = FakeLane(workers=(0, 1, 2, 3))
+    engine = engine_on(lane, logicals=4, base_window=8, stretch=why != "a sampler that can tell")
+    if why == "prefetch_factor":
+        engine._sizes = Sizes(local=4, remote=0, prefetch=8)
+    if why == "memory":
+        engine._pace.nbytes = float(STRAGGLER_BYTES)
+    engine.begin_epoch(iter(range(100)))
+    for number in (1, 2, 3, 5, 6, 7):
+        lane.said.append(Made(0, number, 0, decoded([], number), nbytes=STRAGGLER_BYTES))
+    with engine._lock:
+        assert engine._attend([], monotonic()) is not None
+    assert engine.schedule.drawn == 8
     engine.close()
