@@ -534,7 +534,8 @@ class Engine:
     def _straight_through(self, hand: list[Any]) -> None:
         """Draw, make and hand out one batch, with nothing else on its way: an error of its own is its delivery."""
         drawn, schedule = self._drawn, self.schedule
-        self._draw_one()
+        if not drawn:
+            self._draw_one()
         try:
             made, samples = self._made_here(schedule.drawn, drawn[0])
         except Exception as error:
@@ -550,12 +551,11 @@ class Engine:
         hand += (made,)
 
     def _draw_one(self) -> None:
-        """Have an index in ``_drawn``. Raises StopIteration if there is none any more."""
+        """Have an index in ``_drawn``, which is empty. Raises StopIteration if there is none any more."""
+        self._draw_indices(1)
         if not self._drawn:
-            self._draw_indices(1)
-            if not self._drawn:
-                self._end_of_sampler()
-                raise StopIteration
+            self._end_of_sampler()
+            raise StopIteration
 
     def _pass(self, hand: list[Any]) -> bool:
         """As `_straight_through`, without measuring it; False: there is something to attend to, or to be measured."""
@@ -566,7 +566,8 @@ class Engine:
             inside_s, _ = stretch.spent
             stretch.spent = inside_s, entered
             try:
-                self._draw_one()
+                if not drawn:
+                    self._draw_one()
                 stretch.index = index = drawn[0]
                 made = self._plan.make_unmeasured(schedule.drawn, index, self._epoch)  # type: ignore[misc]
                 stretch.left -= 1  # from here on without a call: see `dpex.interrupts`
