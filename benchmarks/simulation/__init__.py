@@ -1,14 +1,17 @@
 """A simulated loader on virtual time, in which the controller is judged: `python -m benchmarks.simulation`.
 
 event_loop.py     virtual time, and resources that are shared on it
-world.py          what a world consists of, and how it changes
+world.py          what a world consists of, what is hostile in it, and how it changes
+draws.py          random numbers by position: the same for everybody who plays a world
 simulator.py      the machine, the cluster and the training processes of a world
 rank.py           one training process: loader, workers, consumer
 window_counts.py  what is counted between two samples
 steering.py       who sets the number of workers: a controller, or nobody
 history.py        what a rank did
 scenarios/        worlds by name, and what a controller must achieve in them
-oracle.py         the best fixed settings of a scenario
-scoreboard.py     the controller in every scenario beside these
+generate.py       worlds by the hundred, from a seed: `--fuzz N --seed S`
+recorded.py       worlds from recordings of real runs
+oracle.py         the best fixed settings of a scenario; kept.py: those that were found before
+score.py          the controller in a scenario, beside these; report.py: tables
 baseline.py       what was achieved when last recorded
 """

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.simulation.scenarios import BASELINE, FOLDER
-from benchmarks.simulation.scoreboard import Result
+from benchmarks.simulation.score import Result
 
 RECORD = "python -m benchmarks.simulation --record"
 REGRET_TOLERANCE = 0.005
@@ -70,13 +70,18 @@ def _targets(recorded: Achieved, now: Achieved) -> Iterable[str]:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path = FOLDER / BASELINE) -> dict[str, Achieved]:
+def path_of(name: str) -> Path:
+    """The file of a set."""
+    return FOLDER / name / BASELINE
+
+
+def read(path: Path) -> dict[str, Achieved]:
     """The record, by scenario."""
     entries = json.loads(path.read_text())
     return {name: Achieved(regrets=tuple(kept["regrets"]), missed=kept["missed"]) for name, kept in entries.items()}
 
 
-def record(results: Sequence[Result], known: Iterable[str], path: Path = FOLDER / BASELINE) -> list[str]:
+def record(results: Sequence[Result], known: Iterable[str], path: Path) -> list[str]:
     """Write down these results beside those of other ``known`` scenarios; returns what changed, a line each."""
     before = read(path) if path.exists() else {}
     new = {result.scenario.name: achieved(result) for result in results}

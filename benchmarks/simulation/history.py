@@ -24,14 +24,22 @@ class Mark:
 
 @dataclass
 class History:
-    """What a rank did: windows, decisions, delivery times, and worker-seconds by lane."""
+    """What a rank did: windows, decisions, delivery times, and worker-seconds by lane.
+
+    beyond_room: decisions for more remote workers than the cluster had room for.
+    """
 
     marks: list[Mark] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
+    beyond_room: list[Decision] = field(default_factory=list)
     delivered: list[float] = field(default_factory=list)
     local_s: float = 0.0
     remote_s: float = 0.0
 
     def rate(self, start: float, end: float) -> float:
         """Batches per second delivered between two moments."""
-        return (bisect_right(self.delivered, end) - bisect_right(self.delivered, start)) / max(_TINY, end - start)
+        return self.count(start, end) / max(_TINY, end - start)
+
+    def count(self, start: float, end: float) -> int:
+        """Batches delivered after ``start`` and up to ``end``."""
+        return bisect_right(self.delivered, end) - bisect_right(self.delivered, start)

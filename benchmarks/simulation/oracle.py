@@ -1,267 +1,225 @@
-"""The best static setting of a world, found by trying them all in the simulator; kept in a file, as it takes minutes.
+"""The best fixed setting of a world, found by trying them in the simulator with the very draws the controller gets.
 
-All pairs of local and remote workers are tried briefly with the deepest window that memory allows (the simulator
-charges nothing for depth but memory); those that come near the best are tried for long, and then for the least depth.
+Rates are over the whole of an interval, the start of workers included. A coarse grid of local and remote workers is
+tried briefly; the best of it are played to the end, then their neighbours, ever closer, down to one worker. The window
+is the deepest that memory allows, up to 32 batches a worker: depth costs nothing here but memory.
 """
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from multiprocessing import Pool
-from pathlib import Path
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
-from typing import Any
 
-from benchmarks.simulation.scenarios import FOLDER, ORACLE, Scenario
+from benchmarks.simulation.scenarios import Scenario, calm_from
 from benchmarks.simulation.simulator import Simulator
 from benchmarks.simulation.steering import Fixed
-from benchmarks.simulation.world import World
 from dpex.autotune.types import Settings
 
-REFRESH = "python -m benchmarks.simulation --refresh"
 AS_FAST = 0.975
 """The cheapest setting with this part of the best rate is what cost is measured against."""
-_PATH = FOLDER / ORACLE
-_SOURCES = (
-    *("event_loop.py", "world.py", "history.py", "steering.py", "window_counts.py", "rank.py", "simulator.py"),
-    "oracle.py",
-)
-_MOST_LOCAL = 32
-_REMOTES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-_LOCALS_BESIDE_REMOTE = (*range(9), 10, 12, 16, 20, 24, 28, 32)
-_EQUAL = 0.995
-_NEAR = 0.94
-_LONGS = 40
-_DEPTHS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
-
-
-@dataclass(frozen=True)
-class _Effort:
-    """Batches of a brief and of a long trial, seeds of the long one, and depth per worker."""
-
-    brief: int
-    long: int
-    seeds: int
-    deep: int
-
-
-_EFFORTS = (_Effort(300, 1000, 1, 8), _Effort(600, 1500, 2, 8), _Effort(800, 3000, 3, 16))
-
-
-def _randomness(world: World) -> int:
-    """0: none, 1: little, 2: much."""
-    spreads = [part.spread for phase in world.phases for part in (phase.work, phase.step) if part is not None]
-    if any(phase.work is not None and phase.work.rare for phase in world.phases):
-        return 2
-    return 0 if not any(spreads) else 1 if max(spreads) <= 0.3 else 2
-
-
-class StaleOracleError(RuntimeError):
-    """The kept results are not of this simulator and this scenario; the message says what to run."""
+MOST_LOCAL = 64
+_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_REMOTES = (0, 1, 2, 4, 8, 16, 32, 64)
+_DEEP = 32
+"""Batches in flight per worker: as many as the controller takes at most."""
+_LEAST_DEEP = 16
+_BRIEF, _LOOKS, _BRIEF_BATCHES = 0.05, 4, 3000
+"""The coarse grid is played for this part of an interval, up to so many times while there were fewer batches."""
+_FLAT = 0.002
+"""Rates that differ by less than this are equal."""
+_NEAR, _MOST_NEAR = 0.9, 3
+"""Of the grid, so many are played to the end that are so near to the best."""
+_Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Static:
-    """A static setting and its rate: batches per second and rank."""
+    """A fixed setting with its rate over an interval and over the calm part of it: batches per second and rank."""
 
     settings: Settings
     rate: float
+    settled_rate: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """Of one interval: the highest rate, with the setting of fewest workers that comes within half a percent of it; and
-    the cheapest setting that is as good as that."""
+    """Of one interval: the fastest fixed setting; the cheapest that is nearly as fast; the best rate when settled."""
 
     best: Static
     cheapest: Static
+    settled_rate: float
 
 
-# -- the file ----------------------------------------------------------------------------------------------------------
+def truths(scenario: Scenario, *, with_cheapest: bool = True) -> list[Truth]:
+    """Search each interval of a scenario, with the best fixed settings of the earlier ones up to where it begins.
 
-
-def key(scenario: Scenario) -> str:
-    """Hash of what the results depend on: the world, the intervals, the simulator's and this file's source."""
-    parts = (repr(scenario.world), repr(list(scenario.intervals())), _source())
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-@cache
-def _source() -> str:
-    """The code that the results depend on, without comments, docstrings and layout."""
-    return "\n".join(_code(FOLDER.parent / file) for file in _SOURCES)
-
-
-def _code(path: Path) -> str:
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
-
-
-def truths(scenario: Scenario) -> list[Truth]:
-    """What is kept of a scenario, interval by interval.
-
-    Raises:
-        StaleOracleError: nothing is kept, or the scenario, the simulator or the search has changed since.
+    Without ``with_cheapest`` the best is given as the cheapest, which saves a third of the time.
     """
-    entry = _kept().get(scenario.name)
-    if entry is None or entry["key"] != key(scenario):
-        raise StaleOracleError(f"{_PATH.name} knows nothing of {scenario.name!r} as it is now; run {REFRESH}")
-    return [Truth(**{name: _static(found) for name, found in interval.items()}) for interval in entry["intervals"]]
+    found: list[Truth] = []
+    for start, end in scenario.intervals():
+        before = [(at, truth.best.settings) for at, truth in zip(scenario.judged_at, found, strict=False)]
+        search = Search(scenario, start, end, before)
+        best = search.best()
+        cheapest = search.cheapest(best) if with_cheapest else best
+        settled = max(static.settled_rate for static in search.played.values())
+        found.append(Truth(best=best, cheapest=cheapest, settled_rate=settled))
+    return found
 
 
-def refresh(scenarios: Sequence[Scenario], known: Sequence[Scenario]) -> list[str]:
-    """Search for those not up to date, keep the results, and drop what is not ``known``; the names searched."""
-    kept = {s.name: _kept()[s.name] for s in known if s.name in _kept()}
-    stale = [s for s in scenarios if kept.get(s.name, {}).get("key") != key(s)]
-    tasks = [(s, start, end) for s in stale for start, end in s.intervals()]
-    with Pool(2) as pool:
-        found = pool.starmap(search, tasks, chunksize=1)
-    for scenario in stale:
-        mine = [truth for (of, _, _), truth in zip(tasks, found, strict=True) if of is scenario]
-        kept[scenario.name] = {"key": key(scenario), "intervals": [_plain(truth) for truth in mine]}
-    lines = (f"{json.dumps(name)}: {json.dumps(kept[name])}" for name in sorted(kept))
-    _PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    _kept.cache_clear()
-    return [scenario.name for scenario in stale]
+class Search:
+    """One interval; ``played`` holds what was played to the end, by local and remote workers.
 
+    before: the settings of earlier intervals, and when each begins.
+    """
 
-@cache
-def _kept() -> dict[str, dict[str, Any]]:
-    return dict(json.loads(_PATH.read_text())) if _PATH.exists() else {}
+    def __init__(
+        self, scenario: Scenario, start: float, end: float, before: Sequence[tuple[float, Settings]] = ()
+    ) -> None:
+        world, config = scenario.world, scenario.config
+        self._world, self._start, self._end, self._before = world, start, end, before
+        self._calm = calm_from(world, start, end)
+        phases = scenario.phases_of(start, end)
+        self._bytes = max([1.0, *(phase.work.batch_bytes for phase in phases if phase.work is not None)])
+        nodes = max((phase.nodes for phase in phases if phase.nodes is not None), default=0) // world.ranks
+        self._least = config.min_local, config.min_remote
+        self._locals = MOST_LOCAL if config.max_local is None else min(MOST_LOCAL, config.max_local)
+        self._nodes = nodes if config.max_remote is None else min(nodes, config.max_remote)
+        self._depth = config.max_depth or math.inf
+        self._brief: dict[_Pair, float] = {}
+        self.played: dict[_Pair, Static] = {}
 
+    def best(self) -> Static:
+        """From coarse to fine, until a step to either side changes next to nothing."""
+        near = self._nearest()
+        top = max(near, key=self._rate)
+        step = max(1, self._gap(top) // 2)
+        while True:
+            around = self._around(top, step)
+            rate, top = self._rate(top), max((top, *around), key=self._rate)
+            is_flat = all(abs(self._rate(pair) - rate) <= _FLAT * rate for pair in around)
+            if is_flat or (step == 1 and self._rate(top) == rate):
+                return self.played[top]
+            step = max(1, step // 2)
 
-def _plain(truth: Truth) -> dict[str, dict[str, float]]:
-    return {
-        name: {**asdict(found.settings), "rate": float(f"{found.rate:.5g}")}
-        for name, found in (("best", truth.best), ("cheapest", truth.cheapest))
-    }
+    def everything(self) -> Static:
+        """The best of all pairs, each played to the end."""
+        pairs = [(local, remote) for local in range(self._locals + 1) for remote in range(self._nodes + 1)]
+        return self.played[max(filter(self._fits, pairs), key=self._rate)]
 
+    def cheapest(self, best: Static) -> Static:
+        """The fewest workers that are nearly as fast, by bisection: more workers are seldom slower below the best."""
+        wanted = AS_FAST * best.rate
+        pair = best.settings.local, best.settings.remote
+        if self._fits((0, 0)) and self._rate((0, 0)) >= wanted:
+            return self.played[0, 0]
+        for remote in sorted({max(self._least[1], n) for n in (0, pair[1] // 2, pair[1])}):
+            local = self._fewest(remote, sum(pair) - remote, wanted)
+            if local is not None and local + remote < sum(pair):
+                pair = local, remote
+        remote = self._fewest_remote(pair, wanted)
+        return self.played[pair[0], remote]
 
-def _static(entry: dict[str, float]) -> Static:
-    sizes = {name: int(entry[name]) for name in ("local", "remote", "depth")}
-    return Static(settings=Settings(**sizes), rate=entry["rate"])
+    # -- the grid ------------------------------------------------------------------------------------------------------
 
-
-# -- the search --------------------------------------------------------------------------------------------------------
-
-
-def search(scenario: Scenario, start: float, end: float) -> Truth:
-    """The truth about one interval."""
-    return _Search(scenario.only(start, end), end - start).run()
-
-
-class _Search:
-    def __init__(self, world: World, seconds: float) -> None:
-        self._world = replace(world, actor_s=0.01, fork_s=0.01)
-        self._seconds = seconds
-        self._work = [phase.work for phase in world.phases if phase.work is not None]
-        self._effort = _EFFORTS[_randomness(world)]
-        self._nodes = min((p.nodes for p in world.phases if p.nodes is not None), default=0) // world.ranks
-        self._brief: dict[tuple[int, int], float] = {}
-        self._long: dict[Settings, float] = {}
-
-    def run(self) -> Truth:
-        """Screen, measure the fastest for long, then go from few workers to many until one is as fast."""
-        self._screen(self._pairs())
-        near = sorted(self._brief, key=lambda pair: -self._brief[pair])
-        best = max(near[:6], key=lambda pair: self._measured(self._deepest(*pair)))
-        top = self._measured(self._deepest(*best))
-        fastest = self._shallow(self._cheapest(best, _EQUAL * top))
-        cheapest = self._shallow(self._cheapest(best, AS_FAST * top))
-        if self._effort is not _EFFORTS[-1]:
-            return Truth(best=replace(fastest, rate=top), cheapest=cheapest)
-        return Truth(best=self._realised(fastest), cheapest=self._realised(cheapest))
-
-    def _pairs(self) -> Iterable[tuple[int, int]]:
-        remotes = sorted({n for n in _REMOTES if n <= self._nodes} | {self._nodes})
-        locals_ = _LOCALS_BESIDE_REMOTE if self._nodes else range(_MOST_LOCAL + 1)
-        return [(local, remote) for local in locals_ for remote in remotes]
-
-    def _screen(self, pairs: Iterable[tuple[int, int]]) -> None:
-        for pair in pairs:
-            if pair not in self._brief and self._fits(pair):
-                self._brief[pair] = self._rate(self._deepest(*pair), self._effort.brief, 0)
-
-    def _cheapest(self, best: tuple[int, int], wanted: float) -> tuple[int, int]:
+    def _nearest(self) -> list[_Pair]:
+        grid = [pair for pair in self._grid() if self._fits(pair)]
+        for pair in grid:
+            self._brief[pair] = self._look(pair)
         limit = _NEAR * max(self._brief.values())
-        by_cost = sorted((p for p in self._brief if self._brief[p] >= limit), key=lambda p: (sum(p), p[1]))
-        found = next((p for p in by_cost[:_LONGS] if self._measured(self._deepest(*p)) >= wanted), best)
-        while fewer := self._fewer(sum(found) - 1, limit, wanted):
-            found = fewer
-        return found
+        by_rate = sorted((pair for pair in grid if self._brief[pair] >= limit), key=lambda p: (-self._brief[p], sum(p)))
+        return by_rate[:_MOST_NEAR]
 
-    def _fewer(self, workers: int, limit: float, wanted: float) -> tuple[int, int] | None:
-        """A pair with so many workers that is as fast; for worlds with remote workers, whose grid is coarse."""
-        if workers < 1 or not self._nodes:
+    def _grid(self) -> Iterator[_Pair]:
+        remotes = sorted({n for n in _REMOTES if n <= self._nodes} | {self._nodes, self._least[1]})
+        for remote in remotes:
+            counts = sorted({*(_COUNTS if remote in (0, self._nodes) else _COUNTS[::2]), self._least[0], self._locals})
+            yield from ((local, remote) for local in counts if local <= self._locals)
+
+    @staticmethod
+    def _gap(pair: _Pair) -> int:
+        """How far the next of the grid is."""
+
+        def gap(counts: tuple[int, ...], at: int) -> int:
+            return max((b - a for a, b in pairwise(counts) if a <= at <= b), default=1)
+
+        return max(gap(_COUNTS, pair[0]), gap(_REMOTES, pair[1]))
+
+    def _around(self, pair: _Pair, step: int) -> Iterable[_Pair]:
+        local, remote = pair
+        moves = [(local + step, remote), (local - step, remote)]
+        if self._nodes:
+            moves += [(local, remote + step), (local, remote - step), (local - step, remote + step)]
+            moves += [(local + step, remote - step)]
+        return [to for to in moves if self._fits(to)]
+
+    def _fewest(self, remote: int, most: int, wanted: float) -> int | None:
+        low, high = self._least[0], min(most, self._locals)
+        if high < low or not self._fits((high, remote)) or self._rate((high, remote)) < wanted:
             return None
-        pairs = [(workers - remote, remote) for remote in range(min(self._nodes, workers) + 1)]
-        pairs = [pair for pair in pairs if pair[0] <= _MOST_LOCAL and self._fits(pair)]
-        self._screen(pairs)
-        fast = [pair for pair in pairs if self._brief[pair] >= limit]
-        return next((pair for pair in fast if self._measured(self._deepest(*pair)) >= wanted), None)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._rate((middle, remote)) >= wanted else (middle + 1, high)
+        return low
 
-    def _shallow(self, pair: tuple[int, int]) -> Static:
-        """The least depth that is as good as the deepest window."""
-        deepest = self._deepest(*pair)
-        rate = self._measured(deepest)
-        depths = sorted({round(max(1, sum(pair)) * factor) for factor in _DEPTHS})
-        tried = (replace(deepest, depth=depth) for depth in depths if depth < deepest.depth)
-        settings = next((s for s in tried if self._measured(s) >= 0.99 * rate), deepest)
-        return Static(settings=settings, rate=rate)
+    def _fewest_remote(self, pair: _Pair, wanted: float) -> int:
+        low, high = self._least[1], pair[1]
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._rate((pair[0], middle)) >= wanted else (middle + 1, high)
+        return low
 
-    # -- memory and depth ----------------------------------------------------------------------------------------------
+    # -- playing -------------------------------------------------------------------------------------------------------
 
-    def _most_deep(self, local: int) -> int:
-        world = self._world
-        free = world.memory / world.ranks - local * world.worker_bytes
-        return int(free / max([1.0, *(work.batch_bytes for work in self._work)]))
+    def _rate(self, pair: _Pair) -> float:
+        return self._play(pair).rate
 
-    def _fits(self, pair: tuple[int, int]) -> bool:
-        return not sum(pair) or self._most_deep(pair[0]) >= 1
+    def _play(self, pair: _Pair) -> Static:
+        if pair not in self.played:
+            self.played[pair] = self.simulate(self.deepest(*pair), self._end)
+        return self.played[pair]
 
-    def _deepest(self, local: int, remote: int) -> Settings:
+    def _look(self, pair: _Pair) -> float:
+        """Roughly the rate, from a part of the interval."""
+        part_s = _BRIEF * (self._end - self._start)
+        tried = self._begun(self.deepest(*pair))
+        while tried.loop.now < self._start + _LOOKS * part_s:
+            tried.run(part_s)
+            if sum(rank.history.count(self._start, tried.loop.now) for rank in tried.ranks) >= _BRIEF_BATCHES:
+                break
+        return fmean(rank.history.rate(self._start, tried.loop.now) for rank in tried.ranks)
+
+    def simulate(self, settings: Settings, end: float) -> Static:
+        """Play up to ``end`` with settings from the beginning of the interval on."""
+        tried = self._begun(settings)
+        tried.run(end - tried.loop.now)
+        whole, calm = (fmean(rank.history.rate(at, end) for rank in tried.ranks) for at in (self._start, self._calm))
+        return Static(settings=settings, rate=whole, settled_rate=calm if end > self._calm else 0.0)
+
+    def _begun(self, settings: Settings) -> Simulator:
+        """At the beginning of the interval, with these settings from now on."""
+        plan = [*self._before, (self._start, settings)]
+        tried = Simulator(self._world, [Fixed(plan[0][1])] * self._world.ranks)
+        for at, each in plan[1:]:
+            tried.run(at - tried.loop.now)
+            tried.set(each)
+        return tried
+
+    def deepest(self, local: int, remote: int) -> Settings:
+        """That many workers with as many batches in flight as memory allows."""
         workers = local + remote
         if not workers:
             return Settings(depth=1)
-        depth = min(max(16, self._effort.deep * workers), self._most_deep(local))
-        return Settings(local=local, remote=remote, depth=depth)
+        return Settings(local=local, remote=remote, depth=min(max(_LEAST_DEEP, _DEEP * workers), self._room(local)))
 
-    # -- measuring -----------------------------------------------------------------------------------------------------
+    def _fits(self, pair: _Pair) -> bool:
+        if not (self._least[0] <= pair[0] <= self._locals and self._least[1] <= pair[1] <= self._nodes):
+            return False
+        return not sum(pair) or self._room(pair[0]) >= 1
 
-    def _measured(self, settings: Settings) -> float:
-        if settings not in self._long:
-            seeds = range(1, self._effort.seeds + 1)
-            self._long[settings] = fmean(self._rate(settings, self._effort.long, seed) for seed in seeds)
-        return self._long[settings]
-
-    def _realised(self, found: Static) -> Static:
-        """With the rate that the very draws of the scenario allow: a few extreme ones may cost a tenth of it."""
-        tried = Simulator(self._world, [Fixed(found.settings)] * self._world.ranks)
-        tried.run(self._seconds)
-        calm = min(self._seconds / 2, 30.0)
-        return replace(found, rate=fmean(rank.history.rate(calm, self._seconds) for rank in tried.ranks))
-
-    def _rate(self, settings: Settings, batches: int, seed: int) -> float:
-        world = replace(self._world, seed=self._world.seed + 7919 * (seed + 1))
-        tried = Simulator(world, [Fixed(settings)] * world.ranks)
-        if len(world.phases) > 1:
-            tried.run(self._seconds)
-            return fmean(rank.history.rate(0.1 * self._seconds, self._seconds) for rank in tried.ranks)
-        skipped = min(batches // 5 + 2 * settings.workers, batches // 2)
-        while tried.loop.now < 600.0 and len(tried.ranks[0].history.delivered) < batches:
-            tried.run(0.5)
-        return fmean(_steady_rate(rank.history.delivered, skipped) for rank in tried.ranks)
-
-
-def _steady_rate(delivered: Sequence[float], skipped: int) -> float:
-    if len(delivered) < skipped + 2:
-        return len(delivered) / 600.0
-    return (len(delivered) - 1 - skipped) / (delivered[-1] - delivered[skipped])
+    def _room(self, local: int) -> int:
+        """Batches that have room in memory beside these workers."""
+        world = self._world
+        return int(min(self._depth, (world.memory / world.ranks - local * world.worker_bytes) / self._bytes))

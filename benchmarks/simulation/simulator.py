@@ -8,15 +8,16 @@ delivered in order, as `dpex.engine` does it.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Sequence
 
+from benchmarks.simulation.draws import spells
 from benchmarks.simulation.event_loop import EventLoop, SharedResource
 from benchmarks.simulation.history import History
 from benchmarks.simulation.rank import Rank, Worker
 from benchmarks.simulation.steering import Steering
-from benchmarks.simulation.world import Phase, Step, Work, World
+from benchmarks.simulation.world import Bursts, Pauses, Phase, Step, Work, World
+from dpex.autotune.types import Settings
 
 
 class Simulator:
@@ -29,8 +30,12 @@ class Simulator:
         self.loop = EventLoop()
         self.cpus = SharedResource(self.loop, world.cpus)
         self.link = SharedResource(self.loop, 1e9, each=1e15)
+        self.storage = SharedResource(self.loop, 1e15, each=1e15)
         self.work = Work()
         self.step = Step()
+        self.stream = 0
+        self._others = 0.0
+        self._is_burst = False
         self._nodes = 0
         self._queue: deque[tuple[Rank, Worker]] = deque()
         self.ranks: list[Rank] = []
@@ -38,7 +43,8 @@ class Simulator:
             if phase.at <= 0:
                 self._begin(phase)
             else:
-                self.loop.at(phase.at, lambda phase=phase: self._begin(phase))  # type: ignore[misc]
+                self.loop.at(phase.at, lambda phase=phase: self._begin(phase), is_fixed=True)  # type: ignore[misc]
+        self._begin_troubles()
         for number, steer in enumerate(steering):
             rank = Rank(self, steer, world.seed * 1000 + number)
             self.ranks.append(rank)
@@ -47,6 +53,11 @@ class Simulator:
     def run(self, seconds: float) -> None:
         """Let simulated time pass."""
         self.loop.run(self.loop.now + seconds)
+
+    def set(self, settings: Settings) -> None:
+        """All ranks have these settings from now on."""
+        for rank in self.ranks:
+            rank.set(settings)
 
     @staticmethod
     def period(now: float) -> float:
@@ -59,35 +70,79 @@ class Simulator:
         self.work = phase.work or self.work
         self.step = phase.step or self.step
         if phase.others is not None:
-            self.cpus.set(others=phase.others)
+            self._others = phase.others
+            self._set_others()
         if phase.link is not None:
             self.link.set(capacity=phase.link)
+        if phase.storage is not None:
+            self.storage.set(capacity=phase.storage.capacity, each=phase.storage.reader, loss=phase.storage.loss)
         if phase.nodes is not None:
             self._nodes = phase.nodes
             self._evict()
             self.nodes_freed()
+        if phase.stream is not None:
+            self.stream = phase.stream
+            for rank in self.ranks:
+                rank.begin_stream(phase.stream)
 
-    def draw_work(self, rng: random.Random) -> tuple[float, float]:
-        """Waiting and CPU of one batch."""
-        work = self.work
-        factor = _log_normal(rng, work.spread)
-        if work.rare and rng.random() < work.rare:
-            factor *= work.rare_factor
-        return work.wait_s * factor, work.cpu_s * factor
+    def slowdown(self) -> float:
+        """Factor on CPU work while many processes want to run."""
+        return self._thrashing() * self._hyper_threading()
 
-    def draw_step(self, rng: random.Random) -> tuple[float, float]:
-        """GPU and CPU of one step."""
-        factor = _log_normal(rng, self.step.spread)
-        return self.step.gpu_s * factor, self.step.cpu_s * factor
-
-    def thrashing(self) -> float:
-        """Factor on CPU work while more processes than CPUs want to run."""
+    def _thrashing(self) -> float:
         return 1.0 + self.world.thrash * max(0.0, self.cpus.jobs + 1 - self.world.cpus)
+
+    def _hyper_threading(self) -> float:
+        """CPUs at work over the cores' worth that they are."""
+        if self.world.smt_yield is None:
+            return 1.0
+        cores = self.world.cpus / 2
+        busy = min(self.world.cpus, self.cpus.jobs + 1 + self._others)
+        return busy / min(busy, cores + max(0.0, busy - cores) * self.world.smt_yield)
+
+    def ticks(self, cpu_s: float) -> float:
+        """CPU time as the machine's clocks show it."""
+        tick_s = self.world.tick_s
+        return cpu_s // tick_s * tick_s if tick_s else cpu_s
 
     @property
     def memory(self) -> float:
         """Bytes of all ranks."""
         return sum(rank.memory for rank in self.ranks)
+
+    # -- troubles --------------------------------------------------------------------------------------------------
+
+    def _begin_troubles(self) -> None:
+        pauses, bursts = self.world.pauses, self.world.bursts
+        if pauses is not None and pauses.stops_all:
+            self.loop.at(pauses.every_s, lambda: self._stop_all(pauses), is_fixed=True)
+        if bursts is not None:
+            self._burst(bursts)
+
+    def _stop_all(self, pauses: Pauses) -> None:
+        self.loop.at(self.loop.now + pauses.every_s, lambda: self._stop_all(pauses), is_fixed=True)
+        for resource in (self.cpus, self.link, self.storage):
+            resource.stop(pauses.seconds)
+        self.loop.postpone(pauses.seconds)
+
+    def _burst(self, bursts: Bursts) -> None:
+        found = spells(f"{self.world.seed} burst", bursts.off_s, bursts.on_s)
+        self._is_burst = found.is_on(self.loop.now)
+        self._set_others()
+        self.loop.at(found.next_change(self.loop.now), lambda: self._burst(bursts), is_fixed=True)
+
+    def _set_others(self) -> None:
+        burst = self.world.bursts.cpus if self.world.bursts is not None and self._is_burst else 0.0
+        self.cpus.set(others=self._others + burst)
+
+    def slowness(self, seed: int, worker: Worker) -> float:
+        """Factor on a batch that this worker begins now."""
+        slow = self.world.slow
+        if slow is None or slow.remote != worker.remote:
+            return 1.0
+        who = f"{seed} slow {worker.remote} {worker.number // slow.together}"
+        off_s = slow.seconds * (1.0 - slow.share) / slow.share
+        return slow.factor if spells(who, off_s, slow.seconds).is_on(self.loop.now) else 1.0
 
     # -- the cluster -----------------------------------------------------------------------------------------------
 
@@ -124,10 +179,6 @@ class Simulator:
         placed.sort(key=lambda pair: [w for w in pair[0].workers if w.remote].index(pair[1]))
         for rank, worker in placed[self._nodes :]:
             rank.lose(worker)
-
-
-def _log_normal(rng: random.Random, sigma: float) -> float:
-    return rng.lognormvariate(-sigma * sigma / 2, sigma) if sigma else 1.0
 
 
 def simulate(world: World, steering: Sequence[Steering], seconds: float) -> list[History]:

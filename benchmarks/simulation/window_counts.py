@@ -60,7 +60,15 @@ class WindowCounts:
             kept[place] = wall_s
 
     def lane(
-        self, name: str, requested: int, running: int, noise: Callable[[float], float], room: int | None
+        self,
+        name: str,
+        noise: Callable[[float], float],
+        *,
+        knows_queue: bool,
+        requested: int = 0,
+        running: int = 0,
+        room: int | None = None,
+        unplaced: int = 0,
     ) -> LaneSample:
         """The lane's part of a `Sample`."""
         tickets, read_s, encode_s, cpu_s, queued_s = self.lanes.get(name, [0, 0.0, 0.0, 0.0, 0.0])
@@ -71,7 +79,8 @@ class WindowCounts:
             read_s=noise(read_s),
             encode_s=noise(encode_s),
             cpu_s=noise(cpu_s),
-            queued_s=noise(queued_s),
+            queued_s=noise(queued_s) if knows_queue else None,
             services_s=tuple(self.services.get(name, ())),
             room=room,
+            unplaced=unplaced,
         )

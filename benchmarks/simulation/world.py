@@ -1,4 +1,7 @@
-"""What a simulated world consists of: work, steps, machine, cluster, and the phases in which they change."""
+"""What a simulated world consists of: work, steps, machine, cluster, and the phases in which they change.
+
+Everything hostile is off by default; each says where it is met.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,78 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Runs of slow batches among fast ones: shards of larger images, cold objects, a busy storage server.
+
+    share: of the batches that are slow. factor: by how much longer they take. batches: how many in a row, on average.
+    """
+
+    share: float
+    factor: float
+    batches: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """The page cache warms up: waiting falls as more of the data set has been read.
+
+    batches: in the data set. warm: part of the waiting that is left once all is cached. is_gradual: it falls with each
+    batch of the first pass (samples share pages, as in archives read at random), not only from the second pass on.
+    """
+
+    batches: int
+    warm: float
+    is_gradual: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """Making one batch: waiting (storage, network) and CPU, in seconds.
 
-    spread: sigma of a log-normal factor with mean 1 on both. rare, rare_factor: a share of batches takes that much
-    longer. encode_s: CPU for handing it over, in a worker only.
+    spread: sigma of a log-normal factor with mean 1 on both. correlation: how many batches that factor's memory is
+    long (AR(1) in its logarithm, falling to 1/e), as samples that lie together are alike; 0: none. rare, rare_factor: a
+    share of batches takes that much longer. read: bytes, or requests, of the storage that all readers share.
+    encode_s: CPU for handing it over, in a worker only. recorded: waiting and CPU of batches in turn, from a real run;
+    then begins again.
     """
 
     cpu_s: float = 0.0
     wait_s: float = 0.0
     spread: float = 0.0
+    correlation: float = 0.0
     rare: float = 0.0
     rare_factor: float = 1.0
+    shards: Shards | None = None
+    cache: Cache | None = None
+    read: float = 0.0
     encode_s: float = 0.0
     batch_bytes: float = 1e6
+    recorded: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What the consumer does with a batch: time on its GPU, CPU on the host, both in seconds; spread as in `Work`."""
+    """What the consumer does with a batch: time on its GPU, CPU on the host, both in seconds; spread as in `Work`.
+
+    recorded: GPU time of steps in turn, from a real run; then begins again.
+    """
 
     gpu_s: float = 0.0
     cpu_s: float = 0.0
     spread: float = 0.0
+    recorded: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """A disk or a server that all readers share. capacity: bytes, or requests, a second. reader: at most so many each.
+
+    loss: by which part the whole gets slower with each further reader, as disks do that have to seek.
+    """
+
+    capacity: float
+    reader: float = 1e15
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +88,8 @@ class Phase:
     """From ``at`` seconds on this holds; what is None stays as it was.
 
     others: CPUs that other people's programs want on the trainer's machine. nodes: remote workers the cluster has room
-    for (those beyond it die). link: bytes per second from the cluster.
+    for (those beyond it die). link: bytes per second from the cluster. stream: random numbers begin anew with this
+    number, so that they do not depend on how many batches were made before.
     """
 
     at: float = 0.0
@@ -45,15 +98,56 @@ class Phase:
     others: float | None = None
     nodes: int | None = None
     link: float | None = None
+    storage: Storage | None = None
+    stream: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bursts:
+    """Other people's programs that come and go: so many CPUs, for ``on_s`` on average, then none for ``off_s``."""
+
+    cpus: float
+    on_s: float
+    off_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowSpells:
+    """Workers that are slow for a while: a core that is throttled, a node with a noisy neighbour.
+
+    share: of the time. factor: on all that a batch begun then takes. seconds: of a spell, on average. remote: workers
+    of the cluster, else local ones. together: how many workers have it at the same time, as they are on one node.
+    """
+
+    share: float
+    factor: float
+    seconds: float
+    remote: bool = False
+    together: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pauses:
+    """Validation, a checkpoint, garbage collection: every so often the trainer does something else between two steps.
+
+    With ``stops_all`` every process stops, workers and sampling included: SIGSTOP, a suspended machine.
+    """
+
+    every_s: float
+    seconds: float
+    stops_all: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What stays the same in a simulation.
+    """What stays the same.
 
     own_s: CPU of the consumer per batch from a worker. fork_s, actor_s: until a worker is up.
     thrash: by how much more CPU a batch costs per process beyond the number of CPUs (caches, memory bandwidth).
-    worker_bytes: memory of a local worker. noise: relative error of every measured time.
+    smt_yield: CPUs are hyper-threads, two to a core; the second of a core adds this part of a core's speed (0.2 to 0.3
+    is usual). None: CPUs are cores. worker_bytes: memory of a local worker. noise: relative error of every measured
+    time. tick_s: CPU clocks count in these steps (10 ms where the kernel counts ticks), 0: exactly. knows_queue: if
+    the system tells who waited for a CPU (as Linux does, and others do not).
     """
 
     cpus: float = 2.0
@@ -63,8 +157,14 @@ class World:
     actor_s: float = 1.5
     rtt_s: float = 0.001
     thrash: float = 0.0
+    smt_yield: float | None = None
     worker_bytes: float = 5e7
     memory: float = 8e9
     noise: float = 0.0
+    tick_s: float = 0.0
+    knows_queue: bool = True
+    bursts: Bursts | None = None
+    slow: SlowSpells | None = None
+    pauses: Pauses | None = None
     seed: int = 0
     phases: tuple[Phase, ...] = ()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.simulation.scenarios import load as scenarios
-from benchmarks.simulation.scoreboard import cold_start
+from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune import replay as command

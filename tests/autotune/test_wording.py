@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from benchmarks.simulation.kept import truths
 from benchmarks.simulation.scenarios import load
-from benchmarks.simulation.scoreboard import play
+from benchmarks.simulation.score import play
 from dpex.autotune import wording
 from dpex.autotune.types import Settings
 
@@ -61,7 +62,11 @@ def test_what_is_undone_says_why_without_contradiction(gain: float, error: float
 
 @pytest.mark.parametrize("name", ["burst-steps-wait", "nodes-lost", "link-slows", "memory-batches-grow"])
 def test_the_controllers_decisions_read_so(name: str) -> None:
-    decisions = [decision for history in play(load()[name]).histories for decision in history.decisions]
+    decisions = [
+        decision
+        for history in play(load()[name], truths("development", load()[name])).histories
+        for decision in history.decisions
+    ]
     assert decisions
     for decision in decisions:
         assert re.fullmatch(r"(The work has changed: .+\. )?(From|Back from|A trial, from) .+\.", decision.text)

@@ -11,19 +11,25 @@ import pytest
 from benchmarks.simulation import baseline
 from benchmarks.simulation.__main__ import main
 from benchmarks.simulation.baseline import Achieved, achieved, differences
+from benchmarks.simulation.kept import truths
 from benchmarks.simulation.oracle import Static
 from benchmarks.simulation.scenarios import load
-from benchmarks.simulation.scoreboard import Result, Score, play
+from benchmarks.simulation.score import Result, Score, play
 from dpex.autotune.types import Settings
 
 KEPT = Achieved(regrets=(0.02, 0.06), missed={"regret": 0.06, "decisions": 4.0})
 
 
 def score(**changes: float) -> Score:
-    static = Static(settings=Settings(local=10, depth=20), rate=100.0)
+    static = Static(settings=Settings(local=10, depth=20), rate=100.0, settled_rate=100.0)
     good = {"start": 0.0, "end": 60.0, "rate": 98.0, "settle_s": 2.0, "settle_allowed_s": 5.0, "decisions": 3}
+    good |= {"settled_rate": 98.0, "best_settled_rate": 100.0}
     rest = {"workers": 10.0, "changes": 0.0, "over_bytes": -1e9}
     return Score(**good | rest | changes, best=static, cheapest=static)  # type: ignore[arg-type]
+
+
+def played(name: str) -> Result:
+    return play(load()[name], truths("development", load()[name]))
 
 
 def result(*scores: Score) -> Result:
@@ -88,4 +94,4 @@ def test_the_command_plays_and_records_what_it_is_given(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     main(["--only", "consumer-two", "--record", str(path)], lines.append)
     assert lines[-1] == "consumer-two: new"
-    assert baseline.read(path) == {"consumer-two": achieved(play(load()["consumer-two"]))}
+    assert baseline.read(path) == {"consumer-two": achieved(played("consumer-two"))}

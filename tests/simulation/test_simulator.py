@@ -291,11 +291,10 @@ def test_noise_is_on_measurements_only() -> None:
 # -- order and depth ---------------------------------------------------------------------------------------------------
 
 
-def test_delivery_is_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivery_is_in_order() -> None:
     """The first batch takes a second, the other three of the window a tenth; nothing overtakes it."""
-    waits = iter([1.0, 0.1, 0.1, 0.1] + [100.0] * 10)
-    monkeypatch.setattr(Simulator, "draw_work", lambda self, rng: (next(waits), 0.0))
-    assert run(world(Work(wait_s=1)), workers(4, depth=4), 5).delivered == pytest.approx([1.0] * 4)
+    work = Work(recorded=((1.0, 0.0), *[(0.1, 0.0)] * 3, *[(100.0, 0.0)] * 10))
+    assert run(world(work), workers(4, depth=4), 5).delivered == pytest.approx([1.0] * 4)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 17])
