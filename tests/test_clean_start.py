@@ -207,7 +207,7 @@ def test_closing_while_the_server_starts_leaves_nothing() -> None:
         next(iterator)
     del iterator
     gc.collect()
-    assert psutil.Process().num_fds() == before[1]
+    assert psutil.Process().num_fds() <= before[1]  # fewer, where a test before had left something to the collector
 
 
 @pytest.mark.usefixtures("seems_connected")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -25,7 +25,7 @@ def run(name: str, *arguments: str) -> tuple[str, str]:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=80,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
