@@ -60,6 +60,7 @@ PURE = {
     "dpex.gpu.stall": {"logging"},
     "dpex.autotune.ceiling": set(),
     "dpex.autotune.checked": set(),
+    "dpex.autotune.correlation": {"random"},
     "dpex.autotune.wording": set(),
     "dpex.autotune.config": set(),
     "dpex.autotune.guard": set(),

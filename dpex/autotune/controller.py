@@ -34,6 +34,7 @@ _SHRINK_S = 1.5
 _SAME = 0.05
 _DISAPPOINTED = 0.95
 _FULL = 0.85
+_HOPEFUL = 0.9
 _HEADED = 0.03
 _BUSY = 0.93
 _LOST_AFTER = 2
@@ -43,7 +44,9 @@ _ALONE_AFTER_S = 0.3
 _ALONE_MOST_S = 0.5
 _ALONE_FREE_S = 0.0001
 """A batch that takes no longer costs so little that in-process is tried first and soon."""
-_ALONE_LEAST, _ALONE_LEAST_IF_COPYING = 0.75, 0.25
+_ALONE_LEAST, _ALONE_LEAST_IF_FULL, _ALONE_LEAST_IF_COPYING = 0.75, 0.45, 0.25
+"""In-process is tried if the model expects so much of the present rate of it. Where workers fill the CPUs their batches
+take up to twice the CPU time that one process alone takes (caches, memory, locks), and most where they are copied."""
 _COPYING = 1e9
 """Bytes per second of CPU time from which making a batch is taken for mere copying."""
 _ALONE_MOST_WAITING = 0.3
@@ -52,6 +55,15 @@ _AMPLE = 1.5
 _JAMMED = 0.25
 _JAMMED_AFTER = 3
 _DEEPER = 4
+_SHORT_AFTER_S = 4.0
+"""A number of workers that lasted so long and is too few now is remembered as too few, and not gone back to soon."""
+_RECURRING = 2
+"""So many changes in `_RESTLESS_S` are ups and downs of the same work: what was too few once will be so again."""
+_CALM_S, _CALM_TICKETS = 10.0, 300
+"""Seconds and batches since the work began, or changed, before capacity is given back where costs vary: a slow stretch
+of it must have had its turn."""
+_WORTH_BYTES = 64e6
+"""Memory of batches in flight that is worth a change by itself: what one more worker process takes."""
 _RESTLESS_S = 30.0
 """Work that changed more than once in this time may do so again: capacity is given back more slowly."""
 _DEEPEST = 2 * DEEPEST_PER_WORKER
@@ -125,10 +137,15 @@ class Controller:
     def _reopen(self, sample: Sample, changed: tuple[str, ...]) -> None:
         if self._trial is not None and self._trial.since.batches:
             self._close(self._trial, sample, kept=True)
+            if self._trial.shows_queueing(self._windows):  # no change of the work, but what more workers bring
+                self._learn_ceiling(self._trial, sample)
+                self._trial = None
+                return
         self._changed = changed
         self._pause_s = self.config.explore_s / _EAGER
         self._changes = [at for at in self._changes if sample.at - at < _RESTLESS_S] + [sample.at]
-        self._guard.forget()
+        if len(self._changes) < _RECURRING:
+            self._guard.forget()
         self._ceiling.forget()
         self._far_ceiling.forget()
         self._trial = None
@@ -161,9 +178,9 @@ class Controller:
         if trial.decision.reason == "explore":
             self._explored_at = sample.at
             self._pause_s = self.config.explore_s / (_EAGER if kept else 1)
-            if kept:  # the model does not know why, and would go back
-                back, value = _kind(trial.decision.new, trial.decision.old)
-                self._guard.remember(back, sample.at, value)
+        if kept and trial.decision.reason in ("explore", "spread"):  # the model does not know why, and would go back
+            back, value = _kind(trial.decision.new, trial.decision.old)
+            self._guard.remember(back, sample.at, value)
         self._learn_ceiling(trial, sample)
         return True, None if kept else self._undo(sample, trial)
 
@@ -202,7 +219,7 @@ class Controller:
             return
         work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
         rate = trial.since.rate
-        if rate < _DISAPPOINTING * expect(work, decision.new).rate:
+        if trial.shows_queueing(self._windows) or rate < _DISAPPOINTING * expect(work, decision.new).rate:
             self._ceiling.learn(max(rate, trial.before.rate), sample.at)
 
     def _undo(self, sample: Sample, trial: Trial) -> Decision | None:
@@ -255,11 +272,20 @@ class Controller:
             if plan.settings == now or (plan.settings.depth < now.depth and self._record.head > _HEADED):
                 return None  # workers in the place of batches that are known to be too few
             reason = self._why(now, plan.settings)
+            self._remember_shortage(sample, plan.settings)
             return self._decide(sample, plan, reason, wording.faster(now, plan.settings, plan.rate, evidence), evidence)
         self._in_favour = 0
         return self._maybe_give_back(sample, plan, here, evidence) or self._explore(
             sample, rate, here, bounds, evidence
         )
+
+    def _remember_shortage(self, sample: Sample, wanted: Settings) -> None:
+        """What was enough for a while and is not now will be too little again, unless the work changes for good."""
+        now = sample.settings
+        if not now.workers:
+            self._guard.remember("to in-process", sample.at)
+        elif wanted.local > now.local > 0 and sample.at - self._asked_at >= _SHORT_AFTER_S:
+            self._guard.remember("fewer local", sample.at, now.local)
 
     def _evidence(self, work: Estimate) -> dict[str, float]:
         return {
@@ -313,13 +339,26 @@ class Controller:
         seconds = (work.step_s, work.step_s + work.step_cpu_s + work.own_s, work.far_s, work.far_s + work.travel_s)
         making = (work.cpu_s + work.wait_s, work.cpu_s + work.wait_s + 2.0 * work.cpu_s, work.here_s)
         ceilings = (1.0 / work.ceiling, 1.0 / work.far_ceiling)
+        dearer = self._windows.dearer(work)
         rest = (work.cpus, work.cpus + work.others, *ceilings, 0.5 + self._windows.variation())
-        numbers = (*seconds, *making, *rest)
+        errors = (dearer.cpu_s + dearer.wait_s, 10.0 + work.correlation, 10.0 + dearer.correlation)
+        numbers = (*seconds, *making, *rest, *errors)
         depth = min(bounds.depth, DEEPEST_PER_WORKER * (bounds.local + bounds.remote))
         key = (replace(bounds, depth=depth, memory=_rounded(bounds.memory)), now)
         if self._thought is None or self._thought[0] != key or not _same(numbers, self._thought[1]):
-            self._thought = (key, numbers, best(work, bounds, self.config), expect(work, now))
+            self._thought = (key, numbers, self._best(work, dearer, bounds, now), expect(work, now))
         return self._thought[2:]
+
+    def _best(self, work: Estimate, dearer: Estimate, bounds: Bounds, now: Settings) -> Plan:
+        """The best plan; one with less than now must do even if batches are dearer than they seem."""
+        plan = best(work, bounds, self.config)
+        less = (plan.settings.workers, plan.settings.depth) < (now.workers, now.depth)
+        if not less or dearer == work or not plan.settings.workers:
+            return plan
+        careful = best(dearer, bounds, self.config).settings
+        if (careful.workers, careful.depth) <= (plan.settings.workers, plan.settings.depth):
+            return plan
+        return expect(work, careful if (careful.workers, careful.depth) < (now.workers, now.depth) else now)
 
     def _look_for_ceilings(self, sample: Sample) -> None:
         """Remote workers that idle while the consumer starves, and batches that queue on the way from them: the link
@@ -355,7 +394,7 @@ class Controller:
         due = sample.at - max(self._explored_at, self._asked_at) >= self._pause_s
         if not due or sample.wait_s < _STARVED * sample.seconds:
             return None
-        full = sample.local.cpu_s + sample.host.trainer_cpu_s > _FULL * sample.host.cpus * sample.seconds
+        full = self._is_full(sample)
         disappointed = self._long.rate * (1.0 + 2.0 * self._uncertainty()) < _DISAPPOINTED * here.rate
         if not disappointed and not (full and self._windows.is_crowded):
             return None
@@ -365,12 +404,20 @@ class Controller:
             deep = min(bounds.most_depth(local), max(now.depth, 2 * (local + now.remote)))
             if local + now.remote <= deep:
                 steps.append(replace(now, local=local, depth=deep))
-        wanted = next((s for s in steps if s != now and not self._forbids(now, s, sample.at)), None)
+        wanted = next((s for s in steps if self._is_worth_a_trial(s, sample, bounds)), None)
         if wanted is None:
             return None
         plan = Plan(settings=wanted, rate=rate, stall=evidence["stall"], flow=here.flow)
         text = wording.trial(now, wanted, evidence)
         return self._decide(sample, plan, "explore", text, evidence)
+
+    def _is_worth_a_trial(self, wanted: Settings, sample: Sample, bounds: Bounds) -> bool:
+        """Whether the model, which may be wrong by some, thinks that it costs little to try."""
+        now = sample.settings
+        if wanted == now or self._forbids(now, wanted, sample.at):
+            return False
+        work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
+        return expect(work, wanted).rate >= _HOPEFUL * expect(work, now).rate
 
     def _explore_alone(self, sample: Sample, bounds: Bounds, evidence: Mapping[str, float]) -> Decision | None:
         now = sample.settings
@@ -396,8 +443,14 @@ class Controller:
             return None
         plan = expect(work, Settings(depth=1))
         cheap = work.here_s * LEAST_BATCHES < _ALONE_MOST_S and work.wait_s < _ALONE_MOST_WAITING * work.here_s
-        least = _ALONE_LEAST_IF_COPYING if self._is_copying(work) else _ALONE_LEAST
+        least = _ALONE_LEAST_IF_FULL if self._is_full(sample) else _ALONE_LEAST
+        least = _ALONE_LEAST_IF_COPYING if self._is_copying(work) else least
         return plan if cheap and plan.rate >= least * record.rate else None
+
+    @staticmethod
+    def _is_full(sample: Sample) -> bool:
+        """Whether workers and training loop keep the CPUs busy."""
+        return sample.local.cpu_s + sample.host.trainer_cpu_s > _FULL * sample.host.cpus * sample.seconds
 
     def _is_copying(self, work: Estimate) -> bool:
         return self._windows.batch_bytes > _COPYING * work.here_s
@@ -422,7 +475,7 @@ class Controller:
     ) -> Decision | None:
         """Fewer would do: once enough windows in a row have said so."""
         now, wanted = sample.settings, plan.settings
-        cheaper = wanted.workers <= now.workers - max(1, now.workers // 10)
+        cheaper = wanted.workers <= now.workers - max(1, now.workers // 10) or self._saves_memory(now, wanted)
         less = self.config.gain if wanted.workers <= _MUCH_LESS * now.workers else self.config.stall_goal
         fast = plan.rate >= (1.0 - less) * max(here.rate, self._record.rate)
         if not cheaper or not fast or self._forbids(now, wanted, sample.at):
@@ -430,17 +483,29 @@ class Controller:
             return None
         self._agreeing.append(plan)
         beyond_doubt = plan.flow.capacity >= _AMPLE * plan.flow.demand and self._windows.variation() < _UNEVEN
-        known = self._windows.tickets >= (LEAST_BATCHES if beyond_doubt else _NEW)
         hasty = sample.at - self._asked_at < _SHRINK_S
-        if len(self._agreeing) < self._agreement(plan) or not known or hasty:
+        if len(self._agreeing) < self._agreement(plan) or hasty or not self._knows_enough(sample, beyond_doubt):
             return None
-        plan = max(self._agreeing, key=lambda agreed: agreed.settings.workers)
-        if plan.settings.workers:
+        plan = max(self._agreeing, key=lambda agreed: (agreed.settings.workers, agreed.settings.depth))
+        if 0 < plan.settings.workers < now.workers:
             depth = max(plan.settings.depth, min(now.depth, _DEEPEST * plan.settings.workers))
             plan = replace(plan, settings=replace(plan.settings, depth=depth))
         self._agreeing.clear()
         text = wording.fewer(now, plan.settings, plan.rate, evidence)
         return self._decide(sample, plan, "too many", text, evidence)
+
+    def _knows_enough(self, sample: Sample, beyond_doubt: bool) -> bool:
+        """Whether the work has been seen for long enough to give anything back."""
+        tickets = self._windows.tickets
+        if self._windows.variation() < _UNEVEN:
+            return tickets >= (LEAST_BATCHES if beyond_doubt else _NEW)
+        since_s = sample.at - (self._changes[-1] if self._changes else 0.0)
+        return since_s >= _CALM_S and tickets >= _CALM_TICKETS
+
+    def _saves_memory(self, now: Settings, wanted: Settings) -> bool:
+        """Whether as many workers would do with much less memory in batches that are drawn."""
+        saved = (now.depth - wanted.depth) * self._windows.batch_bytes
+        return wanted.workers == now.workers and 2 * wanted.depth <= now.depth and saved >= _WORTH_BYTES
 
     def _agreement(self, plan: Plan) -> int:
         """Windows that must agree that fewer will do: few where that is beyond doubt, many where times are spread."""

@@ -11,6 +11,9 @@ from dpex.autotune.policy import Bounds
 from dpex.autotune.types import Sample
 
 _DEEPEST = 4096
+_BESIDE = 2.0
+"""Workers beyond those that would fill the CPUs if no two of them waited at once, where batches mostly wait: so many
+times as many. Waits fall together by chance, and where slow batches come in a row."""
 
 
 @dataclass
@@ -34,7 +37,8 @@ class Guard:
         walls = self.walls(sample, batch_bytes)
         if self._config.max_local is not None:
             return walls
-        by_cpu = math.ceil(sample.host.cpus / max(0.02, 1.0 - waiting)) + 1
+        at_once = 1.0 + _BESIDE * waiting
+        by_cpu = math.ceil(at_once * sample.host.cpus / max(0.02, 1.0 - waiting)) + 1
         local = min(by_cpu, self._config.max_waiting, walls.local)
         return replace(walls, local=max(local, self._config.min_local))
 

@@ -16,6 +16,7 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
+from dpex.autotune.correlation import in_correlated_order
 from dpex.autotune.types import Settings
 
 _REPLAYED = (240, 1200)
@@ -25,6 +26,8 @@ _LARGE = 1e100
 _NOTHING = 1e-9
 _EVEN = 0.1
 _STEPS = 97
+_CORRELATED = 2.0
+"""Batches: a correlation length below this does not show in rates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,8 @@ class Estimate:
     cpu_s, wait_s: a local worker's CPU, and its waiting for anything but a CPU. at_once: CPUs that making a batch keeps
     busy at the same time while it computes, as libraries start threads of their own. far_s: a remote worker's time.
     travel_s: the way to it and back. spread: measured service times divided by their mean. step_spread: standard
-    deviation of steps over their mean. cpus: that we may use.
+    deviation of steps over their mean. correlation: over how many batches service times stay alike (see
+    `dpex.autotune.correlation`), 0 if successive ones are independent. cpus: that we may use.
     others: how many of other people's programs want one of these. ceiling, far_ceiling: batches per second that all
     workers, and remote ones, were seen unable to surpass.
     """
@@ -51,6 +55,7 @@ class Estimate:
     travel_s: float = 0.0
     spread: Sequence[float] = (1.0,)
     step_spread: float = 0.0
+    correlation: float = 0.0
     cpus: float = 1.0
     others: float = 0.0
     ceiling: float = float("inf")
@@ -66,6 +71,17 @@ class Estimate:
     def waiting(self) -> float:
         """Share of a local worker's time that is not CPU."""
         return self.wait_s / max(1e-9, self.wait_s + self.cpu_s)
+
+    @cached_property
+    def services(self) -> Sequence[float]:
+        """Service times over their mean, in an order as correlated as theirs; to be repeated."""
+        factors = list(self.spread) or [1.0]
+        if self.correlation >= _CORRELATED and self.variation >= _EVEN:
+            factors = in_correlated_order(factors, self.correlation)
+        else:
+            random.Random(0).shuffle(factors)
+        mean = sum(factors) / len(factors) or 1.0
+        return [factor / mean for factor in factors]
 
     @cached_property
     def variation(self) -> float:
@@ -160,11 +176,11 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
     if not settings.workers:
         return flow.rate
     near_s = work.wait_s + work.cpu_s / max(1.0, work.at_once) * flow.slowdown
-    spread = list(work.spread) or [1.0]
-    random.Random(0).shuffle(spread)
-    mean = sum(spread) / len(spread) or 1.0
+    factors = work.services
     least, most = _REPLAYED
     count = max(int(least + (most - least) * min(1.0, work.variation)), 6 * settings.depth, 4 * settings.workers)
+    if work.correlation >= _CORRELATED:
+        count = max(count, 2 * len(factors))  # a pass to get going, and one that counts
     free = [(0.0, number < settings.local) for number in range(settings.workers)]
     heapq.heapify(free)
     delivered = [0.0] * count
@@ -175,7 +191,7 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
     for number in range(count):
         at, near = free[0]
         drawn = delivered[number - settings.depth] if number >= settings.depth else 0.0
-        service = (near_s if near else work.far_s) * spread[number % len(spread)] / mean
+        service = (near_s if near else work.far_s) * factors[number % len(factors)]
         end = max(at, drawn) + service
         heapq.heapreplace(free, (end, near))
         if not near:

@@ -16,6 +16,8 @@ from dpex.autotune.window import Windows
 
 LEAST_BATCHES = 24
 _LEAST_WINDOWS = 2
+_FEW, _SURELY, _MUCH_WORSE = 6, 2.0, 0.1
+"""A try is broken off after so many batches if it is slower by more than this part, by so many standard errors."""
 _ENOUGH = 4
 """How many times the batches needed settle it, however uncertain it is."""
 _PATIENCE_S = 4.0
@@ -25,9 +27,13 @@ _PATIENCE_BATCHES, _LONGEST_S = 3.0, 60.0
 that was begun before the decision, and until it is there nothing of what was decided can be seen."""
 _KEPT = 12
 _EVEN = 0.5
+_CLEARLY_MORE, _MOSTLY, _NO_FASTER = 1.5, 0.7, 1.15
+"""So many times the workers, of which so much went into dearer batches, so that the rate rose by less than this."""
+_FULL = 0.8
+_ADDING = ("too few", "spread")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Window:
     seconds: float
     batches: int
@@ -36,6 +42,9 @@ class _Window:
     head_s: float
     busy: float
     far: int
+    tickets: int
+    making_s: float
+    is_full: bool
 
 
 class Record:
@@ -49,8 +58,24 @@ class Record:
         workers_s = (sample.local.running + sample.remote.running) * sample.seconds
         busy = (sample.local.busy_s + sample.remote.busy_s) / workers_s if workers_s > 0 else 1.0
         far = sample.remote.tickets
-        window = _Window(sample.seconds, sample.batches, lost_s, sample.wait_s, sample.head_s, busy, far)
-        self._windows.append(window)
+        tickets = sample.local.tickets + sample.remote.tickets
+        making_s = sample.local.busy_s - (sample.local.queued_s or 0.0) + sample.remote.busy_s
+        used = sample.local.cpu_s + sample.host.trainer_cpu_s + sample.host.others * sample.seconds
+        full = used > _FULL * sample.host.cpus * sample.seconds
+        self._windows.append(
+            _Window(
+                seconds=sample.seconds,
+                batches=sample.batches,
+                lost_s=lost_s,
+                waited_s=sample.wait_s,
+                head_s=sample.head_s,
+                busy=busy,
+                far=far,
+                tickets=tickets,
+                making_s=making_s,
+                is_full=full,
+            )
+        )
 
     def clear(self) -> None:
         """Forget them."""
@@ -93,6 +118,18 @@ class Record:
     def busy(self) -> float:
         """Share of the workers' time in which they were at work."""
         return sum(w.busy * w.seconds for w in self._windows) / self.seconds if self._windows else 1.0
+
+    @property
+    def cost_s(self) -> float:
+        """Worker's time for a batch, queueing for a CPU apart."""
+        return sum(window.making_s for window in self._windows) / max(
+            1, sum(window.tickets for window in self._windows)
+        )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the CPUs were mostly in use in some window, so that workers may have been in each other's way."""
+        return any(window.is_full for window in self._windows)
 
     @property
     def gap_s(self) -> float:
@@ -151,6 +188,18 @@ class Trial:
         else:
             self.since.add(sample, lost_s)
 
+    def _later_s(self, work: Windows, later: float) -> float:
+        """Seconds per batch since the decision, as they would be had batches not become dearer meanwhile by chance.
+
+        Only where workers were added, or batches in flight, and the CPUs are not full. By what chance does not explain
+        they became dearer because more were asked for at once: a storage gives no more.
+        """
+        was_s, now_s = self.before.cost_s, self.since.cost_s
+        if self.decision.reason not in _ADDING or self.since.is_full or not 0.0 < was_s < now_s:
+            return later
+        chance = math.hypot(work.uncertainty(self.before.batches), work.uncertainty(self.since.batches))
+        return max(work.step_s, later / min(now_s / was_s, 1.0 + _SURELY * chance))
+
     def gain(self, work: Windows) -> tuple[float, float]:
         """By which part the rate rose, by what batches cost, and the standard error of that."""
         step_s, slowest_s = work.step_s, work.slowest_s()
@@ -159,12 +208,16 @@ class Trial:
             return -1.0, 0.0
         if not math.isfinite(was):
             return 0.0, 1.0
-        then, later = max(1e-9, step_s + was), max(1e-9, step_s + now)
+        then, later = max(1e-9, step_s + was), max(1e-9, self._later_s(work, step_s + now))
+        was_error = max(was_error, was * work.uncertainty(self.before.batches))
+        now_error = max(now_error, now * work.uncertainty(self.since.batches))
         return then / later - 1.0, (then / later) * math.hypot(was_error / then, now_error / later)
 
     def is_over(self, work: Windows, config: AutotuneConfig) -> bool:
         """Whether enough is known, or there was time enough."""
         since = self.since
+        if self._is_hopeless(work):
+            return True
         if since.batches < self.batches_needed or len(since) < _LEAST_WINDOWS:
             least_s = _SLOW_S if since.batches < LEAST_BATCHES else _PATIENCE_S
             return since.seconds >= max(least_s, self._patience_s(work)) and len(since) > 1
@@ -175,6 +228,24 @@ class Trial:
             or since.batches >= _ENOUGH * self.batches_needed
             or since.seconds >= max(_PATIENCE_S, self._patience_s(work))
         )
+
+    def shows_queueing(self, work: Windows) -> bool:
+        """Whether batches became dearer by as much as there are more workers, so that these brought nothing: they queue
+        for something of which there is no more, a storage or a lock."""
+        more = self.decision.new.workers / max(1, self.decision.old.workers)
+        was_s, now_s = self.before.cost_s, self.since.cost_s
+        if more < _CLEARLY_MORE or not was_s or self.since.batches < _FEW:
+            return False
+        chance = math.hypot(work.uncertainty(self.before.batches), work.uncertainty(self.since.batches))
+        explained = now_s / was_s - 1.0 >= max(_MOSTLY * (more - 1.0), _SURELY * chance)
+        return explained and self.since.rate < _NO_FASTER * self.before.rate
+
+    def _is_hopeless(self, work: Windows) -> bool:
+        """Whether a mere try has made things so much worse that a few batches tell."""
+        if self.decision.reason != "explore" or self.since.batches < _FEW:
+            return False
+        gain, error = self.gain(work)
+        return gain + _SURELY * error < -_MUCH_WORSE
 
     def _patience_s(self, work: Windows) -> float:
         slowest_s = max(work.slowest_s(), self.since.longest_gap_s)

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import replace
 
 from dpex.autotune import wording
+from dpex.autotune.correlation import Correlation, variance_of_mean
 from dpex.autotune.level import Level
 from dpex.autotune.model import Estimate
 from dpex.autotune.types import LaneSample, Sample
@@ -32,12 +33,23 @@ _SEVERAL = 1.2
 """CPU time of so many times the wall time shows that a batch keeps several CPUs busy; less may be the clocks' error."""
 _MOST_SPREAD = 1000.0
 """How many times longer than usual a batch takes at most: what is beyond that would hide all others from the mean."""
+_LEAST_DEARER = 0.02
+"""Less is covered by `AutotuneConfig.headroom`."""
+_MOST_DEARER = 0.5
+"""A larger error says that nothing is known yet, and is no figure to plan by."""
+_RESIZED_WINDOWS = 2
+"""Windows after a change of the number of workers whose batches say nothing of the spread."""
+_MOVED_WINDOWS = 2
+"""Windows that were of the new level already when it was noticed."""
 HERE_S = 8e-6
 """What a batch costs more in the training process than what a worker says: random states are set and put back."""
 
 
 class Windows:
-    """What is known of the work, from the windows since it last changed."""
+    """What is known of the work, from the windows since it last changed.
+
+    correlation: over how many batches service times stay alike; see `dpex.autotune.correlation`.
+    """
 
     def __init__(self) -> None:
         self._step, self._step_cpu, self._own = Level(), Level(), Level()
@@ -49,7 +61,10 @@ class Windows:
         self._step_spread = Level()
         self._others: deque[float] = deque(maxlen=_OTHERS_KEPT)
         self._spread: deque[float] = deque(maxlen=_SPREAD_KEPT)
+        self._scatter = Correlation()
+        self.correlation = 0.0
         self._running = (-1, -1)
+        self._since_resized = 0
         self._carried = [0.0, 0.0]
         self._least_cpu = math.inf
         self.batch_bytes = 0.0
@@ -65,8 +80,9 @@ class Windows:
             self.batch_bytes = sample.batch_bytes
         self._others.append(sample.host.others * self._slowdown(sample))
         self._consumer(sample)
-        self._services(sample)
         self._lanes(sample)
+        self._services(sample)
+        self.correlation = self._scatter.length(self.variation())
         self.tickets += sample.made_here.tickets + sample.local.tickets + sample.remote.tickets
         return changed
 
@@ -114,6 +130,7 @@ class Windows:
             travel_s=self._travel if math.isfinite(self._travel) else 0.0,
             spread=tuple(self._spread) or (1.0,),
             step_spread=self._step_spread.get(0.0),
+            correlation=self.correlation,
             cpus=max(0.5, cpus),
             others=sum(self._others) / len(self._others) if self._others else 0.0,
             ceiling=ceiling,
@@ -132,6 +149,26 @@ class Windows:
             return 1.0
         mean = sum(self._spread) / len(self._spread)
         return math.sqrt(sum((factor - mean) ** 2 for factor in self._spread) / len(self._spread)) / max(1e-9, mean)
+
+    def dearer(self, work: Estimate) -> Estimate:
+        """The estimate with costs higher by their standard error, and as correlated as cannot be ruled out: what fewer
+        workers must be enough for."""
+        length = self._scatter.cautious_length(self.correlation)
+        known_by = max(1.0, self._far.weight if self._far.known and not self._cpu.known else self._cpu.weight)
+        error = self.variation() * math.sqrt(variance_of_mean(known_by, length))
+        factor = 1.0 + min(_MOST_DEARER, error) if error > _LEAST_DEARER else 1.0
+        return replace(
+            work,
+            cpu_s=work.cpu_s * factor,
+            wait_s=work.wait_s * factor,
+            far_s=work.far_s * factor,
+            here_s=work.here_s * factor,
+            correlation=length,
+        )
+
+    def uncertainty(self, batches: float) -> float:
+        """Standard error of the mean cost of so many batches, over the cost."""
+        return self.variation() * math.sqrt(variance_of_mean(max(1.0, batches), self.correlation))
 
     # -- what a window says ------------------------------------------------------------------------------------------
 
@@ -216,6 +253,7 @@ class Windows:
                 self._least_cpu = min(self._least_cpu, self._cpu.value)
             for level in (self._cpu, self._wait, self._far, self._step, self._at_once):
                 level.loosen()
+            self._since_resized = 0
 
     def _consumer(self, sample: Sample) -> None:
         self.stepping_s = self._stepping(sample)
@@ -237,6 +275,7 @@ class Windows:
     def _lanes(self, sample: Sample) -> None:
         local, remote, here = sample.local, sample.remote, sample.made_here
         spread = self.variation()
+        self._learn_scatter(sample)
         if local.tickets:
             self._cpu.add(local.cpu_s, local.tickets, spread)
             self._encode.add(local.encode_s, local.tickets, spread)
@@ -254,6 +293,20 @@ class Windows:
             self._far.add(remote.busy_s, remote.tickets, spread)
             self._far_cpu.add(remote.cpu_s, remote.tickets, spread)
         self._travelling(sample)
+
+    def _learn_scatter(self, sample: Sample) -> None:
+        """How far the window strays from what was known before it."""
+        local, remote, here = sample.local, sample.remote, sample.made_here
+        if local.tickets and self._cpu.known:
+            waiting = self._waiting(sample, local) if self._knows_waiting(sample) else self._wait_s * local.tickets
+            mean = (local.cpu_s + waiting) / local.tickets
+            self._scatter.add(local.tickets, mean, self._cpu.value + self._wait_s, self._cpu.weight)
+        elif remote.tickets and self._far.known:
+            mean = remote.busy_s / remote.tickets
+            self._scatter.add(remote.tickets, mean, self._far.value, self._far.weight)
+        elif here.tickets and self._here.known:
+            mean = max(0.0, here.busy_s - self._queued_here(sample)) / here.tickets
+            self._scatter.add(here.tickets, mean, self._here.value, self._here.weight)
 
     def _learn_threads(self, sample: Sample, lane: LaneSample, queued_s: float) -> None:
         """CPUs that a batch keeps busy at once: seen where its CPU time is more than its wall time, and seen to be one
@@ -285,6 +338,9 @@ class Windows:
         return self._away
 
     def _services(self, sample: Sample) -> None:
+        self._since_resized += 1
+        if self._since_resized <= _RESIZED_WINDOWS and len(self._spread) >= _SPREAD_KNOWN:
+            return  # another level, which is not known well enough to measure single batches by
         for lane in (sample.made_here, sample.local, sample.remote):
             usual = self._usual(lane, sample) if lane.tickets and lane.services_s else 0.0
             if usual > 0:
@@ -297,7 +353,7 @@ class Windows:
             known = self._far.value
         else:
             known = self._cpu.value / self._threads * self._slowdown(sample) + self._wait_s
-        return here if math.isnan(known) else 0.5 * (here + known)
+        return here if math.isnan(known) else known
 
     # -- change --------------------------------------------------------------------------------------------------
 
@@ -321,6 +377,7 @@ class Windows:
         if self._is_held_up(sample):  # what is finished then is what took long, and no picture of the work
             seen = seen[-1:]
         for what, level, total, count, varies in seen:
+            varies *= math.sqrt(count * variance_of_mean(count, self.correlation)) if count else 1.0
             least = matters if level is not self._step else _STEP_MATTERS * sample.seconds / max(1, batches)
             small = count and max(level.value, total / count) < least
             if small or not level.has_moved(total, count, varies):
@@ -338,6 +395,7 @@ class Windows:
 
     def _forget_making(self, moved: Level) -> None:
         """A batch costs something else now: what the lanes that are not at it once said is of no use any more."""
+        self._scatter.forget_latest(_MOVED_WINDOWS)
         self._at_once.clear()
         self._least_cpu = math.inf
         self._spread.clear()

@@ -137,3 +137,14 @@ def test_workers_and_batches_have_room_in_memory(memory: float, local: int) -> N
     settings = best(EASY, bounds, CONFIG).settings
     assert settings.local == local
     assert settings.local * 2e8 + settings.depth * 1e8 <= max(memory, 3e8)  # one worker and its batch may always be
+
+
+def test_costs_that_stay_alike_need_more_in_flight() -> None:
+    """Against the rate of independent costs: a slow stretch outlasts a short queue, and a long one bridges it."""
+    spread = tuple(math.exp(0.5 * NormalDist().inv_cdf((i + 0.5) / 97) - 0.125) for i in range(97))
+    independent = replace(EASY, step_s=0.01, cpu_s=0.001, wait_s=0.065, spread=spread)
+    alike = replace(independent, correlation=50.0)
+    short, long = at(8, depth=32), at(8, depth=256)
+    assert expect(alike, short).rate < 0.98 * expect(independent, short).rate
+    assert expect(alike, long).rate > 0.98 * expect(independent, long).rate
+    assert best(alike, Bounds(local=64, remote=0, depth=4096), CONFIG).settings.depth >= 48

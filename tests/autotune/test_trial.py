@@ -10,7 +10,7 @@ import pytest
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.trial import Record, Trial
-from dpex.autotune.types import Decision, LaneSample, Reason, Sample, Settings
+from dpex.autotune.types import Decision, HostSample, LaneSample, Reason, Sample, Settings
 
 CONFIG = AutotuneConfig(gain=0.04)
 FOUR, EIGHT = Settings(local=4, depth=8), Settings(local=8, depth=16)
@@ -40,7 +40,9 @@ def record(*windows: Sample) -> Record:
 
 
 def work(step_s: float = 0.01, slowest_s: float = 0.0, variation: float = 0.1) -> Any:
-    return SimpleNamespace(step_s=step_s, slowest_s=lambda: slowest_s, variation=lambda: variation)
+    return SimpleNamespace(
+        step_s=step_s, slowest_s=lambda: slowest_s, variation=lambda: variation, uncertainty=lambda batches: 0.0
+    )
 
 
 def trial(
@@ -138,3 +140,43 @@ def test_what_had_to_be_is_good(reason: Reason) -> None:
 def test_batches_that_do_not_come_are_the_worst_loss() -> None:
     nothing = replace(window(10, 0.01), batches=0)
     assert trial(SLOW, nothing, nothing).gain(work()) == (-1.0, 0.0)
+
+
+def dearer(sample: Sample, factor: float, **local: float) -> Sample:
+    """The window with batches that cost workers so many times as much."""
+    lane = replace(sample.local, read_s=sample.local.read_s * factor, **local)
+    return replace(sample, local=lane, host=HostSample(cpus=4.0))
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "chance", "good"),
+    [
+        pytest.param(0.0, 1.0, True, id="by chance"),
+        pytest.param(0.0, 0.0, False, id="costs do not vary: a storage gives no more"),
+        pytest.param(2.0, 0.05, False, id="full CPUs: workers are in each other's way"),
+    ],
+)
+def test_more_workers_are_not_why_batches_are_dearer_if_it_may_be_chance(
+    cpu_s: float, chance: float, good: bool
+) -> None:
+    after = [dearer(window(10, 0.02), 2.0, cpu_s=cpu_s) for _ in range(6)]
+    assert trial(SLOW, *after).was_good(replace_uncertainty(work(), chance), CONFIG) is good
+
+
+def test_an_error_of_batches_alike_is_larger_than_windows_show() -> None:
+    alike = replace_uncertainty(work(), 0.2)
+    steady = trial(SLOW, *[window(10, 0.01)] * 4)
+    assert steady.gain(work())[1] == pytest.approx(0.0)
+    assert steady.gain(alike)[1] > 0.1
+
+
+def replace_uncertainty(known: Any, error: float) -> Any:
+    known.uncertainty = lambda batches: error
+    return known
+
+
+def test_a_hopeless_try_is_broken_off_after_a_few_batches_and_a_decision_is_not() -> None:
+    hopeless = [window(8, 0.05)]
+    assert trial(SLOW, *hopeless, reason="explore").is_over(work(), CONFIG)
+    assert not trial(SLOW, *hopeless, reason="too few").is_over(work(), CONFIG)
+    assert not trial(SLOW, window(8, 0.01), reason="explore").is_over(work(), CONFIG)
