@@ -37,6 +37,8 @@ def achieved(result: Result) -> Achieved:
         figures = score.figures()
         for target in score.missed().keys() & set(result.scenario.holds):
             missed[target] = max(missed.get(target, figures[target]), figures[target])
+    if result.beyond:
+        missed["limits"] = len(result.beyond)
     rounded = {target: round(missed[target], _DIGITS) for target in sorted(missed)}
     return Achieved(regrets=tuple(round(score.regret, _DIGITS) for score in result.scores), missed=rounded)
 

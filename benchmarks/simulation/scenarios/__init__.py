@@ -37,7 +37,7 @@ BASELINE = "baseline.json"
 HOLDS = ("regret", "settle", "decisions", "cost", "oscillation", "memory")
 """What can be asked of a controller, see `benchmarks.simulation.score`."""
 DEVELOPMENT, VALIDATION = "development", "validation"
-SETS = (DEVELOPMENT,)
+SETS = (DEVELOPMENT, VALIDATION)
 _SETTLING_S = 30.0
 """An interval is calm at the latest so long after workers can be there."""
 
