@@ -61,6 +61,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("arguments", "cause"), PLANTED.values(), ids=PLANTED)
 def test_the_cause_is_found(arguments: str, cause: str, tmp_path: Path) -> None:
     words = ("waits.py", *arguments.split())
