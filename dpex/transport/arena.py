@@ -26,16 +26,12 @@ import numpy as np
 import torch
 
 from dpex.transport import descendants
-from dpex.transport.mapping import (
-    MADV_HUGEPAGE,
-    MADV_POPULATE_READ,
-    MADV_POPULATE_WRITE,
-    advise,
-    map_memory,
-    populate,
-)
+from dpex.transport.mapping import advise, map_memory
 
 PAGE_BYTES = mmap.PAGESIZE
+_MADV_POPULATE_READ = 22
+_MADV_POPULATE_WRITE = 23
+_MADV_HUGEPAGE = 14
 _SEGMENT_BYTES = 4 << 20
 _TRIM_EVERY = 128
 _MAKER, _TAKER = 0, 1
@@ -176,7 +172,7 @@ def open_segment(spec: SegmentSpec, fd: int) -> Segment:
         memory = map_memory(fd, spec.size)
     finally:
         os.close(fd)
-    advise(memory, MADV_POPULATE_READ)
+    advise(memory, _MADV_POPULATE_READ)
     return Segment(spec, memory, _TAKER)
 
 
@@ -292,8 +288,8 @@ class Arena:
 def _map(size: int, shared: bool) -> tuple[Any, int]:
     if not shared:
         memory = map_memory(-1, size)
-        advise(memory, MADV_HUGEPAGE)
-        advise(memory, MADV_POPULATE_WRITE)
+        advise(memory, _MADV_HUGEPAGE)
+        advise(memory, _MADV_POPULATE_WRITE)
         return memory, -1
     fd = os.memfd_create("dpex")
     try:
@@ -302,5 +298,5 @@ def _map(size: int, shared: bool) -> tuple[Any, int]:
     except BaseException:
         os.close(fd)
         raise
-    populate(memory)
+    advise(memory, _MADV_POPULATE_WRITE)
     return memory, fd
