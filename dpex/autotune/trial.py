@@ -17,7 +17,8 @@ from dpex.autotune.window import Windows
 LEAST_BATCHES = 24
 _LEAST_WINDOWS = 2
 _FEW, _SURELY, _MUCH_WORSE = 6, 2.0, 0.1
-"""A try is broken off after so many batches if it is slower by more than this part, by so many standard errors."""
+"""A try is broken off after so many batches if it is slower by more than this part, by its standard error. What is put
+down to more workers must be beyond so many standard errors of what chance does."""
 _ENOUGH = 4
 """How many times the batches needed settle it, however uncertain it is."""
 _PATIENCE_S = 4.0
@@ -245,7 +246,7 @@ class Trial:
         if self.decision.reason != "explore" or self.since.batches < _FEW:
             return False
         gain, error = self.gain(work)
-        return gain + _SURELY * error < -_MUCH_WORSE
+        return gain + error < -_MUCH_WORSE
 
     def _patience_s(self, work: Windows) -> float:
         slowest_s = max(work.slowest_s(), self.since.longest_gap_s)
