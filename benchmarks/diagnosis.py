@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis
-from dpex.steptimes import SWITCH
+from dpex.profile.live_timer import SWITCH
 
 BATCH = 4
 

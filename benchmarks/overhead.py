@@ -44,7 +44,7 @@ while True:
 """
 DECOY = """
 import sys, threading, urllib.request
-from dpex.telemetry.server import Answer, Server
+from dpex.telemetry.http.server import Answer, Server
 body = sys.stdin.buffer.read(int(sys.argv[1]))
 server = Server("127.0.0.1", 0, lambda request: Answer("200 OK", [], body))
 server.start()

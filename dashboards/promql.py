@@ -5,7 +5,7 @@ Ratios are sums over sums.
 
 from __future__ import annotations
 
-from dpex.telemetry.catalogue import BY_NAME
+from dpex.telemetry.catalog import BY_NAME
 
 PROCESS = 'job=~"$job",instance=~"$instance",run_id=~"$run",rank=~"$rank"'
 LOADER = f'{PROCESS},loader=~"$loader"'

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from dpex.stats import LaneStats, LoaderStats
-    from dpex.threads import ticket_seed
+    from dpex.worker.threads import ticket_seed
 
 __version__ = "0.1.0"
 
@@ -40,7 +40,7 @@ _HOME = {
     "WorkerDiedError": "dpex.errors",
     "LaneStats": "dpex.stats",
     "LoaderStats": "dpex.stats",
-    "ticket_seed": "dpex.threads",
+    "ticket_seed": "dpex.worker.threads",
 }
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 import sys
 
-from dpex.cli import main
+from dpex.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,12 +16,18 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.runtime.recorder import check as check_trace
+from dpex.autotune.runtime.recorder import rank
+from dpex.autotune.runtime.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
 from dpex.autotune.types import Decision, Settings
-from dpex.cpus import rank_cpus, static_worker_count
-from dpex.diagnose import atend
-from dpex.diagnose.book import Book, Context
-from dpex.diagnose.case import Case
-from dpex.epoch import (
+from dpex.core.names import encodable
+from dpex.core.prefetch import Sizes
+from dpex.core.streams import Streams, choose
+from dpex.diagnose import at_exit
+from dpex.diagnose.counters import Book, Context
+from dpex.diagnose.source import Case
+from dpex.errors import FixedWorkersError, OptionError
+from dpex.iterators import (
     ArenaCache,
     _DpexDataLoaderIter,
     _DpexInlineDataLoaderIter,
@@ -31,25 +37,19 @@ from dpex.epoch import (
     _MeteredInlineDataLoaderIter,
     draws_ahead_safely,
 )
-from dpex.errors import FixedWorkersError, OptionError
-from dpex.lanes.maker import LaneMaker, RemoteRoom
-from dpex.lanes.packing import Packing
-from dpex.naming import encodable
 from dpex.options import Options, Seeding, check_count, resolve_seeding
-from dpex.pace import Sizes
-from dpex.recording import check as check_trace
-from dpex.recording import rank
+from dpex.pools.factory import LaneMaker, RemoteRoom
+from dpex.pools.local.packing import Packing
+from dpex.profile.live_timer import SWITCH, TicketTimer, is_switched_on
 from dpex.stats import LastStats, LoaderStats
-from dpex.steptimes import SWITCH, TicketTimer, is_switched_on
-from dpex.streams import Streams, choose
-from dpex.threads import declares_thread_safe
-from dpex.torchworkers import SeededInProcessIter, SeededWorkersIter
-from dpex.tuner import ROOM_EVERY_S, Limits, Tuner, cold_start
+from dpex.system.cpus import rank_cpus, static_worker_count
+from dpex.worker.threads import declares_thread_safe
+from dpex.worker.torch_workers import SeededInProcessIter, SeededWorkersIter
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
-    from dpex.telemetry.ledger import Ledger
-    from dpex.telemetry.membership import Membership
+    from dpex.telemetry.loader_metrics import Ledger
+    from dpex.telemetry.registration import Membership
 
 logger = logging.getLogger("dpex")
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
@@ -222,7 +222,7 @@ class DpexDataLoader(DataLoader[T_co]):
         if self._is_tuned():
             check_trace(self.autotune or AutotuneConfig(), os.environ)
         if self.num_workers and self.local_engine == "dpex" and self.distribute_mode is not True and _ray_is_up():
-            from dpex.lanes.cleanserver import start_early
+            from dpex.pools.local.clean_fork_server import start_early
 
             start_early(self.multiprocessing_context)
 
@@ -296,7 +296,7 @@ class DpexDataLoader(DataLoader[T_co]):
     def _inline_iterator(self) -> _BaseDataLoaderIter:
         ledger = self._ledger(on_cluster=False)
         may_warn = self._dataset_kind == _DatasetKind.Iterable and self._IterableDataset_len_called is not None
-        if ledger is None and not (self._is_asked or atend.is_wanted(os.environ)):
+        if ledger is None and not (self._is_asked or at_exit.is_wanted(os.environ)):
             plain = _DpexInlineDataLoaderIter if may_warn else _DpexUnmarkedDataLoaderIter
             return self._latest(plain(self, self._arenas))
         self._watch_for_end()
@@ -315,7 +315,7 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _watch_for_end(self) -> None:
         if get_worker_info() is None:
-            atend.watch(self._book, self._case().diagnose, os.environ)
+            at_exit.watch(self._book, self._case().diagnose, os.environ)
 
     def _ledger(self, *, on_cluster: bool) -> Ledger | None:
         """Where this loader's counts go, if they are exported: by the endpoint, or, on a cluster, in Ray's metrics."""
@@ -332,7 +332,7 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _enrol(self, *, in_ray: bool) -> Membership | None:
         from dpex.telemetry.exporter import Endpoint
-        from dpex.telemetry.membership import enrol
+        from dpex.telemetry.registration import enrol
 
         endpoint = None
         if self.metrics_port is not None:
@@ -385,7 +385,7 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _hold_cluster(self) -> None:
         """Keep a share of the connection to Ray, so that actors wait between epochs instead of starting anew."""
-        from dpex.lanes.cluster import connect, release
+        from dpex.pools.ray.cluster import connect, release
 
         if self._share is None or not self._share.alive:
             self._share = weakref.finalize(self, release, connect(self.head_address))
@@ -398,7 +398,7 @@ class DpexDataLoader(DataLoader[T_co]):
         for iterator in list(self._iterators):
             iterator._shutdown_workers()
         self._iterator = None
-        atend.report(self._book)
+        at_exit.report(self._book)
         membership, self._membership = self._membership, None
         if membership is not None:
             membership.end()
@@ -528,7 +528,7 @@ class DpexDataLoader(DataLoader[T_co]):
 
     def _is_distributed(self) -> bool:
         if self.distribute_mode == "auto":
-            from dpex.lanes.cluster import is_connected
+            from dpex.pools.ray.cluster import is_connected
 
             return is_connected()
         return bool(self.distribute_mode)

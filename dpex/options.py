@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.core.seeding import SEEDINGS
 from dpex.errors import OptionError
-from dpex.seeding import SEEDINGS
 
 Seeding = Literal["worker", "batch"]
 _FILES = (

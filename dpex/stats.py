@@ -35,7 +35,7 @@ class LoaderStats:
     not the GPU's stall). Of ``wait_s``, ``own_s`` is the part in which it was not blocked but busy (decoding, handing
     out work, making batches itself), ``head_s`` that in which later batches were ready and the next one was not.
     ``gpu_stall_s`` is how long the GPU's stream lay idle meanwhile, the first batch of a pass left out and the last few
-    not yet known; None without a GPU (see `dpex.gpu.stall`).
+    not yet known; None without a GPU (see `dpex.system.gpu.stall`).
     ``deaths`` counts workers that ended unexpectedly, ``remade`` tickets made again for them. ``lanes`` are "local",
     "remote" and, for batches made in the training process, "inline".
 

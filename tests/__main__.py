@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dpex.cpus import usable_cpus
+from dpex.system.cpus import usable_cpus
 
 MOST_PROCESSES = 8
 """A module is not divided, so that more processes would wait for the longest one; each takes half a GB of memory."""

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dpex.lanes.base import Event, LaneCounts, LaneTimes, Made
-from dpex.schedule import Ticket
+from dpex.core.schedule import Ticket
+from dpex.pools.base import Event, LaneCounts, LaneTimes, Made
 
 
 class FakeLane:
-    """Implements `dpex.lanes.base.Lane`.
+    """Implements `dpex.pools.base.Lane`.
 
     ``sent`` holds a tuple (ticket numbers, epoch, worker) for each message. ``accepts`` says whether it takes messages
     at present. ``told`` holds every other call, with its arguments. ``said`` is what `poll` returns.

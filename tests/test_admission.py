@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from families import no_descriptor_left, until
 
-from dpex import listening
-from dpex.clock import ManualClock
-from dpex.lanes import admission
-from dpex.lanes.greeting import ACCEPTED, CHALLENGE_BYTES, HEAD_BYTES, VERSION, Examination, GreetingError, Guest
-from dpex.lanes.stream import Receiver, Sender, Target
-from dpex.listening import Listener, one_to_drop
+from dpex.pools.ray import admission
+from dpex.pools.ray.handshake import ACCEPTED, CHALLENGE_BYTES, HEAD_BYTES, VERSION, Examination, GreetingError, Guest
+from dpex.pools.ray.tcp_stream import Receiver, Sender, Target
+from dpex.system import listening
+from dpex.system.clock import ManualClock
+from dpex.system.listening import Listener, one_to_drop
 
 pytestmark = pytest.mark.timeout(60)
 SECRET = bytes(range(32))

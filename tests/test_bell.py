@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dpex.bell import Bell
+from dpex.system.wakeup import Bell
 
 FOR_EVER_S = 30.0
 

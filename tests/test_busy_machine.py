@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
 from dpex.autotune.model import Estimate
-from dpex.cpus import usable_cpus
+from dpex.system.cpus import usable_cpus
 
 pytestmark = [
     pytest.mark.alone,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from fakelane import FakeLane
 
-from dpex.casualties import Casualties
-from dpex.dispatch import Dispatch
+from dpex.core.placement import Place
+from dpex.core.prefetch import Pace
+from dpex.core.schedule import Schedule
+from dpex.engine.assignment import Tenancy
+from dpex.engine.dispatch import Dispatch
+from dpex.engine.failures import Casualties
 from dpex.errors import WorkerDiedError
-from dpex.homes import Place
-from dpex.lanes.base import CRASHES_IN_A_ROW, Gone
-from dpex.pace import Pace
-from dpex.schedule import Schedule
-from dpex.tenancy import Tenancy
+from dpex.pools.base import CRASHES_IN_A_ROW, Gone
 
 
 class Scene:

@@ -17,7 +17,7 @@ from families import Augmented, assert_same, is_alive, kill, seeded, stacked, te
 from test_leftovers import Family, family  # noqa: F401
 
 from dpex import DpexDataLoader, WorkerDiedError, dataloader
-from dpex.lanes import cleanserver
+from dpex.pools.local import clean_fork_server
 
 pytestmark = pytest.mark.timeout(120)
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 2, "seeding": "batch"}
@@ -33,15 +33,15 @@ def no_server() -> Iterator[None]:
 
 
 def end_server() -> None:
-    server, cleanserver._server = cleanserver._server, None
+    server, clean_fork_server._server = clean_fork_server._server, None
     if server is not None:
         server._process.kill()
         server._finalizer()
 
 
 def server_pid() -> int:
-    assert cleanserver._server is not None
-    return cleanserver._server._process.pid
+    assert clean_fork_server._server is not None
+    return clean_fork_server._server._process.pid
 
 
 def made_here(length: int = 400, nap_s: float = 0.001) -> torch.Tensor:
@@ -53,7 +53,7 @@ def made_here(length: int = 400, nap_s: float = 0.001) -> torch.Tensor:
 
 @pytest.fixture
 def seems_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanserver, "is_connected", lambda: True)
+    monkeypatch.setattr(clean_fork_server, "is_connected", lambda: True)
 
 
 def local(length: int = 400, **options: Any) -> DpexDataLoader[torch.Tensor]:
@@ -118,7 +118,7 @@ def test_the_server_is_started_with_the_loader_so_that_its_imports_are_done_by_t
         assert len(list(loader)) == 100
         assert server_pid() == early
         kill(early)
-        cleanserver._server._process.wait()  # type: ignore[union-attr]
+        clean_fork_server._server._process.wait()  # type: ignore[union-attr]
         with local():
             assert server_pid() != early
 
@@ -129,7 +129,7 @@ def test_the_server_is_started_with_the_loader_so_that_its_imports_are_done_by_t
 )
 def test_loaders_that_do_not_need_the_server_start_none(options: dict[str, Any]) -> None:
     local(**options)
-    assert cleanserver._server is None
+    assert clean_fork_server._server is None
 
 
 class Variable:
@@ -164,8 +164,9 @@ def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed
 
 @pytest.mark.usefixtures("seems_connected")
 def test_the_server_goes_after_a_while_without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    hurried = cleanserver._BOOTSTRAP.replace("serve(", "sys.modules['dpex.lanes.cleanserver'].IDLE_S = 0.01\nserve(")
-    monkeypatch.setattr(cleanserver, "_BOOTSTRAP", hurried)
+    now = f"sys.modules[{clean_fork_server.__name__!r}].IDLE_S = 0.01"
+    hurried = clean_fork_server._BOOTSTRAP.replace("serve(", f"{now}\nserve(")
+    monkeypatch.setattr(clean_fork_server, "_BOOTSTRAP", hurried)
     for _ in range(2):
         with local(40) as loader:
             assert len(list(loader)) == 10
@@ -189,7 +190,7 @@ def test_a_template_that_is_killed_is_started_anew_without_waiting() -> None:
 
 def readable(iterator: Any) -> list[Any]:
     """The template's socket, once it has something to tell."""
-    from dpex.lanes.localhosts import readable_within
+    from dpex.pools.local.handles import readable_within
 
     control = iterator._engine.lane("local")._template.socket
     return [control] if readable_within(control.fileno(), 0.0) else []
@@ -227,7 +228,7 @@ def test_another_loader_that_waits_for_the_server_keeps_it() -> None:
 def test_a_failure_to_start_is_an_error_where_nobody_else_works(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with local(seeding="worker") as loader:
         with monkeypatch.context() as patch:
-            patch.setattr(cleanserver.spawn, "get_executable", lambda: BROKEN[how])
+            patch.setattr(clean_fork_server.spawn, "get_executable", lambda: BROKEN[how])
             iterator = iter(loader)
             with pytest.raises(WorkerDiedError, match="no local worker can be started"):
                 next(iterator)
@@ -243,7 +244,7 @@ def test_where_no_worker_can_be_started_the_training_process_makes_the_batches(
 ) -> None:
     with local() as loader:
         with monkeypatch.context() as patch:
-            patch.setattr(cleanserver.spawn, "get_executable", lambda: BROKEN[how])
+            patch.setattr(clean_fork_server.spawn, "get_executable", lambda: BROKEN[how])
             iterator = iter(loader)
             lane = iterator._engine.lane("local")
             until(lambda: lane.poll() is not None and lane.failed)
@@ -263,7 +264,7 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 def test_nothing_is_left_when_the_trainer_ends(how: str, family: Family) -> None:  # noqa: F811
     body, code = ENDS[how]
-    connected = "from dpex.lanes import cleanserver; cleanserver.is_connected = lambda: True\n"
+    connected = "from dpex.pools.local import clean_fork_server; clean_fork_server.is_connected = lambda: True\n"
     assert family.run(connected + body) == (code, "", "")
     family.assert_nothing_is_left()
 
@@ -320,7 +321,7 @@ def test_a_failure_to_start_is_a_warning_beside_remote_workers(how: str, monkeyp
     with remote(400) as loader:
         iterator = iter(loader)
         got = [next(iterator)]
-        monkeypatch.setattr(cleanserver.spawn, "get_executable", lambda: BROKEN[how])
+        monkeypatch.setattr(clean_fork_server.spawn, "get_executable", lambda: BROKEN[how])
         loader.resize(local=2)
         with pytest.warns(RuntimeWarning, match="no local worker can be started.*(exit code 1|No such file)"):
             got += [next(iterator) for _ in range(30)]

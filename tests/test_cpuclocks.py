@@ -15,7 +15,7 @@ from families import until
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
-from dpex.cpuclocks import (
+from dpex.system.cpu_clocks import (
     CPU_CLOCK_EVERY,
     LOOK_EVERY_S,
     SPIN_S,

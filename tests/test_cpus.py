@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from dpex import cpus
-from dpex.cpus import cgroup_cpus, cgroup_path, local_ranks, parse_cfs, parse_cpu_max, static_worker_count, usable_cpus
+from dpex.system import cpus
+from dpex.system.cpus import (
+    cgroup_cpus,
+    cgroup_path,
+    local_ranks,
+    parse_cfs,
+    parse_cpu_max,
+    static_worker_count,
+    usable_cpus,
+)
 
 NOWHERE = "0::/\n"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fakelane import FakeLane
 
-from dpex.dispatch import Dispatch
-from dpex.pace import Pace
-from dpex.schedule import Schedule
-from dpex.tenancy import Tenancy
+from dpex.core.prefetch import Pace
+from dpex.core.schedule import Schedule
+from dpex.engine.assignment import Tenancy
+from dpex.engine.dispatch import Dispatch
 
 
 def dispatch_to(*lanes: FakeLane, logicals: int = 0) -> tuple[Dispatch, set[int]]:

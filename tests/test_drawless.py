@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from dpex import DpexDataLoader, inprocess
-from dpex.drawless import draws_nothing, is_torchs_alone
-from dpex.globalrandom import located
+from dpex import DpexDataLoader
+from dpex.worker import in_process
+from dpex.worker.drawless import draws_nothing, is_torchs_alone
+from dpex.worker.rng_state import located
 
 
 class Own(TensorDataset):
@@ -114,7 +115,7 @@ def test_batches_are_those_of_a_worker_and_no_state_is_touched(name: str, monkey
     assert generators is not None
     iterator = iter(DpexDataLoader(TORCHS[name](), 3, seeding="batch"))
     before = generators.save()
-    monkeypatch.setattr(inprocess, "words_of", None)
+    monkeypatch.setattr(in_process, "words_of", None)
     torch.testing.assert_close(list(iterator), expected, rtol=0, atol=0)
     assert generators.save() == before
 

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from dpex import DpexDataLoader
 from dpex.errors import FixedWorkersError, WorkerDiedError
-from dpex.lanes.local import FORKS_AT_ONCE
+from dpex.pools.local.pool import FORKS_AT_ONCE
 
 pytestmark = [pytest.mark.timeout(40), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
 LARGE_BYTES = 1 << 20
@@ -760,10 +760,10 @@ class Indices(Dataset[int]):
 
 def test_a_move_is_queued_while_both_directions_of_a_socket_are_full() -> None:
     """Trainer and worker once waited for each other to read. The move comes after the tickets sent before it."""
-    from dpex.lanes.base import Made, Released
-    from dpex.lanes.local import LocalLane
-    from dpex.schedule import Ticket
-    from dpex.worker import WorkerSetup
+    from dpex.core.schedule import Ticket
+    from dpex.pools.base import Made, Released
+    from dpex.pools.local.pool import LocalLane
+    from dpex.worker.core import WorkerSetup
 
     setup = WorkerSetup(
         dataset=Indices(),

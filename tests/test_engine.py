@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from fakelane import FakeLane
 
-from dpex.clock import monotonic
-from dpex.engine import Engine, Plan
+from dpex.core.prefetch import STRAGGLER_BYTES, Sizes
+from dpex.engine.engine import Engine, Plan
 from dpex.errors import WorkerDiedError
-from dpex.lanes.base import Gone, Made
-from dpex.pace import STRAGGLER_BYTES, Sizes
-from dpex.worker import NO_TIME
+from dpex.pools.base import Gone, Made
+from dpex.system.clock import monotonic
+from dpex.worker.core import NO_TIME
 
 
 def taken(engine: Engine) -> Any:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dpex.homes import Homes, Place
+from dpex.core.placement import Homes, Place
 
 NEAR = [Place("local", n) for n in range(4)]
 FAR = [Place("remote", n) for n in range(4)]

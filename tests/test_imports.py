@@ -15,74 +15,57 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
-TOGETHER = {
-    "errors, clock, seeding, schedule, homes, pace, cpus, stats, streams, alerts, autotune, causes, meter, bell": 0,
-    "hostinfo, runqueue, sampling, cpuclocks, forks, listening, naming": 0,
-    "options, recording": 1,
-    "steps, stepwatch, modes, otherthreads, drawless": 1,
-    "transport, globalrandom, ticketseeding, generators, steptimes": 2,
-    "worker, threads, inprocess": 3,
-    "lanes": 4,
-    "tenancy, pin, stretch, passing, inline, gpu, torchworkers": 5,
-    "engine, engineview, dispatch, staffing, casualties, intake, windows, tuner": 6,
-    "diagnose": 6,
-    "epoch": 7,
-    "telemetry": 7,
-    "dataloader": 8,
-    "spans, forecast": 0,
-    "runoptions, script": 1,
-    "profile": 6,
-    "gauge, torchmeter, torchprobe, torchreport": 7,
-    "standin, top, torchwatch": 9,
-    "takeover, target, benchreport": 10,
-    "run, bench": 11,
-    "diagnosecommand": 12,
-    "integrations, cli": 13,
-}
-"""Rooms from the ground up; a room imports from its own floor or from below."""
-FLOORS = {f"dpex.{room}": floor for rooms, floor in TOGETHER.items() for room in rooms.split(", ")}
+LAYERS = (
+    *("errors", "stats", "core", "measure", "system", "transport", "profile", "autotune", "options", "worker", "pools"),
+    *("engine", "diagnose", "telemetry", "iterators", "dataloader", "dropin", "cli"),
+)
+"""Folders and modules of the package; each imports from itself and from those before it."""
+ABOVE_ALL = {"__init__", "__main__"}
+MOST_AT_THE_TOP = 10
+"""Python files beside the folders."""
 PURE = {
-    "dpex.schedule": set(),
-    "dpex.seeding": set(),
-    "dpex.homes": set(),
-    "dpex.pace": set(),
+    "dpex.core.schedule": set(),
+    "dpex.core.seeding": set(),
+    "dpex.core.placement": set(),
+    "dpex.core.prefetch": set(),
     "dpex.stats": set(),
-    "dpex.naming": set(),
-    "dpex.streams": {"logging"},
+    "dpex.core.names": set(),
+    "dpex.core.streams": {"logging"},
     "dpex.options": set(),
-    "dpex.runoptions": set(),
-    "dpex.forecast": set(),
-    "dpex.spans": {"threading", "time"},
+    "dpex.dropin.options": set(),
+    "dpex.autotune.forecast": set(),
+    "dpex.profile.spans": {"threading", "time"},
     "dpex.errors": set(),
-    "dpex.causes": set(),
-    "dpex.meter": set(),
-    "dpex.sampling": {"random"},
-    "dpex.gpu.stall": {"logging"},
+    "dpex.measure.stall_causes": set(),
+    "dpex.measure.consumer_time": set(),
+    "dpex.measure.sampling": {"random"},
+    "dpex.measure.samples": set(),
+    "dpex.system.gpu.stall": {"logging"},
     "dpex.autotune.ceiling": set(),
     "dpex.autotune.checked": set(),
     "dpex.autotune.correlation": {"random"},
     "dpex.autotune.wording": set(),
     "dpex.autotune.config": set(),
-    "dpex.autotune.guard": set(),
+    "dpex.autotune.limits": set(),
     "dpex.autotune.model": {"random"},
     "dpex.autotune.policy": set(),
-    "dpex.autotune.explain": set(),
-    "dpex.autotune.level": set(),
-    "dpex.autotune.trace": set(),
+    "dpex.autotune.trace.explain": set(),
+    "dpex.autotune.noise": set(),
+    "dpex.autotune.trace.format": set(),
     "dpex.autotune.types": set(),
-    "dpex.autotune.window": set(),
+    "dpex.autotune.estimator": set(),
     "dpex.diagnose.facts": set(),
-    "dpex.diagnose.losses": set(),
-    "dpex.diagnose.page": set(),
+    "dpex.diagnose.attribution": set(),
+    "dpex.diagnose.html": set(),
     "dpex.diagnose.report": set(),
     "dpex.diagnose.verdict": set(),
-    "dpex.diagnose.whatif": {"random"},
-    "dpex.diagnose.withdpex": set(),
-    "dpex.telemetry.catalogue": set(),
+    "dpex.diagnose.what_if": {"random"},
+    "dpex.dropin.stock.projection": set(),
+    "dpex.telemetry.catalog": set(),
     "dpex.telemetry.markdown": {"sys"},
-    "dpex.clock": {"time"},
-    "dpex.cpus": {"os", "pathlib"},
-    "dpex.lanes.packing": set(),
+    "dpex.system.clock": {"time"},
+    "dpex.system.cpus": {"os", "pathlib"},
+    "dpex.pools.local.packing": set(),
 }
 """Modules without torch, and what of the standard library's outside world each may touch."""
 OUTSIDE_WORLD = {
@@ -90,8 +73,8 @@ OUTSIDE_WORLD = {
     *("select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid"),
 }
 MAY_IMPORT_RAY = {
-    *(f"dpex.lanes.{name}" for name in ("actors", "cluster", "inbox", "remote", "remoteworker")),
-    "dpex.telemetry.raymirror",
+    *(f"dpex.pools.ray.{name}" for name in ("actor", "cluster", "results", "pool", "worker_actor")),
+    "dpex.telemetry.ray_metrics",
 }
 
 
@@ -148,8 +131,13 @@ def own_imports(module: str) -> list[Import]:
     return [found for found in imports(module) if found.target in modules()]
 
 
-def floor(module: str) -> int | None:
-    return FLOORS.get(".".join(module.split(".")[:2]))
+def layer(module: str) -> int | None:
+    """The place of a module's folder among `LAYERS`; None for the package itself, which stands above them."""
+    parts = module.split(".")
+    if len(parts) == 1 or parts[1] in ABOVE_ALL:
+        return None
+    assert parts[1] in LAYERS, f"{module} belongs to no layer: enter its folder in LAYERS"
+    return LAYERS.index(parts[1])
 
 
 # -- the source --------------------------------------------------------------------------------------------------------
@@ -159,32 +147,39 @@ def test_the_reader_of_imports_sees_what_it_should() -> None:
     source = "\n".join(
         (
             "import ray.data, os",
-            "from dpex import schedule",
+            "from dpex.core import schedule",
             "from dpex.errors import DpexError",
             "def late():",
             "    import_module('ray')",
-            "    from dpex.worker import Failure",
+            "    from dpex.worker.core import Failure",
             "if TYPE_CHECKING:",
             "    import torch",
         )
     )
     found = list(_imports_of(ast.parse(source), at_load=True))
-    targets = ["ray.data", "os", "dpex.schedule", "dpex.errors", "ray", "dpex.worker"]
+    targets = ["ray.data", "os", "dpex.core.schedule", "dpex.errors", "ray", "dpex.worker.core"]
     assert [f.target for f in found] == targets
     assert [f.at_load for f in found] == [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize("module", modules())
 def test_imports_point_downwards(module: str) -> None:
-    own = floor(module)
+    own = layer(module)
     if own is None:
         return
     upwards = [
         f"{modules()[module].name}:{found.line} imports {found.target}"
         for found in own_imports(module)
-        if (other := floor(found.target)) is not None and other > own
+        if (other := layer(found.target)) is not None and other > own
     ]
     assert upwards == []
+
+
+def test_each_layer_is_there_and_few_files_lie_beside_the_folders() -> None:
+    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py"}
+    folders = {path.parent.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/**/*.py")}
+    assert (found - ABOVE_ALL) | folders == set(LAYERS)
+    assert len(found) <= MOST_AT_THE_TOP
 
 
 def test_no_circles() -> None:
@@ -214,9 +209,9 @@ def test_pure_modules_do_not_touch_the_outside_world(module: str) -> None:
     assert names.isdisjoint({"open", "print", "input", "exec", "eval", "__import__"})
 
 
-def test_only_the_lane_to_the_cluster_imports_ray() -> None:
+def test_only_the_pool_of_the_cluster_imports_ray() -> None:
     places = {module for module in modules() for found in imports(module) if found.target.split(".")[0] == "ray"}
-    assert places <= MAY_IMPORT_RAY | {"dpex.transport.parcel"}  # for Ray's cloudpickle
+    assert places <= MAY_IMPORT_RAY | {"dpex.transport.pickling"}  # for Ray's cloudpickle
 
 
 def test_what_is_not_in_the_wheel_is_not_imported() -> None:
@@ -279,7 +274,9 @@ def test_importing_dpex_imports_nothing_heavy() -> None:
 
 
 def test_the_terminal_page_needs_no_torch() -> None:
-    assert loaded("import dpex.cli; dpex.cli.parser()").isdisjoint({"torch", "numpy", "ray", "prometheus_client"})
+    assert loaded("import dpex.cli.main; dpex.cli.main.parser()").isdisjoint(
+        {"torch", "numpy", "ray", "prometheus_client"}
+    )
 
 
 def test_pure_modules_run_without_torch() -> None:

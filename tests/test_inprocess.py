@@ -19,13 +19,14 @@ import torch
 from families import seeded, until
 from torch.utils.data import Dataset
 
-from dpex import DpexDataLoader, stretch
-from dpex.globalrandom import ByFunctions
-from dpex.inprocess import TRIES, InProcess
-from dpex.modes import Modes, modes_here
-from dpex.otherthreads import OtherThreads, _clock, _cpu_ns
-from dpex.seeding import epoch_key, ticket_seed
-from dpex.ticketseeding import seed_ticket
+from dpex import DpexDataLoader
+from dpex.core.seeding import epoch_key, ticket_seed
+from dpex.engine import inprocess_sampling
+from dpex.system.other_threads import OtherThreads, _clock, _cpu_ns
+from dpex.worker.batch_seeding import seed_ticket
+from dpex.worker.in_process import TRIES, InProcess
+from dpex.worker.modes import Modes, modes_here
+from dpex.worker.rng_state import ByFunctions
 
 BASE_SEED, EPOCH = 11, 2
 
@@ -375,7 +376,7 @@ def test_workers_that_come_while_tiny_batches_pass_unmeasured_go_on_where_they_e
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for limit in ("TURN_S", "SAMPLE_S"):  # on a busy machine nothing is tiny
-        monkeypatch.setattr(stretch, limit, math.inf)
+        monkeypatch.setattr(inprocess_sampling, limit, math.inf)
     with DpexDataLoader(range(4000), seeding="batch") as loader:
         iterator: Any = iter(loader)
         found = [next(iterator).item() for _ in range(1000)]

@@ -24,11 +24,12 @@ from families import Augmented, assert_same, seeded, stacked
 from torch.utils.data import Dataset
 
 import dpex
-from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError, stretch
-from dpex.globalrandom import located
-from dpex.inprocess import InProcess
-from dpex.interrupts import is_interrupt, keep_result, with_lock
-from dpex.modes import modes_here
+from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
+from dpex.engine import inprocess_sampling
+from dpex.system.interrupts import is_interrupt, keep_result, with_lock
+from dpex.worker.in_process import InProcess
+from dpex.worker.modes import modes_here
+from dpex.worker.rng_state import located
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -143,7 +144,7 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
 def test_every_batch_comes_once_of_those_that_pass_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """One call after the other is broken off, each at the next place in it."""
     for limit in ("TURN_S", "SAMPLE_S", "LONGEST_S"):  # a traced call is slow
-        monkeypatch.setattr(stretch, limit, math.inf)
+        monkeypatch.setattr(inprocess_sampling, limit, math.inf)
     dataset = Augmented(400, extra=1000)
     options: dict[str, Any] = {"batch_sampler": [[at] for at in range(400)], "seeding": "batch"}
     wanted = stacked(DpexDataLoader(dataset, generator=seeded(), **options))

@@ -20,11 +20,11 @@ from families import until
 from torch.utils.data import default_collate
 
 from dpex import DpexDataLoader, WorkerDiedError
-from dpex.lanes.base import Event, Gone, Made, Note
-from dpex.lanes.local import LocalLane
-from dpex.lanes.localworker import receive
-from dpex.schedule import Ticket
-from dpex.worker import Failure, WorkerSetup
+from dpex.core.schedule import Ticket
+from dpex.pools.base import Event, Gone, Made, Note
+from dpex.pools.local.pool import LocalLane
+from dpex.pools.local.worker_process import receive
+from dpex.worker.core import Failure, WorkerSetup
 
 pytestmark = pytest.mark.timeout(60)
 DEADLINE_S = 30.0

@@ -18,8 +18,8 @@ from pairs import LARGE, Pair, Point
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
-from dpex.lanes.remoteworker import FarEncoder
-from dpex.transport.outofband import SPAN_ALIGN, Memory
+from dpex.pools.ray.worker_actor import FarEncoder
+from dpex.transport.out_of_band import SPAN_ALIGN, Memory
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(beta state|prototype stage|deprecated|TypedStorage|invariant checks):UserWarning"

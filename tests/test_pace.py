@@ -4,7 +4,15 @@ from itertools import pairwise
 
 import pytest
 
-from dpex.pace import LARGEST_GROUP, REMOTE_BYTES, REMOTE_DEPTH, STRAGGLER_BYTES, STRAGGLER_FACTOR, Pace, Sizes
+from dpex.core.prefetch import (
+    LARGEST_GROUP,
+    REMOTE_BYTES,
+    REMOTE_DEPTH,
+    STRAGGLER_BYTES,
+    STRAGGLER_FACTOR,
+    Pace,
+    Sizes,
+)
 
 MB = 1 << 20
 

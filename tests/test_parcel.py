@@ -9,7 +9,7 @@ import torch
 from torch.utils.data._utils import collate
 
 from dpex.errors import ShippingError
-from dpex.transport.parcel import changed_collate_entries, cloud_dumps, pack, unpack
+from dpex.transport.pickling import changed_collate_entries, cloud_dumps, pack, unpack
 
 
 class Holder:

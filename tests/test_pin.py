@@ -20,12 +20,12 @@ from accelerator import Accelerator, pretended
 from families import Augmented, assert_same, kill, seeded, stacked, until, worker_pids
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-import dpex.engine
-import dpex.pin
+import dpex.engine.engine
+import dpex.engine.pin_memory
 from dpex import DpexDataLoader
-from dpex.clock import ManualClock
-from dpex.pin import AHEAD, Pinner, _Job
-from dpex.schedule import Schedule, ScheduleError
+from dpex.core.schedule import Schedule, ScheduleError
+from dpex.engine.pin_memory import AHEAD, Pinner, _Job
+from dpex.system.clock import ManualClock
 
 pytestmark = [pytest.mark.timeout(40), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 THREAD = "dpex-pin"
@@ -244,7 +244,7 @@ def test_stats_tell_the_consumer_s_wait_not_the_thread_s(
 
     accelerator.before = pin
     iterator: Any = iter(pinning(Augmented(20), 1, prefetch_factor=8))
-    for module in (dpex.engine, dpex.pin):
+    for module in (dpex.engine.engine, dpex.engine.pin_memory):
         monkeypatch.setattr(module, "monotonic", clock)
     next(iterator)
     returned.set()

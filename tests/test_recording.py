@@ -19,12 +19,12 @@ from families import Augmented
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.replay import load, main
 from dpex.autotune.replay import replay as replayed
-from dpex.autotune.trace import Recorder
+from dpex.autotune.runtime.recorder import VARIABLE, TraceFile, check, rank, wanted
+from dpex.autotune.runtime.tuner import Limits, Tuner
+from dpex.autotune.trace.format import Recorder
 from dpex.autotune.types import Sample, Settings
-from dpex.clock import ManualClock
 from dpex.errors import OptionError
-from dpex.recording import VARIABLE, TraceFile, check, rank, wanted
-from dpex.tuner import Limits, Tuner
+from dpex.system.clock import ManualClock
 
 ENDLESS = 10**7
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
+from dpex.core.schedule import Ticket
 from dpex.errors import ShippingError
-from dpex.lanes.base import Gone, Made, Note, Released, Snapshot, Up
-from dpex.lanes.inbox import Inbox
-from dpex.schedule import Ticket
-from dpex.worker import Failure, StreamEnd, WorkerCore, WorkerSetup
+from dpex.pools.base import Gone, Made, Note, Released, Snapshot, Up
+from dpex.pools.ray.results import Inbox
+from dpex.worker.core import Failure, StreamEnd, WorkerCore, WorkerSetup
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -174,7 +174,7 @@ class Driver:
     """Stands in for the engine: sends tickets, collects what happens."""
 
     def __init__(self, dataset, hosts, *, shared_queue=True, resources=None, **setup):
-        from dpex.lanes.remote import RemoteLane
+        from dpex.pools.ray.pool import RemoteLane
 
         self.lane = RemoteLane(
             setup_of(dataset, **setup),
@@ -251,7 +251,7 @@ def test_small_batches_travel_in_groups_and_are_right(main_node):
 @pytest.mark.parametrize("way", ["stream", "store", "unreachable"])
 def test_large_batches_are_ordinary_writable_tensors_that_last(main_node, monkeypatch, way):
     if way == "store":
-        monkeypatch.setattr("dpex.lanes.remote.stream_address", lambda: None)
+        monkeypatch.setattr("dpex.pools.ray.pool.stream_address", lambda: None)
     elif way == "unreachable":
         target = Inbox.target
         monkeypatch.setattr(Inbox, "target", lambda inbox, host: target(inbox, host)._replace(port=1))
@@ -570,7 +570,7 @@ def test_results_of_an_earlier_epoch_are_dropped(main_node):
 
 
 def test_the_next_lane_gets_prepared_processes_with_the_dataset_as_it_is_then(main_node):
-    from dpex.lanes.cluster import connect, release
+    from dpex.pools.ray.cluster import connect, release
 
     share = connect("auto")
     try:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dpex.schedule import SHARED, Delivery, Schedule, ScheduleError, Ticket
+from dpex.core.schedule import SHARED, Delivery, Schedule, ScheduleError, Ticket
 
 WAITING, OUT, MADE, DELIVERED, DROPPED = "waiting", "out", "made", "delivered", "dropped"
 UNFINISHED = (WAITING, OUT, MADE)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.seeding import SEEDINGS, epoch_key, mix64, ticket_seed
+from dpex.core.seeding import SEEDINGS, epoch_key, mix64, ticket_seed
 
 MASK64 = (1 << 64) - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15

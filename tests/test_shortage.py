@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
-from dpex.lanes.localworker import receive
+from dpex.pools.local.worker_process import receive
 from dpex.transport.arena import Arena
 
 COUNT = 12

@@ -14,7 +14,7 @@ import torch
 from families import Augmented, assert_same, kill, seeded, stacked, template_pid, worker_pids
 
 from dpex import DpexDataLoader
-from dpex.lanes import signals
+from dpex.pools.local import signals
 
 pytestmark = pytest.mark.timeout(60)
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)

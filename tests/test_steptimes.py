@@ -21,12 +21,12 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
-from dpex import steptimes, stepwatch
-from dpex.sampling import DEAR, FIRST_S, Occasions
-from dpex.steptimes import Row, TicketTimer
-from dpex.stepwatch import Costs, StepWatch
-from dpex.transport.parcel import cloud_dumps
-from dpex.worker import Fetcher, WorkerSetup
+from dpex.measure.sampling import DEAR, FIRST_S, Occasions
+from dpex.profile import call_timer, live_timer
+from dpex.profile.call_timer import Costs, StepWatch
+from dpex.profile.live_timer import Row, TicketTimer
+from dpex.transport.pickling import cloud_dumps
+from dpex.worker.core import Fetcher, WorkerSetup
 
 
 class Compose:
@@ -526,7 +526,7 @@ def test_a_dataset_that_sets_a_profile_function_keeps_it(gives_back: bool) -> No
 
 
 def test_a_batch_of_very_many_calls_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepwatch, "MOST_EVENTS", 20)
+    monkeypatch.setattr(call_timer, "MOST_EVENTS", 20)
     timer = AlwaysTimer()
     batch, stages = fetcher(Pictures(), timer).fetch([0, 1])
     assert len(batch) == 2
@@ -562,12 +562,12 @@ def test_what_is_changed_meanwhile_stays_changed() -> None:
 def test_only_the_costliest_of_very_many_are_told() -> None:
     steps = [type(f"Step{number}", (Jitter,), {})() for number in range(100)]
     found = rows(Pictures(*steps))
-    assert len(found) == steptimes.MOST_ROWS + 2
+    assert len(found) == live_timer.MOST_ROWS + 2
 
 
 def test_switched_off() -> None:
-    assert steptimes.is_switched_on({})
-    assert not steptimes.is_switched_on({steptimes.SWITCH: "0"})
+    assert live_timer.is_switched_on({})
+    assert not live_timer.is_switched_on({live_timer.SWITCH: "0"})
     making = fetcher(Pictures(), TicketTimer(is_on=False))
     assert not any(making.fetch([0])[1].steps for _ in range(50))
 

@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import pytest
 
-from dpex.lanes.greeting import GreetingError
-from dpex.lanes.stream import Receiver, Sender
+from dpex.pools.ray.handshake import GreetingError
+from dpex.pools.ray.tcp_stream import Receiver, Sender
 
 pytestmark = pytest.mark.timeout(60)
 SECONDS = 20

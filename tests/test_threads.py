@@ -20,9 +20,9 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 
 import dpex
 from dpex import DpexDataLoader, OptionError, WorkerDiedError
-from dpex.lanes import cleanserver
-from dpex.lanes.packing import LATER, NEW, Packing
-from dpex.threads import declares_thread_safe
+from dpex.pools.local import clean_fork_server
+from dpex.pools.local.packing import LATER, NEW, Packing
+from dpex.worker.threads import declares_thread_safe
 
 DIED = "ignore:DataLoader worker:RuntimeWarning"
 CROWD = "ignore:This DataLoader will create:UserWarning"
@@ -92,7 +92,7 @@ def test_processes_that_are_spawned() -> None:
 
 
 def test_processes_of_the_clean_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleanserver, "is_connected", lambda: True)
+    monkeypatch.setattr(clean_fork_server, "is_connected", lambda: True)
     try:
         with loader_of(ThreadSafe(LENGTH, 0.002), 6) as loader:
             iterator = iter(loader)
@@ -102,7 +102,7 @@ def test_processes_of_the_clean_server(monkeypatch: pytest.MonkeyPatch) -> None:
             assert population(iterator) == [3, 3]
             assert_same(torch.cat([*got, *iterator]), stacked(loader_of(ThreadSafe(LENGTH), 0)))
     finally:
-        server, cleanserver._server = cleanserver._server, None
+        server, clean_fork_server._server = clean_fork_server._server, None
         if server is not None:
             server._process.kill()
             server._finalizer()

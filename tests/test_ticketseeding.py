@@ -13,10 +13,11 @@ import torch
 from families import seeded, until
 from torch.utils.data import Dataset
 
-from dpex import DpexDataLoader, inprocess, ticketseeding
-from dpex.globalrandom import ByFunctions, Generators, located
-from dpex.seeding import epoch_key, ticket_seed
-from dpex.ticketseeding import TicketSeeds, WordSource, seed_ticket
+from dpex import DpexDataLoader
+from dpex.core.seeding import epoch_key, ticket_seed
+from dpex.worker import batch_seeding, in_process
+from dpex.worker.batch_seeding import TicketSeeds, WordSource, seed_ticket
+from dpex.worker.rng_state import ByFunctions, Generators, located
 
 BASE_SEED, EPOCH = 11, 2
 SEEDS = [0, 1, 2**63 - 1, 0x1234567890ABCDEF]
@@ -215,7 +216,7 @@ def test_no_word_is_shared_between_libraries_or_tickets() -> None:
 
 
 def forbid_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ticketseeding, inprocess):
+    for module in (batch_seeding, in_process):
         monkeypatch.setattr(module, "located", lambda: None)
 
 

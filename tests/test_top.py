@@ -22,13 +22,14 @@ import pytest
 from families import Augmented, until
 from rich.console import Console
 
-from dpex import DpexDataLoader, cli, top
+from dpex import DpexDataLoader
 from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.cli import main, top
+from dpex.cli.top import Watch, Watched, screen
 from dpex.telemetry.discovery import Announcement, started_at, targets
 from dpex.telemetry.exporter import exporter
-from dpex.telemetry.frames import Frame
-from dpex.telemetry.sampler import told
-from dpex.top import Watch, Watched, screen
+from dpex.telemetry.http.frames import Frame
+from dpex.telemetry.http.history import told
 
 ROOT = Path(__file__).parents[1]
 DECISION = Decision(
@@ -260,24 +261,24 @@ def trained(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DpexDa
 
 
 def test_once(trained: DpexDataLoader[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    until(lambda: cli.main(["top", "--once"]) == 0 and "photos" in capsys.readouterr().out)
-    assert cli.main(["top", "--once", f"127.0.0.1:{exporter.port}/"]) == 0
+    until(lambda: main.main(["top", "--once"]) == 0 and "photos" in capsys.readouterr().out)
+    assert main.main(["top", "--once", f"127.0.0.1:{exporter.port}/"]) == 0
     assert "photos" in capsys.readouterr().out
 
 
 def test_an_output_that_knows_ascii_only(trained: DpexDataLoader[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     written = BytesIO()
     monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, encoding="ascii", write_through=True))
-    until(lambda: cli.main(["top", "--once"]) == 0 and b"photos" in written.getvalue())
+    until(lambda: main.main(["top", "--once"]) == 0 and b"photos" in written.getvalue())
     assert "\ufffd" not in written.getvalue().decode("ascii")
 
 
 def test_once_without_anybody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["top", "--once", "--dir", str(tmp_path)]) == 1
+    assert main.main(["top", "--once", "--dir", str(tmp_path)]) == 1
     assert "DPEX_METRICS_PORT=0" in " ".join(capsys.readouterr().out.split())
-    assert cli.main(["top", "--once", "127.0.0.1:1"]) == 1
+    assert main.main(["top", "--once", "127.0.0.1:1"]) == 1
     assert "gone" in capsys.readouterr().out
-    assert cli.main(["top", "--cafile", "/nowhere.pem"]) == 2
+    assert main.main(["top", "--cafile", "/nowhere.pem"]) == 2
     assert "--cafile='/nowhere.pem'" in capsys.readouterr().err
 
 
@@ -287,7 +288,7 @@ def test_it_follows_until_it_is_to_stop(
 ) -> None:
     monkeypatch.setattr(top, "EVERY_S", 0.01)
     out, stop = StringIO(), threading.Event()
-    options = cli.parser().parse_args(["top"])
+    options = main.parser().parse_args(["top"])
     console = Console(file=out, width=100, height=40, force_terminal=terminal)
     thread = threading.Thread(target=top.run, args=(options, console, stop))
     thread.start()
@@ -301,7 +302,7 @@ def test_ctrl_c_in_a_terminal(trained: DpexDataLoader[Any]) -> None:
     """No traceback, and the terminal is left as it was: the other screen is closed, the cursor is there again."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "dpex.cli", "top"], stdin=slave, stdout=slave, stderr=slave, cwd=ROOT
+        [sys.executable, "-m", "dpex.cli.main", "top"], stdin=slave, stdout=slave, stderr=slave, cwd=ROOT
     )
     os.close(slave)
     text = b""
@@ -322,7 +323,7 @@ def test_ctrl_c_in_a_terminal(trained: DpexDataLoader[Any]) -> None:
 
 
 def test_a_pipe_that_is_closed(trained: DpexDataLoader[Any]) -> None:
-    command = f"{sys.executable} -m dpex.cli top | head -n 1"
+    command = f"{sys.executable} -m dpex.cli.main top | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (done.stderr, len(done.stdout.splitlines())) == ("", 1)
 

@@ -21,11 +21,17 @@ from families import Augmented, WhoMadeIt, assert_same, seeded, stacked, until
 from torch.utils.data import IterableDataset
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.types import Decision, LaneSample, Outcome, Settings
-from dpex.causes import NONE_YET, STRAGGLER
-from dpex.clock import ManualClock
+from dpex.autotune.runtime.tuner import Limits, Tuner, cold_start
+from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
+from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.core.prefetch import Pace, Sizes
 from dpex.errors import OptionError
-from dpex.hostinfo import (
+from dpex.measure.consumer_time import Look, Tally, Times
+from dpex.measure.samples import LaneSample
+from dpex.measure.stall_causes import NONE_YET, STRAGGLER
+from dpex.pools.factory import RemoteRoom
+from dpex.system.clock import ManualClock
+from dpex.system.host import (
     HostMeter,
     parse_available,
     parse_busy,
@@ -34,11 +40,6 @@ from dpex.hostinfo import (
     parse_process,
     parse_runnable,
 )
-from dpex.lanes.maker import RemoteRoom
-from dpex.meter import Look, Tally, Times
-from dpex.pace import Pace, Sizes
-from dpex.tuner import Limits, Tuner, cold_start
-from dpex.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
@@ -139,7 +140,7 @@ def test_any_sequence_of_settings_gives_the_same_batches(monkeypatch: pytest.Mon
             return a_decision(sample.settings, new)
 
     plain = stacked(DpexDataLoader(Augmented(6_000), batch_size=4, num_workers=0, seeding="batch", generator=seeded()))
-    monkeypatch.setattr("dpex.tuner.Controller", Restless)
+    monkeypatch.setattr("dpex.autotune.runtime.tuner.Controller", Restless)
     data = Augmented(6_000, 0.0003)
     with DpexDataLoader(data, batch_size=4, num_workers="auto", generator=seeded()) as loader:
         tuned = stacked(loader)
@@ -352,7 +353,7 @@ def test_a_forked_child_has_a_tuner_of_its_own() -> None:
 def test_an_error_in_the_controller_ends_tuning_and_not_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dpex.tuner.Controller.step", lambda *_: 1 / 0)
+    monkeypatch.setattr("dpex.autotune.runtime.tuner.Controller.step", lambda *_: 1 / 0)
     with DpexDataLoader(Augmented(2_000, 0.0005), batch_size=2, num_workers="auto") as loader:
         for _ in range(2):
             assert len(list(loader)) == 1_000
@@ -454,7 +455,7 @@ class Listener:
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Tuner, FakeEngine, Listener]:
     """A tuner without a thread."""
-    monkeypatch.setattr("dpex.tuner.Controller", Listener)
+    monkeypatch.setattr("dpex.autotune.runtime.tuner.Controller", Listener)
     clock = ManualClock()
     tuner = Tuner(AutotuneConfig(), Settings(local=2, depth=4), Limits(), clock=clock, host=FakeHost(clock))
     engine = FakeEngine(clock, tuner.sizes)

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from dpex.lanes import localworker
-from dpex.lanes.localworker import LocalWorker, receive
-from dpex.worker import WorkerCore, WorkerSetup
+from dpex.pools.local import worker_process
+from dpex.pools.local.worker_process import LocalWorker, receive
+from dpex.worker.core import WorkerCore, WorkerSetup
 
 LARGE, GROUP = 4096, 7
 Start = Callable[[bool, int], "Ends"]
@@ -90,34 +90,34 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 def test_results_that_take_long_come_one_by_one_and_the_last_of_a_group_says_so(
     start: Start, monkeypatch: pytest.MonkeyPatch, shared_queue: bool
 ) -> None:
-    monkeypatch.setattr(localworker, "_FLUSH_S", -1.0)
+    monkeypatch.setattr(worker_process, "_FLUSH_S", -1.0)
     ends = start(shared_queue, 4)
     ends.make(0, 1, 2)
-    assert ends.made() == [(localworker.NO_GROUP, [0]), (localworker.NO_GROUP, [1]), (GROUP, [2])]
+    assert ends.made() == [(worker_process.NO_GROUP, [0]), (worker_process.NO_GROUP, [1]), (GROUP, [2])]
 
 
 def test_results_that_take_no_time_come_together(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(localworker, "_FLUSH_S", math.inf)
+    monkeypatch.setattr(worker_process, "_FLUSH_S", math.inf)
     ends = start(True, 4)
     ends.make(0, 1, 2)
     assert ends.made() == [(GROUP, [0, 1, 2])]
 
 
 def test_results_that_fill_a_message_do_not_wait_for_the_next(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(localworker, "_FLUSH_S", math.inf)
-    monkeypatch.setattr(localworker, "_RESULT_BYTES", 500)
+    monkeypatch.setattr(worker_process, "_FLUSH_S", math.inf)
+    monkeypatch.setattr(worker_process, "_RESULT_BYTES", 500)
     ends = start(True, 4)
     ends.make(0, 1, 2)
-    assert ends.made() == [(localworker.NO_GROUP, [0, 1]), (GROUP, [2])]
+    assert ends.made() == [(worker_process.NO_GROUP, [0, 1]), (GROUP, [2])]
 
 
 @pytest.mark.parametrize("shared_queue", [True, False])
 def test_a_group_of_an_epoch_that_is_over_is_answered_only_where_somebody_counts(
     start: Start, monkeypatch: pytest.MonkeyPatch, shared_queue: bool
 ) -> None:
-    monkeypatch.setattr(localworker, "_FLUSH_S", math.inf)
+    monkeypatch.setattr(worker_process, "_FLUSH_S", math.inf)
     ends = start(shared_queue, 4)
-    localworker.BOARD_ROW.pack_into(ends.worker._board, localworker.CONTROL_ROW, 0, 1)  # epoch 1 has begun
+    worker_process.BOARD_ROW.pack_into(ends.worker._board, worker_process.CONTROL_ROW, 0, 1)  # epoch 1 has begun
     ends.make(0, 1)
     assert ends.made() == ([(GROUP, [])] if shared_queue else [(GROUP, [0, 1])])
 

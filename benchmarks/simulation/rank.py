@@ -13,7 +13,8 @@ from benchmarks.simulation.draws import Draws, draws_of
 from benchmarks.simulation.history import History, Mark
 from benchmarks.simulation.steering import Steering
 from benchmarks.simulation.window_counts import WindowCounts
-from dpex.autotune.types import Decision, HostSample, Sample, Settings
+from dpex.autotune.types import Decision, Sample, Settings
+from dpex.measure.samples import HostSample
 
 if TYPE_CHECKING:
     from benchmarks.simulation.simulator import Simulator

@@ -16,8 +16,9 @@ from statistics import fmean
 from typing import Any
 
 from dpex.autotune.replay import load
-from dpex.autotune.trace import Trace
-from dpex.autotune.types import LaneSample, Sample
+from dpex.autotune.trace.format import Trace
+from dpex.autotune.types import Sample
+from dpex.measure.samples import LaneSample
 
 SECONDS = 60.0
 _MOST_BATCHES = 2000

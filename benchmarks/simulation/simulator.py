@@ -3,7 +3,7 @@
 CPUs are shared as a kernel shares them: everybody who wants one gets an equal part, at most a whole one (egalitarian
 processor sharing). So does the link to the cluster. Local workers, the training process and other people's work meet
 on the trainer's machine; remote workers have a CPU each. Batches are drawn into a window, made in any order and
-delivered in order, as `dpex.engine` does it.
+delivered in order, as `dpex.engine.engine` does it.
 """
 
 from __future__ import annotations

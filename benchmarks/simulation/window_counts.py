@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dpex.autotune.types import LaneSample
+from dpex.measure.samples import LaneSample
 
 _SERVICES_KEPT = 32
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dpex.autotune.types import HostSample, LaneSample, Sample, Settings
+from dpex.autotune.types import Sample, Settings
+from dpex.measure.samples import HostSample, LaneSample
 
 LONGEST_S = 1e6
 """Eleven days: a sum of times in one window beyond it comes from a clock that jumped."""

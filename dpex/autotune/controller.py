@@ -15,12 +15,12 @@ from dpex.autotune import wording
 from dpex.autotune.ceiling import Ceiling
 from dpex.autotune.checked import MOST_WORKERS, Checker
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.guard import Guard
+from dpex.autotune.estimator import Windows
+from dpex.autotune.evaluation import LEAST_BATCHES, Record, Trial
+from dpex.autotune.limits import Guard
 from dpex.autotune.model import Estimate, Flow
 from dpex.autotune.policy import DEEPEST_PER_WORKER, Bounds, Plan, best, expect, half_way
-from dpex.autotune.trial import LEAST_BATCHES, Record, Trial
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings
-from dpex.autotune.window import Windows
 
 _PATIENCE_S = 8.0
 _NEW = 100

@@ -18,8 +18,8 @@ from typing import Any
 
 from dpex.autotune.config import AutotuneConfig, ConfigError
 from dpex.autotune.controller import Controller
-from dpex.autotune.explain import report, summary
-from dpex.autotune.trace import Section, Trace, TraceError, plain, read
+from dpex.autotune.trace.explain import report, summary
+from dpex.autotune.trace.format import Section, Trace, TraceError, plain, read
 from dpex.autotune.types import Decision, Sample
 
 

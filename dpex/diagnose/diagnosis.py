@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpex.diagnose import page, report
+from dpex.diagnose import html, report
+from dpex.diagnose.attribution import losses
 from dpex.diagnose.facts import Facts
-from dpex.diagnose.losses import losses
 from dpex.diagnose.verdict import Verdict, judge
-from dpex.diagnose.whatif import Prediction, Scored, WhatIf, scores, what_if
+from dpex.diagnose.what_if import Prediction, Scored, WhatIf, scores, what_if
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Diagnosis:
 
     def html(self, last: Sequence[str] = ()) -> str:
         """A page of its own: nothing is loaded from elsewhere. last: lines for its end."""
-        return page.html(self.facts, self.verdict, self.what_if, self.scores, self.recommendation, last)
+        return html.html(self.facts, self.verdict, self.what_if, self.scores, self.recommendation, last)
 
     def write_html(self, path: str | Path) -> Path:
         """Write that page; returns where it is.

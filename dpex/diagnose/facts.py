@@ -141,12 +141,12 @@ class NodeFacts:
 class Facts:
     """See the module.
 
-    causes: the consumer's waiting by cause (see `dpex.causes`). transfer_s: it took batches in. work_s: it worked.
-    step_spread: standard deviation of steps over their mean. head_idle_s, other_idle_s: waits times the part of the
-    workers without anything to do, the first where later batches were ready. loop_queued_s: seconds inside ``next()``
-    in which the training thread could have run and had no CPU, as far as they were asked for.
-    gpu_stall_s: the GPU's stream waited for data. trainer_cpu_s, trainer_queued_s: CPU time of this process in passes,
-    and its training thread on the run queue. cpus: that may be used here; others: of these, busy with other programs.
+    causes: the consumer's waiting by cause (see `dpex.measure.stall_causes`). transfer_s: it took batches in. work_s:
+    it worked. step_spread: standard deviation of steps over their mean. head_idle_s, other_idle_s: waits times the part
+    of the workers without anything to do, the first where later batches were ready. loop_queued_s: seconds inside
+    ``next()`` in which the training thread could have run and had no CPU, as far as they were asked for. gpu_stall_s:
+    the GPU's stream waited for data. trainer_cpu_s, trainer_queued_s: CPU time of this process in passes, and its
+    training thread on the run queue. cpus: that may be used here; others: of these, busy with other programs.
     batch_bytes: mean size, 0 if unknown. moved_bytes: by path. depth: batches in flight at most; is_capped:
     ``memory_budget`` keeps it smaller than it would be. is_fixed: batches belong to workers (``seeding="worker"``).
     decisions: the tuner's, with what they were to bring and what they brought.

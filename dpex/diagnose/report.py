@@ -1,4 +1,4 @@
-"""A diagnosis as text and as plain data; `dpex.diagnose.page` makes a page of the same sections. Pure."""
+"""A diagnosis as text and as plain data; `dpex.diagnose.html` makes a page of the same sections. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dpex.diagnose.facts import Facts, LaneFacts, NodeFacts
 from dpex.diagnose.verdict import LOST_TO, Evidence, Verdict
-from dpex.diagnose.whatif import Prediction, Scored, WhatIf
+from dpex.diagnose.what_if import Prediction, Scored, WhatIf
 
 WHERE_TIME_GOES = "Where the time goes"
 VERSION = 1

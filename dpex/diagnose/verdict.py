@@ -6,8 +6,8 @@ Rules, first match:
 2. Once started, less than `LIMIT` of the time is lost (of the GPU's, where that is known), or less than `SMALL` and
    less than `LIMIT` to any one cause, and the start took less than `START_LIMIT`: the consumer is the limit. Time in
    which the training thread waits for a CPU that others hold is not lost to loading, as long as it is below `SMALL`.
-3. Seconds lost are put down to causes (`dpex.diagnose.losses`). The largest is the verdict if it is at least `ALONE`
-   times the second; else "mixed".
+3. Seconds lost are put down to causes (`dpex.diagnose.attribution`). The largest is the verdict if it is at least
+   `ALONE` times the second; else "mixed".
 4. What the order costs where ``memory_budget`` keeps the depth small, and a deeper queue would help by replay, is the
    memory's fault.
 
@@ -22,8 +22,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dpex.diagnose.attribution import Losses, is_tiny, losses
 from dpex.diagnose.facts import Facts, TransformFacts
-from dpex.diagnose.losses import Losses, is_tiny, losses
 
 Cause = Literal[
     "consumer",

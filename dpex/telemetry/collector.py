@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import dpex
-from dpex.clock import monotonic
-from dpex.gpu.nvml import GpuSample
-from dpex.telemetry.catalogue import BY_NAME, METRICS, Metric
-from dpex.telemetry.ledger import Key, Ledger, Readings
+from dpex.system.clock import monotonic
+from dpex.system.gpu.nvml import GpuSample
+from dpex.telemetry.catalog import BY_NAME, METRICS, Metric
+from dpex.telemetry.loader_metrics import Key, Ledger, Readings
 
 logger = logging.getLogger("dpex")
 
@@ -33,7 +33,7 @@ _GPU_GAUGES = {
 
 
 class GpuSource(Protocol):
-    """Looks at GPUs, in a thread of its own; see `dpex.gpu.watch.GpuView`."""
+    """Looks at GPUs, in a thread of its own; see `dpex.system.gpu.watch.GpuView`."""
 
     @property
     def gpus(self) -> tuple[GpuSample, ...]:

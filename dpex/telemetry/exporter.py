@@ -1,9 +1,9 @@
 """The endpoint of this process: one for all its loaders, up while at least one that asked for it lives.
 
-A daemon thread serves what `dpex.telemetry.web` has, by `dpex.telemetry.server`; prometheus-client renders the metrics.
-A process that was forked from one that serves never does so itself, and neither does a worker. All state is behind one
-lock that no batch ever takes; a garbage collection may end a loader in any thread, so what a loader's end calls
-(`Membership.leave`) may run inside any of this.
+A daemon thread serves what `dpex.telemetry.http.site` has, by `dpex.telemetry.http.server`; prometheus-client renders
+the metrics. A process that was forked from one that serves never does so itself, and neither does a worker. All state
+is behind one lock that no batch ever takes; a garbage collection may end a loader in any thread, so what a loader's end
+calls (`Membership.leave`) may run inside any of this.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpex.core.names import encodable
 from dpex.errors import OptionError
-from dpex.gpu.watch import view
-from dpex.naming import encodable
+from dpex.system.gpu.watch import view
 from dpex.telemetry.collector import Collector
-from dpex.telemetry.diagnoses import Diagnoses
 from dpex.telemetry.directories import DIRECTORY_VARIABLE, own_directories, to_look_in
 from dpex.telemetry.discovery import Announcement, identity, targets
-from dpex.telemetry.headers import hosts_of
-from dpex.telemetry.ledger import Ledger
-from dpex.telemetry.sampler import Sampler
-from dpex.telemetry.server import App, Server, tls
-from dpex.telemetry.web import Site
+from dpex.telemetry.http.diagnoses import Diagnoses
+from dpex.telemetry.http.headers import hosts_of
+from dpex.telemetry.http.history import Sampler
+from dpex.telemetry.http.server import App, Server, tls
+from dpex.telemetry.http.site import Site
+from dpex.telemetry.loader_metrics import Ledger
 
 logger = logging.getLogger("dpex")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from dpex.telemetry.catalogue import METRICS, Group, Label, Metric
+from dpex.telemetry.catalog import METRICS, Group, Label, Metric
 
 _TITLES: dict[Group, str] = {
     "consumer": "The training loop",

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from dpex.transport import descendants
-from dpex.transport.mapping import advise, map_memory
+from dpex.transport.memory_map import advise, map_memory
 
 PAGE_BYTES = mmap.PAGESIZE
 _MADV_POPULATE_READ = 22

@@ -5,7 +5,7 @@ lie inside the message, large ones in slots of the worker's arena, where the tak
 
 Tensors keep dtype, shape, strides, and which of them share memory. Plain containers (list, tuple, dict, numbers,
 strings) take the short way; whatever else stands in a batch makes that batch travel as a pickle whose memory still
-travels as raw buffers (see `outofband`).
+travels as raw buffers (see `out_of_band`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dpex.transport.arena import tensor_over
-from dpex.transport.outofband import BatchPickler, LoadedMemory, Memories, Memory, Piece, is_plain, load
+from dpex.transport.out_of_band import BatchPickler, LoadedMemory, Memories, Memory, Piece, is_plain, load
 
 INLINE_BYTES = 4096
 """A buffer up to this size lies inside the message."""

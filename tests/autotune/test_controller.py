@@ -14,7 +14,8 @@ from benchmarks.simulation.steering import Fixed
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
-from dpex.autotune.types import HostSample, LaneSample, Sample, Settings
+from dpex.autotune.types import Sample, Settings
+from dpex.measure.samples import HostSample, LaneSample
 
 CPU = Phase(work=Work(cpu_s=0.05), step=Step(gpu_s=0.01, cpu_s=0.001))
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))

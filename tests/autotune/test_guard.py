@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.guard import Guard
+from dpex.autotune.limits import Guard
 from dpex.autotune.policy import Bounds
-from dpex.autotune.types import HostSample, LaneSample, Sample, Settings
+from dpex.autotune.types import Sample, Settings
+from dpex.measure.samples import HostSample, LaneSample
 
 MB = 1e6
 WAITING = 0.95

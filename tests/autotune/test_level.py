@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from dpex.autotune.level import Level
+from dpex.autotune.noise import Level
 
 
 def level(*windows: float, count: float = 10, spread: float = 0.0) -> Level:

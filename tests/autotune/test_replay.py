@@ -18,9 +18,9 @@ from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune import replay as command
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
-from dpex.autotune.explain import quantity, report, summary
 from dpex.autotune.replay import load, main, parse_changes, replay
-from dpex.autotune.trace import Facts, Origin, Recorded, Recorder, line
+from dpex.autotune.trace.explain import quantity, report, summary
+from dpex.autotune.trace.format import Facts, Origin, Recorded, Recorder, line
 from dpex.autotune.types import Decision, Sample, Settings
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,9 @@ from dpex.autotune.ceiling import Ceiling
 from dpex.autotune.checked import LONGEST_S, Checker
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
-from dpex.autotune.level import Level
-from dpex.autotune.types import Decision, HostSample, LaneSample, Sample, Settings
+from dpex.autotune.noise import Level
+from dpex.autotune.types import Decision, Sample, Settings
+from dpex.measure.samples import HostSample, LaneSample
 
 ODD = st.sampled_from([0.0, math.inf, -math.inf, math.nan, -1.0, 5e-324, 1e-9, 1e6, 1e300])
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.trace import (
+from dpex.autotune.trace.format import (
     FORMAT,
     VERSION,
     Facts,
@@ -25,7 +25,8 @@ from dpex.autotune.trace import (
     plain,
     read,
 )
-from dpex.autotune.types import Decision, HostSample, LaneSample, Outcome, Sample, Settings
+from dpex.autotune.types import Decision, Outcome, Sample, Settings
+from dpex.measure.samples import HostSample, LaneSample
 
 FACTS = Facts(dpex="0.1.0", wall_s=1_800_000_000.25, host={"name": "here", "cpus": 8})
 ORIGIN = Origin(config=AutotuneConfig(max_local=3), start=Settings(local=2, depth=4), limits={"pins": {"local": 3}})

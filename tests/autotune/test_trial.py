@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.trial import Record, Trial
-from dpex.autotune.types import Decision, HostSample, LaneSample, Reason, Sample, Settings
+from dpex.autotune.evaluation import Record, Trial
+from dpex.autotune.types import Decision, Reason, Sample, Settings
+from dpex.measure.samples import HostSample, LaneSample
 
 CONFIG = AutotuneConfig(gain=0.04)
 FOUR, EIGHT = Settings(local=4, depth=8), Settings(local=8, depth=16)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from dpex.autotune.estimator import Windows
 from dpex.autotune.model import Estimate
-from dpex.autotune.types import HostSample, LaneSample, Sample, Settings
-from dpex.autotune.window import Windows
+from dpex.autotune.types import Sample, Settings
+from dpex.measure.samples import HostSample, LaneSample
 
 
 def window(at: float, lane: dict[str, Any], *, here: bool = False, cpus: float = 4.0, **host: Any) -> Sample:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from torch.utils.data import default_collate
 
-from dpex.forecast import Work, fastest, need, rates
-from dpex.gauge import BenchError, Measured
-from dpex.spans import Book
-from dpex.target import subject
+from dpex.autotune.forecast import Work, fastest, need, rates
+from dpex.cli.bench.measure import BenchError, Measured
+from dpex.cli.bench.target import subject
+from dpex.profile.spans import Book
 from tests.cli.commands import SCRIPTS, dpex
 
 

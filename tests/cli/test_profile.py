@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
 
-from dpex.profile import Profile
-from dpex.spans import Book, Spans, add_up, percentile
+from dpex.profile.instrument import Profile
+from dpex.profile.spans import Book, Spans, add_up, percentile
 
 
 class FakeClock:

@@ -130,7 +130,7 @@ WRONG = {
 def test_wrong_options_are_refused_before_the_script_runs(
     options: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dpex.cli import main
+    from dpex.cli.main import main
 
     with pytest.raises(SystemExit) as ended:
         main(["run", *options.split(), "nothing.py"])
@@ -139,7 +139,7 @@ def test_wrong_options_are_refused_before_the_script_runs(
 
 
 def test_the_console_script_is_declared() -> None:
-    assert 'dpex = "dpex.cli:main"' in (ROOT / "pyproject.toml").read_text()
+    assert 'dpex = "dpex.cli.main:main"' in (ROOT / "pyproject.toml").read_text()
     done = subprocess.run(
         [sys.executable, "-m", "dpex", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from dpex import standin
-from dpex.runoptions import RunOptions
-from dpex.standin import iterator, stand_in, why_not
+from dpex.dropin import proxy_loader
+from dpex.dropin.options import RunOptions
+from dpex.dropin.proxy_loader import iterator, stand_in, why_not
 
 TORCHS = DataLoader._get_iterator
 
@@ -74,10 +74,10 @@ def test_a_stand_in_ends_with_its_loader() -> None:
     loader: Any = DataLoader(Numbers(), num_workers=2)
     stand_in(loader, RunOptions())
     key = id(loader)
-    assert key in standin._known
+    assert key in proxy_loader._known
     del loader
     gc.collect()
-    assert key not in standin._known
+    assert key not in proxy_loader._known
 
 
 class OwnSampler(DataLoader[Any]):
@@ -97,7 +97,7 @@ class OwnSampler(DataLoader[Any]):
 def test_a_loader_that_dpex_cannot_serve_is_left_to_torch(
     loader: Any, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standin, "_said", set())
+    monkeypatch.setattr(proxy_loader, "_said", set())
     made = loader()
     assert why_not(made) == reason
     batches = [[batch.tolist() for batch in iterator(made, TORCHS, RunOptions())] for _ in range(2)]

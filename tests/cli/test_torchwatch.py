@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from dpex import torchreport, torchwatch
-from dpex.causes import STARTUP, STRAGGLER
-from dpex.runoptions import DiagnoseOptions, RunOptions, read
-from dpex.torchmeter import WorkersMeter, WorkerTimes, nbytes
+from dpex.dropin.options import DiagnoseOptions, RunOptions, read
+from dpex.dropin.stock import patch, report
+from dpex.dropin.stock.counters import WorkersMeter, WorkerTimes, nbytes
+from dpex.measure.stall_causes import STARTUP, STRAGGLER
 
 OPTIONS = DiagnoseOptions(probe=False, again=("train.py",))
 
@@ -33,11 +33,11 @@ class Rows(Dataset[Any]):
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     yield
-    torchreport.forget()
+    report.forget()
 
 
 def counted(loader: Any) -> Any:
-    return torchwatch.iterator(loader, DataLoader._get_iterator, OPTIONS)
+    return patch.iterator(loader, DataLoader._get_iterator, OPTIONS)
 
 
 def loader(workers: int, **options: Any) -> DataLoader[Any]:
@@ -45,7 +45,7 @@ def loader(workers: int, **options: Any) -> DataLoader[Any]:
 
 
 def account(of: Any) -> Any:
-    return torchreport.book_of(of, OPTIONS, 0).read()
+    return report.book_of(of, OPTIONS, 0).read()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -87,11 +87,11 @@ def test_persistent_workers_are_counted_pass_by_pass() -> None:
 
 def test_loaders_that_are_made_anew_share_a_book_and_two_that_live_do_not() -> None:
     one = loader(0)
-    book = torchreport.book_of(one, OPTIONS, 0)
+    book = report.book_of(one, OPTIONS, 0)
     other = loader(0)
-    assert torchreport.book_of(other, OPTIONS, 0) is not book
+    assert report.book_of(other, OPTIONS, 0) is not book
     del one
-    assert torchreport.book_of(loader(0), OPTIONS, 0) is book
+    assert report.book_of(loader(0), OPTIONS, 0) is book
 
 
 def test_waits_behind_ready_batches_and_the_start_have_their_causes() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dpex import DpexDataLoader
-from dpex.diagnose.book import Account, Book
-from dpex.sampling import KEPT, Reservoir, SlowBatch, Slowest
+from dpex.diagnose.counters import Account, Book
+from dpex.measure.sampling import KEPT, Reservoir, SlowBatch, Slowest
 from tests.diagnose.planted import Planted
 
 ROOT = Path(__file__).parents[2]

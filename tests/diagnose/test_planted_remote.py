@@ -12,7 +12,7 @@ from math import ceil
 import pytest
 
 from dpex import DpexDataLoader
-from dpex.cpus import usable_cpus
+from dpex.system.cpus import usable_cpus
 from tests.diagnose import planted
 from tests.diagnose.planted import REMOTE, Case, Large, Planted, Transformed, Uneven, check, train
 from tests.diagnose.test_transforms import check_dear
@@ -47,7 +47,7 @@ def test_the_planted_bottleneck_is_found(name: str) -> None:
 
 
 def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.lanes.remote.stream_address", lambda: None)
+    monkeypatch.setattr("dpex.pools.ray.pool.stream_address", lambda: None)
     diagnosis = replace(REMOTE["large batches"], dataset=partial(Large, 1600)).run()
     assert diagnosis.verdict.cause == "transfer", str(diagnosis)
     assert "the object store" in diagnosis.verdict.where

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dpex import DpexDataLoader, worker
-from dpex.diagnose.book import Account
+from dpex import DpexDataLoader
+from dpex.diagnose.counters import Account
 from dpex.diagnose.diagnosis import diagnose
 from dpex.diagnose.facts import SampleFacts
-from dpex.sampling import SLOWEST, SlowestSamples, merged
-from dpex.worker import Fetcher, SampleClock
+from dpex.measure.sampling import SLOWEST, SlowestSamples, merged
+from dpex.worker import core
+from dpex.worker.core import Fetcher, SampleClock
 from tests.diagnose.test_verdict import PLANTED
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -98,7 +99,7 @@ class Clock:
 @pytest.fixture
 def quick_and_slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(0.5, *[1e-6] * 8, *[1e-3] * 6, 0.25)
-    monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=clock.perf_counter, thread_time=lambda: 0.0))
+    monkeypatch.setattr(core, "time", SimpleNamespace(perf_counter=clock.perf_counter, thread_time=lambda: 0.0))
     return clock
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from dpex import DpexDataLoader, sampling
+from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts, LaneFacts, NodeFacts, TransformFacts, of_all
 from dpex.diagnose.verdict import dominant
-from dpex.steptimes import SWITCH
+from dpex.measure import sampling
+from dpex.profile.live_timer import SWITCH
 from tests.diagnose.planted import Case, Compose, Transformed
 from tests.diagnose.test_verdict import COLLATING, COMPUTING, READING, facts, lane
 

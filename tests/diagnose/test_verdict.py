@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.causes import CAUSES
+from dpex.diagnose.attribution import losses
 from dpex.diagnose.diagnosis import diagnose
 from dpex.diagnose.facts import Facts, LaneFacts
-from dpex.diagnose.losses import losses
 from dpex.diagnose.verdict import SURE, Verdict, judge
+from dpex.measure.stall_causes import CAUSES
 
 N = 400
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dpex.autotune.types import Settings
+from dpex.diagnose.attribution import losses
 from dpex.diagnose.facts import Facts, LaneFacts
-from dpex.diagnose.losses import losses
-from dpex.diagnose.whatif import Prediction, WhatIf, estimate, what_if, with_workers
+from dpex.diagnose.what_if import Prediction, WhatIf, estimate, what_if, with_workers
 from tests.diagnose.test_verdict import PLANTED, facts, lane
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dpex.diagnose.diagnosis import diagnose
 from dpex.diagnose.facts import LaneFacts
-from dpex.diagnose.withdpex import with_dpex
+from dpex.dropin.stock.projection import with_dpex
 from tests.diagnose.test_whatif import waiting
 
 SCRIPT = ("train.py", "--name", "a b")

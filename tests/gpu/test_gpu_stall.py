@@ -19,9 +19,9 @@ import torch
 from torch.utils.data import Dataset
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.gpu.events import cuda_stall
-from dpex.gpu.nvml import Reader
-from dpex.gpu.watch import GpuWatcher, view
+from dpex.system.gpu.events import cuda_stall
+from dpex.system.gpu.nvml import Reader
+from dpex.system.gpu.watch import GpuWatcher, view
 
 pytestmark = [
     pytest.mark.gpu,

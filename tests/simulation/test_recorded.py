@@ -15,8 +15,9 @@ from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.steering import Fixed
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.replay import load
-from dpex.autotune.trace import Header, Origin, Section, Step, Trace
-from dpex.autotune.types import HostSample, LaneSample, Sample, Settings
+from dpex.autotune.trace.format import Header, Origin, Section, Step, Trace
+from dpex.autotune.types import Sample, Settings
+from dpex.measure.samples import HostSample, LaneSample
 
 
 def sample(at: float, **changes: Any) -> Sample:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dpex.telemetry import web
+from dpex.telemetry.http import site
 
 
 @pytest.fixture(autouse=True)
 def metrics_are_always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are for anybody who scrapes every few seconds."""
-    monkeypatch.setattr(web, "MOST_KEPT_S", 0.0)
+    monkeypatch.setattr(site, "MOST_KEPT_S", 0.0)

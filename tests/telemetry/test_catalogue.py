@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpex.telemetry.catalogue import BY_NAME, CAUSES, METRICS, STATES, Metric
+from dpex.telemetry.catalog import BY_NAME, CAUSES, METRICS, STATES, Metric
 from dpex.telemetry.markdown import as_markdown
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.causes import (
+from dpex.measure.consumer_time import LONG_S, STEP_BUCKETS, WAIT_BUCKETS, Tally
+from dpex.measure.stall_causes import (
     CAUSES,
     COLLATE,
     FETCH,
@@ -24,8 +25,7 @@ from dpex.causes import (
     by_stage,
     split,
 )
-from dpex.clock import ManualClock
-from dpex.meter import LONG_S, STEP_BUCKETS, WAIT_BUCKETS, Tally
+from dpex.system.clock import ManualClock
 
 MAKING = Making(load_s=0.4, load_cpu_s=0.1, collate_s=0.1, encode_s=0.2, transit_s=0.3)
 seconds = st.floats(0.0, 100.0)

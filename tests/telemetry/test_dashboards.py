@@ -20,7 +20,7 @@ from panels import FOLDER, RULES, Json, dashboard, filled, panels, queries, sele
 
 from dashboards.contents import DASHBOARD
 from dashboards.grafana import as_text
-from dpex.telemetry.catalogue import BY_NAME, METRICS
+from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.directories import own_directories
 
 UNITS = {"percentunit", "s", "cps", "Bps", "bytes", "none", "string", "dateTimeFromNow"}

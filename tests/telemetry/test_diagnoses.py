@@ -10,14 +10,14 @@ import pytest
 from test_ledger import Engine
 
 from dpex import DpexDataLoader
-from dpex.causes import READ, STARTUP
-from dpex.diagnose.book import Book, Context, Page
-from dpex.diagnose.case import Case
-from dpex.meter import LaneSums, Spent
-from dpex.sampling import SlowBatch
-from dpex.telemetry.diagnoses import KEPT_S, Diagnoses, Stretch, Told, as_html, as_json
+from dpex.diagnose.counters import Book, Context, Page
+from dpex.diagnose.source import Case
+from dpex.measure.consumer_time import LaneSums, Spent
+from dpex.measure.sampling import SlowBatch
+from dpex.measure.stall_causes import READ, STARTUP
 from dpex.telemetry.exporter import exporter
-from dpex.telemetry.ledger import Ledger
+from dpex.telemetry.http.diagnoses import KEPT_S, Diagnoses, Stretch, Told, as_html, as_json
+from dpex.telemetry.loader_metrics import Ledger
 
 
 @dataclass
@@ -186,11 +186,11 @@ def test_what_is_said_is_json_and_html(world: World) -> None:
 
 def test_the_training_threads_run_queue_is_asked_about_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    look = "dpex.diagnose.book.runqueue.look"
-    monkeypatch.setattr("dpex.diagnose.book.SHORT_S", 0.0)
+    look = "dpex.diagnose.counters.runqueue.look"
+    monkeypatch.setattr("dpex.diagnose.counters.SHORT_S", 0.0)
     page = Page(Engine(batches=1))
     with pytest.MonkeyPatch.context() as patch:
-        from dpex.runqueue import Queued
+        from dpex.system.run_queue import Queued
 
         def looked(pids: object, thread: int) -> Queued:
             asked.append(thread)

@@ -28,7 +28,7 @@ from torch.utils.data import IterableDataset
 
 from dpex import DpexDataLoader
 from dpex.errors import OptionError
-from dpex.telemetry.catalogue import BY_NAME, CAUSES, METRICS
+from dpex.telemetry.catalog import BY_NAME, CAUSES, METRICS
 from dpex.telemetry.exporter import exporter
 
 ROOT = Path(__file__).parents[2]

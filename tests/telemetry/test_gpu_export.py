@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from nvmlstub import built_in
 
-from dpex.telemetry.catalogue import METRICS
+from dpex.telemetry.catalog import METRICS
 
 ROOT = Path(__file__).parents[2]
 FIRST = "GPU-00000000-aaaa-0000-0000-000000000000"
@@ -26,8 +26,8 @@ import ctypes, gc, json, os, re, sys, threading, time, urllib.request
 from types import SimpleNamespace
 import torch
 from dpex import DpexDataLoader
-from dpex.gpu import watch
-from dpex.gpu.stall import GpuStall
+from dpex.system.gpu import watch
+from dpex.system.gpu.stall import GpuStall
 from dpex.telemetry.exporter import exporter
 
 def scrape():
@@ -75,8 +75,8 @@ def cuda_stall():
     stalls.append(GpuStall(Stream()))
     return stalls[-1]
 
-import dpex.epoch
-dpex.epoch.cuda_stall = cuda_stall
+import dpex.iterators
+dpex.iterators.cuda_stall = cuda_stall
 """
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.clock import ManualClock
-from dpex.engine import Plan
-from dpex.gpu import events as cudaevents
-from dpex.gpu.stall import AT_ONCE, PENDING, GpuStall
+from dpex.engine.engine import Plan
+from dpex.system.clock import ManualClock
+from dpex.system.gpu import events as cudaevents
+from dpex.system.gpu.stall import AT_ONCE, PENDING, GpuStall
 
 MS = 1 / 1024
 """A millisecond whose multiples floating point adds up exactly."""
@@ -279,7 +279,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[HostStream]:
         made.append(HostStream())
         return GpuStall(made[-1])
 
-    monkeypatch.setattr("dpex.epoch.cuda_stall", stall)
+    monkeypatch.setattr("dpex.iterators.cuda_stall", stall)
     return made
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpex.telemetry import headers
-from dpex.telemetry.headers import OPENMETRICS, TEXT, Hosts, hosts_of, metrics_format, takes_gzip
+from dpex.telemetry.http import headers
+from dpex.telemetry.http.headers import OPENMETRICS, TEXT, Hosts, hosts_of, metrics_format, takes_gzip
 
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"

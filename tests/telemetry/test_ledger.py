@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from dpex.autotune.types import Decision, Outcome, Settings
-from dpex.causes import CAUSES
-from dpex.gpu.nvml import GpuSample
-from dpex.meter import LaneSums, Spent, Sums
-from dpex.telemetry.catalogue import BY_NAME, METRICS
+from dpex.measure.consumer_time import LaneSums, Spent, Sums
+from dpex.measure.stall_causes import CAUSES
+from dpex.system.gpu.nvml import GpuSample
+from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.collector import Collector
-from dpex.telemetry.ledger import Ledger, Readings
+from dpex.telemetry.loader_metrics import Ledger, Readings
 
 NOTHING = Sums(
     spent=Spent((0.0,) * len(CAUSES), 0.0, 0.0),

@@ -16,12 +16,12 @@ from families import until
 from rich.console import Console
 
 from dpex import DpexDataLoader
-from dpex.autotune import trace
-from dpex.naming import encodable
-from dpex.recording import TraceFile
+from dpex.autotune.runtime.recorder import TraceFile
+from dpex.autotune.trace import format as trace_format
+from dpex.cli.top import Watch, asking, screen
+from dpex.core.names import encodable
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.exporter import exporter
-from dpex.top import Watch, asking, screen
 
 NAMES = [
     "run-\udcff",
@@ -116,4 +116,4 @@ def test_a_trace(tmp_path: Path) -> None:
     TraceFile(tmp_path / "odd-\udcff-\n.jsonl").write({"note": NAMES})
     (path,) = tmp_path.iterdir()
     assert json.loads(path.read_text())["note"] == NAMES
-    assert trace.line({"note": NAMES}).isascii()
+    assert trace_format.line({"note": NAMES}).isascii()

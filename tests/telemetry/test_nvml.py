@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from nvmlstub import built_in
 
-from dpex.gpu.nvml import GpuSample, Reader, RunningCount, cuda_devices, parse_visible
-from dpex.gpu.watch import GpuWatcher, view
+from dpex.system.gpu.nvml import GpuSample, Reader, RunningCount, cuda_devices, parse_visible
+from dpex.system.gpu.watch import GpuWatcher, view
 
 ROOT = Path(__file__).parents[2]
 FIRST, SECOND, THIRD = "00000000-aaaa", "11111111-bbbb", "11112222-cccc"
@@ -26,7 +26,7 @@ REST = "-0000-0000-000000000000"
 PRELUDE = """
 import ctypes, json, logging, sys
 from dataclasses import asdict
-from dpex.gpu import nvml
+from dpex.system.gpu import nvml
 
 class Notes(logging.Handler):
     def emit(self, record):
@@ -483,8 +483,8 @@ def test_a_forked_process_begins_anew(readers: list[Fake]) -> None:
 
 def test_a_tuned_loader_asks_and_stops_asking(readers: list[Fake]) -> None:
     from dpex.autotune.config import AutotuneConfig
+    from dpex.autotune.runtime.tuner import Limits, Tuner
     from dpex.autotune.types import Settings
-    from dpex.tuner import Limits, Tuner
 
     watcher = watching(readers)
     tuner = Tuner(AutotuneConfig(), Settings(local=1, depth=2), Limits(), gpu_view=watcher.view)

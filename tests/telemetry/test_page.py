@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dpex.naming import encodable
+from dpex.core.names import encodable
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

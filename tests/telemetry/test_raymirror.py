@@ -19,9 +19,9 @@ import pytest
 from families import Augmented, until
 
 from dpex import DpexDataLoader
-from dpex.telemetry.catalogue import BY_NAME
-from dpex.telemetry.ledger import Ledger
-from dpex.telemetry.raymirror import HEADLINES, RayMirror, mirror
+from dpex.telemetry.catalog import BY_NAME
+from dpex.telemetry.loader_metrics import Ledger
+from dpex.telemetry.ray_metrics import HEADLINES, RayMirror, mirror
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 ray = pytest.importorskip("ray")
@@ -158,7 +158,7 @@ def test_an_endpoint_beside_it(cluster: str, tmp_path: Any) -> None:
 
 
 def test_when_ray_ends_nothing_breaks(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.telemetry.raymirror.ray_is_up", lambda: False)
+    monkeypatch.setattr("dpex.telemetry.ray_metrics.ray_is_up", lambda: False)
     own = RayMirror(every_s=0.01)
     token = own.join(Ledger("b"))
     turns = time.monotonic() + 0.1

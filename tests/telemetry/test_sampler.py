@@ -11,12 +11,12 @@ import pytest
 from test_ledger import NOTHING, Engine
 
 from dpex.autotune.types import Decision, Outcome, Settings
-from dpex.causes import CAUSES, STARTUP, TRANSFORM
-from dpex.meter import LaneSums, Spent
-from dpex.telemetry import sampler as module
-from dpex.telemetry.frames import Frame, latest
-from dpex.telemetry.ledger import Ledger
-from dpex.telemetry.sampler import Sampler
+from dpex.measure.consumer_time import LaneSums, Spent
+from dpex.measure.stall_causes import CAUSES, STARTUP, TRANSFORM
+from dpex.telemetry.http import history as module
+from dpex.telemetry.http.frames import Frame, latest
+from dpex.telemetry.http.history import Sampler
+from dpex.telemetry.loader_metrics import Ledger
 
 HOSTILE = '<script>alert("x")</script>\u2028 & \\'
 

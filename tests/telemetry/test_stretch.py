@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dpex import DpexDataLoader, engine, engineview, epoch, inline, passing
-from dpex.causes import CAUSES
-from dpex.clock import ManualClock
-from dpex.meter import STEP_BUCKETS, Sums
-from dpex.steptimes import SWITCH
-from dpex.stretch import TURN_S, Stretch
+from dpex import DpexDataLoader, iterators
+from dpex.engine import engine, inprocess_meter, snapshots, unmeasured
+from dpex.engine.inprocess_sampling import TURN_S, Stretch
+from dpex.measure.consumer_time import STEP_BUCKETS, Sums
+from dpex.measure.stall_causes import CAUSES
+from dpex.profile.live_timer import SWITCH
+from dpex.system.clock import ManualClock
 
 STEP_S, LOAD_S = 20e-6, 10e-6
 
@@ -44,7 +45,7 @@ class Timed(Dataset[Any]):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock(100.0)
-    for module in (inline, epoch, passing, engine, engineview):
+    for module in (inprocess_meter, iterators, unmeasured, engine, snapshots):
         monkeypatch.setattr(module, "monotonic", clock)
     monkeypatch.setattr("time.perf_counter", clock)
     monkeypatch.setenv(SWITCH, "0")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dpex.lanes.cluster import Actor
-from dpex.lanes.inbox import Landed
-from dpex.lanes.remotehosts import Call, Host, node_sums, transit_s
-from dpex.meter import NodeSums
+from dpex.measure.consumer_time import NodeSums
+from dpex.pools.ray.cluster import Actor
+from dpex.pools.ray.handles import Call, Host, node_sums, transit_s
+from dpex.pools.ray.results import Landed
 
 
 def call(sent_at: float) -> Call:

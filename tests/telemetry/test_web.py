@@ -20,15 +20,15 @@ from urllib.parse import urlencode
 import pytest
 from families import no_descriptor_left, until
 
-from dpex.diagnose.book import Book, Context
-from dpex.diagnose.case import Case
-from dpex.telemetry import server as serving
-from dpex.telemetry import web
-from dpex.telemetry.diagnoses import Diagnoses
-from dpex.telemetry.ledger import Ledger
-from dpex.telemetry.sampler import Sampler
-from dpex.telemetry.server import Answer, Request, Server, parsed
-from dpex.telemetry.web import PAGE, Kept, Site, asset
+from dpex.diagnose.counters import Book, Context
+from dpex.diagnose.source import Case
+from dpex.telemetry.http import server as serving
+from dpex.telemetry.http import site
+from dpex.telemetry.http.diagnoses import Diagnoses
+from dpex.telemetry.http.history import Sampler
+from dpex.telemetry.http.server import Answer, Request, Server, parsed
+from dpex.telemetry.http.site import PAGE, Kept, Site, asset
+from dpex.telemetry.loader_metrics import Ledger
 
 HOSTILE = '"><img src=x onerror=alert(1)>'
 
@@ -179,7 +179,7 @@ def metrics_request(accept: str = "", query: str = "") -> Request:
 
 @pytest.fixture
 def kept_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "MOST_KEPT_S", 2.0)
+    monkeypatch.setattr(site, "MOST_KEPT_S", 2.0)
 
 
 @pytest.mark.usefixtures("kept_as_usual")
@@ -218,7 +218,7 @@ def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
     assert len(answers) == 4
     for number in range(100):
         kept.answer(metrics_request(query=f"name[]={number}"))
-    assert len(kept._copies) <= web.MOST_COPIES
+    assert len(kept._copies) <= site.MOST_COPIES
 
 
 @pytest.mark.usefixtures("kept_as_usual")

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.gpu.nvml import GpuSample
+from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.exporter import exporter
 
 GPU_STALL = 0.25

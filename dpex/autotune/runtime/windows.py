@@ -1,0 +1,180 @@
+"""When a window of measurements begins and ends, for the tuner. Pure but for what it reads of run queues.
+
+Windows are short at first and after each change (`Windows.shorten`), and grow (`Windows.lengthen`). One that holds few
+batches waits a while for more. In none of them are: the first batch of a pass, the time between passes, long absences
+of the consumer (a validation), and time in which a change was not carried out yet.
+
+Between two ends there are glances. In one of them the consumer may begin to wait for most of its time, as the work has
+changed: then the window in progress, mostly of the work before, is given up for a short one of the new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from dpex.measure.consumer_time import Look
+from dpex.system import run_queue
+
+SHORTEST_S = 0.05
+BATCHES, BATCHES_IF_STARVING = 4, 2
+"""A window with fewer waits a while for more of them."""
+PATIENCE = 4.0
+"""How many times its length a window waits for that."""
+GLANCE_S = 0.125
+SUDDEN, NEARLY_ALL = 0.5, 0.75
+"""From a glance since which the consumer waits for the first share of its time a short window begins; if it waited for
+the second share since the glance before, from that one."""
+AWAY_S = 1.0
+AWAY_STEPS = 10.0
+"""A step that takes so long, and so many times what steps usually take, is none: the consumer is at something else."""
+AWAY_UNKNOWN_S = 60.0
+"""The same while no step has been seen."""
+AWAY_APART = 10
+"""Batches there must be between two absences: else steps have become that slow."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An engine at one moment: a look at it, this process's CPU seconds, and what was queued for a CPU."""
+
+    look: Look
+    cpu_s: float
+    queued: run_queue.Queued
+
+    @classmethod
+    def of(cls, look: Look, cpu_s: float) -> Mark:
+        """Now; reads the run queues."""
+        return cls(look, cpu_s, run_queue.look(look.pids, look.thread))
+
+    def seconds_to(self, look: Look) -> float:
+        """The consumer's, until then."""
+        return look.times.seconds - self.look.times.seconds
+
+    def batches_to(self, look: Look) -> int:
+        """That it got until then."""
+        return look.times.batches - self.look.times.batches
+
+    def progress_to(self, look: Look) -> tuple[int, float]:
+        """Batches and seconds until then."""
+        return self.batches_to(look), self.seconds_to(look)
+
+    def waited_to(self, look: Look) -> float:
+        """Share of its time until then that the consumer waited; 0 to 1."""
+        return (look.times.wait_s - self.look.times.wait_s) / max(1e-9, self.seconds_to(look))
+
+
+class Windows:
+    """Of several engines at once: all begin and end with the one that got on most. Engines are numbered by the caller.
+
+    May be used from several threads. length_s: how long the present one is to be.
+    """
+
+    def __init__(self) -> None:
+        self.length_s = SHORTEST_S
+        self._bases: dict[int, Mark] = {}
+        self._glances: dict[int, Mark] = {}
+        self._away: dict[int, int] = {}
+        self._waited = 1.0
+        self._lock = Lock()
+
+    def shorten(self) -> None:
+        """Something was changed, or begins."""
+        self.length_s = SHORTEST_S
+
+    def lengthen(self, longest_s: float) -> None:
+        """All goes on as it did."""
+        self.length_s = min(longest_s, 2 * self.length_s)
+
+    def clear(self) -> None:
+        """Begin anew with the next look."""
+        with self._lock:
+            self._bases.clear()
+            self._glances.clear()
+
+    def forget(self, number: int) -> None:
+        """That engine has ended. Idempotent."""
+        with self._lock:
+            for known in (self._bases, self._glances, self._away):
+                known.pop(number, None)
+
+    def turn(self, looks: Iterable[tuple[int, Look]], cpu_s: float) -> tuple[Mark, Mark] | float:
+        """After a look at each engine: the window that ends with it, as its two ends, or seconds until the next look.
+
+        cpu_s: CPU time of this process so far.
+        """
+        with self._lock:
+            return self._turn(list(looks), cpu_s)
+
+    def _turn(self, looks: list[tuple[int, Look]], cpu_s: float) -> tuple[Mark, Mark] | float:
+        there = {number for number, _ in looks}
+        self._bases = {number: base for number, base in self._bases.items() if number in there}
+        self._glances = {number: glance for number, glance in self._glances.items() if number in there}
+        moved = [(number, look) for number, look in looks if self._has_base(number, look, cpu_s)]
+        if not moved:
+            return self.length_s
+        number, look = max(moved, key=lambda pair: self._bases[pair[0]].progress_to(pair[1]))
+        if self._starves_suddenly(looks, cpu_s):
+            return self.length_s
+        base = self._bases[number]
+        seconds, waiting = base.seconds_to(look), base.waited_to(look)
+        if seconds < 0.98 * self.length_s:
+            return min(GLANCE_S, max(SHORTEST_S / 5, self.length_s - seconds))
+        least = BATCHES_IF_STARVING if waiting > SUDDEN else BATCHES
+        few = base.batches_to(look) < least and seconds < max(1.0, PATIENCE * self.length_s)
+        if few or look.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * _step_s(look)):
+            return min(GLANCE_S, max(SHORTEST_S / 2, self.length_s / 4))
+        for other, its_look in looks:
+            self._bases[other] = Mark.of(its_look, cpu_s)
+        self._waited = waiting
+        return base, self._bases[number]
+
+    def _starves_suddenly(self, looks: Sequence[tuple[int, Look]], cpu_s: float) -> bool:
+        """Whether the consumer waits since the last glance, and did not in the last window: another window begins."""
+        if self._waited > SUDDEN / 2:
+            self._glances.clear()
+            return False
+        if any(look.at - self._glances[n].look.at < GLANCE_S / 2 for n, look in looks if n in self._glances):
+            return False
+        before, self._glances = self._glances, {number: Mark.of(look, cpu_s) for number, look in looks}
+        waited = max((before[number].waited_to(look) for number, look in looks if number in before), default=0.0)
+        if waited < SUDDEN:
+            return False
+        for number, glance in self._glances.items():
+            if waited < NEARLY_ALL:
+                self._bases[number] = glance
+            elif number in before:
+                self._bases[number] = max(before[number], self._bases[number], key=lambda mark: mark.look.at)
+        self._waited, self.length_s = 1.0, SHORTEST_S
+        return True
+
+    def _has_base(self, number: int, look: Look, cpu_s: float) -> bool:
+        """Whether a window of that engine is open; opens one where there is none, or where it would mislead."""
+        entry = self._bases.get(number)
+        if entry is not None and entry.progress_to(look) < (0, 0.0):
+            entry = None  # a number that is used again, for another engine
+        if entry is None or look.unwilling or self._is_away(number, look, entry.look):
+            self._bases[number] = Mark.of(look, cpu_s)
+            self._glances.pop(number, None)
+            return False
+        return True
+
+    def _is_away(self, number: int, look: Look, base: Look) -> bool:
+        """Whether the consumer is, or was until now, at something else than training."""
+        left_at = self._away.get(number)
+        if left_at is not None and look.times.batches == left_at:
+            return True
+        if left_at is not None and base.times.batches == left_at:
+            return True  # it has just come back
+        seldom = left_at is None or look.times.batches - left_at >= AWAY_APART
+        if seldom and look.away_s > max(AWAY_S, AWAY_STEPS * _step_s(look)):
+            self._away[number] = look.times.batches
+            return True
+        return False
+
+
+def _step_s(look: Look) -> float:
+    """What a step took so far, on average, the present one left out."""
+    steps = look.times.batches
+    return (look.times.work_s - look.away_s) / steps if steps else AWAY_UNKNOWN_S / AWAY_STEPS

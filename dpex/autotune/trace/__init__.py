@@ -1,0 +1,1 @@
+"""A tuning run on record: its format, and its explanation."""

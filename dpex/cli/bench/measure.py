@@ -1,0 +1,217 @@
+"""Makes batches of a dataset in one thread, as a worker does, and takes the time. The process is the bench's own."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from dpex.autotune.forecast import Work
+from dpex.profile.instrument import Profile
+from dpex.profile.spans import Book, Spans
+from dpex.system import run_queue
+from dpex.system.host import HostMeter
+from dpex.transport.arena import Arena
+from dpex.transport.codec import INLINE_BYTES, Encoder
+from dpex.worker.core import ArenaCollate, Fetcher, WorkerSetup, prepare_process
+
+SEVERAL = 1.1
+"""CPU time of so many times the wall time shows that a batch keeps several CPUs busy."""
+_BATCHES = 3
+"""Measured at least, however long they take."""
+
+
+class BenchError(ValueError):
+    """What was asked for cannot be measured; the message says what would do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is measured. batch_size: None where the dataset makes batches itself."""
+
+    name: str
+    dataset: Any
+    batch_size: int | None
+    collate_fn: Callable[[Any], Any]
+    iterable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Means over ``batches``, in seconds per batch but for ``spans``; the first batch is not among them.
+
+    CPU times are the process's, with all threads that libraries started. queued_s: these could have run and had no CPU;
+    it is in none of the CPU times, but in the wall times.
+    walls_s: of single batches. others: CPUs of this machine that other programs kept busy.
+    """
+
+    batches: int
+    seconds: float
+    first_s: float
+    fetch_s: float
+    fetch_cpu_s: float
+    collate_s: float
+    collate_cpu_s: float
+    encode_s: float
+    encode_cpu_s: float
+    queued_s: float
+    batch_bytes: float
+    walls_s: tuple[float, ...]
+    spans: Spans
+    cpus: float
+    others: float
+
+    def work(self) -> Work:
+        """What the model wants to know; other programs are not in it, as they may be gone tomorrow."""
+        cpu_s = self.fetch_cpu_s + self.collate_cpu_s + self.encode_cpu_s
+        wall_s = self.fetch_s + self.collate_s + self.encode_s
+        mean_s = sum(self.walls_s) / len(self.walls_s)
+        several = cpu_s > SEVERAL * wall_s
+        at_once = (cpu_s + self.queued_s) / wall_s if several else 1.0
+        making_s = (cpu_s - self.encode_cpu_s) / min(at_once, max(1.0, self.cpus))
+        return Work(
+            here_s=making_s if several else max(making_s, self.fetch_s + self.collate_s - self.queued_s),
+            cpu_s=cpu_s,
+            wait_s=max(0.0, wall_s - cpu_s - self.queued_s),
+            batch_bytes=self.batch_bytes,
+            spread=tuple(seconds / max(1e-12, mean_s) for seconds in self.walls_s),
+            cpus=self.cpus,
+            at_once=at_once,
+        )
+
+
+class _Bench:
+    """Makes batches as a worker does, and forgets each."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._lent: list[Any] = []
+        self._arena = _Lending(Arena(shared=True), self._lent)
+        self._encoder = Encoder(self._arena)
+        stacking = ArenaCollate(self._arena.arena, INLINE_BYTES, in_worker=True)
+        stacking.install()
+        collate_fn = stacking if subject.collate_fn is default_collate else subject.collate_fn
+        self._collate_fn = collate_fn
+        self.rows: list[tuple[float, ...]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was measured."""
+        self.profile = Profile.of(self._subject.dataset, self._collate_fn, Book(cpu=time.process_time))
+        self._fetcher = self._new_fetcher()
+        self.rows.clear()
+
+    def _new_fetcher(self) -> Any:
+        setup = WorkerSetup(
+            dataset=self.profile.dataset,
+            collate_fn=self.profile.collate_fn,
+            worker_init_fn=None,
+            iterable=self._subject.iterable,
+            auto_collation=self._subject.batch_size is not None,
+            drop_last=False,
+            num_workers=1,
+            base_seed=0,
+            per_batch_seed=False,
+        )
+        return Fetcher(setup, setup.dataset, setup.collate_fn)
+
+    def make(self, index: Any) -> None:
+        """One batch."""
+        try:
+            batch, stages = self._fetcher.fetch(index)
+        except StopIteration:
+            if not self._subject.iterable:
+                raise BenchError(f"{self._subject.name!r}: the dataset raised StopIteration") from None
+            self._fetcher = self._new_fetcher()
+            batch, stages = self._fetcher.fetch(index)
+        cpu_began, began = time.process_time(), time.perf_counter()
+        self._encoder.encode(batch)
+        encode_s, encode_cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        self.rows.append((*stages[:4], encode_s, encode_cpu_s, self._encoder.nbytes))
+        del batch
+        self._arena.take_all_back()
+
+
+class _Lending:
+    """An arena nobody takes batches from: what is lent comes back at once."""
+
+    def __init__(self, arena: Any, lent: list[Any]) -> None:
+        self.arena = arena
+        self.array, self.find, self.take_back = arena.array, arena.find, arena.take_back
+        self._lent = lent
+
+    def lend(self, ref: Any) -> None:
+        """See `dpex.transport.arena.Arena.lend`."""
+        self._lent.append(ref)
+        self.arena.lend(ref)
+
+    def take_all_back(self) -> None:
+        """As if the taker's views had died."""
+        for ref in self._lent:
+            self.arena.take_back(ref)
+        self._lent.clear()
+
+
+def measure(subject: Subject, seconds: float) -> Measured:
+    """Make batches for so many seconds, after a first one, in an order that touches the dataset all over.
+
+    Raises:
+        BenchError: an iterable dataset has no samples.
+    """
+    prepare_process()
+    bench, indices = _Bench(subject), _indices(subject)
+    began = time.perf_counter()
+    try:
+        bench.make(next(indices))
+    except StopIteration:
+        raise BenchError(f"{subject.name!r}: the dataset has no samples") from None
+    first_s = time.perf_counter() - began
+    bench.begin()
+    host, own = HostMeter(), (os.getpid(),)
+    host.sample((), 0.0)
+    queued, began = run_queue.look(own, 0), time.perf_counter()
+    while time.perf_counter() - began < seconds or len(bench.rows) < _BATCHES:
+        bench.make(next(indices))
+    took_s = time.perf_counter() - began
+    ran = run_queue.look(own, 0).since(queued).workers
+    batches = len(bench.rows)
+    means = [sum(column) / batches for column in zip(*bench.rows, strict=True)]
+    fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, encode_s, encode_cpu_s, batch_bytes = means
+    return Measured(
+        batches=batches,
+        seconds=took_s,
+        first_s=first_s,
+        fetch_s=fetch_s,
+        fetch_cpu_s=fetch_cpu_s,
+        collate_s=collate_s,
+        collate_cpu_s=collate_cpu_s,
+        encode_s=encode_s,
+        encode_cpu_s=encode_cpu_s,
+        queued_s=ran.queued_s / batches if ran is not None else 0.0,
+        batch_bytes=batch_bytes,
+        walls_s=tuple(row[0] + row[1] + row[4] for row in bench.rows),
+        spans=bench.profile.spans(),
+        cpus=host.cpus,
+        others=host.sample((), 0.0).others,
+    )
+
+
+def _indices(subject: Subject) -> Iterator[Any]:
+    """Of batches without end: each sample once, in disorder, then again. The global generators are left alone."""
+    size = subject.batch_size
+    if subject.iterable:
+        while True:
+            yield None if size is None else [None] * size
+    length = len(subject.dataset)
+    for seed in count():
+        order = random.Random(seed).sample(range(length), length)
+        if size is None:
+            yield from order
+        else:
+            yield from (order[at : at + size] for at in range(0, length - length % size or length, size))

@@ -1,0 +1,338 @@
+"""``dpex top``: what the live page shows, in a terminal, for one process or for all that are announced.
+
+It only asks the endpoints, once a second, and every few seconds for diagnoses, each with a limit of its own; processes
+come and go meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import ssl
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from dpex.system.user_warnings import forgive
+from dpex.telemetry.directories import own_directories, to_look_in
+from dpex.telemetry.discovery import Target, targets
+
+EVERY_S = 1.0
+DIAGNOSED_EVERY = 5
+PATIENCE_S = 2.0
+KEEP = 60
+DECISIONS = 4
+AT_ONCE = 16
+MOST_SAID = 1000
+"""Bytes of a refusal that are shown."""
+STYLES = {"early": "dim", "good": "green", "fair": "yellow", "bad": "red"}
+NOTHING = "-"
+BLOCKS = " ▁▂▃▄▅▆▇█"
+NOBODY = (
+    "No training process is announced in {place}. Start one with DPEX_METRICS_PORT=0 in its environment (or "
+    "DpexDataLoader(..., metrics_port=0)), or give its address: dpex top http://127.0.0.1:PORT"
+)
+
+NO_ANSWER = (OSError, ValueError, LookupError, TypeError)
+State = Mapping[str, Any]
+Ask = Callable[[str], State]
+
+
+@dataclass
+class Watched:
+    """A process: what it said last, the frames and diagnoses of its loaders, and whether it still answers."""
+
+    url: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    state: State | None = None
+    frames: dict[str, list[list[Any]]] = field(default_factory=dict)
+    diagnoses: dict[str, State] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def since(self) -> int:
+        """The latest frame that is known."""
+        return int(self.state["number"]) if self.state is not None else 0
+
+    def take(self, state: State) -> None:
+        """What it says now."""
+        if self.state is not None and self.state["process"] != state["process"]:
+            self.frames, self.diagnoses = {}, {}
+        for loader in state["loaders"]:
+            kept = self.frames.setdefault(loader["name"], [])
+            last = kept[-1][0] if kept else 0
+            kept += [frame for frame in loader["frames"] if frame[0] > last]
+            del kept[:-KEEP]
+        self.state, self.error = state, ""
+
+    def column(self, loader: str, name: str) -> list[Any]:
+        """That column of the loader's frames."""
+        assert self.state is not None
+        place = self.state["columns"].index(name)
+        return [frame[place] for frame in self.frames.get(loader, [])]
+
+
+class Watch:
+    """All processes: those of the addresses given, or those announced in ``directories``."""
+
+    def __init__(self, urls: Sequence[str], directories: Sequence[Path], ask: Ask) -> None:
+        self._urls = [url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}" for url in urls]
+        self._directories = directories
+        self._ask = ask
+        self.watched: dict[str, Watched] = {}
+        self._turns = 0
+
+    def turn(self) -> None:
+        """Ask all of them what is new; who was seen once and is no more stays, as gone."""
+        found = [Target(url=url, labels={}, path=Path()) for url in self._urls] or targets(*self._directories)
+        for target in found:
+            one = self.watched.setdefault(target.url, Watched(target.url))
+            one.labels = target.labels
+            if target.gone:
+                one.error = "gone: the process was killed"
+        announced = {target.url for target in found if not target.gone}
+        for one in self.watched.values():
+            if one.url not in announced and not one.error:
+                one.error = "gone"
+        to_ask = [one for one in self.watched.values() if one.url in announced]
+        if to_ask:
+            with ThreadPoolExecutor(min(AT_ONCE, len(to_ask))) as pool:
+                list(pool.map(self._ask_one, to_ask))
+        self._turns += 1
+
+    def _ask_one(self, one: Watched) -> None:
+        try:
+            state = self._ask(f"{one.url}/api/state?since={one.since}")
+            if one.state is not None and one.state["process"] != state["process"]:
+                state = self._ask(f"{one.url}/api/state")
+            one.take(state)
+        except NO_ANSWER as error:
+            one.error = _why_not(error)
+            return
+        if self._turns % DIAGNOSED_EVERY == 0 or not one.diagnoses:
+            with contextlib.suppress(*NO_ANSWER):  # whoever is gone will be said to be, a second later
+                found = self._ask(f"{one.url}/diagnosis.json?stretch=recent")
+                one.diagnoses = {diagnosed["name"]: diagnosed for diagnosed in found["loaders"]}
+
+
+def _why_not(error: Exception) -> str:
+    """An answer that is none says what to do, such as which name the endpoint must be told."""
+    if isinstance(error, urllib.error.HTTPError):
+        with contextlib.suppress(OSError, ValueError):
+            return f"no answer: {error.read(MOST_SAID).decode(errors='replace').strip() or error.reason}"
+    reason = getattr(error, "reason", error)
+    return "gone" if isinstance(reason, ConnectionError) else f"no answer: {reason}"
+
+
+def asking(context: ssl.SSLContext | None) -> Ask:
+    """How endpoints are asked."""
+
+    def ask(url: str) -> State:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S, context=context) as answer:
+            return dict(json.loads(answer.read()))
+
+    return ask
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def screen(watched: Sequence[Watched], place: str) -> RenderableType:
+    """All of it."""
+    if not watched:
+        return Text(NOBODY.format(place=place))
+    return Group(*(panel(one) for one in watched))
+
+
+def panel(one: Watched) -> Panel:
+    """One process."""
+    process = one.state["process"] if one.state is not None else one.labels
+    words = [f"{word} {process[name]}" for word, name in _WHO if process.get(name)]
+    title = Text(_plain(" · ".join([*words, one.url])))
+    parts: list[RenderableType] = []
+    if one.error:
+        parts.append(Text(_plain(one.error), style="red"))
+    parts += [_loader(one, loader) for loader in (one.state["loaders"] if one.state is not None else ())]
+    if not parts:
+        parts.append(Text("no loader yet", style="dim"))
+    style = "red" if one.error else "none"
+    return Panel(Group(*parts), title=title, title_align="left", border_style=style)
+
+
+_WHO = (("run", "run_id"), ("rank", "rank"), ("machine", "node"))
+
+
+def _loader(one: Watched, loader: State) -> RenderableType:
+    now, found = loader["now"], one.diagnoses.get(loader["name"])
+    style = STYLES.get(found["level"], "none") if found is not None else "dim"
+    heading = Text.assemble((_plain(loader["name"]), "bold"), "  ", (_plain(_said(loader, found)), style))
+    rows = [("first", Text(_plain(found["shown"]["first"])))] if found is not None and found["level"] != "early" else []
+    rows += [("waiting", Text.assemble((_percent(now["stall_ratio"]), style), "  ", _line(one, loader)))]
+    if now["gpu_stall_ratio"] is not None:
+        rows.append(("GPU idle", Text(f"{_percent(now['gpu_stall_ratio'])} of the time, for data")))
+    rows += [
+        ("speed", Text(_speed(loader))),
+        ("workers", Text(_workers(one, loader))),
+        ("queue", Text(_queue(one, loader))),
+        ("a batch", Text(_stages(now["stages_s"]))),
+    ]
+    rows += [
+        (_clock(decision["at"]), Text(_plain(_decided(decision)))) for decision in loader["decisions"][-DECISIONS:]
+    ]
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(name, "dim"), value)
+    return Group(heading, table)
+
+
+def _said(loader: State, found: State | None) -> str:
+    if loader["state"] == "empty":
+        return "no batch yet"
+    shown = found["shown"] if found is not None else {"sentence": "not diagnosed yet", "confidence": ""}
+    sure = f" ({shown['confidence']})" if found is not None and found["level"] != "early" else ""
+    idle = " Nobody asks for batches right now." if loader["state"] == "idle" else ""
+    return f"{shown['sentence']}{sure}{idle}"
+
+
+def _line(one: Watched, loader: State) -> Text:
+    """The share of waiting, a character a second."""
+    name = loader["name"]
+    spent = zip(*(one.column(name, part) for part in ("wait_s", "transfer_s", "work_s")), strict=True)
+    return Text("".join(_block(wait_s, wait_s + transfer_s + work_s) for wait_s, transfer_s, work_s in spent), "red")
+
+
+def _block(part_s: float, total_s: float) -> str:
+    share = part_s / total_s if total_s > 0 else 0.0
+    return BLOCKS[min(8, math.ceil(8 * share - 0.05))]
+
+
+def _speed(loader: State) -> str:
+    now = loader["now"]
+    if now["batches_per_second"] is None:
+        return NOTHING
+    rates = f"{now['batches_per_second']:.1f} batches/s, {now['samples_per_second']:,.0f} samples/s"
+    return f"{rates}; {loader['batches']:,} batches so far"
+
+
+def _workers(one: Watched, loader: State) -> str:
+    parts = []
+    for lane, where in (("local", "here"), ("remote", "on the cluster")):
+        running, wanted = (_last(one, loader, f"{lane}_{level}") for level in ("running", "wanted"))
+        if running or wanted:
+            parts.append(f"{running} {where}" + (f" of {wanted} wanted" if wanted != running else ""))
+    return ", ".join(parts) or "none: batches are made in the training process"
+
+
+def _queue(one: Watched, loader: State) -> str:
+    made = _last(one, loader, "local_in_flight") + _last(one, loader, "remote_in_flight")
+    return f"{_last(one, loader, 'ready')} ready, {made} being made, at most {_last(one, loader, 'limit')}"
+
+
+def _last(one: Watched, loader: State, column: str) -> int:
+    values = one.column(loader["name"], column)
+    return int(values[-1]) if values else 0
+
+
+def _stages(stages_s: Mapping[str, float | None]) -> str:
+    words = {"read": "read", "transform": "compute", "collate": "collate", "serialize": "hand over"}
+    parts = [f"{words.get(stage, stage)} {_duration(seconds)}" for stage, seconds in stages_s.items() if seconds]
+    return ", ".join(parts) or NOTHING
+
+
+def _decided(decision: State) -> str:
+    outcome = decision["outcome"]
+    brought = "being judged"
+    if outcome is not None:
+        kept = "kept" if outcome["kept"] else "taken back"
+        brought = f"brought {_percent(outcome['stall_ratio'])} waiting: {kept}"
+    predicted = _percent(decision["predicted"]["stall_ratio"])
+    return f"{decision['text']} ({decision['reason']}; expected {predicted} waiting, {brought})"
+
+
+def _percent(ratio: float | None) -> str:
+    if ratio is None:
+        return NOTHING
+    return f"{100 * ratio:.1f} %" if 0 < ratio < 0.0995 else f"{100 * ratio:.0f} %"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def _plain(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def register(subparsers: Any) -> None:
+    """Add this command."""
+    found = subparsers.add_parser(
+        "top", help="what loads data now, and whether training waits for it", description=__doc__
+    )
+    found.add_argument("url", nargs="*", help="address of an endpoint (default: all that are announced)")
+    found.add_argument("--dir", help="where processes are announced (default: $DPEX_METRICS_DIR, or this user's)")
+    found.add_argument("--once", action="store_true", help="say it once and end; status 1 if no process answered")
+    found.add_argument("--cafile", help="PEM file with the authority of endpoints that serve by TLS")
+    found.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, console: Console | None = None, stop: threading.Event | None = None) -> int:
+    """Until ``stop`` or Ctrl-C; returns the exit status."""
+    try:
+        context = ssl.create_default_context(cafile=options.cafile) if options.cafile else None
+    except OSError as error:
+        print(f"dpex top: --cafile={options.cafile!r}: {error}", file=sys.stderr)
+        return 2
+    directories = [Path(options.dir)] if options.dir else to_look_in(os.environ)
+    place = str((directories or own_directories(os.environ))[0])
+    watch = Watch(options.url, directories, asking(context))
+    forgive(sys.stdout)
+    console = console or Console()
+    if options.once:
+        watch.turn()
+        console.print(screen(list(watch.watched.values()), place))
+        return 0 if any(not one.error for one in watch.watched.values()) else 1
+    with contextlib.suppress(KeyboardInterrupt):
+        _follow(watch, console, stop or threading.Event(), place)
+    return 0
+
+
+def _follow(watch: Watch, console: Console, stop: threading.Event, place: str) -> None:
+    live = None
+    if console.is_terminal:
+        live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+    with live or contextlib.nullcontext():
+        while True:
+            watch.turn()
+            shown = screen(list(watch.watched.values()), place)
+            if live is None:
+                console.print(shown)
+            else:
+                live.update(shown, refresh=True)
+            if stop.wait(EVERY_S):
+                return

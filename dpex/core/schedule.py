@@ -1,0 +1,341 @@
+"""The schedule: which ticket is drawn, issued, made, lost and delivered. PURE: no I/O, no time, no threads.
+
+A *ticket* is one batch to be made. It is drawn once, may be issued more than once (its worker died), and is delivered
+exactly once: the first result counts, later ones are refused.
+
+Rules:
+
+* ``drawn - delivered <= window``: nothing runs further ahead than that.
+* With ``in_order`` tickets leave in the order of their numbers, otherwise in the order of their results.
+* With ``queues == 0`` any worker may make any ticket. With ``queues == n`` a ticket belongs to one of *n* logical
+  workers, chosen when it is drawn, by PyTorch's rota: the next active queue in turn; out of order, the next one in
+  turn with room for it.
+* A queue that has ended (an exhausted stream) drops its other tickets and takes no more.
+* A ticket that was lost goes back to the front. The one that was being worked on when its worker died has one try
+  less; after ``max_tries`` it is given up, and its failure is delivered at its place.
+
+The owner is a single thread; an illegal call raises `ScheduleError` and changes nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+
+class ScheduleError(RuntimeError):
+    """A call that the rules at the top of this module do not allow: an error in dpex, not in what the user wrote."""
+
+
+class Ticket:
+    """One batch to be made: its number in the epoch, what to fetch, whose turn it is and how often it killed."""
+
+    __slots__ = ("deaths", "epoch", "index", "issued", "number", "queue")
+
+    def __init__(self, number: int, index: Any, queue: int) -> None:
+        self.number = number
+        self.index = index
+        self.queue = queue
+        self.issued = False
+        self.deaths = 0
+        self.epoch = 0
+
+    def __lt__(self, other: Ticket) -> bool:
+        return self.number < other.number
+
+    def __repr__(self) -> str:
+        return f"Ticket({self.number}, {self.index!r}, queue={self.queue}, issued={self.issued}, deaths={self.deaths})"
+
+
+class Delivery(NamedTuple):
+    """What `Schedule.pop` hands out: the ticket's number, its queue, and what was given to `done`."""
+
+    number: int
+    queue: int
+    payload: Any
+    samples: int = 0
+    nbytes: int = 0
+
+
+SHARED: Final = 0
+"""The queue that every ticket belongs to when there are no logical workers."""
+
+
+class Schedule:
+    """State of one epoch's tickets; see the rules at the top of the module."""
+
+    def __init__(self, *, window: int, queues: int = 0, in_order: bool = True, max_tries: int = 3) -> None:
+        if window < 1 or queues < 0 or max_tries < 1:
+            raise ScheduleError(f"window={window} and max_tries={max_tries} start at 1, queues={queues} at 0")
+        self.window = window
+        self.in_order = in_order
+        self.max_tries = max_tries
+        self.drawn = 0
+        self.delivered = 0
+        self._bound = queues > 0
+        self._active = [True] * max(1, queues)
+        self._live = len(self._active)
+        self._load = [0] * max(1, queues)
+        self._turn = 0
+        self._open: dict[int, Ticket] = {}
+        self._pending: list[deque[Ticket]] = [deque() for _ in self._active]
+        self._ready: dict[int, Delivery] = {}
+        self.next_number = 0
+        """With ``in_order``: the batch whose turn it is."""
+        self._dropped = 0
+        self._sampler_ended = False
+
+    # -- drawing -------------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many tickets may be drawn now."""
+        if self._sampler_ended or not self._live:
+            return 0
+        room = self.window - len(self._open) - len(self._ready)
+        return room if room > 0 else 0
+
+    def draw(self, index: Any) -> Ticket:
+        """Make the next ticket, for ``index`` as the sampler gave it."""
+        return self.draw_first(deque((index,)))
+
+    def draw_first(self, indices: deque[Any]) -> Ticket:
+        """Make the next ticket, for the first of ``indices``, which is taken out."""
+        if not self.room:
+            raise ScheduleError("no room for another ticket")
+        queue, turn = self._choose_queue() if self._bound else (SHARED, 0)
+        ticket = Ticket(self.drawn, indices[0], queue)
+        self._turn = turn  # from here on without a call: see `dpex.system.interrupts`
+        self._open[ticket.number] = ticket
+        self._load[queue] += 1
+        self._pending[queue] += (ticket,)
+        self.drawn += 1
+        del indices[0]
+        return ticket
+
+    def _choose_queue(self) -> tuple[int, int]:
+        """The queue of the next ticket, and whose turn it is then."""
+        turn = self._turn
+        if self.in_order and self._active[turn]:
+            return turn, (turn + 1) % len(self._active)
+        share, fallback = max(1, self.window // self._live), -1
+        for _ in self._active:
+            queue, turn = turn, (turn + 1) % len(self._active)
+            if self._active[queue]:
+                if self.in_order or self._load[queue] < share:
+                    return queue, turn
+                if fallback < 0 or self._load[queue] < self._load[fallback]:
+                    fallback = queue
+        return fallback, turn
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is drawn and not delivered, and there is more to draw."""
+        return not self._open and not self._ready and not self._sampler_ended
+
+    def straight_through(self, indices: deque[Any] | None = None) -> int:
+        """Draw a ticket, make it and deliver it, all at once, when the schedule is `idle`; returns its number.
+
+        The first of ``indices`` is taken out.
+        """
+        if not self.idle or self._bound:
+            raise ScheduleError("only an idle schedule without logical workers lets a ticket straight through")
+        number = self.drawn  # from here on without a call: see `dpex.system.interrupts`
+        self.drawn = self.next_number = number + 1
+        self.delivered += 1
+        if indices:
+            del indices[0]
+        return number
+
+    def end_of_sampler(self) -> None:
+        """The sampler has nothing more."""
+        self._sampler_ended = True
+
+    def set_window(self, window: int) -> None:
+        """Change how far the epoch runs ahead; what was already drawn stays drawn."""
+        if window < 1:
+            raise ScheduleError(f"window={window} must be at least 1")
+        self.window = window
+
+    # -- issuing -------------------------------------------------------------------------------------------------
+
+    def pending(self, queue: int = SHARED) -> int:
+        """Tickets of ``queue`` that wait to be issued."""
+        return len(self._pending[queue])
+
+    def take(self, limit: int, queue: int = SHARED, into: list[Ticket] | None = None) -> list[Ticket]:
+        """Issue up to ``limit`` tickets of ``queue``, lowest number first; see ``into`` if this is broken off."""
+        waiting = self._pending[queue]
+        tickets: list[Ticket] = [] if into is None else into
+        for _ in range(min(limit, len(waiting))):
+            ticket = waiting[0]
+            tickets += (ticket,)
+            ticket.issued = True
+            del waiting[0]
+        return tickets
+
+    def give_back(self, tickets: Iterable[Ticket]) -> None:
+        """Take back tickets that were issued but never reached a worker; no try is lost."""
+        for ticket in sorted(tickets, reverse=True):
+            if self._open.get(ticket.number) is ticket and ticket.issued:
+                ticket.issued = False
+                self._requeue(ticket)
+
+    def _requeue(self, ticket: Ticket) -> None:
+        waiting = self._pending[ticket.queue]
+        if waiting and waiting[0] < ticket:
+            ordered = list(waiting)
+            insort(ordered, ticket)
+            self._pending[ticket.queue] = deque(ordered)
+        else:
+            waiting.appendleft(ticket)
+
+    # -- results -------------------------------------------------------------------------------------------------
+
+    def done(self, number: int, payload: Any, samples: int = 0, nbytes: int = 0) -> bool:
+        """The batch of ticket ``number`` was made, of so many samples and bytes.
+
+        False, and nothing changes, if it is not wanted (any more).
+        """
+        ticket = self._open.get(number)
+        if ticket is None:
+            return False
+        delivery = Delivery(number, ticket.queue, payload, samples, nbytes)
+        self._no_longer_waits(ticket)
+        self._ready[number] = delivery  # from here on without a call: see `dpex.system.interrupts`
+        del self._open[number]
+        self._load[ticket.queue] -= 1
+        return True
+
+    def has(self, number: int, payload: Any) -> bool:
+        """Whether this payload is what waits for its delivery as ``number``."""
+        delivery = self._ready.get(number)
+        return delivery is not None and delivery.payload is payload
+
+    def end_queue(self, queue: int) -> None:
+        """The stream behind ``queue`` is exhausted: its open tickets are dropped, and it gets no more."""
+        if self._active[queue]:
+            self._active[queue] = False  # from here on without a call: see `dpex.system.interrupts`
+            self._live -= 1
+        for ticket in [t for t in self._open.values() if t.queue == queue]:
+            self._close(ticket)
+            self._dropped += 1
+
+    def lost(self, numbers: Iterable[int], guilty: int | None = None) -> list[Ticket]:
+        """A worker died with these tickets; ``guilty`` is the one it was working on.
+
+        Returns the tickets that are out of tries: the caller hands each a failure with `done`.
+        """
+        given_up: list[Ticket] = []
+        tickets = [t for n in numbers if (t := self._open.get(n)) is not None and t.issued]
+        for ticket in sorted(tickets, reverse=True):
+            ticket.deaths += ticket.number == guilty
+            if ticket.deaths >= self.max_tries:
+                given_up.append(ticket)
+            else:
+                ticket.issued = False
+                self._requeue(ticket)
+        return given_up
+
+    def _close(self, ticket: Ticket) -> None:
+        self._no_longer_waits(ticket)
+        del self._open[ticket.number]
+        self._load[ticket.queue] -= 1
+
+    def _no_longer_waits(self, ticket: Ticket) -> None:
+        if not ticket.issued and ticket in self._pending[ticket.queue]:
+            self._pending[ticket.queue].remove(ticket)
+
+    # -- delivering ----------------------------------------------------------------------------------------------
+
+    def pop(self) -> Delivery | None:
+        """The next batch to hand to the consumer, or None while it is not made yet."""
+        delivery = self.peek()
+        if delivery is not None:
+            self.deliver(delivery)
+        return delivery
+
+    def peek(self) -> Delivery | None:
+        """What `pop` would return."""
+        ready = self._ready
+        if not self.in_order:
+            return ready[next(iter(ready))] if ready else None
+        while self.next_number < self.drawn:
+            found = ready.get(self.next_number)
+            if found is not None:
+                return found
+            if self.next_number in self._open:
+                return None
+            self.next_number += 1  # dropped with its stream
+        return None
+
+    def deliver(self, delivery: Delivery) -> None:
+        """The consumer takes what `peek` returned; a second time nothing happens."""
+        number = delivery.number
+        if number in self._ready:  # without a call: see `dpex.system.interrupts`
+            del self._ready[number]
+            self.delivered += 1
+            if self.in_order:
+                self.next_number = number + 1
+
+    def upcoming(self, most: int) -> list[Delivery]:
+        """What the next ``most`` calls of `pop` would return if they came now."""
+        if not self.in_order:
+            return list(islice(self._ready.values(), most))
+        found: list[Delivery] = []
+        for number in range(self.next_number, self.drawn):
+            if number in self._open or len(found) == most:
+                break
+            if number in self._ready:
+                found.append(self._ready[number])
+        return found
+
+    def undelivered(self) -> list[Delivery]:
+        """All that is made and waits for its delivery, also behind what is not made yet."""
+        return list(self._ready.values())
+
+    def replace(self, number: int, payload: Any) -> None:
+        """Exchange the payload of a batch that waits for its delivery."""
+        if number not in self._ready:
+            raise ScheduleError(f"batch {number} does not wait for its delivery")
+        self._ready[number] = self._ready[number]._replace(payload=payload)
+
+    @property
+    def finished(self) -> bool:
+        """Everything was delivered, and nothing more will be drawn."""
+        return not self._open and not self._ready and (self._sampler_ended or not self._live)
+
+    @property
+    def ready(self) -> int:
+        """Batches that are made and not yet delivered."""
+        return len(self._ready)
+
+    @property
+    def ready_bytes(self) -> int:
+        """Bytes of the batches that are made and not yet delivered."""
+        return sum(delivery.nbytes for delivery in self._ready.values())
+
+    @property
+    def at_work(self) -> int:
+        """Queues that have tickets to be made."""
+        return sum(map(bool, self._load))
+
+    @property
+    def in_flight(self) -> int:
+        """Tickets that are drawn and not yet made (waiting ones included)."""
+        return len(self._open)
+
+    def issued(self) -> list[Ticket]:
+        """The tickets that are out with workers."""
+        return [ticket for ticket in self._open.values() if ticket.issued]
+
+    def open_tickets(self, queue: int) -> list[Ticket]:
+        """The tickets of ``queue`` that are drawn and not yet made."""
+        return [ticket for ticket in self._open.values() if ticket.queue == queue]
+
+    def ticket(self, number: int) -> Ticket | None:
+        """The open ticket of that number, or None."""
+        return self._open.get(number)

@@ -1,0 +1,1 @@
+"""Running unmodified scripts with dpex, and diagnosing PyTorch's own loader."""

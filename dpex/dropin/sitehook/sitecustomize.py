@@ -1,0 +1,44 @@
+"""Runs when a Python process starts below ``dpex run`` or ``dpex diagnose``, see `dpex.dropin.install`; then the next
+``sitecustomize`` does."""
+
+import importlib
+import json
+import os
+import sys
+
+
+def _leave_path() -> None:
+    here = os.path.realpath(os.path.dirname(__file__))  # noqa: PTH120
+    sys.path[:] = [entry for entry in sys.path if not entry or os.path.realpath(entry) != here]
+
+
+def _run_next() -> None:
+    own = sys.modules.pop("sitecustomize")
+    try:
+        importlib.import_module("sitecustomize")
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        sys.modules.setdefault("sitecustomize", own)
+
+
+def _take_over() -> None:
+    text = os.environ.get("DPEX_RUN")
+    options = json.loads(text) if text else {}
+    if options.get("prefix") != sys.prefix:
+        return  # another Python, with packages of its own
+    sys.path.append(options["root"])
+    try:
+        takeover = importlib.import_module("dpex.dropin.install")
+        runoptions = importlib.import_module("dpex.dropin.options")
+    finally:
+        sys.path.pop()
+    takeover.install(runoptions.read(text))
+
+
+_leave_path()
+try:
+    _take_over()
+finally:
+    _run_next()

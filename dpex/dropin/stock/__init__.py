@@ -1,0 +1,1 @@
+"""PyTorch's own DataLoader, counted and reported on."""

@@ -1,0 +1,271 @@
+"""Counts what an iterator of torch's does, with workers or without, as dpex counts its own. Batches are not touched.
+
+The consumer's thread writes; `WorkerTimes` is a row of numbers per worker in shared memory, each written by its worker
+alone. Those rows travel to the workers as part of the collate function, which torch hands to them anyway. A worker's
+wait cannot be told batch by batch from here: what the consumer waits is put down to the stages in proportion to what
+they took in all workers since it last waited.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dpex.core.prefetch import Sizes
+from dpex.engine.inprocess_meter import InlineMeter
+from dpex.measure.consumer_time import LaneSums, Look, Sums, Tally
+from dpex.measure.samples import LaneSample
+from dpex.measure.stall_causes import NONE_YET, STARTUP, STRAGGLER, Making, split
+from dpex.system.clock import monotonic
+from dpex.system.gpu.stall import GpuStall
+from dpex.system.run_queue import OwnQueue
+
+KEPT = 256
+"""Times of single batches that a worker's row holds, the latest ones."""
+_SIZED = 8
+"""Batches whose bytes are looked up; what comes later is taken to be like them."""
+_OWED_S = 0.1
+"""Waits are put down to stages when so much has come together: rows of workers need not be read for each batch."""
+_TICKETS, _LOAD, _LOAD_CPU, _COLLATE, _COLLATE_CPU, _SAMPLES = range(6)
+_HEAD = 6
+
+
+class WorkerTimes:
+    """Seconds of torch's workers by stage, in shared memory; picklable into a worker that is being started."""
+
+    def __init__(self, workers: int) -> None:
+        self._rows = torch.zeros((workers, _HEAD + KEPT), dtype=torch.float64, device="cpu").share_memory_()
+
+    def add(self, worker: int, stages: tuple[float, float, float, float], samples: int) -> None:
+        """One more batch of that worker: load, load CPU, collate and collate CPU seconds."""
+        row = self._rows[worker].numpy()
+        row[_HEAD + int(row[_TICKETS]) % KEPT] = stages[0] + stages[2]
+        row[_LOAD:_SAMPLES] += stages
+        row[_SAMPLES] += samples
+        row[_TICKETS] += 1
+
+    def making(self) -> Making:
+        """Of all batches so far."""
+        load_s, load_cpu_s, collate_s = self._rows[:, _LOAD : _COLLATE + 1].numpy().sum(axis=0).tolist()
+        return Making(load_s=load_s, load_cpu_s=load_cpu_s, collate_s=collate_s)
+
+    def sums(self, running: int) -> LaneSums:
+        """All of it."""
+        rows = self._rows.numpy().copy()
+        totals = rows[:, :_HEAD].sum(axis=0).tolist()
+        kept = [value for row in rows for value in row[_HEAD : _HEAD + min(KEPT, int(row[_TICKETS]))].tolist()]
+        return LaneSums(
+            load_s=totals[_LOAD],
+            load_cpu_s=totals[_LOAD_CPU],
+            collate_s=totals[_COLLATE],
+            collate_cpu_s=totals[_COLLATE_CPU],
+            tickets=int(totals[_TICKETS]),
+            kept_s=tuple(kept),
+            running=running,
+            wanted=running,
+            requested=running,
+        )
+
+
+class Attended:
+    """In a worker: the collate function and ``fetch`` of its fetcher, timed."""
+
+    def __init__(self, times: WorkerTimes, worker: int, fetcher: Any) -> None:
+        self._times, self._worker = times, worker
+        self._fetch, self._collate = fetcher.fetch, fetcher.collate_fn
+        self._stages: tuple[float, float, int] = (0.0, 0.0, 0)
+        fetcher.fetch, fetcher.collate_fn = self.fetch, self.collate
+
+    def fetch(self, index: Any) -> Any:
+        """torch's, and the time it takes."""
+        self._stages = (0.0, 0.0, 1)
+        began, cpu_began = monotonic(), time.process_time()
+        batch = self._fetch(index)
+        took_s, cpu_s = monotonic() - began, time.process_time() - cpu_began
+        collate_s, collate_cpu_s, samples = self._stages
+        self._times.add(self._worker, (took_s - collate_s, cpu_s - collate_cpu_s, collate_s, collate_cpu_s), samples)
+        return batch
+
+    def collate(self, data: Any) -> Any:
+        """The loader's."""
+        began, cpu_began = monotonic(), time.process_time()
+        batch = self._collate(data)
+        samples = len(data) if isinstance(data, list) else 1
+        self._stages = (monotonic() - began, time.process_time() - cpu_began, samples)
+        return batch
+
+
+class WorkersMeter:
+    """Of an iterator with workers: told of each call of ``next()`` and of each wait for whatever batch comes next."""
+
+    def __init__(self, workers: int, depth: int, gpu: GpuStall[Any] | None = None) -> None:
+        self.times = WorkerTimes(workers)
+        self.pids: tuple[int, ...] = ()
+        self._workers, self._depth, self._gpu = workers, depth, gpu
+        self._mark: Any = None
+        self._entered = 0.0
+        self._tally = Tally(detailed=True, queue=OwnQueue().seconds)
+        self._made = Making()
+        self._owed_s = 0.0
+        self._thread = threading.get_native_id()
+        self._sizes = _Sizes()
+        self._passes = 0
+
+    def started(self, seconds: float) -> None:
+        """Making the iterator, or having it begin again, took so long."""
+        self._tally.returned_at = 0.0  # the pass before may have been broken off
+        self._tally.causes[STARTUP] += seconds
+        self._passes += 1
+
+    def enter(self) -> None:
+        """The consumer asks for a batch."""
+        self._entered = monotonic()
+        self._tally.enter(self._entered)
+        if self._gpu is not None:
+            self._mark = self._gpu.enter()
+
+    def block(self, tasks: Mapping[int, tuple[Any, ...]]) -> None:
+        """It begins to wait, with those batches under way by number: a worker's, and the data if it is here."""
+        ready = sum(len(task) > 1 for task in tasks.values())
+        busy = len({task[0] for task in tasks.values() if len(task) == 1})
+        cause = STRAGGLER if ready else NONE_YET
+        self._tally.block(monotonic(), cause, max(0.0, 1.0 - busy / self._workers))
+
+    def unblock(self) -> None:
+        """Some batch has come."""
+        self._tally.unblock(monotonic())
+
+    def leave(self, data: Any = None, error: BaseException | None = None) -> None:
+        """It has got one, or that error."""
+        over = isinstance(error, StopIteration)
+        if self._tally.blocked_at:
+            self._tally.unblock(monotonic())
+        if self._tally.pending_s and not self._tally.starting:
+            self._owed_s += self._tally.pending_s
+            self._tally.pending_s = 0.0
+            if self._owed_s > _OWED_S:
+                self._settle()
+        now = monotonic()
+        if self._gpu is not None:
+            self._gpu.leave(self._mark, now - self._entered, starting=self._tally.starting, over=over)
+        if error is None:
+            self._tally.batches += 1
+            self._sizes.add(data)
+        self._tally.leave(0.0 if error is not None else now, now, over=over)
+
+    def _settle(self) -> None:
+        """Put down what was waited to the stages that the workers were at meanwhile."""
+        owed_s, self._owed_s = self._owed_s, 0.0
+        for cause, seconds in split(owed_s, self._lately()):
+            self._tally.causes[cause] += seconds
+
+    def _lately(self) -> Making:
+        """Stages since this was last asked; while no worker has finished any since then, those before."""
+        made = self.times.making()
+        lately = Making(*(new - old for new, old in zip(made, self._made, strict=True)))
+        if sum(lately) <= 0.0:
+            return made
+        self._made = made
+        return lately
+
+    def sums(self) -> Sums:
+        """The counts so far."""
+        self._settle()
+        lane = self.times.sums(self._workers)
+        return self._tally.sums(
+            monotonic(),
+            errors={},
+            lanes={"local": lane},
+            moved_bytes={},
+            window=self._depth,
+            gpu_stall_s=self._gpu.total_s if self._gpu is not None else None,
+        )
+
+    def look(self) -> Look:
+        """The same at one moment."""
+        gpu_stall_s = self._gpu.total_s if self._gpu is not None else None
+        return _look(
+            self._tally, self._passes, self._sizes.mean_bytes, self.pids, self._thread, self._workers, gpu_stall_s
+        )
+
+
+class HereMeter(InlineMeter):
+    """Of an iterator without workers."""
+
+    def __init__(self, *, auto_collation: bool, gpu: GpuStall[Any] | None = None) -> None:
+        super().__init__(auto_collation=auto_collation, gpu=gpu)
+        self._thread = threading.get_native_id()
+        self._sizes = _Sizes()
+
+    def started(self, seconds: float) -> None:
+        """Making the iterator took so long."""
+        self._tally.causes[STARTUP] += seconds
+
+    def got(self, data: Any) -> None:
+        """The consumer has this batch."""
+        self._sizes.add(data)
+
+    def look(self) -> Look:
+        """See `Look`."""
+        gpu_stall_s = self._gpu.total_s if self._gpu is not None else None
+        return _look(self._tally, 1, self._sizes.mean_bytes, (), self._thread, 0, gpu_stall_s)
+
+
+def _look(
+    tally: Tally,
+    passes: int,
+    batch_bytes: float,
+    pids: tuple[int, ...],
+    thread: int,
+    workers: int,
+    gpu_stall_s: float | None,
+) -> Look:
+    now = monotonic()
+    return Look(
+        at=now,
+        epoch=max(0, passes - 1),
+        times=tally.times(now),
+        sizes=Sizes(local=workers, remote=0, prefetch=None),
+        unwilling=False,
+        refused=None,
+        away_s=tally.away_s(now),
+        ready=0,
+        in_flight=0,
+        batch_bytes=batch_bytes,
+        made_here=LaneSample(),
+        local=LaneSample(),
+        remote=LaneSample(),
+        pids=pids,
+        thread=thread,
+        gpu_stall_s=gpu_stall_s,
+    )
+
+
+class _Sizes:
+    """Bytes of the first batches."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self.mean_bytes = 0.0
+
+    def add(self, batch: Any) -> None:
+        """A further one."""
+        if self._seen < _SIZED:
+            self._seen += 1
+            self.mean_bytes += (nbytes(batch) - self.mean_bytes) / self._seen
+
+
+def nbytes(batch: Any) -> int:
+    """Of the tensors and arrays in plain containers; nothing else is asked for its size."""
+    if isinstance(batch, torch.Tensor):
+        return int(batch.element_size() * batch.nelement())
+    if isinstance(batch, dict):
+        return sum(map(nbytes, batch.values()))
+    if isinstance(batch, (list, tuple)):
+        return sum(map(nbytes, batch))
+    size = getattr(batch, "nbytes", 0) if type(batch).__module__ == "numpy" else 0
+    return size if isinstance(size, int) else 0

@@ -1,0 +1,59 @@
+"""Times the transforms of a dataset after a run, in this process, alone and for a moment. The dataset is copied
+shallowly for that (`dpex.profile.instrument`); what its code does besides giving samples, it does here once more."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from dpex.diagnose.facts import TransformFacts
+from dpex.profile.instrument import Profile
+
+MOST_S = 5.0
+"""A batch that was begun is finished."""
+MOST_BATCHES = 64
+
+
+class ProbeError(Exception):
+    """The dataset could not be measured alone; the message says why."""
+
+
+def transforms_of(
+    dataset: Any, collate_fn: Any, batch_size: int | None
+) -> tuple[tuple[TransformFacts, ...], int, float]:
+    """Steps within ``dataset[i]`` and the collate function, each without the steps within it; batches made for that,
+    and seconds they took.
+
+    Raises:
+        ProbeError: it has no samples, or the dataset or the collate function raised.
+    """
+    began, batches = time.perf_counter(), 0
+    try:
+        profile = Profile.of(dataset, collate_fn)
+        for batch in _indices(len(dataset), batch_size or 1):
+            samples = [profile.dataset[index] for index in batch]
+            profile.collate_fn(samples if batch_size else samples[0])
+            batches += 1
+            if batches == MOST_BATCHES or time.perf_counter() - began > MOST_S:
+                break
+    except Exception as error:
+        raise ProbeError(f"the dataset alone raised {type(error).__name__}: {error}") from error
+    if not batches:
+        raise ProbeError("the dataset has no samples")
+    steps = profile.spans().steps
+    return (
+        tuple(
+            TransformFacts(name=" > ".join(step.path), calls=step.calls, wall_s=step.own_wall_s, cpu_s=step.own_cpu_s)
+            for step in steps
+        ),
+        batches,
+        time.perf_counter() - began,
+    )
+
+
+def _indices(length: int, batch_size: int) -> Iterator[list[int]]:
+    """Each sample once, all over the dataset."""
+    order = random.Random(0).sample(range(length), min(length, MOST_BATCHES * batch_size))
+    return (order[at : at + batch_size] for at in range(0, len(order), batch_size))

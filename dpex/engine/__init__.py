@@ -1,0 +1,1 @@
+"""Drives one pass over the data."""

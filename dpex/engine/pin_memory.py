@@ -1,0 +1,218 @@
+"""The thread that copies batches into page-locked memory, so that the copy overlaps with the training step.
+
+Drawing, sending, warning and raising stay in the consumer's thread: `Engine.next` hands over the batches that are next
+in turn and waits until the first of them is pinned; they remain in the schedule meanwhile. While the consumer is away,
+the thread takes in what workers made (`Engine.listen`) and hands it over itself. So what is drawn, counted, raised and
+warned of does not depend on how far the thread is. It owns the job it works on; all else it does under the engine's
+lock. It knows the engine but not the iterator, and ends with `Pinner.close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _utils as torch_utils
+
+from dpex.core.schedule import Delivery, Schedule
+from dpex.errors import IteratorClosedError, WorkerDiedError
+from dpex.system.clock import monotonic
+from dpex.system.interrupts import is_interrupt, keep_result
+from dpex.worker.core import Failure
+
+AHEAD = 2
+"""Batches pinned before they are asked for: one for the step that runs, one more for when a step is shorter than a
+copy. Page-locked memory is lost to everybody else, and more of it would not make the thread any faster."""
+_CHECK_EVERY_S = 1.0
+
+
+def _nothing() -> None:
+    """The payload of a job that has opened its own."""
+
+
+class _Job:
+    """A batch's payload on its way through the thread; like any payload, it gives the batch (or its `Failure`) when
+    called. The consumer may be interrupted anywhere as it opens and queues it: each step can be repeated."""
+
+    def __init__(self, payload: Callable[[], Any]) -> None:
+        self.finished = threading.Event()
+        self.queued = False
+        self._payload = payload
+        self._opened: list[Any] = []
+        self._is_open = False
+        self._value: Any = None
+        self._error: Exception | None = None
+
+    def __call__(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def open(self) -> None:
+        """Decode, once: a second time the memory might be another batch's."""
+        if self._is_open:
+            return
+        try:
+            if not self._opened:
+                keep_result(self._opened, self._payload)
+            self._value = self._opened[0]
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            self._error = error
+        self._is_open, self._opened, self._payload = True, [], _nothing
+
+    def run(self, pin: Callable[[Any], Any], where: str) -> None:
+        """In the thread: pin what can be pinned."""
+        if self.finished.is_set():
+            return
+        if self._error is None and not isinstance(self._value, (Failure, WorkerDiedError)):
+            self._error = _died()
+            try:
+                self._value = pin(self._value)
+            except Exception:
+                self._value = Failure(ExceptionWrapper(where=where))
+            except BaseException:
+                self.finished.set()
+                raise
+            self._error = None
+        self.finished.set()
+
+
+class Pinner:
+    """See the module. ``device`` is the accelerator's type; its current index is that of the thread that makes this."""
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+        self._index = _current_index(device)
+        self._pid = os.getpid()
+        self._closed = False
+        self._last_act: Callable[[], None] | None = None
+        self._jobs: deque[_Job] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread: threading.Thread | None = None
+
+    def start(self, listen: Callable[[], list[int]]) -> None:
+        """Start the thread: after the first workers, which are forked. It calls ``listen`` (see `Engine`) when idle."""
+        self._thread = threading.Thread(target=self._run, args=(listen,), name="dpex-pin", daemon=True)
+        self._thread.start()
+
+    def hand_over(self, schedule: Schedule, most: int) -> _Job | None:
+        """Queue the ``most`` batches that are next in turn, under the engine's lock; returns the first of them."""
+        upcoming = schedule.upcoming(most)
+        jobs = [self._job(schedule, delivery) for delivery in upcoming]
+        if len(jobs) < most or not all(job.queued for job in jobs):
+            self._queue(jobs)
+        return jobs[0] if jobs else None
+
+    def _job(self, schedule: Schedule, delivery: Delivery) -> _Job:
+        job = delivery.payload
+        if not isinstance(job, _Job):
+            job = _Job(delivery.payload)
+            schedule.replace(delivery.number, job)
+        return job
+
+    def _queue(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            if not job.queued:
+                job.open()
+                self._jobs.append(job)
+                job.queued = True
+        if threading.current_thread() is not self._thread:
+            os.eventfd_write(self._wake, 1)
+
+    def wait(self, job: _Job, deadline: float) -> bool:
+        """Until the job is finished; False if that takes longer than ``deadline`` (`clock`)."""
+        while not job.finished.is_set():
+            if not self._is_alive() and not job.finished.is_set():
+                raise IteratorClosedError("this iterator was closed") if self._closed else _died()
+            left = deadline - monotonic()
+            if left <= 0:
+                return False
+            job.finished.wait(min(left, _CHECK_EVERY_S))
+        return True
+
+    def _is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self, last_act: Callable[[], None], grace_s: float = 5.0) -> None:
+        """End the thread, then call ``last_act``; once, and harmless in a forked process.
+
+        A garbage collection may call this in the thread itself, in the middle of anything: it then ends later.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        if self._thread is threading.current_thread():
+            self._last_act = last_act
+            return
+        try:
+            if self._thread is not None and self._is_alive():
+                os.eventfd_write(self._wake, 1)
+                self._thread.join(grace_s)
+            if not self._is_alive():
+                os.close(self._wake)
+        finally:
+            last_act()
+
+    def _run(self, listen: Callable[[], list[int]]) -> None:
+        torch.set_num_threads(1)  # of this thread: a copy must not take all processors
+        with contextlib.suppress(AttributeError):
+            torch.multiprocessing._set_thread_name("pt_data_pin")
+        _set_index(self._device, self._index)
+        try:
+            while not self._closed:
+                self._turn(listen)
+        finally:
+            if self._last_act is not None:
+                os.close(self._wake)
+                self._last_act()
+
+    def _turn(self, listen: Callable[[], list[int]]) -> None:
+        """One job, or else a wait for one. No batch outlives this in a variable."""
+        if self._jobs:
+            self._jobs.popleft().run(self._pin, f"in pin memory thread for device {self._index}")
+            return
+        watched = listen()
+        if not self._jobs and not self._closed:
+            poller = select.poll()
+            for fd in (self._wake, *watched):
+                poller.register(fd, select.POLLIN)
+            poller.poll()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+
+    def _pin(self, data: Any) -> Any:
+        return torch_utils.pin_memory.pin_memory(data, self._device)
+
+
+def _died() -> RuntimeError:
+    return RuntimeError("Pin memory thread exited unexpectedly")
+
+
+def _current_index(device: str | None) -> int:
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if hasattr(accelerator, "current_device_index"):
+        return int(accelerator.current_device_index())
+    return int(_device_module(device).current_device())
+
+
+def _set_index(device: str | None, index: int) -> None:
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if hasattr(accelerator, "set_device_index"):
+        accelerator.set_device_index(index)
+    else:
+        _device_module(device).set_device(index)
+
+
+def _device_module(device: str | None) -> Any:
+    """`torch.cuda` or its like: torch before 2.7 has no common name for what they do."""
+    return getattr(torch, (device or "cuda").split(":")[0])

@@ -1,1 +1,0 @@
-"""Places where tickets are turned into batches."""

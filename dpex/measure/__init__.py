@@ -1,0 +1,1 @@
+"""Where the training loop's time goes, and how it is sampled."""

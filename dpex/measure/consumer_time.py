@@ -1,0 +1,440 @@
+"""Where the consumer's time goes, counted as it goes by, and what one look at an engine shows.
+
+The consumer's thread writes, any other may read: what `Tally.times` says is right to within the moment that passes
+meanwhile. The first call of a pass is left out: the time it takes is the start's, not the work's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from dpex.core.prefetch import Sizes
+from dpex.measure.samples import LaneSample
+from dpex.measure.sampling import Reservoir, SlowBatch, SlowIndex
+from dpex.measure.stall_causes import (
+    CAUSES,
+    COLLATE,
+    NONE_YET,
+    READ,
+    STARTUP,
+    STRAGGLER,
+    TRANSFORM,
+    UNKNOWN,
+    Making,
+    split,
+)
+
+LONG_S = 0.5
+"""A wait that took so long without an end is put down by the batch before, so that what is counted keeps up."""
+WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+"""Upper bounds of the histogram of waits, seconds."""
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
+"""The same for steps, and for batches in workers."""
+QUEUE_ASKED_S = 0.005
+"""Asking the kernel for the run queue takes up to 7 µs: it is asked in calls of ``next()`` after a step this long."""
+_TRIES = 4
+
+
+class Times(NamedTuple):
+    """Seconds of the consumer so far, and the batches that it got in them; see `dpex.autotune.types.Sample`."""
+
+    batches: int
+    wait_s: float
+    own_s: float
+    work_s: float
+    head_s: float
+    work_squared: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it but the time between passes."""
+        return self.wait_s + self.own_s + self.work_s
+
+
+class Spent(NamedTuple):
+    """The consumer's wall time in its passes: waiting, by cause; taking batches in; and working."""
+
+    causes: tuple[float, ...]
+    transfer_s: float
+    work_s: float
+
+    @property
+    def wait_s(self) -> float:
+        """All causes."""
+        return sum(self.causes)
+
+
+class Tally:
+    """Sums of the consumer's seconds, and what its waits are put down to (see `causes`).
+
+    ``entered_at``, ``blocked_at``, ``returned_at``: when the present stay inside ``next()``, the wait in it, or the
+    step after it began; 0: there is none. ``starting``: the present call is the first of a pass. ``cause``: of the
+    present wait. ``named_s``: what of the present call has its cause, or will have it (``pending_s``) once the batch is
+    here. ``causes``: seconds by cause. ``waits``, ``steps``: histograms, kept where ``detailed``. ``idle_ratio``: part
+    of the workers without anything to do as the present wait began; ``head_idle_s``, ``other_idle_s``: waits times
+    that, the first where later batches were ready. ``queue``: how long the consumer's thread has been on run queues,
+    None if unknown; ``queued_s``: of that, the seconds inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
+    """
+
+    __slots__ = (
+        *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at"),
+        *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "named_s"),
+        *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
+        *("returned_at", "samples", "start_s", "starting", "starts", "steps", "transfer_s", "waited_s", "waits"),
+        *("work_s", "work_squared", "_before", "_latest", "_queued_before_s"),
+    )
+
+    def __init__(self, *, detailed: bool = False, queue: Callable[[], float | None] = lambda: None) -> None:
+        self.batches = self.starts = self.samples = self.pinned_bytes = 0
+        self.entered_at = self.blocked_at = self.returned_at = self.delivered_at = 0.0
+        self.inside_s = self.blocked_s = self.head_s = self.work_s = self.start_s = self.first_batch_s = 0.0
+        self.first_blocked_s = self.named_s = self.pending_s = self.transfer_s = self.waited_s = 0.0
+        self.idle_ratio = self.head_idle_s = self.other_idle_s = 0.0
+        self.cause = NONE_YET
+        self.causes = [0.0] * len(CAUSES)
+        self.detailed = detailed
+        self.waits = [0] * (len(WAIT_BUCKETS) + 1)
+        self.steps = [0] * (len(STEP_BUCKETS) + 1)
+        self.starting = False
+        self.work_squared = 0.0
+        self._before = (0.0, 0.0)
+        self._latest: Making | None = None
+        self.queue = queue
+        self.queued_s = 0.0
+        self._queued_before_s: float | None = None
+
+    # -- calls of next() ---------------------------------------------------------------------------------------------
+
+    def enter(self, now: float) -> None:
+        """The consumer asks for a batch."""
+        self.entered_at = now
+        if self.returned_at:
+            step_s = now - self.returned_at
+            self.work_s += step_s
+            self.work_squared += step_s * step_s
+            if self.detailed:
+                self.steps[bisect_left(STEP_BUCKETS, step_s)] += 1
+            if step_s > QUEUE_ASKED_S:
+                self._queued_before_s = self.queue()
+        else:
+            self.starting = True
+            self._before = (self.blocked_s, self.head_s)
+
+    def leave(self, opened: float, now: float, *, over: bool) -> None:
+        """It has got one, which it began to take in at ``opened`` (0: there was none), or the pass is ``over``."""
+        entered = self.entered_at
+        self.entered_at = 0.0
+        self.inside_s += now - entered
+        if self._queued_before_s is not None:
+            self._leave_queue(self._queued_before_s)
+        if self.starting:
+            self._started(now - entered, got_one=not over)
+        else:
+            if self.pending_s:
+                self.explain(None)
+            waited_s = (opened or now) - entered
+            self.causes[UNKNOWN] += waited_s - self.named_s
+            self.named_s = 0.0
+            if opened:
+                self.transfer_s += now - opened
+                if self.detailed:
+                    self.waited_s += waited_s
+                    self.waits[bisect_left(WAIT_BUCKETS, waited_s)] += 1
+        self.returned_at = 0.0 if over else now
+        if opened:
+            self.delivered_at = now
+
+    def _leave_queue(self, before_s: float) -> None:
+        now_s, self._queued_before_s = self.queue(), None
+        if now_s is not None:
+            self.queued_s += max(0.0, now_s - before_s)
+
+    def _started(self, inside_s: float, got_one: bool) -> None:
+        self.first_blocked_s += self.blocked_s - self._before[0]
+        self.blocked_s, self.head_s = self._before
+        self.start_s += inside_s
+        self.starts += got_one
+        if self.batches == 1:
+            self.first_batch_s = inside_s
+        self.pending_s = self.named_s = 0.0
+        self.causes[STARTUP] += inside_s
+        self.starting = False
+
+    # -- waits in them -----------------------------------------------------------------------------------------------
+
+    def block(self, now: float, cause: int, idle_ratio: float = 0.0) -> None:
+        """The consumer begins to wait, while this part of the workers has nothing to do."""
+        self.idle_ratio = idle_ratio
+        if self.pending_s > LONG_S:
+            self.explain(self._latest)
+        self.cause = cause
+        self.blocked_at = now
+
+    def unblock(self, now: float) -> None:
+        """It waits no longer."""
+        waited = now - self.blocked_at
+        self.blocked_at = 0.0
+        self.blocked_s += waited
+        cause = self.cause
+        if cause == STRAGGLER:
+            self.head_s += waited
+        if self.starting:
+            return
+        self.named_s += waited
+        if cause == STRAGGLER:
+            self.head_idle_s += waited * self.idle_ratio
+        else:
+            self.other_idle_s += waited * self.idle_ratio
+        if cause >= 0:
+            self.causes[cause] += waited
+        else:
+            self.pending_s += waited
+
+    def explain(self, making: Making | None) -> None:
+        """Put down what is pending to the stages of that batch."""
+        self._latest = making or self._latest
+        pending_s, self.pending_s = self.pending_s, 0.0
+        for cause, seconds in split(pending_s, making):
+            self.causes[cause] += seconds
+
+    def made_here(self, load_s: float, load_cpu_s: float, collate_s: float) -> None:
+        """The consumer has made a batch itself; see `Making`."""
+        if not self.starting:
+            causes = self.causes
+            transform_s = load_cpu_s if load_cpu_s < load_s else load_s
+            causes[READ] += load_s - transform_s
+            causes[TRANSFORM] += transform_s
+            causes[COLLATE] += collate_s
+            self.named_s += load_s + collate_s
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def away_s(self, now: float) -> float:
+        """How long the present step has taken so far."""
+        returned_at = self.returned_at
+        return 0.0 if self.entered_at or not returned_at else max(0.0, now - returned_at)
+
+    def times(self, now: float) -> Times:
+        """So far, what is under way included."""
+        for _ in range(_TRIES):
+            mark = (self.batches, self.entered_at, self.blocked_at, self.returned_at)
+            found = self._times(now)
+            if mark == (self.batches, self.entered_at, self.blocked_at, self.returned_at):
+                break
+        return found
+
+    def _times(self, now: float) -> Times:
+        batches, inside_s, work_s = self.batches - self.starts, self.inside_s - self.start_s, self.work_s
+        if self.starting:
+            return Times(
+                batches, self._before[0], inside_s - self._before[0], work_s, self._before[1], self.work_squared
+            )
+        blocked_s, head_s = self.blocked_s, self.head_s
+        entered_at, blocked_at, returned_at = self.entered_at, self.blocked_at, self.returned_at
+        if entered_at:
+            inside_s += max(0.0, now - entered_at)
+        elif returned_at:
+            work_s += max(0.0, now - returned_at)
+        if blocked_at:
+            blocked_s += max(0.0, now - blocked_at)
+            head_s += max(0.0, now - blocked_at) if self.cause == STRAGGLER else 0.0
+        return Times(batches, blocked_s, max(0.0, inside_s - blocked_s), work_s, head_s, self.work_squared)
+
+    def spent(self, now: float) -> Spent:
+        """So far. Of what is under way, only what has its cause already: so no part of it ever shrinks."""
+        for _ in range(_TRIES):
+            mark = (self.batches, self.entered_at, self.blocked_at, self.returned_at)
+            found = self._spent(now)
+            if mark == (self.batches, self.entered_at, self.blocked_at, self.returned_at):
+                break
+        return found
+
+    def sums(self, now: float, **others: Any) -> Sums:
+        """All that is counted here, and those fields of `Sums` that others count."""
+        return Sums(
+            spent=self.spent(now),
+            batches=self.batches,
+            samples=self.samples,
+            delivered_at=self.delivered_at,
+            waits=tuple(self.waits),
+            waited_s=self.waited_s,
+            steps=tuple(self.steps),
+            stepped_s=self.work_s,
+            stepped_squared=self.work_squared,
+            head_idle_s=self.head_idle_s,
+            other_idle_s=self.other_idle_s,
+            queued_s=self.queued_s,
+            **others,
+        )
+
+    def _spent(self, now: float) -> Spent:
+        causes, work_s = list(self.causes), self.work_s
+        entered_at, blocked_at, cause, returned_at = self.entered_at, self.blocked_at, self.cause, self.returned_at
+        if entered_at and self.starting:
+            causes[STARTUP] += max(0.0, now - entered_at)
+        elif entered_at and blocked_at and cause >= 0:
+            causes[cause] += max(0.0, now - blocked_at)
+        elif not entered_at and returned_at:
+            work_s += max(0.0, now - returned_at)
+        return Spent(tuple(causes), self.transfer_s, work_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """An engine at one moment: sums since it was made, and what there is now.
+
+    unwilling: a wish for other sizes was not granted yet. refused: why there can be no remote worker, if so.
+    most_local: how many local workers the system allows, and why, once it refused one. away_s: how long the consumer
+    has been between two calls, 0 inside ``next()`` and between passes. pids: local workers. thread: the consumer's
+    native id, 0 if unknown. gpu_stall_s: see `dpex.system.gpu.stall`; None: no GPU.
+    """
+
+    at: float
+    epoch: int
+    times: Times
+    sizes: Sizes
+    unwilling: bool
+    refused: str | None
+    away_s: float
+    ready: int
+    in_flight: int
+    batch_bytes: float
+    made_here: LaneSample
+    local: LaneSample
+    remote: LaneSample
+    pids: tuple[int, ...]
+    thread: int = 0
+    gpu_stall_s: float | None = None
+    most_local: tuple[int, str] | None = None
+
+
+class NodeSums(NamedTuple):
+    """One machine of the cluster: batches made there, wall and CPU seconds for them, and on run queues meanwhile.
+
+    asked_s: what of the wall time the run queues are of; all of it, unless the kernel there does not tell.
+    """
+
+    tickets: float = 0
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+    asked_s: float = 0.0
+
+    def plus(self, other: NodeSums) -> NodeSums:
+        """Both together."""
+        return NodeSums._make(a + b for a, b in zip(self, other, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneSums:
+    """One lane: seconds by stage (`load_s` is ``dataset[i]``, `transit_s` the way from a remote worker), how long
+    single batches took (by `STEP_BUCKETS`, and ``kept_s``: a fair choice of them), and workers now. ``steps``, of the
+    batches that were timed: calls, wall and CPU seconds by step (see `dpex.profile.live_timer`). ``nodes``: by machine.
+    """
+
+    load_s: float = 0.0
+    collate_s: float = 0.0
+    encode_s: float = 0.0
+    load_cpu_s: float = 0.0
+    collate_cpu_s: float = 0.0
+    encode_cpu_s: float = 0.0
+    transit_s: float = 0.0
+    tickets: int = 0
+    services: tuple[int, ...] = ()
+    kept_s: tuple[float, ...] = ()
+    deaths: int = 0
+    wanted: int = 0
+    requested: int = 0
+    running: int = 0
+    in_flight: int = 0
+    steps: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
+    nodes: Mapping[str, NodeSums] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """An engine's counts since it was made, by name where there are several, and its queue now.
+
+    waits, steps: batches by `WAIT_BUCKETS` and `STEP_BUCKETS`; waited_s, stepped_s: their sums. delivered_at: when the
+    latest batch was delivered, by the monotonic clock, 0: none yet. gpu_stall_s: the first batch of each pass included;
+    None: no GPU. stepped_squared: squares of steps. head_idle_s, other_idle_s, queued_s: see `Tally`. is_capped:
+    ``memory_budget`` keeps the window smaller than it would be.
+    """
+
+    spent: Spent
+    batches: int
+    samples: int
+    delivered_at: float
+    waits: tuple[int, ...]
+    waited_s: float
+    steps: tuple[int, ...]
+    stepped_s: float
+    errors: Mapping[str, int]
+    moved_bytes: Mapping[str, int]
+    lanes: Mapping[str, LaneSums]
+    remade: int = 0
+    ready: int = 0
+    window: int = 0
+    gpu_stall_s: float | None = None
+    stepped_squared: float = 0.0
+    head_idle_s: float = 0.0
+    other_idle_s: float = 0.0
+    queued_s: float = 0.0
+    is_capped: bool = False
+    slowest: tuple[SlowBatch, ...] = ()
+    slow_samples: tuple[SlowIndex, ...] = ()
+
+
+class Counted(Protocol):
+    """What a lane counts of its batches; see `dpex.pools.base.LaneTimes`."""
+
+    fetch_s: float
+    collate_s: float
+    encode_s: float
+    cpu_s: float
+    fetch_cpu_s: float
+    collate_cpu_s: float
+    transit_s: float
+    tickets: int
+    services: list[int]
+    choice: Reservoir
+    steps: dict[str, tuple[int, float, float]]
+    nodes: dict[str, NodeSums]
+
+
+def lane_sums(times: Counted) -> LaneSums:
+    """The same as a value; CPU time that is neither the dataset's nor the collate function's is the encoder's."""
+    return LaneSums(
+        load_s=times.fetch_s,
+        collate_s=times.collate_s,
+        encode_s=times.encode_s,
+        load_cpu_s=times.fetch_cpu_s,
+        collate_cpu_s=times.collate_cpu_s,
+        encode_cpu_s=max(0.0, times.cpu_s - times.fetch_cpu_s - times.collate_cpu_s),
+        transit_s=times.transit_s,
+        tickets=times.tickets,
+        services=tuple(times.services),
+        kept_s=tuple(times.choice.kept),
+        steps=dict(times.steps),
+        nodes=dict(times.nodes),
+    )
+
+
+def since(then: LaneSample, now: LaneSample, services_s: Iterable[float] = ()) -> LaneSample:
+    """What a lane did between two looks."""
+    tickets = max(0, now.tickets - then.tickets)
+    services = tuple(now.services_s[-tickets:]) if tickets else tuple(services_s)
+    return LaneSample(
+        requested=now.requested,
+        running=now.running,
+        tickets=tickets,
+        read_s=max(0.0, now.read_s - then.read_s),
+        collate_s=max(0.0, now.collate_s - then.collate_s),
+        encode_s=max(0.0, now.encode_s - then.encode_s),
+        cpu_s=max(0.0, now.cpu_s - then.cpu_s),
+        services_s=services,
+        room=now.room,
+    )

@@ -1,0 +1,1 @@
+"""Worker pools: the places where batches are made."""

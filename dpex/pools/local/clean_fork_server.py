@@ -1,0 +1,296 @@
+"""The clean server: a process without the trainer's threads, from which templates are forked.
+
+It is used where Ray is connected, whose threads may hold locks that a fork of the trainer would never see released.
+There is one for the whole trainer. It takes seconds to start, as it imports torch, and nobody waits for it: requests
+lie in its socket until it reads them. From then on a template comes within milliseconds.
+
+A request carries two descriptors: the template's control socket, and the parcel, a file in memory that is written once
+for each lane. The server ends with the trainer, and when it has been without templates for a while; a lane that is
+closed before the server came up ends it at once, unless another lane waits for it.
+
+The trainer's side may be used from several threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from multiprocessing import spawn
+from typing import Any
+
+import torch.multiprocessing
+
+from dpex.pools.local import signals
+from dpex.pools.local.fork_server import ContextStarter, Parcel, Starter, pidfd, private_pair, template_main
+from dpex.pools.local.handles import ProcessHandle
+from dpex.pools.local.worker_process import WorkerPlan
+from dpex.pools.ray.cluster import is_connected
+from dpex.system.user_warnings import warn
+
+IDLE_S = 60.0
+"""How long the server stays without a template: long enough to be there for the next epoch."""
+_BOOTSTRAP = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+sys.path[:] = {path!r}
+from dpex.pools.local.clean_fork_server import serve
+serve({fd}, {pid})
+"""
+_LENGTH_BYTES = 8
+_ENVIRONMENT = "environment"
+"""Among a template's surroundings: the trainer's environment variables as they are when it is asked for."""
+
+
+# -- the trainer's side ------------------------------------------------------------------------------------------------
+
+
+class CleanStarter:
+    """Starts templates from the clean server; implements `dpex.pools.local.fork_server.Starter`.
+
+    Raises what pickling raises: the plan is pickled here, once, by value where the trainer's script defines things.
+    """
+
+    is_quick = False
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        from dpex.transport.pickling import cloud_dumps
+
+        surroundings = pickle.dumps(_surroundings())
+        self._parcel = os.memfd_create("dpex-plan")
+        try:
+            with os.fdopen(self._parcel, "wb", closefd=False) as file:
+                file.write(len(surroundings).to_bytes(_LENGTH_BYTES, "little"))
+                file.write(surroundings)
+                file.write(cloud_dumps(plan))
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, theirs: socket.socket) -> BorrowedProcess:
+        """See `Starter.start`; does not wait. A server that cannot even be begun shows as one that has ended."""
+        try:
+            return BorrowedProcess(_request(theirs, self._parcel))
+        except OSError as error:
+            return BorrowedProcess(None, f"cannot be started: {error}")
+
+    def close(self) -> None:
+        """See `Starter.close`."""
+        if self._parcel >= 0:
+            os.close(self._parcel)
+            self._parcel = -1
+
+
+def starter_for(context: Any, plan: WorkerPlan) -> Starter:
+    """The user's start method, or torch's; the clean server where Ray's threads make forking unsafe."""
+    context = _usable(context)
+    if _is_needed(context):
+        try:
+            return CleanStarter(plan)
+        except Exception as error:
+            warn(
+                "Ray is connected in this process, whose threads make forking it unsafe, but the dataset cannot be "
+                f"pickled ({error!r}); its workers are forked all the same"
+            )
+    return ContextStarter(context, plan)
+
+
+def start_early(context: Any) -> None:
+    """Start the server, if workers of that context will need it and there is none: importing torch takes seconds."""
+    global _server
+    if not _is_needed(_usable(context)):
+        return
+    with _lock, contextlib.suppress(OSError):  # who needs it will try again, and be told
+        if _server is None or not _server.is_there():
+            _server = _Server()
+
+
+def _usable(context: Any) -> Any:
+    if context is None:
+        return torch.multiprocessing.get_context()
+    return context if hasattr(context, "get_start_method") else torch.multiprocessing
+
+
+def _is_needed(context: Any) -> bool:
+    return context.get_start_method() == "fork" and is_connected()
+
+
+class BorrowedProcess(ProcessHandle):
+    """A template that is the server's child; its ``pid`` is None until it says that it came up."""
+
+    def __init__(self, server: _Server | None, why_not: str = "") -> None:
+        super().__init__("dpex-template")
+        self._server = server
+        self._why_not = why_not
+
+    def came_up(self, pid: int) -> None:
+        """It said so."""
+        self.pid = pid
+        if self._server is not None:
+            self._server.came_up()
+
+    def why_not(self) -> str:
+        """Why it will not come up: the end of a sentence."""
+        return self._server.how_it_ended() if self._server is not None else self._why_not
+
+    def close(self) -> None:
+        """Nothing is wanted of it any more."""
+        if self._server is not None and self.pid is None:
+            self._server.withdraw()
+        self._server = None
+
+
+class _Server:
+    """The server's process and the socket for requests to it."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = private_pair()
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        code = _BOOTSTRAP.format(path=path, fd=theirs.fileno(), pid=os.getpid())
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        command = [spawn.get_executable(), *flags, "-c", code]
+        try:
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+        self.owner = os.getpid()
+        self._up = False
+        self._awaited = 0
+        self._finalizer = weakref.finalize(self, _end, self._process, self._socket, self.owner)
+
+    def is_there(self) -> bool:
+        """Whether it is this process's, and has not ended."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def request(self, control: socket.socket, parcel: int) -> None:
+        """Ask for a template; OSError if the server has ended."""
+        self._awaited += 1
+        socket.send_fds(self._socket, [b"t"], [control.fileno(), parcel])
+
+    def came_up(self) -> None:
+        """One of its templates did."""
+        with _lock:
+            self._up = True
+            self._awaited -= 1
+
+    def withdraw(self) -> None:
+        """A template is not wanted any more, before it came up."""
+        with _lock:
+            self._awaited -= 1
+            if not self._up and not self._awaited:
+                self._process.kill()
+                self._finalizer()
+
+    def how_it_ended(self) -> str:
+        """The end of a sentence, for people."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(0.2)
+            how = f"exit code {code}" if code >= 0 else (signal.strsignal(-code) or f"signal {-code}")
+            return f"ended before it was ready ({how}; what it printed says more)"
+        return "forked a process that ended before it was ready (what it printed says more)"
+
+
+_server: _Server | None = None
+_lock = threading.Lock()
+
+
+def _request(control: socket.socket, parcel: int) -> _Server:
+    """Ask the server for a template; starts one if there is none, or none any more."""
+    global _server
+    with _lock:
+        if _server is not None and _server.owner == os.getpid():
+            with contextlib.suppress(OSError):
+                _server.request(control, parcel)
+                return _server
+        _server = _Server()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: `control` hangs up, and tells so
+            _server.request(control, parcel)
+        return _server
+
+
+def _end(process: subprocess.Popen[bytes], sock: socket.socket, owner: int) -> None:
+    sock.close()
+    if os.getpid() != owner:
+        return
+    try:
+        process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _surroundings() -> dict[str, Any]:
+    """What `multiprocessing` would tell a new process, but for the script: run again, it might start training."""
+    found: dict[str, Any] = spawn.get_preparation_data("dpex-template")
+    for name in ("init_main_from_name", "init_main_from_path"):
+        found.pop(name, None)
+    found["authkey"] = bytes(found["authkey"])
+    return {**found, _ENVIRONMENT: dict(os.environ)}
+
+
+# -- the server's side -------------------------------------------------------------------------------------------------
+
+
+def serve(fd: int, trainer_pid: int) -> None:
+    """Body of the server: fork templates on request; never returns."""
+    signals.forget()
+    requests = socket.socket(fileno=fd)
+    gc.freeze()
+    trainer = pidfd(trainer_pid)
+    watched: list[Any] = [requests] if trainer < 0 else [requests, trainer]
+    context = multiprocessing.get_context("fork")
+    templates: list[Any] = []
+    while True:
+        sentinels = [template.sentinel for template in templates]
+        ready = multiprocessing.connection.wait([*watched, *sentinels], None if templates else IDLE_S)
+        templates = [template for template in templates if template.exitcode is None]
+        if trainer in ready:
+            break
+        if not ready:
+            requests.shutdown(socket.SHUT_RD)  # the next request finds nobody; one that came just now is still read
+        elif requests in ready:
+            data, fds, _, _ = socket.recv_fds(requests, 1, 2)
+            if not data:
+                break
+            template = context.Process(
+                target=_enter_template, args=(requests, trainer, fds, trainer_pid), name="dpex-template", daemon=True
+            )
+            template.start()
+            for received in fds:
+                os.close(received)
+            templates.append(template)
+    os._exit(0)  # without ending the templates: they watch the trainer for themselves
+
+
+def _enter_template(requests: socket.socket, trainer: int, fds: list[int], trainer_pid: int) -> None:
+    """First steps of a forked template: drop what is the server's, take on the trainer's surroundings."""
+    requests.close()
+    if trainer >= 0:
+        os.close(trainer)
+    control, parcel = fds
+    memory = memoryview(mmap.mmap(parcel, 0, prot=mmap.PROT_READ))
+    os.close(parcel)
+    start = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
+    surroundings = pickle.loads(memory[_LENGTH_BYTES:start])
+    _replace_environment(surroundings.pop(_ENVIRONMENT))
+    spawn.prepare(surroundings)
+    template_main(socket.socket(fileno=control), trainer_pid, Parcel(None, memory[start:]), [])
+
+
+def _replace_environment(environment: dict[str, str]) -> None:
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)

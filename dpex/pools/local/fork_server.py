@@ -1,0 +1,398 @@
+"""The prepared process: forked (or started) once from the trainer, it forks every worker from then on.
+
+Why it exists: forking the trainer itself again and again is slow (page tables) and, once it has threads, unsafe. The
+template is made when the epoch begins, so it holds the dataset as it is then; it has a single thread; a further worker
+costs one fork of it.
+
+It is the parent of all local workers, sees how each of them ends, and tells the trainer. It ends when the trainer says
+so or dies (watched through a pidfd, as other forked processes may hold the trainer's end of the socket open). Workers
+are killed by the kernel when the template dies (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import gc
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.context
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Literal, Protocol
+
+from dpex.pools.local import signals
+from dpex.pools.local.handles import readable_within
+from dpex.pools.local.worker_process import WorkerPlan, run_worker
+from dpex.pools.local.worker_threads import run_threads
+from dpex.system.clock import monotonic
+from dpex.system.forks import watch
+from dpex.system.user_warnings import warn
+from dpex.transport import descendants
+
+MESSAGE_BYTES = 1 << 18
+START_LIMIT_S = 120.0
+"""Importing torch from a slow disk can take a minute; a template that is not there after this never will be."""
+_PR_SET_PDEATHSIG = 1
+_BODIES: dict[str, Callable[..., None]] = {"host": run_worker, "threads": run_threads}
+_trainers_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def private_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets; the first, which does not block, is the trainer's own: no forked template keeps it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    _trainers_sockets.add(ours)
+    return ours, theirs
+
+
+class Parcel:
+    """What the workers need, carried into the template by whatever way its start method carries arguments.
+
+    Forked, it is simply inherited. Otherwise it is pickled to bytes once, within the start method's own rules (so that
+    locks, queues and shared tensors travel), and each worker unpickles them for itself, as a spawned worker does.
+    """
+
+    def __init__(self, plan: WorkerPlan | None, data: bytes | memoryview = b"") -> None:
+        self._plan = plan
+        self._data = data
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_plan": None, "_data": self._data or bytes(ForkingPickler.dumps(self._plan))}
+
+    def open(self) -> WorkerPlan:
+        """The plan, in a worker."""
+        return self._plan if self._plan is not None else pickle.loads(self._data)
+
+
+def template_main(control: socket.socket, trainer_pid: int, parcel: Parcel, inherited: list[socket.socket]) -> None:
+    """Body of the template process: fork workers on request until told to end."""
+    signals.forget()
+    for foreign in inherited:
+        foreign.close()
+    descendants.forget_inherited()
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    gc.freeze()
+    _Template(control, trainer_pid, parcel).run()
+
+
+class _Template:
+    def __init__(self, control: socket.socket, trainer_pid: int, parcel: Parcel) -> None:
+        self._control = control
+        self._parcel = parcel
+        self._children: dict[int, tuple[int, Any]] = {}
+        self._trainer_pid = trainer_pid
+        self._trainer_fd = pidfd(trainer_pid)
+        self._method = multiprocessing.get_start_method()
+        self._is_child = os.getppid() == trainer_pid
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._context = multiprocessing.get_context("fork")
+
+    def run(self) -> None:
+        self._tell("ready", os.getpid())
+        grace_s = 0.0
+        while True:
+            watched: list[Any] = [self._control, *(child.sentinel for _, child in self._children.values())]
+            if self._trainer_fd >= 0:
+                watched.append(self._trainer_fd)
+            ready = multiprocessing.connection.wait(watched, timeout=5.0)
+            if self._trainer_fd in ready or (self._is_child and os.getppid() != self._trainer_pid):
+                break
+            self._reap()
+            if self._control in ready:
+                grace = self._obey()
+                if grace is not None:
+                    grace_s = grace
+                    break
+        self._end(grace_s)
+
+    def _obey(self) -> float | None:
+        """One request of the trainer; a number of seconds means: end, within that time."""
+        try:
+            data, fds, flags, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4)
+        except ConnectionResetError:  # the trainer is gone, and had not read everything
+            return 0.0
+        if not data:
+            return 0.0
+        message = pickle.loads(data)
+        if message[0] == "end":
+            return float(message[1])
+        _, number, fork_for, arguments = message
+        if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
+            for fd in fds:
+                os.close(fd)
+            self._tell("refused", number, os.strerror(errno.EMFILE))
+        else:
+            self._fork(number, fds, _BODIES[fork_for], arguments)
+        return None
+
+    def _fork(self, number: int, fds: list[int], body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        child = self._context.Process(
+            target=_enter_worker,
+            args=(self._parcel, self._control, self._trainer_fd, os.getpid(), self._method, body, fds, arguments),
+            name=f"dpex-worker-{number}",
+            daemon=True,
+        )
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        why_not = self._start(child)
+        for fd in fds:
+            os.close(fd)
+        if why_not:
+            self._tell("refused", number, why_not)
+        else:
+            self._children[child.pid or 0] = (number, child)
+            self._tell("up", number, child.pid)
+
+    def _start(self, child: Any) -> str:
+        """Start a worker's process; returns why there can be none, or "". Nothing is left open of a failed start."""
+        before: set[int] | None = None
+        try:
+            before = _descriptors()
+            child.start()
+            return ""
+        except OSError as error:
+            os.close(self._spare)
+            for fd in _descriptors() - before if before is not None else ():
+                os.close(fd)
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+            return str(error)
+
+    def _reap(self) -> None:
+        for pid, (number, child) in list(self._children.items()):
+            if child.exitcode is not None:
+                del self._children[pid]
+                self._tell("exit", number, pid, child.exitcode)
+                child.close()
+
+    def _tell(self, *message: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._control.send(pickle.dumps(message))
+
+    def _end(self, grace_s: float) -> None:
+        """Let workers leave by themselves for a while, then make them."""
+        deadline = time.monotonic() + grace_s
+        for action in (None, signal.SIGTERM, signal.SIGKILL):
+            if action is not None:
+                for pid in self._children:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, action)
+                deadline = time.monotonic() + 1.0
+            while self._children and time.monotonic() < deadline:
+                sentinels = [child.sentinel for _, child in self._children.values()]
+                multiprocessing.connection.wait(sentinels, timeout=max(0.0, deadline - time.monotonic()))
+                self._reap()
+
+
+def _descriptors() -> set[int]:
+    """All that are open; not those that listing them took."""
+    return {number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)}  # noqa: PTH208  (of names)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def pidfd(pid: int) -> int:
+    """A descriptor that turns readable when that process ends; -1 where there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+def _enter_worker(
+    parcel: Parcel,
+    control: socket.socket,
+    trainer_fd: int,
+    template_pid: int,
+    start_method: str,
+    body: Callable[..., None],
+    fds: list[int],
+    arguments: Any,
+) -> None:
+    """First steps of a forked worker: drop what is the template's, die with it, ignore Ctrl-C."""
+    control.close()
+    multiprocessing.context._force_start_method(start_method)
+    if trainer_fd >= 0:
+        os.close(trainer_fd)
+    die_with_parent(template_pid)
+    signal.signal(signal.SIGINT, _ignore)
+    with contextlib.suppress(KeyboardInterrupt):
+        body(parcel.open, fds, *arguments)
+
+
+def _ignore(_signal: int, _frame: Any) -> None:
+    """Ctrl-C reaches the whole terminal; the trainer decides. A handler, unlike SIG_IGN, is not inherited by programs
+    that the dataset may start."""
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """SIGKILL for this process when its parent ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+class Starter(Protocol):
+    """A way to start templates; it keeps what their workers need."""
+
+    is_quick: bool
+    """Whether a worker serves milliseconds after it was asked for: it inherits the dataset, and unpickles nothing."""
+
+    def start(self, theirs: socket.socket) -> Any:
+        """A template with ``theirs`` as its control socket, as a process-like object.
+
+        One that has no ``pid`` yet is on its way; it then has `came_up` and `why_not`.
+        """
+
+    def close(self) -> None:
+        """No further template will be started; idempotent."""
+
+
+class ContextStarter:
+    """Starts templates as processes of a `multiprocessing` context: with "fork" at once, else within seconds."""
+
+    def __init__(self, context: Any, plan: WorkerPlan) -> None:
+        self._context = context
+        self._parcel = Parcel(plan)
+        self._processes: list[Any] = []
+        watch(self)
+        self.is_quick = context.get_start_method() == "fork"
+
+    def start(self, theirs: socket.socket) -> Any:
+        """See `Starter.start`; waits until the process runs. Raises what pickling raises."""
+        inherited = list(_trainers_sockets) if self.is_quick else []
+        process = self._context.Process(
+            target=template_main,
+            args=(theirs, os.getpid(), self._parcel, inherited),
+            name="dpex-template",
+            daemon=True,
+        )
+        try:
+            with signals.blocked() if self.is_quick else contextlib.nullcontext():
+                process.start()
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            warn(
+                "Got pickle error when attempting to start a worker Process. "
+                f"The start method {self._context.get_start_method()!r} sends the dataset and its functions to workers "
+                f"by pickle, which failed: {error}. Define them at the top of a module, or use the start method "
+                "'fork'.",
+                UserWarning,
+            )
+            raise
+        self._processes.append(process)
+        return process
+
+    def inherited(self) -> None:
+        """See `dpex.system.forks`. At its end a child sends SIGTERM to what `multiprocessing` takes for its
+        children."""
+        multiprocessing.process._children.difference_update(self._processes)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """See `Starter.close`."""
+
+
+class TemplateHandle:
+    """The trainer's side of a template."""
+
+    def __init__(self, starter: Starter) -> None:
+        self._control, theirs = private_pair()
+        try:
+            self._process = starter.start(theirs)
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+        self.ready = self._process.pid is not None
+        """Whether it takes requests."""
+        self._owner = os.getpid()
+        self._closed = False
+        self._started_at = monotonic()
+
+    @property
+    def socket(self) -> socket.socket:
+        """Readable when the template has something to tell."""
+        return self._control
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it ought to be ready by now, and is not."""
+        return not (self.ready or self._closed) and monotonic() - self._started_at > START_LIMIT_S
+
+    def why_not(self) -> str:
+        """Why it has not become ready: the end of a sentence that begins with its name."""
+        return f"was not ready within {START_LIMIT_S:.0f} s" if self.overdue else str(self._process.why_not())
+
+    def fork(self, number: int, fork_for: Literal["host", "threads"], fds: list[int], arguments: Any) -> None:
+        """Ask for a process with these descriptors: a worker, or one for several. `news` says if it ended.
+
+        Some hundred requests find room in the socket; it is for the caller not to ask for more at once. (When it was a
+        blocking socket, trainer and template waited for each other to read: four workers, resized every 2 ms.)
+        """
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._control, [pickle.dumps(("fork", number, fork_for, arguments))], fds)
+
+    def news(self) -> list[tuple[Any, ...]]:
+        """What happened since last time.
+
+        ``("ready", pid)``; ``("up", number, pid)`` or ``("refused", number, why)``; ``("exit", number, pid, code)``;
+        ``("dead",)`` once it ended.
+        """
+        found: list[tuple[Any, ...]] = []
+        while not self._closed:
+            try:
+                data = self._control.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                found.append(("dead",))
+                break
+            found.append(pickle.loads(data))
+            if found[-1][0] == "ready" and not self.ready:
+                self._process.came_up(found[-1][1])
+                self.ready = True
+        return found
+
+    def end(self, grace_s: float) -> None:
+        """Tell the template to end its workers within ``grace_s`` seconds."""
+        with contextlib.suppress(OSError):
+            self._control.send(pickle.dumps(("end", grace_s)))
+
+    def join(self, timeout_s: float) -> list[tuple[Any, ...]]:
+        """Wait for the template's end, kill it if it overstays; returns the last news.
+
+        One that is not ready yet is not waited for: it has no workers, and ends when it finds its socket closed.
+        """
+        news: list[tuple[Any, ...]] = []
+        if self._owner != os.getpid() or self._closed:
+            return news
+        deadline = monotonic() + timeout_s
+        while self.ready and ("dead",) not in news and (left := deadline - monotonic()) > 0:
+            if readable_within(self._control.fileno(), left):
+                news += self.news()
+        self._closed = True
+        self._control.close()
+        self._process.join(max(0.1, deadline - monotonic()))
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(5)
+        with contextlib.suppress(ValueError):
+            self._process.close()
+        return news

@@ -1,0 +1,185 @@
+"""Processes of this machine as the trainer sees them: any that somebody else forked for it, and the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import pickle
+import select
+import signal
+import socket
+from collections import deque
+from typing import Any
+
+from dpex.core.schedule import Ticket
+from dpex.pools.local.worker_process import BATCH, END, receive
+from dpex.transport.arena import Segment, SegmentSpec, open_segment
+from dpex.transport.codec import Decoder
+from dpex.worker.core import Failure, StreamEnd
+
+
+class ProcessHandle:
+    """Somebody else's child; offers what `multiprocessing.Process` offers to onlookers."""
+
+    def __init__(self, name: str, host: int = -1) -> None:
+        self.name = name
+        self.host = host
+        self.pid: int | None = None
+        self.exitcode: int | None = None
+        self.daemon = True
+
+    def is_alive(self) -> bool:
+        """Whether the process runs, or is about to."""
+        return self.exitcode is None and (self.pid is None or not self._ends_within(0.0))
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the process has ended, at most ``timeout`` seconds."""
+        if self.exitcode is None and self.pid is not None:
+            self._ends_within(timeout)
+
+    def _ends_within(self, timeout_s: float | None) -> bool:
+        try:
+            fd = os.pidfd_open(self.pid or 0)
+        except ProcessLookupError:
+            return True
+        try:
+            return readable_within(fd, timeout_s)
+        finally:
+            os.close(fd)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self.pid is not None and self.exitcode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class WorkerProcess:
+    """A process and the hosts that live there: one, or, with a ``control`` socket, one for each of its threads."""
+
+    def __init__(self, number: int, host: int, control: socket.socket | None = None) -> None:
+        self.number = number
+        self.control = control
+        self.handle = ProcessHandle(f"dpex-worker-{number}", host)
+        self.hosts: dict[int, Host] = {}
+        self.drew = False
+        """A ticket made here moved a global generator, and the process may end for that."""
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether it may be asked for a further host."""
+        return self.control is not None and not self.drew
+
+    def shut(self) -> None:
+        """It will not be asked for anything any more; idempotent."""
+        if self.control is not None:
+            self.control.close()
+            self.control = None
+
+
+class Host:
+    """One host: its process, its socket, its segments, what it was sent, and its row on the board.
+
+    worker_id: what ``get_worker_info().id`` says there, where hosts are all alike: the lowest that was free.
+    """
+
+    def __init__(self, number: int, worker_id: int, process: WorkerProcess, sock: socket.socket, row: int) -> None:
+        self.number = number
+        self.worker_id = worker_id
+        self.process = process
+        self.socket = sock
+        self.row = row
+        self.is_thread = process.control is not None
+        self.segments: dict[int, Segment] = {}
+        self.decoder = Decoder(self._lease)
+        self.held: dict[tuple[int, int], Ticket] = {}
+        self.leased: dict[tuple[int, int], Any] = {}
+        """Slots of the batch that is being decoded: were decoding broken off, they would go back and be overwritten."""
+        self.outbox: deque[bytes] = deque()
+        """What is still to be sent, as its socket is full; nothing else may be sent before."""
+        self.leaving = False
+        self.started = False
+        self.ended = False
+        self.announces_memory = False
+        """Its next message brings descriptors: `map_announced` must be called before that is received."""
+
+    def map_announced(self, buffer: memoryview) -> None:
+        """Map the segments whose descriptors come with the next message; it may be received then.
+
+        Raises OSError where there is no descriptor or address space left for them. The message stays in the socket, so
+        that nothing is lost: whoever asks again when there is room gets it.
+        """
+        announced = receive(self.socket, buffer[:1], socket.MSG_PEEK)
+        if announced is not None:
+            self._map(buffer, announced[1])
+
+    def _map(self, buffer: memoryview, fds: list[int]) -> None:
+        count = self.socket.recv_into(buffer, 0, socket.MSG_PEEK)
+        segments = {}
+        try:
+            for spec in marshal.loads(buffer[:count])[0][1]:
+                segments[spec[0]] = open_segment(SegmentSpec(*spec), fds.pop(0))
+        except OSError as error:
+            kept = f"what worker {self.process.handle.pid} made is kept, and comes once there is room"
+            raise OSError(error.errno, f"{error.strerror}; {kept}") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self.segments.update(segments)
+
+    def _lease(self, segment: int, slot: int, nbytes: int) -> Any:
+        leased, key = self.leased, (segment, slot)
+        if key not in leased:  # it goes there without a turn of the interpreter: see `dpex.system.interrupts`
+            leased.update(zip((key,), map(self.segments[segment].view, (slot,), (nbytes,)), strict=False))
+        return leased[key]
+
+
+class Result:
+    """An undecoded result; calling it decodes, a second time it gives None: the memory may be another batch's by then.
+
+    Decoding that an exception broke off can be done again.
+    """
+
+    __slots__ = ("_host", "_kind", "_node")
+
+    def __init__(self, host: Host, kind: int, node: Any) -> None:
+        self._host, self._kind, self._node = host, kind, node
+
+    def __call__(self) -> Any:
+        if self._kind == END:
+            return StreamEnd()
+        if self._node is None:
+            return None
+        value = self._host.decoder.decode(self._node)
+        if self._kind != BATCH:
+            value = Failure(pickle.loads(value))
+        self._node = None  # from here on without a call: see `dpex.system.interrupts`
+        self._host.leased = {}
+        return value
+
+
+def readable_within(fd: int, timeout_s: float | None) -> bool:
+    """Whether a descriptor (of any number, unlike with `select`) turns readable within that time."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+
+
+def how_it_ended(pid: int, code: int) -> str:
+    """A sentence for people; the wording of PyTorch where it has one."""
+    if code >= 0:
+        return f"DataLoader worker (pid(s) {pid}) exited unexpectedly with exit code {code}"
+    try:
+        description = signal.strsignal(-code) or signal.Signals(-code).name
+    except ValueError:
+        description = f"signal {-code}"
+    hint = " (the kernel's out-of-memory killer sends this signal too)" if -code == signal.SIGKILL else ""
+    return f"DataLoader worker (pid {pid}) is killed by signal: {description}{hint}"

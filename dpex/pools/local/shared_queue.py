@@ -1,0 +1,214 @@
+"""Messages to workers, and what all workers of a lane share: the socket they take tickets from, and the board.
+
+The kernel hands each message of the shared socket to exactly one worker. Which one it was is on the *board*, a page of
+shared memory where each worker has a row (see `worker_process`); the trainer's own row tells the workers the epoch, and
+when to end.
+
+A worker is asked to leave by a message in the same socket: whoever takes it, leaves. The trainer can take messages
+that nobody took yet out again; that is how a leave is cancelled.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import mmap
+import os
+import pickle
+import socket
+import termios
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from dpex.core.schedule import Ticket
+from dpex.pools.local.fork_server import private_pair
+from dpex.pools.local.worker_process import BOARD_ROW, CONTROL_ROW, IDLE, TICKET_BYTES, receive
+
+BOARD_ROWS = 4096
+BOARD_BYTES = BOARD_ROWS * BOARD_ROW.size
+LEAVE = pickle.dumps(("leave",))
+_LONGEST_MESSAGE = 100 << 10
+
+
+class Board:
+    """The page of shared memory on which workers write what they work on; a row is told by its offset."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("dpex-board")
+        os.ftruncate(self.fd, BOARD_BYTES)
+        self._memory = mmap.mmap(self.fd, BOARD_BYTES)
+        self._free = deque(range(CONTROL_ROW + BOARD_ROW.size, BOARD_BYTES, BOARD_ROW.size))
+        self._epoch = 0
+
+    def take_row(self) -> int:
+        """A row for a new worker; the one that has been free for longest."""
+        row = self._free.popleft()
+        BOARD_ROW.pack_into(self._memory, row, *IDLE)
+        return row
+
+    def give_row(self, row: int) -> None:
+        """Take back the row of a worker that has ended."""
+        self._free.append(row)
+
+    def read(self, row: int) -> tuple[int, int | None]:
+        """The message a worker works on (0: none), and the number of the ticket in it."""
+        group, working_on = BOARD_ROW.unpack_from(self._memory, row)
+        return group, working_on - 1 if working_on else None
+
+    def is_idle(self, row: int) -> bool:
+        """Whether that worker waits for a message (or has just taken one)."""
+        return BOARD_ROW.unpack_from(self._memory, row) == IDLE
+
+    def new_epoch(self, epoch: int) -> None:
+        """Tickets of earlier epochs are not made any more."""
+        self._epoch = epoch
+        BOARD_ROW.pack_into(self._memory, CONTROL_ROW, 0, epoch)
+
+    def end(self) -> None:
+        """Every worker ends before its next ticket."""
+        BOARD_ROW.pack_into(self._memory, CONTROL_ROW, 1, self._epoch)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class TicketQueue:
+    """The socket that all workers read.
+
+    ``groups`` are the messages not yet known to be done, by number; ``leaves`` counts requests to leave that no worker
+    is known to have followed.
+    """
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = private_pair()
+        self._buffer = memoryview(bytearray(TICKET_BYTES))
+        self.groups: dict[int, list[Ticket]] = {}
+        self.leaves = 0
+
+    @property
+    def reading_end(self) -> int:
+        """The descriptor that every worker gets."""
+        return self._theirs.fileno()
+
+    def send(self, group: int, tickets: list[Ticket], data: bytes, sent: list[Any]) -> None:
+        """Queue a message of tickets; nothing is in ``sent`` if the socket is full."""
+        self.groups[group] = tickets
+        write(self._ours, data, sent)
+        if not sent:
+            del self.groups[group]
+
+    def ask_to_leave(self, count: int) -> bool:
+        """Let that many workers leave; False if the socket is full: ask for the rest later."""
+        for _ in range(count):
+            if not write(self._ours, LEAVE, []):
+                return False
+            self.leaves += 1
+        return True
+
+    def cancel_leaves(self, most: int) -> int:
+        """Withdraw up to that many requests to leave which no worker has taken; returns how many."""
+        if not self.leaves or most <= 0:
+            return 0
+        cancelled = 0
+        for data, fds in list(self._take_out()):  # what goes back fits, as it did before
+            if data == LEAVE and cancelled < most:
+                cancelled += 1
+                continue
+            if fds:
+                socket.send_fds(self._ours, [data], fds)
+                _close_all(fds)
+            else:
+                self._ours.send(data)
+        self.leaves -= cancelled
+        return cancelled
+
+    def is_empty(self) -> bool:
+        """Whether workers have taken everything (SIOCOUTQ: bytes that the other end has not read)."""
+        number = array.array("i", [0])
+        fcntl.ioctl(self._ours.fileno(), termios.TIOCOUTQ, number)
+        return number[0] == 0
+
+    def forget(self) -> tuple[int, ...]:
+        """Numbers of all tickets that are out; no request to leave is out either. For when no worker holds any."""
+        for _, fds in self._take_out():
+            _close_all(fds)
+        self.leaves = 0
+        lost = tuple(ticket.number for tickets in self.groups.values() for ticket in tickets)
+        self.groups.clear()
+        return lost
+
+    def _take_out(self) -> Iterator[tuple[bytes, list[int]]]:
+        while True:
+            try:
+                received = receive(self._theirs, self._buffer, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if received is None:
+                return
+            yield bytes(received[0]), received[1]
+
+    def shut_down(self) -> None:
+        """Wake every worker that waits for a message: there is none any more."""
+        hang_up(self._ours)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._ours.close()
+        self._theirs.close()
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Let the other end read the end of the stream; harmless if it is gone."""
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def write(sock: socket.socket, data: bytes, sent: list[Any]) -> bool:
+    """Send one message without blocking; False, and nothing in ``sent``, if the socket is full.
+
+    What goes to a reader who is gone counts as sent: its tickets come back as lost.
+    """
+    if sock.fileno() < 0:
+        sent += (0,)
+        return True
+    try:
+        if len(data) <= _LONGEST_MESSAGE:
+            sent.extend(map(sock.send, (data,)))  # see `dpex.system.interrupts`
+        else:
+            _send_as_file(sock, data, sent)
+    except BlockingIOError:
+        return False
+    except (BrokenPipeError, ConnectionResetError):
+        sent += (0,)
+    return True
+
+
+def _send_as_file(sock: socket.socket, data: bytes, sent: list[Any]) -> None:
+    fd = os.memfd_create("dpex-tickets")
+    try:
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(data)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        sent.extend(map(sock.sendmsg, ([b"f"],), (ancillary,)))
+    finally:
+        os.close(fd)
+
+
+def pack(message: Any) -> bytes:
+    """Pickle a message; torch's own rules only where plain pickle fails, as they are slower."""
+    try:
+        return pickle.dumps(message, 5)
+    except Exception:
+        return bytes(ForkingPickler.dumps(message, 5))

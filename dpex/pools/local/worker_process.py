@@ -1,0 +1,272 @@
+"""Body of a local worker process: tickets in by a socket, batches out by a socket and shared memory.
+
+Descriptors of new memory travel in a message of their own, ``("segments", specs)``, and a message ``("coming",)`` goes
+before it: so the trainer can map the memory before it takes the message, and looks for descriptors in no other.
+
+Tickets come from one of two sockets. With logical workers each process has its own; otherwise all processes read one
+shared socket, whose messages the kernel hands to exactly one reader each: a queue of tickets without a lock or a
+thread. Before a process works on a message it writes the message's number on the *board*, a page of shared memory, so
+that the trainer knows what a killed worker held.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import marshal
+import mmap
+import os
+import pickle
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+
+from dpex.system.cpu_clocks import SampledCpu
+from dpex.transport.arena import Arena, SegmentSpec
+from dpex.transport.codec import INLINE_BYTES, Encoder
+from dpex.worker.core import (
+    ArenaCollate,
+    Failure,
+    StreamEnd,
+    WorkerCore,
+    WorkerSetup,
+    get_rng_state,
+    prepare_process,
+    where,
+)
+
+TICKET_BYTES = 1 << 18
+"""Longest ticket or result message; longer ones go through a file or a slot."""
+_RESULT_BYTES = 48 << 10
+_ERROR_ENDS = 4000
+"""Characters of each end of an error's text that are sent where there is no memory for all of it."""
+_FLUSH_S = 0.001
+_SNAPSHOT_S = 0.25
+_SNAPSHOT_TICKETS = 1024
+BOARD_ROW = struct.Struct("<QQ")
+"""What a worker writes of itself: number of the message it works on, and 1 + the ticket's number (0: none)."""
+CONTROL_ROW = 0
+"""Row of the trainer: 1 once the workers shall end, and the current epoch."""
+IDLE = (0, 0)
+NO_GROUP = 0
+
+BATCH, ERROR, END = 0, 1, 2
+
+fd_array_bytes = socket.CMSG_LEN(64 * array.array("i").itemsize)
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What every worker of a lane is told: the setup, and whether tickets come from the shared socket."""
+
+    setup: WorkerSetup
+    shared_queue: bool
+
+
+def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[memoryview, list[int]] | None:
+    """One message and its descriptors, or None at the end of the stream.
+
+    Raises OSError where this process has no descriptor left for one that came: the kernel has dropped it then, and
+    with ``MSG_PEEK`` among the ``flags`` the message is still there.
+    """
+    count, ancillary, told, _ = sock.recvmsg_into([buffer], fd_array_bytes, flags)
+    if not count:
+        return None
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+            fds += numbers
+    if told & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: raise the limit (ulimit -n), or close some")
+    return buffer[:count], fds
+
+
+def read_ticket_message(view: memoryview, fds: list[int]) -> Any:
+    """Unpickle a message of the trainer; one that was too long lies in the file that came with it."""
+    if not fds:
+        return pickle.loads(view)
+    with os.fdopen(fds[0], "rb", closefd=True) as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
+        return pickle.loads(memory)
+
+
+class LocalWorker:
+    """Serves tickets until its socket ends or it is told to leave."""
+
+    def __init__(
+        self, core: WorkerCore, shared_queue: bool, host: int, results: socket.socket, board: mmap.mmap, row: int
+    ) -> None:
+        self._host = host
+        self._results = results
+        self._board = board
+        self._row = row
+        self._segments: list[SegmentSpec] = []
+        self._fds: list[int] = []
+        self._arena = Arena(self._announce)
+        self._encoder = Encoder(self._arena)
+        self._core = core
+        self._shared_queue = shared_queue
+        self.collate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
+        self._out: list[tuple[Any, ...]] = []
+        self._out_bytes = 0
+        self._flushed = 0.0
+        self._cpu = SampledCpu(core.cpu)
+        self._snapshot_at = time.perf_counter()
+        self._since_snapshot = 0
+
+    def serve(self, tickets: socket.socket) -> None:
+        """The loop: read, make, answer."""
+        self._send(("serving", os.getpid()))
+        if self._shared_queue:
+            self._core.adopt(self._host)
+            if why := self._core.unfit(self._host):
+                self._send(("refused", why))
+                return
+        buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
+        while True:
+            received = receive(tickets, buffer)
+            if received is None:
+                return
+            message = read_ticket_message(*received)
+            del received
+            if message[0] == "tickets":
+                self._group(*message[1:])
+            elif message[0] == "adopt":
+                self._core.adopt(message[1], message[2])
+            elif message[0] == "release":
+                state = self._core.release(message[1])
+                self._send(("released", message[1], state))
+            elif message[0] == "leave":
+                self._send(("bye",))
+                return
+
+    def _group(self, group: int, epoch: int, logical: int, tickets: list[tuple[int, Any]]) -> None:
+        logical = self._host if self._shared_queue else logical
+        stale_below = BOARD_ROW.unpack_from(self._board, CONTROL_ROW)[1] if self._shared_queue else 0
+        last = tickets[-1][0]
+        for number, index in tickets:
+            if self._board[CONTROL_ROW]:
+                raise BrokenPipeError("the trainer closed the loader")
+            if epoch < stale_below:
+                break
+            BOARD_ROW.pack_into(self._board, self._row, group, number + 1)
+            now = self._make(epoch, number, index, logical)
+            del index
+            if number != last and (now - self._flushed > _FLUSH_S or self._out_bytes > _RESULT_BYTES):
+                self._flush(NO_GROUP)
+        tickets.clear()
+        self._flush(group)
+        if not self._shared_queue:
+            self._maybe_snapshot(logical, epoch, last)
+        BOARD_ROW.pack_into(self._board, self._row, *IDLE)
+
+    def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
+        """Make a ticket, and keep its result until the next flush; returns the time."""
+        entered = self._cpu.begin()
+        made, stages = self._core.make(number, index, logical, epoch)
+        began = time.perf_counter()
+        kind, node = self._encoded(made, logical)
+        now = time.perf_counter()
+        cpu_s = self._cpu.end(now - entered)
+        self._out.append((epoch, number, kind, node, tuple(stages), cpu_s, now - began, self._encoder.nbytes))
+        return now
+
+    def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:
+        if isinstance(made, StreamEnd):
+            return END, None
+        if isinstance(made, Failure):
+            return ERROR, self._error(made.wrapper)
+        try:
+            return BATCH, self._fitting(made)
+        except Exception:
+            return ERROR, self._error(ExceptionWrapper(where=where(logical)))
+
+    def _fitting(self, made: Any) -> Any:
+        """Encode, and move into a slot what is too long for a message."""
+        node = self._encoder.encode(made)
+        size = len(marshal.dumps(node)) if node[0] not in (1, 2) else 0
+        if size > _RESULT_BYTES:
+            return self._encoder.spill(node)
+        self._out_bytes += size or 256
+        if node[0] == 1:
+            self._out_bytes += len(node[1])
+        return node
+
+    def _error(self, wrapper: ExceptionWrapper) -> Any:
+        """Encode an error; of a long one the middle is left out if there is no memory to send it in."""
+        try:
+            return self._fitting(_pickled(wrapper))
+        except Exception:
+            text = wrapper.exc_msg
+            if len(text) > 2 * _ERROR_ENDS:
+                text = f"{text[:_ERROR_ENDS]}\n[{len(text)} characters in all]\n{text[-_ERROR_ENDS:]}"
+            return self._fitting(_pickled(_replacement(wrapper, text)))
+
+    def _maybe_snapshot(self, logical: int, epoch: int, last: int) -> None:
+        self._since_snapshot += 1
+        now = time.perf_counter()
+        if now - self._snapshot_at > _SNAPSHOT_S or self._since_snapshot >= _SNAPSHOT_TICKETS:
+            self._send(("snapshot", logical, epoch, last, get_rng_state()))
+            self._snapshot_at, self._since_snapshot = now, 0
+
+    def _announce(self, spec: SegmentSpec, fd: int) -> None:
+        self._segments.append(spec)
+        self._fds.append(fd)
+        if len(self._fds) == 32:
+            self._send_segments()
+
+    def _flush(self, group: int) -> None:
+        """Send what is made. ``group``: the message of tickets that is done with it, as a shared queue must know."""
+        out, self._out = self._out, []
+        self._out_bytes = 0
+        if out or (group and self._shared_queue):
+            self._send(("made", group, out))
+        self._flushed = time.perf_counter()
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        if self._fds:
+            self._send_segments()
+        self._results.send(marshal.dumps((message, self._arena.retired())))
+
+    def _send_segments(self) -> None:
+        self._results.send(marshal.dumps((("coming",), ())))
+        data = marshal.dumps((("segments", [tuple(spec) for spec in self._segments]), ()))
+        socket.send_fds(self._results, [data], self._fds)
+        for fd in self._fds:
+            os.close(fd)
+        self._segments, self._fds = [], []
+
+
+def _pickled(wrapper: ExceptionWrapper) -> bytes:
+    try:
+        return pickle.dumps(wrapper, 5)
+    except Exception:
+        text = f"{wrapper.exc_type.__name__} (its type cannot be pickled)\n{wrapper.exc_msg}"
+        return pickle.dumps(_replacement(wrapper, text), 5)
+
+
+def _replacement(wrapper: ExceptionWrapper, text: str) -> ExceptionWrapper:
+    return ExceptionWrapper((RuntimeError, RuntimeError(text), None), wrapper.where)
+
+
+def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes: int, host: int, row: int) -> None:
+    """Process body; ``fds`` are the worker's own socket, the board, and the shared ticket socket if there is one."""
+    prepare_process()
+    results = socket.socket(fileno=fds[0])
+    board = mmap.mmap(fds[1], board_bytes)
+    os.close(fds[1])
+    tickets = socket.socket(fileno=fds[2]) if len(fds) > 2 else results
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone, or closed the loader
+        plan = open_plan()
+        worker = LocalWorker(WorkerCore(plan.setup), plan.shared_queue, host, results, board, row)
+        worker.collate.install()
+        worker.serve(tickets)

@@ -1,0 +1,198 @@
+"""Times the transforms of a dataset where they are, for one batch now and then.
+
+They are found by `dpex.profile.discover` and timed by `dpex.profile.call_timer`, which changes none of them: state,
+random numbers and batches are those of an untimed batch, and nobody can see the difference.
+
+`TicketTimer` belongs to one thread. What a batch is not timed for costs one comparison with `TicketTimer.due`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from dpex.measure.sampling import Occasions
+from dpex.profile.call_timer import StepWatch
+from dpex.profile.discover import holds_datasets, is_step, is_steps, label, labelled
+from dpex.profile.spans import Step
+
+Row = tuple[str, int, float, float]
+"""A step: its name, calls, and wall and CPU seconds in them without the steps within; "a > b" is step b within a."""
+Times = tuple[float, float, float, float, int]
+"""Of a batch: `dpex.worker.core.Stages` up to its samples."""
+COLLATE = "collate"
+MOST_ROWS = 64
+"""Of one batch: the costliest. What others took counts as the dataset's own."""
+SWITCH = "DPEX_TIME_TRANSFORMS"
+"""Environment variable; "0": transforms are never timed."""
+_COLLATE_HERE = "\0collate"
+
+
+def is_switched_on(environ: Any) -> bool:
+    """Whether transforms may be timed."""
+    return bool(environ.get(SWITCH, "") != "0")
+
+
+class TicketTimer:
+    """See the module. Around a batch that began at ``due`` or later: `begin`, `collating` and, in any case, `end`."""
+
+    def __init__(
+        self,
+        *,
+        is_on: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._cpu = cpu
+        self._occasions = Occasions()
+        self._clock = clock
+        self._watch: StepWatch | None = None
+        self._began_s = 0.0
+        self._costs_s = (0.0, 0.0)
+        self._steps: tuple[Step, ...] | None = None
+        self.due = 0.0 if is_on else math.inf
+
+    @property
+    def taken(self) -> int:
+        """Batches timed so far."""
+        return self._occasions.taken
+
+    def begin(self, now: float, dataset: Any) -> bool:
+        """Whether the batch that begins now is timed."""
+        occasions = self._occasions
+        if not occasions.comes(now):
+            self.due = occasions.due
+            return False
+        watch = _watch(dataset, self._cpu) if sys.getprofile() is None else None
+        if watch is None or not watch.start():
+            occasions.took(now, self._clock() - now)
+            self.due = occasions.due
+            return False
+        self._watch = watch
+        self.due = math.inf
+        self._steps, self._costs_s = None, (0.0, 0.0)
+        self._began_s = self._clock() - now
+        return True
+
+    def collating(self, collate_fn: Callable[[Any], Any], data: Any) -> Any:
+        """``collate_fn(data)``, told apart from what the dataset does."""
+        watch = self._watch
+        assert watch is not None
+        load_cost_s = watch.cost_s
+        try:
+            return watch.call(_COLLATE_HERE, collate_fn, data)
+        finally:
+            self._costs_s = load_cost_s, watch.cost_s - load_cost_s
+
+    def end(self) -> None:
+        """The batch is made, or has failed; idempotent."""
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        began = self._clock()
+        watch.stop()
+        self._steps = watch.steps if watch.is_whole else None
+        now = self._clock()
+        self._occasions.took(now, self._began_s + now - began + watch.cost_s)
+        self.due = self._occasions.due
+
+    def without_cost(self, times: Times) -> Times:
+        """What the batch that was timed last would have taken, had it not been."""
+        load_s, collate_s, load_cpu_s, collate_cpu_s, samples = times
+        load_cost_s, collate_cost_s = self._costs_s
+        return (
+            max(0.0, load_s - load_cost_s),
+            max(0.0, collate_s - collate_cost_s),
+            max(0.0, load_cpu_s - load_cost_s),
+            max(0.0, collate_cpu_s - collate_cost_s),
+            samples,
+        )
+
+    def rows(self, dataset: Any, times: Times) -> tuple[Row, ...]:
+        """What the batch that was timed last took, of these times; nothing if not all of it was told."""
+        if self._steps is None:
+            return ()
+        load_s, collate_s, load_cpu_s, collate_cpu_s, samples = times
+        own = _method(dataset)
+        rows: list[Row] = []
+        in_collate: list[Row] = []
+        for step in self._steps:
+            is_collate = step.path[0] == _COLLATE_HERE
+            names = (COLLATE, *step.path[1:]) if is_collate else (own, *step.path)
+            (in_collate if is_collate else rows).append(
+                (" > ".join(names), step.calls, step.own_wall_s, step.own_cpu_s)
+            )
+        rows.sort(key=lambda row: -row[2])
+        del rows[MOST_ROWS:], in_collate[MOST_ROWS:]
+        load_s -= sum(row[2] for row in rows)
+        load_cpu_s -= sum(row[3] for row in rows)
+        if not in_collate:
+            in_collate = [(COLLATE, 1, collate_s, collate_cpu_s)]
+        return (own, samples, max(0.0, load_s), max(0.0, load_cpu_s)), *rows, *in_collate
+
+
+def _method(dataset: Any) -> str:
+    if isinstance(dataset, IterableDataset):
+        return f"{label(dataset)}.__iter__"
+    return f"{label(dataset)}.__getitem{'s' if callable(getattr(dataset, '__getitems__', None)) else ''}__"
+
+
+def _watch(dataset: Any, cpu: Callable[[], float]) -> StepWatch | None:
+    """For all that is to be timed of a dataset; None: its attributes cannot be looked at."""
+    try:
+        return _Finder(dataset, cpu).watch
+    except Exception:
+        return None
+
+
+class _Finder:
+    """Goes through a dataset's steps, once each."""
+
+    def __init__(self, dataset: Any, cpu: Callable[[], float]) -> None:
+        self.watch = StepWatch(cpu=cpu)
+        self._seen: dict[int, Any] = {id(dataset): dataset}
+        self._parts(dataset, datasets=True)
+
+    def _parts(self, owner: Any, *, datasets: bool) -> None:
+        attributes = getattr(owner, "__dict__", None)
+        if type(attributes) is not dict:
+            return
+        modules = attributes.get("_modules") if isinstance(owner, nn.Module) else None
+        if modules and isinstance(owner, nn.Sequential):
+            self._all(modules.values())
+        for name, value in [*attributes.items(), *(modules or {}).items()]:
+            if datasets and holds_datasets(value):
+                self._datasets(value)
+            elif is_steps(name, value):
+                self._all(value)
+            elif is_step(name, value):
+                self._step(value, label(value))
+
+    def _datasets(self, value: Any) -> None:
+        inner = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
+        for dataset in inner:
+            if self._is_new(dataset):
+                if not isinstance(dataset, IterableDataset):
+                    for name in ("__getitem__", "__getitems__"):
+                        self.watch.add_method(dataset, name, f"{label(dataset)}.{name}")
+                self._parts(dataset, datasets=True)
+
+    def _all(self, steps: Any) -> None:
+        for step, name in labelled(steps):
+            self._step(step, name)
+
+    def _step(self, step: Any, name: str) -> None:
+        if self._is_new(step):
+            self.watch.add(step, name)
+            self._parts(step, datasets=False)
+
+    def _is_new(self, thing: Any) -> bool:
+        is_new = id(thing) not in self._seen
+        self._seen[id(thing)] = thing  # lives while its id is known
+        return is_new

@@ -1,0 +1,1 @@
+"""The operating system as dpex sees it: clocks, CPUs, memory, processes, GPUs."""

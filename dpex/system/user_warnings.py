@@ -1,0 +1,28 @@
+"""What is said to people: warnings that point at the user's own line, and text on terminals that lack letters."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TextIO
+
+_OURS = (f"{Path(__file__).parents[1]}{os.sep}", f"site-packages{os.sep}torch{os.sep}")
+
+
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn at the innermost frame that is neither dpex's nor torch's."""
+    level = 2
+    frame = sys._getframe(1)
+    while frame.f_back is not None and any(place in frame.f_code.co_filename for place in _OURS):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+def forgive(stream: TextIO) -> None:
+    """Have letters that this stream cannot write become "?", where it would fail: a job's output may be ASCII only."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")

@@ -1,0 +1,128 @@
+"""The headline series in Ray's own metrics too, so that whatever scrapes a Ray cluster already shows them.
+
+One daemon thread ("dpex-ray-metrics") of the process, while there are loaders and Ray is initialised; it writes every
+`EVERY_S`. Ray puts ``ray_`` before the names and ``_total`` behind those of counters, refuses to add 0, and forgets its
+metrics when it is shut down.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import logging
+import os
+import sys
+import threading
+from typing import Any
+
+from dpex.telemetry.catalog import BY_NAME
+from dpex.telemetry.loader_metrics import Key, Ledger
+
+logger = logging.getLogger("dpex")
+
+EVERY_S = 5.0
+STOP_S = 2.0
+HEADLINES = (
+    *("dpex_consumer_seconds_total", "dpex_stall_seconds_total", "dpex_batches_total", "dpex_samples_total"),
+    *("dpex_workers_wanted", "dpex_workers_running", "dpex_ready_batches", "dpex_worker_restarts_total"),
+)
+"""What is written; from the catalogue."""
+
+
+def ray_is_up() -> bool:
+    """Whether this process is connected to Ray, without importing it."""
+    ray = sys.modules.get("ray")
+    return ray is not None and hasattr(ray, "is_initialized") and bool(ray.is_initialized())
+
+
+class RayMirror:
+    """See the module. There is one, `mirror`; any thread may call it."""
+
+    def __init__(self, every_s: float = EVERY_S) -> None:
+        self._every_s = every_s
+        self._lock = threading.RLock()
+        self._tokens = itertools.count()
+        self._members: dict[int, Ledger] = {}
+        self._left: list[Ledger] = []
+        self._metrics: dict[str, Any] = {}
+        self._written: dict[tuple[str, Key], float] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def join(self, ledger: Ledger) -> int:
+        """Write this ledger too; returns what `leave` takes."""
+        with self._lock:
+            token = next(self._tokens)
+            if self._pid != os.getpid():
+                self._pid, self._members, self._thread = os.getpid(), {}, None
+            self._members[token] = ledger
+            if self._thread is None or not self._thread.is_alive():
+                self._stop = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._stop,), name="dpex-ray-metrics", daemon=True
+                )
+                self._thread.start()
+            return token
+
+    def leave(self, token: int) -> None:
+        """This loader is no more: its last counts are written, and with the last one the thread ends. Idempotent."""
+        with self._lock:
+            ledger = self._members.pop(token, None)
+            if ledger is None or self._pid != os.getpid():
+                return
+            self._left.append(ledger)
+            if self._members:
+                return
+            thread, self._thread = self._thread, None
+            self._stop.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(STOP_S)
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.wait(self._every_s):
+            self._turn()
+        self._turn()
+
+    def _turn(self) -> None:
+        """Write all ledgers, those that left since the last turn too."""
+        left, self._left = self._left, []
+        try:
+            if ray_is_up():
+                for ledger in {id(ledger): ledger for ledger in (*left, *list(self._members.values()))}.values():
+                    self.write(ledger)
+            else:
+                self._metrics.clear()
+        except Exception as error:
+            logger.info("metrics could not be handed to Ray: %s", error)
+            self._metrics.clear()
+
+    def write(self, ledger: Ledger) -> None:
+        """Hand Ray what has changed since the last time."""
+        readings = ledger.read()
+        for key, value in readings.counters.items():
+            if key[0] in HEADLINES:
+                known = self._written.get((ledger.name, key), 0.0)
+                if value > known:
+                    self._metric(key[0]).inc(value - known, tags=_tags(ledger.name, key))
+                    self._written[ledger.name, key] = value
+                elif value < known:  # a new loader of that name
+                    self._written[ledger.name, key] = 0.0
+        for key, value in readings.gauges.items():
+            if key[0] in HEADLINES:
+                self._metric(key[0]).set(value, tags=_tags(ledger.name, key))
+
+    def _metric(self, name: str) -> Any:
+        found = self._metrics.get(name)
+        if found is None:
+            metric, kinds = BY_NAME[name], importlib.import_module("ray.util.metrics")
+            make = kinds.Counter if metric.kind == "counter" else kinds.Gauge
+            found = self._metrics[name] = make(name.removesuffix("_total"), metric.help, metric.label_names)
+        return found
+
+
+def _tags(loader: str, key: Key) -> dict[str, str]:
+    return dict(zip(BY_NAME[key[0]].label_names, (loader, *key[1:]), strict=True))
+
+
+mirror = RayMirror()

@@ -1,0 +1,281 @@
+"""What a worker elsewhere needs, packed once: a small header and raw buffers.
+
+The dataset, the collate function and the init function travel in one pickle (protocol 5, Ray's cloudpickle), so that
+what they share stays shared and a bound method stays bound to *this* dataset. Arrays and plain CPU tensors lie outside
+the pickle, as raw buffers that a whole node can share.
+
+What cannot be pickled is named by the path of attributes that leads to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+from dpex.errors import ShippingError
+from dpex.transport.out_of_band import Memories
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_OUTSIDE_BYTES = 1024
+"""A buffer shorter than this stays inside the pickle."""
+_SEARCH_DEPTH = 6
+_SEARCH_VALUES = 2000
+
+
+class Parcel(NamedTuple):
+    """``header`` is a pickle; ``buffers`` (uint8 arrays) are what it refers to, viewed where they lay."""
+
+    header: bytes
+    buffers: list[Bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the header and all buffers."""
+        return len(self.header) + sum(buffer.nbytes for buffer in self.buffers)
+
+
+def cloud_dumps(obj: Any) -> bytes:
+    """Pickle with cloudpickle, in one piece, for a process that is being started on this machine.
+
+    While `multiprocessing` spawns a process its own reductions hold, so that locks, queues and shared tensors travel.
+    """
+    stream = io.BytesIO()
+    pickler = _picklers()[0](stream, 5)
+    if get_spawning_popen() is not None:
+        own: Any = ForkingPickler
+        pickler.dispatch_table = ChainMap(own._extra_reducers, type(pickler).dispatch_table)
+    _dump(pickler, obj, cloud_dumps)
+    return stream.getvalue()
+
+
+def pack(obj: Any) -> Parcel:
+    """Pickle ``obj`` with its large buffers outside; the buffers are views, so they hold what ``obj`` holds then."""
+    stream = io.BytesIO()
+    buffers: list[Bytes] = []
+
+    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _OUTSIDE_BYTES:
+            return True
+        buffers.append(np.frombuffer(raw, np.uint8))
+        return False
+
+    _dump(_picklers()[1](stream, 5, buffer_callback=keep_inside), obj, pack)
+    return Parcel(stream.getvalue(), buffers)
+
+
+def dump_batch(batch: Any, stream: io.BytesIO, memories: Memories) -> None:
+    """Pickle a batch for another machine, its memory left to ``memories``."""
+    _dump(_batch_pickler()(stream, memories), batch, pack)
+
+
+def unpack(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
+    """What was packed; its arrays and tensors lie in ``buffers`` and can be written if those can."""
+    return pickle.loads(header, buffers=buffers)
+
+
+def changed_collate_entries() -> dict[Any, Any]:
+    """Entries of torch's ``default_collate_fn_map`` that this process added or replaced."""
+    pristine = pristine_collate_map()
+    return {
+        kind: function
+        for kind, function in torch_collate.default_collate_fn_map.items()
+        if pristine.get(kind) is not function
+    }
+
+
+@cache
+def pristine_collate_map() -> dict[Any, Any]:
+    """``default_collate_fn_map`` as torch defines it."""
+    own = {
+        torch.Tensor: torch_collate.collate_tensor_fn,
+        (np.memmap, np.ndarray): torch_collate.collate_numpy_array_fn,
+        np.ndarray: torch_collate.collate_numpy_array_fn,
+        (np.bool_, np.number, np.object_): torch_collate.collate_numpy_scalar_fn,
+        float: torch_collate.collate_float_fn,
+        int: torch_collate.collate_int_fn,
+        str: torch_collate.collate_str_fn,
+        bytes: torch_collate.collate_str_fn,
+    }
+    # An entry that torch itself has under another key in another version is torch's all the same.
+    table = torch_collate.default_collate_fn_map
+    return own | {k: f for k, f in table.items() if k not in own and f in own.values()}
+
+
+# -- pickling --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _picklers() -> tuple[Any, Any]:
+    """Ray's cloudpickle as it is, and the same with plain tensors out of band."""
+    base = importlib.import_module("ray.cloudpickle").CloudPickler
+
+    class ParcelPickler(base):  # type: ignore[misc, valid-type]
+        def reducer_override(self, obj: Any) -> Any:
+            if type(obj) is torch.Tensor and _is_plain(obj):
+                return self._reduce_tensor(obj)
+            return super().reducer_override(obj)
+
+        def _reduce_tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+            shape, stride = tuple(tensor.shape), tensor.stride()
+            if tensor.numel() == 0:
+                return _rebuild_empty, (shape, stride, tensor.dtype, tensor.requires_grad)
+            storages = self.__dict__.setdefault("_dpex_storages", {})
+            storage = tensor.untyped_storage()
+            shared = storages.get(storage.data_ptr())
+            if shared is None:
+                shared = storages[storage.data_ptr()] = _Storage(storage)
+            return _rebuild, (shared, tensor.dtype, shape, stride, tensor.storage_offset(), tensor.requires_grad)
+
+    return base, ParcelPickler
+
+
+@cache
+def _batch_pickler() -> Any:
+    class FarBatchPickler(_picklers()[0]):  # type: ignore[misc]
+        def __init__(self, stream: io.BytesIO, memories: Memories) -> None:
+            super().__init__(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=memories.keep)
+            self._memories = memories
+
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = self._memories.reduce(obj)
+            return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+    return FarBatchPickler
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_quantized
+        and tensor.is_leaf
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_nested
+        and not tensor._backward_hooks
+        and tensor.grad is None
+        and not tensor.__dict__
+    )
+
+
+class _Storage:
+    """A tensor's memory, pickled once however many tensors view it."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        count = (storage.nbytes(),)
+        self._raw: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, count, (1,)).numpy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_tensor, (pickle.PickleBuffer(self._raw),)
+
+
+def _as_tensor(buffer: Any) -> torch.Tensor:
+    return torch.frombuffer(buffer, dtype=torch.uint8)
+
+
+def _rebuild(
+    raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, grad: bool
+) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(raw.untyped_storage(), offset, shape, stride)
+    return tensor.requires_grad_() if grad else tensor
+
+
+def _rebuild_empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, grad: bool) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device="cpu").requires_grad_(grad)
+
+
+# -- naming what cannot travel ---------------------------------------------------------------------------------------
+
+
+def _dump(pickler: Any, obj: Any, again: Callable[[Any], Any]) -> None:
+    try:
+        pickler.dump(obj)
+    except Exception as error:
+        raise ShippingError(_explain(obj, error, again)) from error
+
+
+def _explain(obj: Any, error: Exception, again: Callable[[Any], Any]) -> str:
+    budget = iter(range(_SEARCH_VALUES))
+    path, value = _find_culprit(obj, "", (), budget, again) or ("", obj)
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        f"{path.removeprefix('.setup').removeprefix('.') or 'the object'} (a {name}) cannot be pickled: {error}; "
+        "leave it out of what is sent (__getstate__) or open it lazily in the worker"
+    )
+
+
+def _find_culprit(
+    value: Any, path: str, above: tuple[int, ...], budget: Iterator[int], again: Callable[[Any], Any]
+) -> tuple[str, Any] | None:
+    """The deepest part that fails by itself and where it is; None if ``value`` fails only for what lies above it."""
+    above = (*above, id(value))
+    innocent = False
+    for step, part in _parts(value) if len(above) <= _SEARCH_DEPTH else ():
+        if id(part) in above:
+            innocent = True
+        elif next(budget, None) is not None and not _travels(part, again):
+            found = _find_culprit(part, path + step, above, budget, again)
+            if found is not None:
+                return found
+            innocent = True
+    return None if innocent and len(above) > 1 else (path, value)
+
+
+def _travels(value: Any, again: Callable[[Any], Any]) -> bool:
+    dumper = _picklers()[again is pack]
+    options = {"buffer_callback": lambda _: False} if again is pack else {}
+    try:
+        dumper(io.BytesIO(), 5, **options).dump(value)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{i}]", part) for i, part in enumerate(value))
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        yield from ((f".{name}", part) for name, part in attributes.items())
+    for name in _slots(type(value)):
+        if hasattr(value, name):
+            yield f".{name}", getattr(value, name)
+    yield from _parts_of_functions(value)
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        yield from (names,) if isinstance(names, str) else (n for n in names if not n.startswith("__"))
+
+
+def _parts_of_functions(value: Any) -> Iterator[tuple[str, Any]]:
+    function = getattr(value, "__func__", value)
+    if function is not value:
+        yield ".__self__", value.__self__
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
+        try:
+            yield f".{name}", cell.cell_contents
+        except ValueError:
+            continue
+    if hasattr(value, "func") and hasattr(value, "args"):  # functools.partial
+        yield ".func", value.func
+        yield ".args", value.args
+        yield ".keywords", getattr(value, "keywords", {})

@@ -1,0 +1,1 @@
+"""What happens inside a worker: seed, load, collate, time."""

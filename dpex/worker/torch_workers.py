@@ -1,0 +1,105 @@
+"""``seeding="batch"`` where PyTorch's own iterators make the batches: on systems other than Linux, and when asked for.
+
+Which random states a ticket gets is a matter of whoever makes it, not of how batches travel. So torch's iterators hand
+out each index with its ticket's seed, and torch's workers set their generators before they fetch. Dataset, collate
+function and ``get_worker_info()`` are the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch.utils.data import _utils as torch_utils
+from torch.utils.data._utils import fetch as torch_fetch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+
+from dpex.system.user_warnings import warn
+from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
+from dpex.worker.in_process import InProcess
+from dpex.worker.modes import Modes, modes_here
+
+
+class _Ticket(NamedTuple):
+    """What torch's iterator sends in place of an index."""
+
+    seed: int
+    index: Any
+
+
+class _WorkerStart:
+    """``worker_init_fn`` of such a worker: the user's, after its process was told of tickets."""
+
+    def __init__(self, user: Callable[[int], None] | None, modes: Modes) -> None:
+        self._user = user
+        self._modes = modes
+
+    def __call__(self, worker: int) -> None:
+        self._modes.stay()
+        torch_fetch._MapDatasetFetcher.fetch = _seeded(torch_fetch._MapDatasetFetcher.fetch)  # type: ignore[method-assign]
+        if self._user is not None:
+            self._user(worker)
+
+
+def _seeded(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def fetch_ticket(fetcher: Any, ticket: Any) -> Any:
+        if isinstance(ticket, _Ticket):  # not of a loader that the dataset has within
+            seed_ticket(ticket.seed)
+            ticket = ticket.index
+        return fetch(fetcher, ticket)
+
+    return fetch_ticket
+
+
+class SeededWorkersIter(_MultiProcessingDataLoaderIter):
+    """torch's with workers. ``_worker_init_fn`` is wrapped as torch sets it, before it starts them."""
+
+    def __init__(self, loader: Any) -> None:
+        self._epoch = -1
+        self._modes = modes_here()
+        super().__init__(loader)
+
+    @property
+    def _worker_init_fn(self) -> Any:
+        return self._start
+
+    @_worker_init_fn.setter
+    def _worker_init_fn(self, user: Callable[[int], None] | None) -> None:
+        self._start = _WorkerStart(user, self._modes)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._epoch += 1
+        self._number = 0
+        self._seeds = TicketSeeds(int(self._base_seed))
+        super()._reset(loader, first_iter)
+
+    def _next_index(self) -> Any:
+        index = super()._next_index()  # type: ignore[no-untyped-call]
+        ticket = _Ticket(self._seeds.of(self._number, self._epoch), index)
+        self._number += 1
+        return ticket
+
+
+class SeededInProcessIter(_SingleProcessDataLoaderIter):
+    """torch's without workers."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._number = 0
+        self._process = InProcess(int(self._base_seed), modes_here(), _warn_of_thread)
+
+    def _next_data(self) -> Any:
+        index, number = self._next_index(), self._number  # type: ignore[no-untyped-call]
+        self._number += 1
+        data = self._process.make(self._dataset_fetcher.fetch, index, number, 0)
+        if self._pin_memory:
+            data = torch_utils.pin_memory.pin_memory(data, self._pin_memory_device)
+        return data
+
+
+def _warn_of_thread(name: str) -> None:
+    warn(
+        f"thread {name!r} runs while batches are made in this process, and global random generators move. If it draws "
+        "from random, np.random or torch, batches are not those that seeding='batch' promises. Give the loader workers "
+        "(num_workers=1 or more), or that thread random generators of its own."
+    )
