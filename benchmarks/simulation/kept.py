@@ -45,12 +45,13 @@ def key(scenario: Scenario) -> str:
 
 @cache
 def _source() -> str:
-    """The code that the results depend on, without comments, docstrings and layout."""
+    """The code that the results depend on, without comments, docstrings, imports and layout."""
     return "\n".join(_code(Path(__file__).parent / file) for file in _SOURCES)
 
 
 def _code(path: Path) -> str:
     tree = ast.parse(path.read_text())
+    tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
