@@ -135,12 +135,10 @@ class Controller:
     # -- settling --------------------------------------------------------------------------------------------------
 
     def _reopen(self, sample: Sample, changed: tuple[str, ...]) -> None:
+        if self._trial is not None and self._trial.shows_queueing(self._windows):
+            return  # no change of the work, but what more workers bring: the trial goes on
         if self._trial is not None and self._trial.since.batches:
             self._close(self._trial, sample, kept=True)
-            if self._trial.shows_queueing(self._windows):  # no change of the work, but what more workers bring
-                self._learn_ceiling(self._trial, sample)
-                self._trial = None
-                return
         self._changed = changed
         self._pause_s = self.config.explore_s / _EAGER
         self._changes = [at for at in self._changes if sample.at - at < _RESTLESS_S] + [sample.at]
@@ -212,15 +210,17 @@ class Controller:
 
         Spread service times make rates too uncertain to say so.
         """
-        decision = trial.decision
-        if decision.new.workers <= decision.old.workers or self._windows.variation() >= _SPREAD:
+        decision, rate = trial.decision, trial.since.rate
+        if decision.new.workers <= decision.old.workers:
             return
         if sample.at < self._far_ceiling.until or self._jammed or trial.since.wait < _STARVED:
             return
-        work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
-        rate = trial.since.rate
-        if trial.shows_queueing(self._windows) or rate < _DISAPPOINTING * expect(work, decision.new).rate:
-            self._ceiling.learn(max(rate, trial.before.rate), sample.at)
+        if not trial.shows_queueing(self._windows):
+            work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
+            expected = _DISAPPOINTING * expect(work, decision.new).rate
+            if self._windows.variation() >= _SPREAD or rate >= expected:
+                return
+        self._ceiling.learn(max(rate, trial.before.rate), sample.at)
 
     def _undo(self, sample: Sample, trial: Trial) -> Decision | None:
         decision = trial.decision
@@ -228,7 +228,11 @@ class Controller:
         self._guard.remember(kind, sample.at, value)
         gain, error = trial.gain(self._windows)
         rates = (trial.before.rate, trial.since.rate, decision.predicted_rate)
-        text = wording.undone(decision.new, decision.old, gain, error, rates)
+        if trial.shows_queueing(self._windows):
+            costs = (trial.before.cost_s, trial.since.cost_s)
+            text = wording.queueing(decision.new, decision.old, costs, rates[:2])
+        else:
+            text = wording.undone(decision.new, decision.old, gain, error, rates)
         evidence = {"rate_before": trial.before.rate, "rate_after": trial.since.rate}
         plan = Plan(
             settings=decision.old,
@@ -396,28 +400,30 @@ class Controller:
             return None
         full = self._is_full(sample)
         disappointed = self._long.rate * (1.0 + 2.0 * self._uncertainty()) < _DISAPPOINTED * here.rate
-        if not disappointed and not (full and self._windows.is_crowded):
+        queueing = sample.at < self._ceiling.until  # more were too many: of fewer each may be faster
+        if not disappointed and not queueing and not (full and self._windows.is_crowded):
             return None
-        steps = [deeper] if disappointed and idle else []
-        local = now.local - 1 if full else now.local + max(1, now.local // 4)
+        steps = [deeper] if disappointed and idle and not queueing else []
+        step = 1 if full else max(1, now.local // 4)
+        local = now.local - step if full or queueing else now.local + step
         if now.local and max(1, bounds.least_local) <= local <= bounds.local:
             deep = min(bounds.most_depth(local), max(now.depth, 2 * (local + now.remote)))
             if local + now.remote <= deep:
                 steps.append(replace(now, local=local, depth=deep))
-        wanted = next((s for s in steps if self._is_worth_a_trial(s, sample, bounds)), None)
+        wanted = next((s for s in steps if self._is_worth_a_trial(s, sample, queueing)), None)
         if wanted is None:
             return None
         plan = Plan(settings=wanted, rate=rate, stall=evidence["stall"], flow=here.flow)
         text = wording.trial(now, wanted, evidence)
         return self._decide(sample, plan, "explore", text, evidence)
 
-    def _is_worth_a_trial(self, wanted: Settings, sample: Sample, bounds: Bounds) -> bool:
-        """Whether the model, which may be wrong by some, thinks that it costs little to try."""
+    def _is_worth_a_trial(self, wanted: Settings, sample: Sample, queueing: bool) -> bool:
+        """Whether the model thinks that it costs little to try. It knows nothing of what workers queue for."""
         now = sample.settings
         if wanted == now or self._forbids(now, wanted, sample.at):
             return False
         work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
-        return expect(work, wanted).rate >= _HOPEFUL * expect(work, now).rate
+        return queueing or expect(work, wanted).rate >= _HOPEFUL * expect(work, now).rate
 
     def _explore_alone(self, sample: Sample, bounds: Bounds, evidence: Mapping[str, float]) -> Decision | None:
         now = sample.settings

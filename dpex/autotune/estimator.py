@@ -38,6 +38,9 @@ _LEAST_DEARER = 0.02
 """Less is covered by `AutotuneConfig.headroom`."""
 _MOST_DEARER = 0.5
 """A larger error says that nothing is known yet, and is no figure to plan by."""
+_MANY_MORE, _HARDLY = 1.5, 0.1
+"""With so many times the workers, or so few, waiting may be another: it may be queueing for a storage. What was known
+of it counts as this part of a window then, so that the difference is not taken for a change of the work."""
 _RESIZED_WINDOWS = 2
 """Windows after a change of the number of workers whose batches say nothing of the spread."""
 _MOVED_WINDOWS = 2
@@ -248,12 +251,15 @@ class Windows:
         """With another number of workers each may cost something else (caches), and that is no change of the work."""
         running = (sample.local.running, sample.remote.running)
         if running != self._running:
-            self._running = running
             self._travels.clear()
             if self._cpu.weight >= _TICKETS and self._cpu.weight >= (self.variation() / _ERROR_BEFORE) ** 2:
                 self._least_cpu = min(self._least_cpu, self._cpu.value)
-            for level in (self._cpu, self._wait, self._far, self._step, self._at_once):
+            before, after = max(1, sum(self._running)), max(1, sum(running))
+            many = max(before, after) > _MANY_MORE * min(before, after)
+            self._running = running
+            for level in (self._cpu, self._far, self._step, self._at_once):
                 level.loosen()
+            self._wait.loosen(_HARDLY if many else 1.0)
             self._since_resized = 0
 
     def _consumer(self, sample: Sample) -> None:

@@ -269,6 +269,8 @@ class Trial:
         gain, error = self.gain(work)
         if self.decision.reason in ("start", "undo", "changed", "limit", "lost") or not self.before.rate:
             return True
+        if self.shows_queueing(work):
+            return False
         reason, even = self.decision.reason, work.variation() < _EVEN
         benefit_of_doubt = -0.5 if reason == "explore" else 0.0 if reason == "spread" and even else 1.0
         return gain + benefit_of_doubt * error >= self._needed(config)

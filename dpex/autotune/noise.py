@@ -128,11 +128,11 @@ class Level:
             self._take(window)
             self._latest.append(window)
 
-    def loosen(self) -> None:
-        """It may be another from now on: what is known counts as little as one window."""
+    def loosen(self, windows: float = 1.0) -> None:
+        """It may be another from now on: what is known counts as little as one window, or as so many."""
         if self.known and self._windows:
-            self._weight /= self._windows
-            self._windows = 1.0
+            self._weight *= windows / self._windows
+            self._windows = windows
             self._latest.clear()
 
     def clear(self) -> None:

@@ -91,6 +91,17 @@ def undone(old: Settings, new: Settings, gain: float, error: float, rates: tuple
     return f"{back}a gain of {_percent(gain)} ± {_percent(error)} is too little to keep it for ({came})."
 
 
+def queueing(old: Settings, new: Settings, cost_s: tuple[float, float], rates: tuple[float, float]) -> str:
+    """``old`` is given up, as its workers queued for something. cost_s: seconds that a worker took for a batch before
+    and since; rates: likewise."""
+    was_s, now_s = cost_s
+    return (
+        f"Back from {old} to {new}: a batch takes a worker {now_s * 1e3:.3g} ms in place of {was_s * 1e3:.3g} ms, and "
+        f"{_rate(rates[1])} came in place of {_rate(rates[0])}. The workers queue for something of which there is no "
+        f"more: a storage, a network or a lock."
+    )
+
+
 def changed(what: Sequence[str], then: str) -> str:
     """The work has changed, and ``then`` follows from it."""
     return f"The work has changed: {', '.join(what)}. {then}"

@@ -221,8 +221,11 @@ def test_a_change_that_does_not_help_is_undone_and_not_tried_at_once_again() -> 
         decision = controller.step(sample)
         if decision is not None:
             settings = decision.new
-    grown = [d for d in controller.decisions if d.new.local > d.old.local]
-    assert len(grown) <= 3
+    grown, undone = controller.decisions[:2]
+    assert grown.new.local > grown.old.local
+    assert undone.reason == "undo"
+    assert settings.local <= 2
+    assert sum(d.new.local > d.old.local for d in controller.decisions) == 1
 
 
 def _with_lane(sample: Sample, workers: int, service_s: float) -> Sample:

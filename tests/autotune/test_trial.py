@@ -181,3 +181,12 @@ def test_a_hopeless_try_is_broken_off_after_a_few_batches_and_a_decision_is_not(
     assert trial(SLOW, *hopeless, reason="explore").is_over(work(), CONFIG)
     assert not trial(SLOW, *hopeless, reason="too few").is_over(work(), CONFIG)
     assert not trial(SLOW, window(8, 0.01), reason="explore").is_over(work(), CONFIG)
+
+
+def test_growth_whose_workers_only_queue_is_undone_however_uncertain_it_is() -> None:
+    queued = [dearer(window(10, 0.01), 2.2) for _ in range(4)]
+    uncertain = replace_uncertainty(work(), 0.2)
+    assert trial(SLOW, *queued).shows_queueing(uncertain)
+    assert not trial(SLOW, *queued).was_good(uncertain, CONFIG)
+    assert not trial(SLOW, *[dearer(window(10, 0.01), 1.2)] * 4).shows_queueing(work())
+    assert not trial(SLOW, *[dearer(window(10, 0.003), 2.2)] * 4).shows_queueing(work()), "it was faster all the same"

@@ -60,6 +60,14 @@ def test_what_is_undone_says_why_without_contradiction(gain: float, error: float
     assert text.startswith(f"Back from {NEW} to {OLD}: {reason}")
 
 
+def test_workers_that_queue_are_told_of_with_what_they_queue_for() -> None:
+    text = wording.queueing(NEW, OLD, (0.05, 0.5), (80.0, 76.0))
+    assert text.startswith(
+        f"Back from {NEW} to {OLD}: a batch takes a worker 500 ms in place of 50 ms, and 76 batches/s"
+    )
+    assert "storage" in text
+
+
 @pytest.mark.parametrize("name", ["burst-steps-wait", "nodes-lost", "link-slows", "memory-batches-grow"])
 def test_the_controllers_decisions_read_so(name: str) -> None:
     decisions = [
