@@ -218,7 +218,7 @@ class Controller:
         if not trial.shows_queueing(self._windows):
             work = self._windows.estimate(sample.host.cpus, math.inf, math.inf)
             expected = _DISAPPOINTING * expect(work, decision.new).rate
-            if self._windows.variation() >= _SPREAD or rate >= expected:
+            if self._windows.variation() >= _SPREAD or rate >= expected or trial.paid_off:
                 return
         self._ceiling.learn(max(rate, trial.before.rate), sample.at)
 

@@ -30,6 +30,7 @@ _KEPT = 12
 _EVEN = 0.5
 _CLEARLY_MORE, _MOSTLY, _NO_FASTER = 1.5, 0.7, 1.15
 """So many times the workers, of which so much went into dearer batches, so that the rate rose by less than this."""
+_HALF = 0.5
 _FULL = 0.8
 _ADDING = ("too few", "spread")
 
@@ -229,6 +230,12 @@ class Trial:
             or since.batches >= _ENOUGH * self.batches_needed
             or since.seconds >= max(_PATIENCE_S, self._patience_s(work))
         )
+
+    @property
+    def paid_off(self) -> bool:
+        """Whether each further worker brought half as much, at least, as those before it."""
+        more = self.decision.new.workers / max(1, self.decision.old.workers)
+        return self.since.rate >= (1.0 + _HALF * (more - 1.0)) * self.before.rate
 
     def shows_queueing(self, work: Windows) -> bool:
         """Whether batches became dearer by as much as there are more workers, so that these brought nothing: they queue

@@ -190,3 +190,8 @@ def test_growth_whose_workers_only_queue_is_undone_however_uncertain_it_is() -> 
     assert not trial(SLOW, *queued).was_good(uncertain, CONFIG)
     assert not trial(SLOW, *[dearer(window(10, 0.01), 1.2)] * 4).shows_queueing(work())
     assert not trial(SLOW, *[dearer(window(10, 0.003), 2.2)] * 4).shows_queueing(work()), "it was faster all the same"
+
+
+def test_growth_has_paid_off_if_each_worker_brought_half_of_what_those_before_bring() -> None:
+    assert trial(SLOW, window(10, 0.003)).paid_off
+    assert not trial(SLOW, window(10, 0.008)).paid_off
