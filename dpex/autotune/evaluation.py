@@ -28,8 +28,9 @@ _PATIENCE_BATCHES, _LONGEST_S = 3.0, 60.0
 that was begun before the decision, and until it is there nothing of what was decided can be seen."""
 _KEPT = 12
 _EVEN = 0.5
-_CLEARLY_MORE, _MOSTLY, _NO_FASTER = 1.5, 0.7, 1.15
-"""So many times the workers, of which so much went into dearer batches, so that the rate rose by less than this."""
+_CLEARLY_MORE, _MOSTLY, _NOT_MUCH_SLOWER, _NO_FASTER = 1.5, 0.7, 0.6, 1.15
+"""So many times the workers, of which so much went into dearer batches, so that the rate rose by less than this. Where it
+fell by more than queues do, it is the work that has changed."""
 _HALF = 0.5
 _FULL = 0.8
 _ADDING = ("too few", "spread")
@@ -246,7 +247,7 @@ class Trial:
             return False
         chance = math.hypot(work.uncertainty(self.before.batches), work.uncertainty(self.since.batches))
         explained = now_s / was_s - 1.0 >= max(_MOSTLY * (more - 1.0), _SURELY * chance)
-        return explained and self.since.rate < _NO_FASTER * self.before.rate
+        return explained and _NOT_MUCH_SLOWER * self.before.rate < self.since.rate < _NO_FASTER * self.before.rate
 
     def _is_hopeless(self, work: Windows) -> bool:
         """Whether a mere try has made things so much worse that a few batches tell."""

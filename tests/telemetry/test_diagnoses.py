@@ -186,7 +186,7 @@ def test_what_is_said_is_json_and_html(world: World) -> None:
 
 def test_the_training_threads_run_queue_is_asked_about_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    look = "dpex.diagnose.counters.runqueue.look"
+    look = "dpex.diagnose.counters.run_queue.look"
     monkeypatch.setattr("dpex.diagnose.counters.SHORT_S", 0.0)
     page = Page(Engine(batches=1))
     with pytest.MonkeyPatch.context() as patch:
