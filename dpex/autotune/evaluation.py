@@ -29,8 +29,8 @@ that was begun before the decision, and until it is there nothing of what was de
 _KEPT = 12
 _EVEN = 0.5
 _CLEARLY_MORE, _MOSTLY, _NOT_MUCH_SLOWER, _NO_FASTER = 1.5, 0.7, 0.6, 1.15
-"""So many times the workers, of which so much went into dearer batches, so that the rate rose by less than this. Where it
-fell by more than queues do, it is the work that has changed."""
+"""So many times the workers, of which so much went into dearer batches, so that the rate rose by less than this. Where
+it fell by more than queues do, it is the work that has changed."""
 _HALF = 0.5
 _FULL = 0.8
 _ADDING = ("too few", "spread")
