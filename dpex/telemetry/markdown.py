@@ -18,7 +18,7 @@ _TITLES: dict[Group, str] = {
 _PREFACE = """\
 # Metrics
 
-The lists below are made from `dpex/telemetry/catalogue.py`: `python -m dpex.telemetry.markdown > docs/metrics.md`.
+The lists below are made from `dpex/telemetry/catalog.py`: `python -m dpex.telemetry.markdown > docs/metrics.md`.
 
 `DpexDataLoader(..., metrics_port=0)`, or `DPEX_METRICS_PORT=0` for a script that is not to be changed, serves them from
 the training process at a free port (any other number: at that one, or, where another process has it, at a free one,
