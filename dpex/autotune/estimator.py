@@ -159,7 +159,7 @@ class Windows:
         workers must be enough for."""
         length = self._scatter.cautious_length(self.correlation)
         known_by = max(1.0, self._far.weight if self._far.known and not self._cpu.known else self._cpu.weight)
-        error = self.variation() * math.sqrt(variance_of_mean(known_by, length))
+        error = self._error_of_mean(known_by, length)
         factor = 1.0 + min(_MOST_DEARER, error) if error > _LEAST_DEARER else 1.0
         return replace(
             work,
@@ -172,12 +172,16 @@ class Windows:
 
     def uncertainty(self, batches: float) -> float:
         """Standard error of the mean cost of so many batches, over the cost."""
-        return self.variation() * math.sqrt(variance_of_mean(max(1.0, batches), self.correlation))
+        return self._error_of_mean(max(1.0, batches), self.correlation)
+
+    def _error_of_mean(self, batches: float, length: float) -> float:
+        return self.variation() * math.sqrt(variance_of_mean(batches, length))
 
     # -- what a window says ------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _is_saturated(sample: Sample) -> bool:
+    def is_saturated(sample: Sample) -> bool:
+        """Whether the CPUs that this process may use were mostly in use."""
         used = sample.local.cpu_s + sample.host.trainer_cpu_s
         return used / max(1e-9, sample.seconds) + sample.host.others >= _SATURATED * sample.host.cpus
 
@@ -188,7 +192,7 @@ class Windows:
         if local.queued_s is not None or host.trainer_queued_s is not None:
             queued = (local.queued_s or 0.0) + (host.trainer_queued_s or 0.0)
             return 1.0 + queued / used if used > 0 else 1.0
-        if not self._is_saturated(sample):
+        if not self.is_saturated(sample):
             return 1.0
         crowd = self._at_it(local) + host.trainer_cpu_s / max(1e-9, sample.seconds) + host.others
         crowd = max(crowd, host.runnable or 0.0)  # others may want more CPUs than they get
@@ -223,7 +227,7 @@ class Windows:
         return (sample.host.trainer_queued_s or 0.0) * sample.own_s / inside if inside > 0 else 0.0
 
     def _knows_waiting(self, sample: Sample) -> bool:
-        return sample.local.queued_s is not None or not self._is_saturated(sample)
+        return sample.local.queued_s is not None or not self.is_saturated(sample)
 
     def _stepping(self, sample: Sample) -> float:
         """Seconds of steps in the window, as they would be with a CPU always free."""
@@ -234,7 +238,7 @@ class Windows:
             return max(0.0, sample.work_s - max(0.0, queued - here.queued_s))
         if queued is not None:
             return max(0.0, sample.work_s - queued * sample.work_s / inside) if inside > 0 else 0.0
-        if not self._is_saturated(sample):
+        if not self.is_saturated(sample):
             return sample.work_s
         crowding = max(0.0, (self._at_it(sample.local) + 1.0 + sample.host.others) / sample.host.cpus - 1.0)
         cpu_s = self._step_cpu_s(sample)
@@ -319,7 +323,7 @@ class Windows:
         """CPUs that a batch keeps busy at once: seen where its CPU time is more than its wall time, and seen to be one
         where CPUs were free. On a full machine several threads of a batch look like one."""
         several = lane.cpu_s > _SEVERAL * lane.busy_s
-        if several or not self._is_saturated(sample):
+        if several or not self.is_saturated(sample):
             computed_s = lane.cpu_s + (queued_s if several else 0.0)
             self._at_once.add(computed_s / max(1e-9, lane.busy_s) * lane.tickets, lane.tickets)
 
@@ -369,7 +373,7 @@ class Windows:
         local, remote, here = sample.local, sample.remote, sample.made_here
         spread = self.variation() if len(self._spread) >= _SPREAD_KNOWN else max(1.0, self.variation())
         stepped = self._carried[0] + self._stepping(sample)
-        batches = sample.batches if sample.host.trainer_queued_s is not None or not self._is_saturated(sample) else 0
+        batches = sample.batches if sample.host.trainer_queued_s is not None or not self.is_saturated(sample) else 0
         seen = [
             ("CPU time of a batch", self._cpu, local.cpu_s, local.tickets, spread),
             ("time of a remote batch", self._far, remote.busy_s, remote.tickets, spread),

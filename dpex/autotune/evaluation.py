@@ -32,7 +32,6 @@ _CLEARLY_MORE, _MOSTLY, _NOT_MUCH_SLOWER, _NO_FASTER = 1.5, 0.7, 0.6, 1.15
 """So many times the workers, of which so much went into dearer batches, so that the rate rose by less than this. Where
 it fell by more than queues do, it is the work that has changed."""
 _HALF = 0.5
-_FULL = 0.8
 _ADDING = ("too few", "spread")
 
 
@@ -63,8 +62,6 @@ class Record:
         far = sample.remote.tickets
         tickets = sample.local.tickets + sample.remote.tickets
         making_s = sample.local.busy_s - (sample.local.queued_s or 0.0) + sample.remote.busy_s
-        used = sample.local.cpu_s + sample.host.trainer_cpu_s + sample.host.others * sample.seconds
-        full = used > _FULL * sample.host.cpus * sample.seconds
         self._windows.append(
             _Window(
                 seconds=sample.seconds,
@@ -76,7 +73,7 @@ class Record:
                 far=far,
                 tickets=tickets,
                 making_s=making_s,
-                is_full=full,
+                is_full=Windows.is_saturated(sample),
             )
         )
 
@@ -200,8 +197,12 @@ class Trial:
         was_s, now_s = self.before.cost_s, self.since.cost_s
         if self.decision.reason not in _ADDING or self.since.is_full or not 0.0 < was_s < now_s:
             return later
-        chance = math.hypot(work.uncertainty(self.before.batches), work.uncertainty(self.since.batches))
+        chance = self._chance(work)
         return max(work.step_s, later / min(now_s / was_s, 1.0 + _SURELY * chance))
+
+    def _chance(self, work: Windows) -> float:
+        """Standard error of how much dearer batches became, where it is chance alone."""
+        return math.hypot(work.uncertainty(self.before.batches), work.uncertainty(self.since.batches))
 
     def gain(self, work: Windows) -> tuple[float, float]:
         """By which part the rate rose, by what batches cost, and the standard error of that."""
@@ -245,7 +246,7 @@ class Trial:
         was_s, now_s = self.before.cost_s, self.since.cost_s
         if more < _CLEARLY_MORE or not was_s or self.since.batches < _FEW:
             return False
-        chance = math.hypot(work.uncertainty(self.before.batches), work.uncertainty(self.since.batches))
+        chance = self._chance(work)
         explained = now_s / was_s - 1.0 >= max(_MOSTLY * (more - 1.0), _SURELY * chance)
         return explained and _NOT_MUCH_SLOWER * self.before.rate < self.since.rate < _NO_FASTER * self.before.rate
 

@@ -3,7 +3,7 @@
 How far it runs ahead (the *window*) is PyTorch's ``num_workers * prefetch_factor`` unless something better is known:
 
 * Tiny batches (under `TINY_S`) are worth grouping, many tickets to a message, which takes a wider window. That draws
-  further ahead from the sampler, so it is done only for samplers that cannot tell (see `epoch.draws_ahead_safely`).
+  further ahead from the sampler, so it is done only for samplers that cannot tell (see `iterators.draws_ahead_safely`).
 * The way to a remote worker and back is long: with such samplers each has `REMOTE_DEPTH` batches in flight, as far as
   `REMOTE_BYTES` allow.
 * When made batches wait behind a straggler while workers idle, the window widens: under ``seeding="batch"``, and under
