@@ -1,12 +1,16 @@
-# make demo | test | bench | bench-rivals | bench-report | lint: each first builds .venv when it is missing or old.
+# make demo | test | test-gpu | accuracy | speed | bench | bench-rivals | bench-network | bench-report | docs | mutants | soak | lint | dist:
+# each first makes .venv where it is missing, but for test-gpu.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.dpex-installed
+DOCS_STAMP := $(VENV)/.docs-installed
 RAY_AGENT := $(VENV)/ray-agent
 TEST_ARGS ?=
 BENCH_ARGS ?=
+ACCURACY_ARGS ?=
+SPEED_ARGS ?=
 
 # The benchmark's rivals have an environment of their own.
 RIVALS_VENV ?= .venv-rivals
@@ -14,15 +18,24 @@ RIVALS := $(RIVALS_VENV)/bin/python
 RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv ray-agent demo test bench bench-rivals bench-report lint format clean
+.PHONY: help venv ray-agent demo test test-gpu gpu-proof accuracy speed bench bench-rivals bench-network bench-report docs mutants soak lint format dist clean
 
 help:
-	@echo "make demo    train a small network through DpexDataLoader, here and on a private Ray (2 minutes)"
+	@echo "make demo    watch num_workers=\"auto\" at work: real training, live page, Ray, diagnosis (1.5 minutes)"
 	@echo "make test    run the tests, several at a time  (TEST_ARGS='-k name' to choose)"
+	@echo "make test-gpu  run the tests that need a GPU, with the Python that is there: neither Ray nor a network is needed"
+	@echo "make gpu-proof  the same, then ResNet-50 with torch's loader and dpex's: all figures in under ten minutes (FIGURES)"
+	@echo "make accuracy  train a network with every loader, and compare losses and weights bit for bit (ACCURACY_ARGS)"
+	@echo "make speed   train with heavy preprocessing: torch, dpex here, dpex with 1, 2 and 4 further nodes (SPEED_ARGS)"
 	@echo "make bench   compare with PyTorch's DataLoader (BENCH_ARGS='--quick' for a first look, '--plan' for how long)"
 	@echo "make bench-rivals  the same with other loaders beside it, in an environment of their own"
-	@echo "make bench-report  write the README's tables from the kept results"
+	@echo "make bench-network  remote workers behind slow, long and lossy links, in network namespaces (root only)"
+	@echo "make bench-report  write the tables of README.md and docs/benchmarks.md from the kept results"
+	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
+	@echo "make mutants make wrong lines of code that tests must notice, one by one"
+	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"
 	@echo "make lint    ruff and mypy                     (make format to let ruff tidy up)"
+	@echo "make dist    build the sdist, and the wheel from it, in dist/"
 
 venv: $(STAMP)
 
@@ -45,6 +58,25 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m tests $(TEST_ARGS)
 
+# With PYTHON itself, which has torch for this GPU, NumPy and pytest: nothing is installed. Figures are printed (-rP).
+test-gpu:
+	$(PYTHON) -m pytest -o addopts= -rP tests/gpu $(TEST_ARGS)
+
+# All that is to be shown on a GPU, in under ten minutes: the tests, then ResNet-50 with torch's loader and with dpex's.
+# The figures are in FIGURES, also those of tests that fail.
+FIGURES ?= benchmarks/results
+RESNET := 'photographs limit' 'photographs torch:8' 'photographs torch:16' 'photographs dpex:auto'
+gpu-proof:
+	DPEX_GPU_FIGURES=$(FIGURES)/local-gpu-tests.json timeout 330 $(PYTHON) -m pytest -o addopts= -rP tests/gpu; tests=$$?; \
+	timeout 250 $(PYTHON) -m benchmarks.training.speed --seconds 12 --rounds 2 --only $(RESNET) \
+		--results $(FIGURES)/local-gpu-speed.json && exit $$tests
+
+accuracy: $(STAMP)
+	$(BIN)/python -m benchmarks.training.accuracy $(ACCURACY_ARGS)
+
+speed: $(STAMP)
+	$(BIN)/python -m benchmarks.training.speed $(SPEED_ARGS)
+
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
@@ -57,8 +89,25 @@ $(RIVALS_STAMP): benchmarks/rivals/requirements.txt
 bench-rivals: $(STAMP) $(RIVALS_STAMP)
 	$(BIN)/python -m benchmarks --rivals $(RIVALS) $(BENCH_ARGS)
 
+bench-network: $(STAMP)
+	$(BIN)/python -m benchmarks.network $(BENCH_ARGS)
+
 bench-report: $(STAMP)
 	$(BIN)/python -m benchmarks.report
+
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]' --constraint constraints.txt
+	touch $@
+
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# Wrong lines of code that tests must notice (MUTANTS='memory' to choose by a part of the name).
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -69,6 +118,11 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Without isolation: the backend is the one that constraints.txt pins, and no network is needed.
+dist: $(STAMP)
+	rm -rf $@
+	$(BIN)/python -m build --no-isolation --outdir $@
+
 clean:
-	rm -rf $(VENV) $(RIVALS_VENV) benchmarks/data build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(RIVALS_VENV) benchmarks/data build dist site .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

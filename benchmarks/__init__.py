@@ -7,7 +7,7 @@ course.py         one consumer from before iter() on: rate, waiting, what is lef
 contestants.py    who takes part, by name
 loaders.py        a contestant and a work become an iterable
 limit.py          bare loops in as many processes as cores: what the machine could do at best
-actors.py         what people write by hand on Ray; cluster.py: two raylets on this machine
+actors.py         what people write by hand on Ray; cluster.py: raylets on this machine
 rivals/           other loaders, in an environment of their own
 measure.py        one measurement in a process of its own; process.py: that process
 rows.py           the rows: which work, which consumer, which contestants
@@ -15,7 +15,8 @@ journal.py        the file of a run, a line for every measurement
 runner.py         rounds of measurements; __main__.py: the command
 results.py        ratios, the best of each side, the oracle; spread.py: median and range
 keep.py           a run that can be quoted becomes a file in results/
-report.py         the tables of the README
+report.py         the tables of README.md and docs/benchmarks.md
+training/         whole trainings, for accuracy and for speed: `make accuracy`, `make speed`
 before_after.py   two checkouts of dpex in turns: `python -m benchmarks.before_after`
 simulation/       the world in which the controller is judged: `python -m benchmarks.simulation`
 overhead.py       what metrics cost: `python -m benchmarks.overhead`

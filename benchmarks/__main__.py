@@ -17,7 +17,7 @@ from benchmarks.rows import BY_KEY
 from benchmarks.runner import Interpreters, Turn, estimate_s, missing, run_turns, turns
 
 RESULTS = Path(__file__).resolve().parent / "results"
-QUICK = Settings(rounds=2, window_s=2.0)
+QUICK = Settings(rounds=2, window_s=2.0, learning_window_s=2.0)
 QUIET_LOAD = 0.5
 """Above it other work runs on the machine."""
 
@@ -28,7 +28,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="WHO", help="some contestants, such as torch:2 dpex:0 dpex:auto")
     parser.add_argument("--quick", action="store_true", help="a first look, not to be quoted: 2 rounds of 2 s")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds (5)")
-    parser.add_argument("--window-s", type=float, metavar="S", help="seconds per measurement, from iter() on (15)")
+    parser.add_argument("--window-s", type=float, metavar="S", help="seconds of a measurement, from iter() on (6)")
+    parser.add_argument("--learning-window-s", type=float, metavar="S", help='the same for "auto" and the rivals (15)')
+    parser.add_argument("--lock", type=Path, metavar="FILE", help="hold a lock of FILE during each measurement")
     parser.add_argument("--results", type=Path, metavar="FILE", help="where they go; a file that is there is continued")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="continue a file with the settings it began with")
     parser.add_argument("--rivals", metavar="PYTHON", help="an interpreter that has the rivals: measure them as well")
@@ -41,8 +43,8 @@ def settings_of(options: argparse.Namespace, journal: Journal) -> Settings:
     """Those of the file that is continued, or of the command line."""
     if options.resume and journal.origin:
         return journal.origin.settings
-    chosen = {"rounds": options.rounds, "window_s": options.window_s}
-    given = {name: value for name, value in chosen.items() if value is not None}
+    names = ("rounds", "window_s", "learning_window_s")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
     return replace(QUICK if options.quick else Settings(), **given)
 
 
@@ -79,9 +81,13 @@ def print_row(key: str, journal: Journal) -> None:
         print(row_text(results_of(journal.measurements, machine()["cores"])[key]), end="\n\n", flush=True)
 
 
-def measure(plan: dict[str, list[Turn]], journal: Journal, settings: Settings, rivals: str | None) -> None:
+def measure(
+    plan: dict[str, list[Turn]], journal: Journal, settings: Settings, rivals: str | None, lock: Path | None
+) -> None:
     """All rows, each printed when it is done."""
-    interpreters = Interpreters(own=Surroundings(), rivals=Surroundings(python=rivals) if rivals else None)
+    interpreters = Interpreters(
+        own=Surroundings(lock=lock), rivals=Surroundings(python=rivals, lock=lock) if rivals else None
+    )
     for key, row_turns in plan.items():
         try:
             run_turns(missing(row_turns, journal), journal, settings, interpreters, say)
@@ -110,7 +116,7 @@ def main(arguments: list[str]) -> int:
     if load() > QUIET_LOAD:
         print(f"note: other work runs on this machine (load {load()}); figures will be noisy\n")
     rivals = options.rivals and str(Path(options.rivals).absolute())
-    measure(plan, journal, settings, rivals)
+    measure(plan, journal, settings, rivals, options.lock)
     print(f"written to {os.path.relpath(journal.path)}")
     failed = [turn for row_turns in plan.values() for turn in missing(row_turns, journal)]
     expected = {turn for turn in failed if turn.contestant.engine in RIVALS or turn.row.key in journal.skipped}

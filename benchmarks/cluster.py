@@ -1,25 +1,34 @@
-"""A Ray cluster of two raylets on this machine, for the remote rows.
+"""Ray clusters on this machine, for workers on other nodes.
 
-The first raylet has no processors to give: it is the trainer's node. All workers are therefore on the
-second, and every batch crosses from one object store to the other, as between two machines.
+The first raylet has no processors to give: it is the trainer's node. All workers are therefore on the others, each of
+which has as many CPUs to give as it is told, whatever the machine has.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 OBJECT_STORE_BYTES = 2 * 2**30
 
 
 @contextmanager
-def two_raylets(cpus: int) -> Iterator[str]:
-    """Start both, yield the address, stop both. `cpus`: how many one-CPU actors the second raylet takes."""
+def raylets(cpus: Sequence[int]) -> Iterator[str]:
+    """Start the trainer's node and one for each of `cpus`, yield the address, stop all. `cpus`: how many one-CPU actors
+    each takes."""
     from ray.cluster_utils import Cluster
 
-    store = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    store = {"object_store_memory": OBJECT_STORE_BYTES // max(1, len(cpus)), "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **store})
     try:
-        cluster.add_node(num_cpus=cpus, object_store_memory=OBJECT_STORE_BYTES)
+        for count in cpus:
+            cluster.add_node(num_cpus=count, object_store_memory=store["object_store_memory"])
         cluster.wait_for_nodes()
         yield cluster.address
     finally:
         cluster.shutdown()
+
+
+@contextmanager
+def two_raylets(cpus: int) -> Iterator[str]:
+    """The trainer's node and one other: every batch crosses from one object store to the other, as between machines."""
+    with raylets([cpus]) as address:
+        yield address

@@ -1,7 +1,7 @@
 """Does the diagnosis predict what happens, and what does it cost? `python -m benchmarks.diagnosis`.
 
 Six workloads run for some seconds each with N workers and are diagnosed; then with half as many and with twice as many.
-Beside each prediction stands the stall that was then measured.
+Beside each prediction stands the wait that was then measured.
 
 Then (`--only overhead`) loaders run in turns without and with what a diagnosis needs: counting, where it can be left
 out, and now and then a batch whose transforms are timed. The ratio is the median over pairs of neighbouring runs, of
@@ -86,7 +86,7 @@ WORKLOADS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description="Predicted and measured stall for half and twice the workers.")
+    parser = argparse.ArgumentParser(description="Predicted and measured wait for half and twice the workers.")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each run (3)")
     parser.add_argument("--only", choices=("predictions", "overhead"), help="leave the other out")
     parser.add_argument("--rounds", type=int, default=9, help="pairs of runs for the overhead (9)")
@@ -111,11 +111,11 @@ def _compare(workload: Workload, seconds: float) -> list[float]:
     found = []
     for workers in (max(1, workload.workers // 2), 2 * workload.workers):
         prediction = _prediction(before, workers)
-        stall = workload.run(workers, seconds).facts.stall_ratio
-        found.append(abs(prediction.stall - stall))
+        wait = workload.run(workers, seconds).facts.wait_ratio
+        found.append(abs(prediction.wait - wait))
         print(
-            f"{workload.name:28}{workload.workers:8}{before.facts.stall_ratio:10.1%}{workers:7}{prediction.stall:12.1%}"
-            f"{100 * prediction.low:6.0f}-{100 * prediction.high:.0f} %{stall:10.1%}{100 * found[-1]:8.1f}",
+            f"{workload.name:28}{workload.workers:8}{before.facts.wait_ratio:10.1%}{workers:7}{prediction.wait:12.1%}"
+            f"{100 * prediction.low:6.0f}-{100 * prediction.high:.0f} %{wait:10.1%}{100 * found[-1]:8.1f}",
             flush=True,
         )
     return found
@@ -127,7 +127,7 @@ def _prediction(diagnosis: Diagnosis, workers: int) -> Any:
     return next(one for one in diagnosis.what_if.predictions if one.change.startswith(wanted))
 
 
-# -- what it costs ---------------------------------------------------------------------------------------------------
+# -- what it costs -----------------------------------------------------------------------------------------------------
 
 
 class Compose:

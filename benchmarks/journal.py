@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.contestants import Contestant
 from benchmarks.course import Course
 
-QUOTED_ROUNDS, QUOTED_WINDOW_S = 5, 15.0
+QUOTED_ROUNDS, QUOTED_WINDOW_S, QUOTED_LEARNING_WINDOW_S = 5, 6.0, 15.0
 """What a figure needs in order to be quoted."""
 
 
@@ -24,10 +24,15 @@ class JournalError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """rounds: measurements of each contestant. window_s: seconds of one, from before `iter()` on."""
+    """How long to measure.
+
+    rounds: measurements of each contestant. window_s: seconds of one, from before `iter()` on. learning_window_s: the
+    same for `num_workers="auto"`, which has to learn, for the rivals beside it, and for rows that count batches.
+    """
 
     rounds: int = QUOTED_ROUNDS
     window_s: float = QUOTED_WINDOW_S
+    learning_window_s: float = QUOTED_LEARNING_WINDOW_S
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Keeping a run: `python -m benchmarks.keep FILE NAME` makes `benchmarks/results/NAME.json` of a run's file.
 
 What is kept are every course's figures, with few of its marks, and the machine, versions and commit. Kept is only what
-can be quoted: whole rows of at least five rounds of 15 s, measured on a commit without changes.
+can be quoted: whole rows of at least five rounds of 6 s, and of 15 s where there is something to learn, measured on a
+commit without changes.
 """
 
 import argparse
@@ -14,7 +15,14 @@ from typing import Any
 
 from benchmarks.contestants import AUTO, RIVALS, Contestant
 from benchmarks.course import Course
-from benchmarks.journal import QUOTED_ROUNDS, QUOTED_WINDOW_S, Journal, JournalError, Settings
+from benchmarks.journal import (
+    QUOTED_LEARNING_WINDOW_S,
+    QUOTED_ROUNDS,
+    QUOTED_WINDOW_S,
+    Journal,
+    JournalError,
+    Settings,
+)
 from benchmarks.results import RowResult, results_of
 from benchmarks.rows import BY_KEY
 
@@ -134,6 +142,8 @@ def problems(kept: Kept) -> list[str]:
         found.append("it was not measured on a commit without changes")
     if kept.settings.window_s < QUOTED_WINDOW_S:
         found.append(f"its courses are {kept.settings.window_s:g} s long, not {QUOTED_WINDOW_S:g}")
+    if kept.settings.learning_window_s < QUOTED_LEARNING_WINDOW_S:
+        found.append(f"learning has {kept.settings.learning_window_s:g} s, not {QUOTED_LEARNING_WINDOW_S:g}")
     return found + [f"{key}: {why}" for key, row in kept.rows.items() for why in row_problems(row)]
 
 

@@ -172,8 +172,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--storms", type=int, default=20, help="rounds of the second part, at least 2 (20)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    host = machine()
-    print(f"{host['processor']}, {host['cores']} cores, load {load()}")
+    where = machine()
+    print(f"{where['processor']}, {where['cores']} cores, load {load()}")
     print(f"per batch, median of {options.rounds} turns; target: under {MOST_US:g} us")
     with tempfile.TemporaryDirectory() as directory:
         os.environ["DPEX_METRICS_DIR"] = directory

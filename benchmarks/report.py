@@ -1,9 +1,9 @@
-"""The tables: a row for the terminal, and `python -m benchmarks.report`, which writes those of the README.
+"""The tables: a row for the terminal, and `python -m benchmarks.report`, which writes those of the documents.
 
-The README's tables stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the kept runs alone; a
-test fails where they differ. The figures are those of the newest run; where others measured the same commit on other
-machines, the range of the medians over all machines stands beside its ratio. Rows where dpex is behind anything come
-first.
+Tables of README.md and docs/benchmarks.md stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the
+kept runs alone; a test fails where they differ. The figures are those of the newest run; where others measured the same
+commit on other machines, the range of the medians over all machines stands beside its ratio. Rows where dpex is behind
+anything come first. Tables of whole trainings have kept runs of their own (`benchmarks.training.tables`).
 """
 
 import argparse
@@ -19,7 +19,9 @@ from benchmarks.process import ROOT
 from benchmarks.results import Part, RowResult, Seeding, is_behind
 from benchmarks.rows import BY_KEY, Kind
 from benchmarks.spread import Spread
+from benchmarks.training import tables as trainings
 
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 BLOCK = re.compile(r"(<!-- bench:(?P<name>[a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 NOTHING = "-"
 Figure = Callable[[RowResult], Spread | None]
@@ -33,7 +35,7 @@ class Line:
     behind: bool
 
 
-# -- cells -----------------------------------------------------------------------------------------------------------
+# -- cells -------------------------------------------------------------------------------------------------------------
 
 
 def shown_rate(result: RowResult, rate: float) -> str:
@@ -69,7 +71,7 @@ def _across(results: Sequence[RowResult], figure: Figure) -> str:
     return f"{shown_ratio(own)}; {min(medians):.2f} to {max(medians):.2f} on {len(found)} machines"
 
 
-# -- tables ----------------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def _table(header: Sequence[str], lines: Iterable[Line]) -> str:
@@ -107,7 +109,7 @@ def _of_limit(result: RowResult) -> Spread | None:
 
 
 def _to_oracle(part: Part) -> Figure:
-    return lambda result: result.ratio(AUTO, result.oracle(part), part)
+    return lambda result: result.to_oracle(part)
 
 
 def speed_table(runs: Sequence[Kept]) -> str:
@@ -138,6 +140,37 @@ def _speed_line(results: Sequence[RowResult], seeding: Seeding | None) -> Line:
     return Line(cells=cells, behind=is_behind(same(result), best(result)))
 
 
+def headline_table(runs: Sequence[Kept]) -> str:
+    """`num_workers="auto"` beside torch, whose number of workers somebody has to choose."""
+    header = (
+        "work",
+        "torch, workers = cores",
+        "torch, best",
+        'dpex, `num_workers="auto"`',
+        "auto / torch, cores",
+        "auto / torch, best",
+    )
+    return _table(header, [_headline_line(results) for results in _rows(runs, "local") if AUTO in results[0].courses])
+
+
+def _headline_line(results: Sequence[RowResult]) -> Line:
+    """The whole course of auto beside torch's after its start, as for the oracle."""
+    result = results[0]
+    part: Part = "whole" if result.row.counted else "settled"
+    guess, best = result.at_cores("torch"), result.best("torch")
+
+    def over(other: Contestant | None) -> Figure:
+        return lambda one: one.ratio(AUTO, other, "whole", part)
+
+    theirs = [
+        f"{shown_rate(result, result.rate(one, part).median)} ({one.workers})" if one else NOTHING
+        for one in (guess, best)
+    ]
+    auto = _rate_cell(result, AUTO, count=False)
+    cells = (result.row.title, *theirs, auto, _across(results, over(guess)), _across(results, over(best)))
+    return Line(cells=cells, behind=is_behind(over(guess)(result), over(best)(result)))
+
+
 def auto_table(runs: Sequence[Kept]) -> str:
     """`num_workers="auto"` beside the best of all fixed counts."""
     header = ("work", "oracle", "auto", "auto / oracle, whole course", "auto / oracle, after learning")
@@ -147,8 +180,8 @@ def auto_table(runs: Sequence[Kept]) -> str:
 def _auto_line(results: Sequence[RowResult]) -> Line:
     result = results[0]
     whole, settled = _to_oracle("whole"), _to_oracle("settled")
-    oracle = result.oracle()
-    name = f"{_rate_cell(result, oracle, count=False)}, {oracle.label}" if oracle else NOTHING
+    oracle = result.oracle("settled")
+    name = f"{shown_rate(result, result.rate(oracle, 'settled').median)}, {oracle.label}" if oracle else NOTHING
     cells = (result.row.title, name, _rate_cell(result, AUTO, count=False))
     return Line(
         cells=(*cells, _across(results, whole), _across(results, settled)),
@@ -231,18 +264,21 @@ def _remote_line(results: Sequence[RowResult]) -> Line:
 def origin_text(runs: Sequence[Kept]) -> str:
     """What the newest run was measured on."""
     run = runs[0]
-    host, versions = run.machine, run.versions
-    sizes = f"{host['last_level_cache_bytes'] / 2**20:.0f} MB last-level cache, {host['memory_bytes'] / 2**30:.0f} GB"
+    machine, versions = run.machine, run.versions
+    sizes = (
+        f"{machine['last_level_cache_bytes'] / 2**20:.0f} MB last-level cache, {machine['memory_bytes'] / 2**30:.0f} GB"
+    )
     return (
-        f"{host['processor']}, {host['cores']} cores, {sizes}, {host['system']}; Python {versions['python']}, "
+        f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}; Python {versions['python']}, "
         f"torch {versions['torch']}, Ray {versions['ray']}; commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}; "
-        f"{run.settings.rounds} rounds of {run.settings.window_s:g} s, from `iter()` on: median (range). Machines: "
-        f"{len(_same_commit(runs))}."
+        f"{run.settings.rounds} rounds of {run.settings.window_s:g} s, of {run.settings.learning_window_s:g} s for "
+        f'"auto", from `iter()` on: median (range). Machines: {len(_same_commit(runs))}.'
     )
 
 
 BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
     "origin": origin_text,
+    "headline": headline_table,
     "speed": speed_table,
     "auto": auto_table,
     "rivals": rivals_table,
@@ -256,8 +292,10 @@ def rewritten(text: str, runs: Sequence[Kept]) -> str:
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
+        if name in trainings.BLOCKS:
+            return f"{match[1]}{trainings.block(name)}\n{match[3]}"
         if name not in BLOCKS:
-            raise ValueError(f"there is no block called {name!r}; there are {', '.join(BLOCKS)}")
+            raise ValueError(f"there is no block called {name!r}; there are {', '.join((*BLOCKS, *trainings.BLOCKS))}")
         if not runs:
             raise ValueError(f"the block {name!r} has no kept run to be made of: see benchmarks/README.md")
         return f"{match[1]}{BLOCKS[name](runs)}\n{match[3]}"
@@ -265,7 +303,7 @@ def rewritten(text: str, runs: Sequence[Kept]) -> str:
     return BLOCK.sub(block, text)
 
 
-# -- the terminal ----------------------------------------------------------------------------------------------------
+# -- the terminal ------------------------------------------------------------------------------------------------------
 
 
 def row_text(result: RowResult) -> str:
@@ -296,10 +334,10 @@ def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if the tables are those of the kept runs now."""
+    """0 if the tables of all documents are those of the kept runs now. Where one cannot be made, none is written."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument(
-        "--readme", type=Path, default=ROOT / "README.md", metavar="FILE", help="whose tables (README.md)"
+        "documents", type=Path, nargs="*", metavar="FILE", help="whose tables (README.md and docs/benchmarks.md)"
     )
     parser.add_argument("--print", action="store_true", help="only print every table")
     options = parser.parse_args(arguments)
@@ -307,13 +345,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.print:
         print(*(f"<!-- bench:{name} -->\n{make(runs)}\n<!-- /bench -->" for name, make in BLOCKS.items()), sep="\n\n")
         return 0
-    text = options.readme.read_text()
     try:
-        options.readme.write_text(rewritten(text, runs))
+        texts = {path: rewritten(path.read_text(), runs) for path in options.documents or DOCUMENTS}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{len(BLOCK.findall(text))} tables of {options.readme.name} made of {len(runs)} kept runs")
+    for path, text in texts.items():
+        path.write_text(text)
+        print(f"{len(BLOCK.findall(text))} tables of {path.name} made of {len(runs)} kept runs")
     return 0
 
 

@@ -41,11 +41,26 @@ class RowResult:
         """Median share of the consumer's time in `iter()` and `next()`."""
         return median(course.waiting for course in self.courses[contestant].values())
 
-    def ratio(self, one: Contestant | None, other: Contestant | None, part: Part = "whole") -> Spread | None:
-        """One's rate over the other's within each round; None if there is no round in which both got batches."""
+    def ratio(
+        self, one: Contestant | None, other: Contestant | None, part: Part = "whole", other_part: Part | None = None
+    ) -> Spread | None:
+        """One's rate over the other's within each round; None if there is no round in which both got batches.
+
+        other_part: the part of the other's course, if it is not the same.
+        """
         mine, theirs = self.courses.get(one, {}), self.courses.get(other, {})  # type: ignore[arg-type]
-        rounds = [number for number in sorted(set(mine) & set(theirs)) if _rate(theirs[number], part)]
-        return Spread.of([_rate(mine[n], part) / _rate(theirs[n], part) for n in rounds]) if rounds else None
+        part_of_other = other_part or part
+        rounds = [number for number in sorted(set(mine) & set(theirs)) if _rate(theirs[number], part_of_other)]
+        return Spread.of([_rate(mine[n], part) / _rate(theirs[n], part_of_other) for n in rounds]) if rounds else None
+
+    def to_oracle(self, part: Part) -> Spread | None:
+        """The rate of "auto" over that of the oracle after its start.
+
+        whole: with all of its learning, over a longer course than the oracle's, whose start is therefore left out.
+        Where batches are counted both have the same course, and the same part of it is compared.
+        """
+        theirs = part if self.row.counted else "settled"
+        return self.ratio(AUTO, self.oracle(theirs), part, theirs)
 
     def fixed(self, *engines: str) -> list[Contestant]:
         """Those of these engines that were measured, but for "auto" of dpex."""

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.contestants import RIVALS, Contestant
+from benchmarks.contestants import AUTO, RIVALS, Contestant
 from benchmarks.course import Course
 from benchmarks.journal import Journal, Measurement, Settings, now
 from benchmarks.machine import load
@@ -68,7 +68,13 @@ def missing(planned: Sequence[Turn], journal: Journal) -> list[Turn]:
 
 def estimate_s(planned: Sequence[Turn], settings: Settings) -> float:
     """About how long they take."""
-    return sum(START_S + (0.0 if turn.row.kind == "start" else settings.window_s) for turn in planned)
+    return sum(START_S + (0.0 if turn.row.kind == "start" else window_s(turn, settings)) for turn in planned)
+
+
+def window_s(turn: Turn, settings: Settings) -> float:
+    """Seconds of the measurement."""
+    learns = turn.contestant == AUTO or turn.contestant.engine in RIVALS or turn.row.counted
+    return settings.learning_window_s if learns else settings.window_s
 
 
 def run_turns(
@@ -109,8 +115,8 @@ def request(turn: Turn, settings: Settings) -> Request:
     return Request(
         work=row.work,
         contestant=turn.contestant,
-        window_s=settings.window_s,
-        count=row.count(settings.window_s),
+        window_s=window_s(turn, settings),
+        count=row.count(settings.learning_window_s),
         step_s=row.step_s,
         use=row.use,
         remote_cpus=len(os.sched_getaffinity(0)) if row.kind == "remote" else 0,

@@ -1,7 +1,7 @@
 """Does `dpex run` bring what `dpex diagnose` says it would? `python -m benchmarks.unmodified`.
 
 A plain script runs below `dpex diagnose`, which leaves PyTorch's loader in place and predicts; then below `dpex run`,
-which tunes. Compared are the stall and the rate predicted with those that the script itself saw, in its second half.
+which tunes. Compared are the wait and the rate predicted with those that the script itself saw, in its second half.
 """
 
 import argparse
@@ -39,18 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         after = _printed(_dpex("run", "--also-in-process", str(SCRIPT), *map(str, [*numbers, 2 * seconds])))
         off.append(100 * abs(predicted[1] - after[1]))
         print(f"{name:30}{_shown(*before)}{_shown(*predicted)}{_shown(*after)}{off[-1]:9.1f}", flush=True)
-    print(f"\nthe stall is off by {sum(off) / len(off):.1f} points on average, {max(off):.1f} at most")
+    print(f"\nthe wait is off by {sum(off) / len(off):.1f} points on average, {max(off):.1f} at most")
 
 
 def _diagnosed(numbers: Sequence[float]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Rate and stall that the script saw, and that dpex would give."""
+    """Rate and wait that the script saw, and that dpex would give."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         done = _dpex("diagnose", "--json", str(report), "--no-probe", str(SCRIPT), *map(str, numbers))
         found: dict[str, Any] = json.loads(report.read_text())["with_dpex"]
     if found["rate"] is None:
         raise SystemExit(f"nothing was predicted: {found['sentence']}; --seconds is too short")
-    return _printed(done), (found["rate"], found["stall"])
+    return _printed(done), (found["rate"], found["wait"])
 
 
 def _dpex(*words: str) -> str:
@@ -59,12 +59,12 @@ def _dpex(*words: str) -> str:
 
 
 def _printed(text: str) -> tuple[float, float]:
-    rate, stall = map(float, text.split()[-2:])
-    return rate, stall
+    rate, wait = map(float, text.split()[-2:])
+    return rate, wait
 
 
-def _shown(rate: float, stall: float) -> str:
-    return f"{rate:10.1f}/s {stall:5.0%}"
+def _shown(rate: float, wait: float) -> str:
+    return f"{rate:10.1f}/s {wait:5.0%}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What Prometheus and Grafana need to show a training run; see README.md.
 
-grafana.py    panels as values, and the JSON of a dashboard made of them (Grafana's classic schema)
+grafana.py    how panels of each kind look, built by Grafana's SDK (which needs Python 3.11)
 promql.py     what their queries are made of
 contents.py   the dashboard: the first rows, variables and annotations
 machinery.py  its other rows

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from dashboards.contents import DASHBOARD
-from dashboards.grafana import as_text
+from dashboards.contents import dashboard
 
 TARGET = Path(__file__).parent / "dpex.json"
 
 if __name__ == "__main__":
-    TARGET.write_text(as_text(DASHBOARD))
+    TARGET.write_text(dashboard())

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from dashboards.grafana import Panel, Query, Row
-from dashboards.promql import BY_RANK, GPU_STALL, PROCESS, RANK, SPENT, STEPS, about, increase, of, quantile, rate
+from dashboards.grafana import Row, graph, label_table, query, time_line
+from dashboards.promql import (
+    BY_MACHINE,
+    BY_RANK,
+    GPU_STALL,
+    MACHINE,
+    PROCESS,
+    RANK,
+    SPENT,
+    STEPS,
+    about,
+    increase,
+    of,
+    quantile,
+    rate,
+)
 
 # -- who makes batches, and where --------------------------------------------------------------------------------------
 
@@ -11,69 +25,78 @@ MADE = rate("dpex_worker_batch_seconds_count")
 WORKERS = Row(
     title="Who makes batches, and where?",
     panels=(
-        Panel(
+        graph(
             title="Workers by place",
             description=about("dpex_workers_wanted", "dpex_workers_requested", "dpex_workers_running"),
             queries=tuple(
-                Query(expr=f"sum by (lane) ({of(f'dpex_workers_{state}')})", legend=f"{{{{lane}}}} {state}")
+                query(expr=f"sum by (pool) ({of(f'dpex_workers_{state}')})", legend=f"{{{{pool}}}} {state}")
                 for state in ("wanted", "requested", "running")
             ),
             unit="none",
             dashed=".* (wanted|requested)",
         ),
-        Panel(
+        graph(
             title="Batches per second by place",
             description="Batches made, by where: inline is the training process, local this machine, remote the "
             f"cluster. {about('dpex_batches_total')}",
             queries=(
-                Query(expr=f"sum by (lane) ({MADE})", legend="made {{lane}}"),
-                Query(expr=f"sum({rate('dpex_batches_total')})", legend="delivered"),
+                query(expr=f"sum by (pool) ({MADE})", legend="made {{pool}}"),
+                query(expr=f"sum({rate('dpex_batches_total')})", legend="delivered"),
             ),
             unit="cps",
             dashed="delivered",
         ),
-        Panel(
+        graph(
             title="How busy workers are",
             description="Share of their time in which workers make batches. Near 1: more workers would bring more. "
             "Low while training starves: they are not given work, or something else holds up. "
             + about("dpex_worker_seconds_total"),
             queries=(
-                Query(
-                    expr=f"""sum by (lane) ({rate("dpex_worker_seconds_total", 'lane!="inline"')}) / """
-                    f"sum by (lane) ({of('dpex_workers_running')})",
-                    legend="{{lane}}",
+                query(
+                    expr=f"""sum by (pool) ({rate("dpex_worker_seconds_total", 'pool!="inline"')}) / """
+                    f"sum by (pool) ({of('dpex_workers_running')})",
+                    legend="{{pool}}",
                 ),
             ),
             unit="percentunit",
         ),
-        Panel(
+        graph(
             title="Cost of a batch by stage",
             description="Seconds of a worker's time for one batch. The largest stage is what to make faster.",
             queries=(
-                Query(
-                    expr=f"sum by (lane, stage) ({rate('dpex_worker_seconds_total')}) / ignoring (stage) group_left () "
-                    f"sum by (lane) ({MADE})",
-                    legend="{{lane}} {{stage}}",
+                query(
+                    expr=f"sum by (pool, stage) ({rate('dpex_worker_seconds_total')}) / ignoring (stage) group_left () "
+                    f"sum by (pool) ({MADE})",
+                    legend="{{pool}} {{stage}}",
                 ),
             ),
             unit="s",
             stacked=True,
         ),
-        Panel(
+        graph(
             title="Cost of a batch, quantiles",
             description=about("dpex_worker_batch_seconds"),
             queries=tuple(
-                Query(expr=quantile(q, "dpex_worker_batch_seconds", "lane, le"), legend=f"{{{{lane}}}} p{100 * q:g}")
+                query(expr=quantile(q, "dpex_worker_batch_seconds", "pool, le"), legend=f"{{{{pool}}}} p{100 * q:g}")
                 for q in (0.5, 0.95)
             ),
             unit="s",
         ),
-        Panel(
-            title="Workers lost, batches made again",
-            description=about("dpex_worker_restarts_total", "dpex_batches_remade_total"),
+        graph(
+            title="Workers lost, batches made again or for others",
+            description=about(
+                "dpex_worker_restarts_total",
+                "dpex_nodes_left_alone",
+                "dpex_batches_remade_total",
+                "dpex_batches_shared_total",
+                "dpex_failed_samples_total",
+            ),
             queries=(
-                Query(expr=f"sum by (lane) ({increase('dpex_worker_restarts_total')})", legend="{{lane}} workers lost"),
-                Query(expr=f"sum({increase('dpex_batches_remade_total')})", legend="batches made again"),
+                query(expr=f"sum by (pool) ({increase('dpex_worker_restarts_total')})", legend="{{pool}} workers lost"),
+                query(expr=f"sum({of('dpex_nodes_left_alone')}) or vector(0)", legend="nodes left alone"),
+                query(expr=f"sum({increase('dpex_batches_remade_total')})", legend="batches made again"),
+                query(expr=f"sum({increase('dpex_batches_shared_total')})", legend="batches made for other trainings"),
+                query(expr=f"sum({increase('dpex_failed_samples_total')})", legend="samples that failed"),
             ),
             unit="none",
             bars=True,
@@ -86,38 +109,38 @@ WORKERS = Row(
 QUEUE = Row(
     title="Queue and decisions",
     panels=(
-        Panel(
+        graph(
             title="Batches ready and in flight",
-            description=about("dpex_ready_batches", "dpex_in_flight_batches", "dpex_prefetch_limit_batches"),
+            description=about("dpex_ready_batches", "dpex_in_flight_batches", "dpex_prefetch_batches"),
             queries=(
-                Query(expr=f"sum({of('dpex_ready_batches')})", legend="ready"),
-                Query(expr=f"sum by (lane) ({of('dpex_in_flight_batches')})", legend="in flight {{lane}}"),
-                Query(expr=f"sum({of('dpex_prefetch_limit_batches')})", legend="limit"),
+                query(expr=f"sum({of('dpex_ready_batches')})", legend="ready"),
+                query(expr=f"sum by (pool) ({of('dpex_in_flight_batches')})", legend="in flight {{pool}}"),
+                query(expr=f"sum({of('dpex_prefetch_batches')})", legend="limit"),
             ),
             unit="none",
             dashed="limit",
         ),
-        Panel(
+        graph(
             title="Decisions of the tuner",
             description="Each is a mark on the other panels as well. "
             + about("dpex_tuner_decisions_total", "dpex_tuner_undone_total"),
             queries=(
-                Query(
+                query(
                     expr=f"sum by (knob, direction) ({increase('dpex_tuner_decisions_total')})",
                     legend="{{knob}} {{direction}}",
                 ),
-                Query(expr=f"sum({increase('dpex_tuner_undone_total')})", legend="taken back"),
+                query(expr=f"sum({increase('dpex_tuner_undone_total')})", legend="taken back"),
             ),
             unit="none",
             bars=True,
             none="not tuned",
         ),
-        Panel(
+        graph(
             title="Waiting that decisions were to leave, and left",
-            description=about("dpex_tuner_predicted_stall_ratio", "dpex_tuner_measured_stall_ratio"),
+            description=about("dpex_tuner_predicted_wait_ratio", "dpex_tuner_measured_wait_ratio"),
             queries=tuple(
-                Query(
-                    expr=f"avg by (run_id, rank, loader) ({of(f'dpex_tuner_{kind}_stall_ratio')})",
+                query(
+                    expr=f"avg by (run_id, rank, loader) ({of(f'dpex_tuner_{kind}_wait_ratio')})",
                     legend=f"{kind}, {RANK}, {{{{loader}}}}",
                 )
                 for kind in ("predicted", "measured")
@@ -126,11 +149,11 @@ QUEUE = Row(
             dashed="predicted.*",
             none="no decision judged yet",
         ),
-        Panel(
+        graph(
             title="Speed that decisions were to bring, and brought",
             description=about("dpex_tuner_predicted_batches_per_second", "dpex_tuner_measured_batches_per_second"),
             queries=tuple(
-                Query(
+                query(
                     expr=f"avg by (run_id, rank, loader) ({of(f'dpex_tuner_{kind}_batches_per_second')})",
                     legend=f"{kind}, {RANK}, {{{{loader}}}}",
                 )
@@ -141,11 +164,11 @@ QUEUE = Row(
             dashed="predicted.*",
             none="no decision judged yet",
         ),
-        Panel(
+        graph(
             title="Error of the predictions",
             description=about("dpex_tuner_prediction_error_ratio"),
             queries=(
-                Query(
+                query(
                     expr=f"avg by (run_id, rank, loader) ({of('dpex_tuner_prediction_error_ratio')})",
                     legend=f"{RANK}, {{{{loader}}}}",
                 ),
@@ -165,74 +188,121 @@ ON_GPU = "{{gpu}}"
 TRANSFER = Row(
     title="Transfer and GPU",
     panels=(
-        Panel(
+        graph(
             title="Bytes of batches by way",
             description=about("dpex_transfer_bytes_total"),
-            queries=(Query(expr=f"sum by (path) ({rate('dpex_transfer_bytes_total')})", legend="{{path}}"),),
+            queries=(query(expr=f"sum by (path) ({rate('dpex_transfer_bytes_total')})", legend="{{path}}"),),
             unit="Bps",
+            width=6,
         ),
-        Panel(
+        graph(
             title="Taking batches in, by rank",
             description="Share of the training loop's time spent taking in batches that have arrived: mapping, "
             "decoding and copying them.",
             queries=(
-                Query(
+                query(
                     expr=f"""{BY_RANK} ({rate("dpex_consumer_seconds_total", 'state="transfer"')}) / """
                     f"{BY_RANK} ({SPENT})",
                     legend=RANK,
                 ),
             ),
             unit="percentunit",
+            width=6,
         ),
-        Panel(
+        graph(
+            title="Feeding the device",
+            description=about("dpex_device_feed_seconds_total") + " Seconds per second.",
+            queries=(query(expr=f"sum by (part) ({rate('dpex_device_feed_seconds_total')})", legend="{{part}}"),),
+            unit="percentunit",
+            width=6,
+            none="no loader with a device",
+        ),
+        graph(
             title="GPU stall by rank",
             description=about("dpex_gpu_stall_seconds_total") + " Seconds per second of the training loop.",
-            queries=(Query(expr=GPU_STALL, legend=RANK),),
+            queries=(query(expr=GPU_STALL, legend=RANK),),
             unit="percentunit",
+            width=6,
             steps=STEPS,
             none="no GPU measured",
         ),
-        Panel(
+        graph(
+            title="What the network carries while sending",
+            description=about("dpex_network_sent_bytes_total", "dpex_network_sending_seconds_total"),
+            queries=(
+                query(
+                    expr=f"{BY_MACHINE} ({rate('dpex_network_sent_bytes_total')}) / "
+                    f"{BY_MACHINE} ({rate('dpex_network_sending_seconds_total')})",
+                    legend=MACHINE,
+                ),
+            ),
+            unit="Bps",
+            width=8,
+            none="no remote workers",
+        ),
+        graph(
+            title="Lost on the network",
+            description=about("dpex_network_resent_bytes_total"),
+            queries=(
+                query(
+                    expr=f"{BY_MACHINE} ({rate('dpex_network_resent_bytes_total')}) / "
+                    f"{BY_MACHINE} ({rate('dpex_network_sent_bytes_total')})",
+                    legend=MACHINE,
+                ),
+            ),
+            unit="percentunit",
+            width=8,
+            none="no remote workers",
+        ),
+        graph(
+            title="Round trip to remote workers",
+            description=about("dpex_network_round_trip_seconds"),
+            queries=(query(expr=f"{BY_MACHINE} ({of('dpex_network_round_trip_seconds')})", legend=MACHINE),),
+            unit="s",
+            width=8,
+            none="no remote workers",
+        ),
+        graph(
             title="GPU at work",
             description=about("dpex_gpu_sm_active_ratio", "dpex_gpu_kernel_active_ratio"),
             queries=(
-                Query(expr=f"avg by (gpu) ({of('dpex_gpu_sm_active_ratio', per=GPU)})", legend=f"SMs, {ON_GPU}"),
-                Query(expr=f"avg by (gpu) ({of('dpex_gpu_kernel_active_ratio', per=GPU)})", legend=f"kernel, {ON_GPU}"),
+                query(expr=f"avg by (gpu) ({of('dpex_gpu_sm_active_ratio', per=GPU)})", legend=f"SMs, {ON_GPU}"),
+                query(expr=f"avg by (gpu) ({of('dpex_gpu_kernel_active_ratio', per=GPU)})", legend=f"kernel, {ON_GPU}"),
             ),
             unit="percentunit",
             highest=1,
             dashed="kernel.*",
             none="no GPU measured",
         ),
-        Panel(
+        graph(
             title="GPU memory bandwidth and occupancy",
             description=about("dpex_gpu_dram_active_ratio", "dpex_gpu_sm_occupancy_ratio"),
             queries=(
-                Query(
+                query(
                     expr=f"avg by (gpu) ({of('dpex_gpu_dram_active_ratio', per=GPU)})", legend=f"bandwidth, {ON_GPU}"
                 ),
-                Query(expr=f"avg by (gpu) ({of('dpex_gpu_sm_occupancy_ratio', per=GPU)})", legend=f"warps, {ON_GPU}"),
+                query(expr=f"avg by (gpu) ({of('dpex_gpu_sm_occupancy_ratio', per=GPU)})", legend=f"warps, {ON_GPU}"),
             ),
             unit="percentunit",
             highest=1,
             none="no GPU measured",
         ),
-        Panel(
+        graph(
             title="GPU memory",
             description=about("dpex_gpu_memory_used_bytes", "dpex_gpu_memory_size_bytes"),
             queries=(
-                Query(expr=f"max by (gpu) ({of('dpex_gpu_memory_used_bytes', per=GPU)})", legend=f"used, {ON_GPU}"),
-                Query(expr=f"max by (gpu) ({of('dpex_gpu_memory_size_bytes', per=GPU)})", legend=f"size, {ON_GPU}"),
+                query(expr=f"max by (gpu) ({of('dpex_gpu_memory_used_bytes', per=GPU)})", legend=f"used, {ON_GPU}"),
+                query(expr=f"max by (gpu) ({of('dpex_gpu_memory_size_bytes', per=GPU)})", legend=f"size, {ON_GPU}"),
             ),
             unit="bytes",
             dashed="size.*",
             none="no GPU measured",
         ),
-        Panel(
+        graph(
             title="GPU's bus",
             description=about("dpex_gpu_pcie_bytes_total"),
             queries=(
-                Query(
+                query(
                     expr=f"max by (gpu, direction) ({rate('dpex_gpu_pcie_bytes_total', per=GPU)})",
                     legend="{{direction}}, {{gpu}}",
                 ),
@@ -241,11 +311,10 @@ TRANSFER = Row(
             width=12,
             none="no GPU measured",
         ),
-        Panel(
+        label_table(
             title="GPUs",
             description=about("dpex_gpu_info"),
-            queries=(Query(expr=of("dpex_gpu_info", per=GPU), instant=True),),
-            kind="table",
+            queries=(query(expr=of("dpex_gpu_info", per=GPU), instant=True),),
             unit="string",
             width=12,
             hidden=("job", "instance"),
@@ -258,46 +327,45 @@ TRANSFER = Row(
 HEALTH = Row(
     title="Health",
     panels=(
-        Panel(
+        graph(
             title="Time since the last batch",
             description=about("dpex_last_batch_timestamp_seconds") + " By the clocks of two machines.",
             queries=(
-                Query(expr=f"time() - max by (run_id, rank) ({of('dpex_last_batch_timestamp_seconds')})", legend=RANK),
+                query(expr=f"time() - max by (run_id, rank) ({of('dpex_last_batch_timestamp_seconds')})", legend=RANK),
             ),
             unit="s",
         ),
-        Panel(
+        graph(
             title="Errors",
             description=about("dpex_errors_total"),
-            queries=(Query(expr=f"sum by (kind) ({increase('dpex_errors_total')})", legend="{{kind}}"),),
+            queries=(query(expr=f"sum by (kind) ({increase('dpex_errors_total')})", legend="{{kind}}"),),
             unit="none",
             bars=True,
         ),
-        Panel(
+        time_line(
             title="Processes that answer",
             description="1: Prometheus reads the metrics of this process. 0: it was killed, hangs, or cannot be "
             "reached; processes that end in order vanish.",
-            queries=(Query(expr=f"min by (run_id, rank) ({of('up', per=PROCESS)})", legend=RANK),),
-            kind="state-timeline",
+            queries=(query(expr=f"min by (run_id, rank) ({of('up', per=PROCESS)})", legend=RANK),),
             unit="none",
             steps=((None, "red"), (1, "green")),
         ),
-        Panel(
+        graph(
             title="Cost of a scrape",
             description=about("dpex_collect_duration_seconds"),
             queries=(
-                Query(
+                query(
                     expr=f"max by (collector) ({of('dpex_collect_duration_seconds', per=PROCESS)})",
                     legend="{{collector}}",
                 ),
             ),
             unit="s",
         ),
-        Panel(
+        graph(
             title="Failed collections",
             description=about("dpex_collect_errors_total"),
             queries=(
-                Query(
+                query(
                     expr="sum by (collector) "
                     f"(increase({of('dpex_collect_errors_total', per=PROCESS)}[$__rate_interval]))",
                     legend="{{collector}}",
@@ -306,19 +374,17 @@ HEALTH = Row(
             unit="none",
             bars=True,
         ),
-        Panel(
+        label_table(
             title="Loaders",
             description=about("dpex_loader_info"),
-            queries=(Query(expr=of("dpex_loader_info"), instant=True),),
-            kind="table",
+            queries=(query(expr=of("dpex_loader_info"), instant=True),),
             unit="string",
             hidden=("job", "instance"),
         ),
-        Panel(
+        label_table(
             title="Processes",
             description=about("dpex_build_info"),
-            queries=(Query(expr=of("dpex_build_info", per=PROCESS), instant=True),),
-            kind="table",
+            queries=(query(expr=of("dpex_build_info", per=PROCESS), instant=True),),
             unit="string",
             width=24,
             height=6,

@@ -13,6 +13,8 @@ STEPS = ((None, "green"), (0.05, "yellow"), (0.2, "red"))
 """Under 5 % loading is not the bottleneck, over 20 % it is."""
 RANK = "rank {{rank}} of {{run_id}}"
 BY_RANK = "sum by (run_id, rank)"
+MACHINE = "{{machine}} to rank {{rank}} of {{run_id}}"
+BY_MACHINE = "sum by (run_id, rank, machine)"
 
 
 def of(name: str, also: str = "", *, per: str = LOADER) -> str:
@@ -46,6 +48,6 @@ def about(*names: str) -> str:
 SPENT = rate("dpex_consumer_seconds_total")
 WAITED = rate("dpex_consumer_seconds_total", 'state="wait"')
 GPU_STALLED = rate("dpex_gpu_stall_seconds_total")
-HOST_WAIT = f"{BY_RANK} ({WAITED}) / {BY_RANK} ({SPENT})"
+TRAINING_WAIT = f"{BY_RANK} ({WAITED}) / {BY_RANK} ({SPENT})"
 GPU_STALL = f"{BY_RANK} ({GPU_STALLED}) / {BY_RANK} ({SPENT})"
-STARVED = f"({GPU_STALL}) or ({HOST_WAIT})"
+STARVED = f"({GPU_STALL}) or ({TRAINING_WAIT})"

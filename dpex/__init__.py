@@ -1,7 +1,14 @@
-"""dpex: torch's DataLoader with workers on this machine and on a Ray cluster, tuned and measured while training runs.
+"""dpex is torch's DataLoader with workers on this machine and on a Ray cluster, tuned and measured while training runs.
 
-Names are resolved when they are first used: importing dpex starts nothing and imports neither Ray nor
-prometheus-client.
+Names are resolved when they are first used, so importing dpex starts nothing and imports neither torch nor Ray.
+
+Examples:
+    >>> from dpex import DpexDataLoader
+    >>> with DpexDataLoader(range(6), batch_size=3, num_workers="auto") as loader:
+    ...     for batch in loader:
+    ...         print(batch)
+    tensor([0, 1, 2])
+    tensor([3, 4, 5])
 """
 
 from __future__ import annotations
@@ -11,58 +18,161 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpex.autotune.config import AutotuneConfig
+    from dpex.autotune.run_plot import RunPlot
+    from dpex.autotune.types import Decision, Outcome, Settings
     from dpex.dataloader import DpexDataLoader
+    from dpex.diagnose.diagnosis import Diagnosis
+    from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, SampleFacts, SlowFacts, TransformFacts
+    from dpex.diagnose.verdict import Evidence, Verdict
+    from dpex.diagnose.what_if import Prediction, ScoredPrediction, WhatIf
     from dpex.errors import (
+        BatchTimeoutError,
+        CapturedGraphError,
         ClusterError,
         DpexError,
         FixedWorkersError,
+        InternalError,
         InterruptedSamplerError,
         IteratorClosedError,
+        NoBatchError,
         OptionError,
+        SampleTimeoutError,
+        ShareError,
         ShippingError,
+        StateError,
+        TooManySampleErrors,
+        TraceError,
         WorkerDiedError,
     )
-    from dpex.stats import LaneStats, LoaderStats
-    from dpex.worker.threads import ticket_seed
+    from dpex.integrations.loaders import loader_behind, num_workers
+    from dpex.integrations.readings import log_to
+    from dpex.loader.elastic import ElasticDistributedSampler
+    from dpex.loader.prefetched import Prefetched, prefetch
+    from dpex.measure.gpu_use import GpuUse
+    from dpex.measure.sampling import FailedSample
+    from dpex.options import MetricsConfig, TLSConfig
+    from dpex.profile.instrument import Profile
+    from dpex.profile.spans import ProfiledStep, SlowSample, Spans
+    from dpex.stats import LoaderStats, NodeStats, PoolStats
+    from dpex.worker.current_batch import batch_seed
+    from dpex.worker.decoded_stream import decode_in_workers
+    from dpex.worker.own_generators import register_rng
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "AutotuneConfig": "dpex.autotune.config",
-    "DpexDataLoader": "dpex.dataloader",
-    "ClusterError": "dpex.errors",
-    "DpexError": "dpex.errors",
-    "FixedWorkersError": "dpex.errors",
-    "InterruptedSamplerError": "dpex.errors",
-    "IteratorClosedError": "dpex.errors",
-    "OptionError": "dpex.errors",
-    "ShippingError": "dpex.errors",
-    "WorkerDiedError": "dpex.errors",
-    "LaneStats": "dpex.stats",
-    "LoaderStats": "dpex.stats",
-    "ticket_seed": "dpex.worker.threads",
+_NAMES = {
+    "dpex.autotune.config": ("AutotuneConfig",),
+    "dpex.autotune.run_plot": ("RunPlot",),
+    "dpex.autotune.types": ("Decision", "Outcome", "Settings"),
+    "dpex.dataloader": ("DpexDataLoader",),
+    "dpex.diagnose.diagnosis": ("Diagnosis",),
+    "dpex.diagnose.facts": ("Facts", "NodeFacts", "PoolFacts", "SampleFacts", "SlowFacts", "TransformFacts"),
+    "dpex.diagnose.verdict": ("Evidence", "Verdict"),
+    "dpex.diagnose.what_if": ("Prediction", "ScoredPrediction", "WhatIf"),
+    "dpex.errors": (
+        "BatchTimeoutError",
+        "CapturedGraphError",
+        "ClusterError",
+        "DpexError",
+        "FixedWorkersError",
+        "InternalError",
+        "InterruptedSamplerError",
+        "IteratorClosedError",
+        "NoBatchError",
+        "OptionError",
+        "SampleTimeoutError",
+        "ShareError",
+        "ShippingError",
+        "StateError",
+        "TooManySampleErrors",
+        "TraceError",
+        "WorkerDiedError",
+    ),
+    "dpex.integrations.loaders": ("loader_behind", "num_workers"),
+    "dpex.integrations.readings": ("log_to",),
+    "dpex.loader.elastic": ("ElasticDistributedSampler",),
+    "dpex.loader.prefetched": ("Prefetched", "prefetch"),
+    "dpex.measure.gpu_use": ("GpuUse",),
+    "dpex.measure.sampling": ("FailedSample",),
+    "dpex.options": ("MetricsConfig", "TLSConfig"),
+    "dpex.profile.instrument": ("Profile",),
+    "dpex.profile.spans": ("ProfiledStep", "SlowSample", "Spans"),
+    "dpex.stats": ("LoaderStats", "NodeStats", "PoolStats"),
+    "dpex.worker.current_batch": ("batch_seed",),
+    "dpex.worker.decoded_stream": ("decode_in_workers",),
+    "dpex.worker.own_generators": ("register_rng",),
 }
+"""The public names by the module that defines them."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "AutotuneConfig",
+    "BatchTimeoutError",
+    "CapturedGraphError",
     "ClusterError",
+    "Decision",
+    "Diagnosis",
     "DpexDataLoader",
     "DpexError",
+    "ElasticDistributedSampler",
+    "Evidence",
+    "Facts",
+    "FailedSample",
     "FixedWorkersError",
+    "GpuUse",
+    "InternalError",
     "InterruptedSamplerError",
     "IteratorClosedError",
-    "LaneStats",
     "LoaderStats",
+    "MetricsConfig",
+    "NoBatchError",
+    "NodeFacts",
+    "NodeStats",
     "OptionError",
+    "Outcome",
+    "PoolFacts",
+    "PoolStats",
+    "Prediction",
+    "Prefetched",
+    "Profile",
+    "ProfiledStep",
+    "RunPlot",
+    "SampleFacts",
+    "SampleTimeoutError",
+    "ScoredPrediction",
+    "Settings",
+    "ShareError",
     "ShippingError",
+    "SlowFacts",
+    "SlowSample",
+    "Spans",
+    "StateError",
+    "TLSConfig",
+    "TooManySampleErrors",
+    "TraceError",
+    "TransformFacts",
+    "Verdict",
+    "WhatIf",
     "WorkerDiedError",
-    "ticket_seed",
+    "batch_seed",
+    "decode_in_workers",
+    "loader_behind",
+    "log_to",
+    "num_workers",
+    "prefetch",
+    "register_rng",
 ]
+
+
+_ADAPTERS = ("accelerate", "lightning", "ray_train", "transformers")
+"""Modules for frameworks, each of which imports its own when it is first used."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _ADAPTERS:
+        return importlib.import_module(f"dpex.{name}")
     raise AttributeError(f"module 'dpex' has no attribute {name!r}")
 
 

@@ -1,48 +1,107 @@
-"""Errors that dpex raises itself.
+"""The errors that dpex itself raises.
 
-Errors of the user's dataset, sampler or collate function arrive as themselves, with the worker's traceback,
-exactly as PyTorch's DataLoader hands them over. The tree below is for what dpex has to say::
+Three kinds of errors are not in this tree and arrive as themselves: errors of the user's dataset, sampler or collate
+function, with the worker's traceback, exactly as PyTorch's DataLoader hands them over; what PyTorch's DataLoader raises
+about its own arguments; and refusals of the operating system (OSError), such as "too many open files". Everything else
+is a `DpexError`, and also the built-in error in brackets, which code written for PyTorch may catch::
 
     DpexError
-    ├── OptionError(ValueError)         a constructor argument or a call to ``resize`` makes no sense
+    ├── OptionError(ValueError)         an option of dpex, or an argument of a call, makes no sense
     ├── FixedWorkersError(ValueError)   ``resize`` asked for what ``seeding="worker"`` cannot give
     ├── WorkerDiedError(RuntimeError)   a ticket killed its worker again and again, or a stream's worker died
+    ├── SampleTimeoutError(RuntimeError)  a sample took longer than ``sample_timeout_s`` in two workers
+    ├── TooManySampleErrors(RuntimeError)  more samples failed than ``max_sample_errors`` allows
+    ├── BatchTimeoutError(RuntimeError)  no batch came within ``timeout``
+    ├── NoBatchError(RuntimeError)       the seed of a batch was asked for where none is being made
     ├── IteratorClosedError(RuntimeError)  an iterator was used after it was closed, or in a forked process
+    ├── CapturedGraphError(RuntimeError)  a batch was asked for, to be on a device, while a graph is captured there
     ├── InterruptedSamplerError(RuntimeError)  a signal handler's exception ended the sampler: the epoch is not complete
     ├── ShippingError(TypeError)        the dataset, or something beside it, cannot be pickled
-    └── ClusterError(RuntimeError)      no Ray cluster could be reached or started
+    ├── ClusterError(RuntimeError)      no Ray cluster could be reached or started, or Ray is not installed
+    ├── StateError(ValueError)          a state of a loader cannot be read, or is of another loader
+    ├── ShareError(ValueError)          trainings that are to share batches do not read the same, or cannot meet
+    ├── TraceError(ValueError)          a recorded run cannot be read
+    └── InternalError(RuntimeError)     dpex broke a rule of its own, which is a bug in dpex
 """
 
 from __future__ import annotations
 
 
 class DpexError(Exception):
-    """Root of everything dpex raises by itself."""
+    """The root of everything that dpex raises by itself.
+
+    Examples:
+        >>> from dpex import DpexDataLoader, DpexError
+        >>> try:
+        ...     DpexDataLoader([1, 2, 3], seeding="sometimes")
+        ... except DpexError as error:
+        ...     print(error)
+        seeding='sometimes': give 'worker', 'batch' or None
+    """
 
 
 class OptionError(DpexError, ValueError):
-    """An option has a value that makes no sense; the message holds the value and the remedy."""
+    """An option has a value that makes no sense; the message holds the value and what is accepted."""
 
 
 class FixedWorkersError(DpexError, ValueError):
-    """Under ``seeding="worker"`` the number of logical workers cannot change; use ``seeding="batch"``."""
+    """The number of logical workers cannot change under ``seeding="worker"``; use ``seeding="batch"``."""
 
 
 class WorkerDiedError(DpexError, RuntimeError):
-    """A worker process or actor died and its work could not be made again; names the dataset indices."""
+    """A worker ended and its work could not be made again; the message names the indices of the samples.
+
+    It is also raised where the thread that pins memory ended.
+    """
+
+
+class SampleTimeoutError(DpexError, RuntimeError):
+    """A sample took longer than ``sample_timeout_s`` in two workers; the message has its index and the stack."""
+
+
+class TooManySampleErrors(DpexError, RuntimeError):  # noqa: N818  (what is too many, is errors)
+    """More samples could not be loaded than ``max_sample_errors`` allows; the message names the latest of them."""
+
+
+class BatchTimeoutError(DpexError, RuntimeError):
+    """No batch came within ``timeout`` seconds. The iterator goes on: ``next()`` may be called again."""
+
+
+class NoBatchError(DpexError, RuntimeError):
+    """The seed of a batch was asked for where no batch is being made; the message says where it can be asked for."""
 
 
 class IteratorClosedError(DpexError, RuntimeError):
-    """An iterator was used after it was closed, or in a process that was forked from its owner; says what to do."""
+    """An iterator was used after it was closed, or in a process that was forked from its owner."""
+
+
+class CapturedGraphError(DpexError, RuntimeError):
+    """``next()`` of a loader with a ``device`` was called while a graph was captured; the message says what to do."""
 
 
 class InterruptedSamplerError(DpexError, RuntimeError):
-    """A signal handler's exception came out of a sampler that is a generator: the epoch ends early, and says so."""
+    """A signal handler's exception came out of a sampler that is a generator, so the epoch ends early."""
 
 
 class ShippingError(DpexError, TypeError):
-    """An object cannot travel to a worker; the message names the attribute that holds it."""
+    """An object cannot be pickled to travel to a worker; the message names the attribute that holds it."""
 
 
 class ClusterError(DpexError, RuntimeError):
-    """The Ray cluster asked for is not there; the message says what was tried."""
+    """The Ray cluster cannot be reached or started, or Ray is not installed; the message says which, and the remedy."""
+
+
+class StateError(DpexError, ValueError):
+    """A state of a loader cannot be taken or read, or is of another loader; the message names what differs."""
+
+
+class ShareError(DpexError, ValueError):
+    """Trainings with one ``share`` do not read the same, or cannot meet; the message names both values, or why."""
+
+
+class TraceError(DpexError, ValueError):
+    """A recorded run cannot be read; the message names the file, the line and the remedy."""
+
+
+class InternalError(DpexError, RuntimeError):
+    """dpex broke a rule of its own. That is an error in dpex, not in what the user wrote: please report it."""

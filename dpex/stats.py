@@ -1,46 +1,109 @@
-"""What ``loader.stats()`` returns: a snapshot value, safe to keep."""
+"""The values that ``loader.stats()`` returns: snapshots, safe to keep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from dpex.measure.ledger import LastReading
+from dpex.measure.record import by_name
+from dpex.measure.sums import NodeSums, PoolLevels
+
 
 @dataclass(frozen=True, kw_only=True)
-class LaneStats:
-    """One lane at one moment; times are sums over the ``tickets`` it has made.
+class NodeStats(NodeSums):
+    """One machine of the cluster at one moment; counts and times are sums since its first batch.
 
-    ``wanted`` hosts were asked for by the user or the tuner, ``requested`` of them from the system, ``running`` exist.
-    ``fetch_s``, ``collate_s`` and ``encode_s`` are wall seconds inside workers; ``cpu_s`` is CPU time of all three.
+    Attributes:
+        tickets: Batches that were made there.
+        busy_s: Wall seconds for them.
+        cpu_s: CPU seconds for them.
+        queued_s: Seconds in which its workers could have run and had no CPU.
+        asked_s: What of the wall seconds the run queues are of: all of it, unless the kernel there does not tell.
+        links: Machines with a connection of their own, which measure it: 1, or 0 where there is none.
+        sent_bytes: Bytes that machines of the cluster sent and that arrived here.
+        resent_bytes: Bytes that they sent again, because they were lost.
+        sending_s: Seconds in which something of a machine's was on its way, added up over machines.
+        round_trip_s: The time there and back when nothing queues; of several machines the longest.
+        bandwidth: Bytes per second while something was on its way, None if nothing was.
+        loss: The part of what was sent that was sent again, 0 to 1.
     """
 
-    wanted: int = 0
-    requested: int = 0
-    running: int = 0
-    in_flight: int = 0
-    tickets: int = 0
-    fetch_s: float = 0.0
-    collate_s: float = 0.0
-    encode_s: float = 0.0
-    cpu_s: float = 0.0
+
+@dataclass(frozen=True, kw_only=True)
+class PoolStats(PoolLevels):
+    """One worker pool at one moment; times are sums over the batches that it has made.
+
+    Attributes:
+        wanted: Workers that the user or the tuner wants.
+        requested: Workers asked of the system, those running included.
+        running: Workers that take batches to be made.
+        in_flight: Batches that are with workers, being made or waiting for their turn there.
+        shared: Batches that were made for another training with the same ``share``; their times count for both.
+        tickets: The number of batches that were made.
+        load_s: Wall seconds in which workers got the samples, ``dataset[i]``, transforms included.
+        load_cpu_s: CPU seconds of that, those of libraries' threads included.
+        collate_s: Wall seconds in the collate function.
+        collate_cpu_s: CPU seconds in the collate function.
+        encode_s: Wall seconds in which batches were written into shared memory.
+        encode_cpu_s: CPU seconds of that writing.
+        transit_s: Seconds on the way from a remote worker, while it had nothing else to do.
+        busy_s: Wall seconds of loading, collating and encoding together.
+        cpu_s: CPU seconds of loading, collating and encoding together.
+        links: Machines with a connection of their own, which measure it.
+        sent_bytes: Bytes that machines of the cluster sent and that arrived here.
+        resent_bytes: Bytes that they sent again, because they were lost.
+        sending_s: Seconds in which something of a machine's was on its way, added up over machines.
+        round_trip_s: The time there and back when nothing queues; of several machines the longest.
+        bandwidth: Bytes per second while something was on its way, None if nothing was.
+        loss: The part of what was sent that was sent again, 0 to 1.
+        nodes_left_alone: Nodes of the cluster that get no workers for a while, as they failed repeatedly.
+        left_alone: Why nodes get no workers for a while.
+        nodes: Machines of the cluster.
+    """
+
+    left_alone: Mapping[str, str] = by_name("Why nodes get no workers for a while.")
+    nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderStats:
     """A loader at one moment.
 
-    ``prefetch`` is the most batches that may be drawn and not yet delivered; ``in_flight`` are being made or wait for a
-    worker, ``ready`` are made and wait for the consumer. ``ready_bytes`` are an estimate from the sizes seen.
-    ``wait_s`` is wall time the consumer spent inside ``next()``, ``work_s`` between two calls of it (host time: it is
-    not the GPU's stall). Of ``wait_s``, ``own_s`` is the part in which it was not blocked but busy (decoding, handing
-    out work, making batches itself), ``head_s`` that in which later batches were ready and the next one was not.
-    ``gpu_stall_s`` is how long the GPU's stream lay idle meanwhile, the first batch of a pass left out and the last few
-    not yet known; None without a GPU (see `dpex.system.gpu.stall`).
-    ``deaths`` counts workers that ended unexpectedly, ``remade`` tickets made again for them. ``lanes`` are "local",
-    "remote" and, for batches made in the training process, "inline".
+    Without workers, only ``batches`` is known, unless metrics, `DpexDataLoader.diagnose` or ``DPEX_DIAGNOSE`` ask for a
+    measurement, which adds the times. Iterators of PyTorch's own (``local_engine="torch"``) are not counted.
 
-    Without workers, ``batches`` is all that is known unless metrics, `DpexDataLoader.diagnose` or ``DPEX_DIAGNOSE`` ask
-    for a measurement, which adds the times. Iterators of PyTorch's own (``local_engine="torch"``) are not counted.
+    Attributes:
+        epoch: The number of the epoch, from 0.
+        batches: The number of batches that were delivered.
+        prefetch: The most batches that may be drawn and not yet delivered.
+        in_flight: The number of batches that are being made or wait for a worker.
+        ready: The number of batches that are made and wait for the training loop.
+        batch_bytes: The mean size of a batch.
+        ready_bytes: The size of the batches that are ready, estimated from the sizes seen.
+        wait_s: Wall seconds that the training loop spent inside ``next()``.
+        own_s: The part of ``wait_s`` in which it was not blocked but busy: decoding, handing out work, making batches.
+        head_s: The part of ``wait_s`` in which later batches were ready and the next one was not.
+        work_s: Wall seconds between two calls of ``next()``. They are the training loop's, not the GPU's.
+        first_batch_s: Seconds from ``iter()`` to the first batch.
+        gpu_stall_s: Seconds in which the GPU's stream was idle for want of data. The first batch of an epoch is left
+            out, and the last few are not yet known. None without a GPU.
+        deaths: The number of workers that ended unexpectedly.
+        remade: The number of batches that were made again for them.
+        failed_samples: The number of samples that could not be loaded, with ``on_sample_error="skip"`` or "replace".
+        pools: What is known of each worker pool, by its name: "local", "remote" and, for batches made in the training
+            process, "inline".
+
+    Examples:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from dpex import DpexDataLoader
+        >>> with DpexDataLoader(TensorDataset(torch.arange(8)), num_workers=2) as loader:
+        ...     for batch in loader:
+        ...         pass
+        ...     stats = loader.stats()
+        >>> stats.batches, stats.pools["local"].tickets
+        (8, 8)
     """
 
     epoch: int = 0
@@ -58,33 +121,18 @@ class LoaderStats:
     gpu_stall_s: float | None = None
     deaths: int = 0
     remade: int = 0
-    lanes: Mapping[str, LaneStats] = field(default_factory=dict)
+    failed_samples: int = 0
+    pools: Mapping[str, PoolStats] = field(default_factory=dict)
 
     @property
     def wait_ratio(self) -> float:
-        """Share of the consumer's wall time spent waiting for batches, 0 to 1."""
+        """The share of the training loop's wall time that it spent waiting for batches, from 0 to 1."""
         total = self.wait_s + self.work_s
         return self.wait_s / total if total else 0.0
 
 
-class LastStats:
-    """The figures of one iterator: read from ``source`` while it lives, and kept when it ends, however it ends.
-
-    ``end`` takes no lock, as a garbage collection may call it anywhere.
-    """
+class LastStats(LastReading[LoaderStats]):
+    """The figures of one iterator: read from ``source`` while it lives, and kept when it ends, however it ends."""
 
     def __init__(self, source: Callable[[], LoaderStats] = LoaderStats) -> None:
-        self._source: Callable[[], LoaderStats] | None = source
-        self._kept = LoaderStats()
-
-    def end(self, last: LoaderStats | None = None) -> None:
-        """Keep the figures as they are now, or ``last`` if the source cannot be read any more. Idempotent."""
-        source = self._source
-        if source is not None:
-            self._kept = source() if last is None else last
-            self._source = None
-
-    def read(self) -> LoaderStats:
-        """The present figures, or the last ones of an iterator that has ended."""
-        source = self._source
-        return self._kept if source is None else source()
+        super().__init__(source)

@@ -1,9 +1,10 @@
-"""Train with nn.DataParallel: 30 random rows of 5 floats in batches of 30, a linear layer from 5 to 2.
+"""Use the loader with nn.DataParallel, which splits each batch among the GPUs of this machine.
 
     python examples/data_parallel.py
     python examples/data_parallel.py --distribute-mode    # workers on the Ray cluster
 
-DataParallel splits each batch among the GPUs of this machine; without one it runs the layer as it is.
+The data are 30 random rows of 5 floats in one batch of 30, the model is a linear layer from 5 to 2. Without a GPU,
+DataParallel runs the layer as it is.
 """
 
 from itertools import islice
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
-from options import parser
+from options import parser, workers
 
 
 class RandomRows(Dataset[torch.Tensor]):
@@ -30,17 +31,11 @@ class RandomRows(Dataset[torch.Tensor]):
 
 
 def main() -> None:
+    """Print the shapes of what goes into the layer and what comes out."""
     options = parser(__doc__, num_workers=10, distribute_mode=False).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.DataParallel(nn.Linear(5, 2)).to(device)
-    loader = DpexDataLoader(
-        RandomRows(5, 30),
-        batch_size=30,
-        shuffle=True,
-        num_workers=options.num_workers,
-        distribute_mode=options.distribute_mode,
-        head_address=options.head_address,
-    )
+    loader = DpexDataLoader(RandomRows(5, 30), batch_size=30, shuffle=True, **workers(options))
     for epoch in range(options.epochs):
         for rows in islice(loader, options.limit):
             output = model(rows.to(device))

@@ -1,9 +1,10 @@
-"""Train with DistributedDataParallel: 90,000 random rows of 5 floats, batch 1, a DistributedSampler.
+"""Use the loader with DistributedDataParallel and a DistributedSampler.
 
     torchrun --nproc-per-node 2 examples/ddp.py
     python examples/ddp.py --ranks 2                      # the same without a launcher
 
-Each rank has a loader of its own over its share of the rows; the ranks then add up what they saw.
+The data are 90,000 random rows of 5 floats, in batches of 1. Each rank has its own loader over its share of the rows.
+After each epoch the ranks add up how often each row was seen, and rank 0 prints the result.
 """
 
 import os
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
 from dpex import DpexDataLoader
-from options import parser
+from options import parser, workers
 
 
 class NumberedRows(Dataset[tuple[int, torch.Tensor]]):
@@ -33,7 +34,7 @@ class NumberedRows(Dataset[tuple[int, torch.Tensor]]):
 
 
 def train(options) -> None:
-    """What one rank does."""
+    """Train in one rank."""
     gpu = torch.cuda.is_available() and int(os.environ["LOCAL_RANK"]) < torch.cuda.device_count()
     dist.init_process_group("nccl" if gpu else "gloo")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
@@ -42,14 +43,7 @@ def train(options) -> None:
 
     dataset = NumberedRows(options.rows)
     sampler = DistributedSampler(dataset)
-    loader = DpexDataLoader(
-        dataset,
-        batch_size=1,
-        sampler=sampler,
-        num_workers=options.num_workers,
-        distribute_mode=options.distribute_mode,
-        head_address=options.head_address,
-    )
+    loader = DpexDataLoader(dataset, batch_size=1, sampler=sampler, **workers(options))
     for epoch in range(options.epochs):
         sampler.set_epoch(epoch)
         seen = torch.zeros(len(dataset), dtype=torch.int32, device=device)
@@ -69,24 +63,25 @@ def train(options) -> None:
 
 
 def report(epoch: int, seen: torch.Tensor, first: list[int]) -> None:
-    """Rank 0 says how often rows were seen by all ranks together, and what order it had itself."""
+    """Print, in rank 0, how often all ranks together saw the rows, and with which rows rank 0 began."""
     dist.all_reduce(seen)
     if dist.get_rank() == 0:
         times = ", ".join(f"{int((seen == n).sum())} rows {n} times" for n in seen.unique().tolist())
-        counts = f"each of {len(seen)} rows seen once" if bool((seen == 1).all()) else f"seen: {times}"
+        counts = f"each of {len(seen)} rows was seen once" if bool((seen == 1).all()) else f"seen were {times}"
         print(f"epoch {epoch + 1}: {counts}; rank 0 began with rows {first[:5]}", flush=True)
 
 
 def spawned(rank: int, ranks: int, port: int, options) -> None:
-    """One rank started without a launcher."""
+    """Train in a rank that was started without a launcher."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
     os.environ |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     train(options)
 
 
 def main() -> None:
+    """Train in this process if a launcher started it as a rank, else start the ranks."""
     arguments = parser(__doc__, num_workers=10, distribute_mode=False)
-    arguments.add_argument("--rows", type=int, default=90_000, help="length of the dataset (90000)")
+    arguments.add_argument("--rows", type=int, default=90_000, help="rows of the dataset (90000)")
     arguments.add_argument("--ranks", type=int, default=2, help="ranks started without a launcher (2)")
     options = arguments.parse_args()
     if "RANK" in os.environ:

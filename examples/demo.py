@@ -1,239 +1,328 @@
-"""Train a small network on handwritten digits through DpexDataLoader: here, then on a private Ray.
+"""See dpex at work: a network is trained on JPEG files while num_workers="auto" finds the workers that it needs.
 
-    python examples/demo.py
+    python examples/demo.py                # a minute and a half, on two CPU cores or more
+    python examples/demo.py --stay         # keep the live page up afterwards
 
-Three runs train the same network from the same start on scikit-learn's 1,797 digits, each picture turned,
-stretched, shifted and smudged anew every time: with PyTorch's DataLoader, with DpexDataLoader and worker
-processes of this machine (their number changed in the middle of the second epoch), and with DpexDataLoader
-and workers on Ray. The two dpex runs must see the same batches, bit for bit.
+1. PyTorch's DataLoader with two workers, for comparison: training waits for data most of the time.
+2. DpexDataLoader with num_workers="auto", from a cold start: the wait falls, each decision is printed as it is taken,
+   and a live page shows the run.
+3. Two workers on a private Ray. They make the same batches, which a checksum proves.
+4. The loader is asked why training waits, and gets more workers while the epoch goes on.
+
+The files, their decoding, the network and its training are real. The distance of the storage is a sleep.
 """
 
 import argparse
 import hashlib
-import random
+import importlib
+import logging
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, pairwise
+from pathlib import Path
+from threading import Event
 from typing import Any
 
-import cv2
-import numpy as np
 import torch
-from rich import box
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from dpex import DpexDataLoader
-from pictures import Digits, Picture
+from pictures import PHOTOGRAPHS, Tiles, write_tiles
+from show import Display, Stretch, Watch, total
 
-BATCH = 64
-
-
-class AugmentedDigits(Dataset[Picture]):
-    """Each digit `repeats` times, redrawn every time. Sample: float32 (1, 28, 28), class."""
-
-    def __init__(self, digits: Digits, repeats: int) -> None:
-        self.digits = digits
-        self.repeats = repeats
-
-    def __len__(self) -> int:
-        return len(self.digits) * self.repeats
-
-    def __getitem__(self, index: int) -> Picture:
-        cv2.setNumThreads(0)
-        image, label = self.digits[index % len(self.digits)]
-        return torch.from_numpy(smudged(warped(image[0].numpy())))[None], label
+BATCH = 32
+FIXED_WORKERS = 2
+STORAGE_S = 0.01
+"""How much longer opening a file takes than on the disk of this machine."""
+REPEATS = 24
+"""How often each file comes in an epoch, each time with another crop."""
+SECONDS = {"torch": 6.0, "auto": 26.0, "ray": 10.0, "resized": 16.0}
+"""Of training, in each part."""
+ENOUGH_BATCHES = 55
+"""A diagnosis needs fifty; a part that is to be diagnosed takes up to twice its time for them."""
+SETTLED = 5
+"""Lines at the end of a part that show how it goes once the tuner has settled."""
 
 
-def warped(image: np.ndarray) -> np.ndarray:
-    """Turned by up to 12 degrees, scaled by up to 12 %, shifted by up to 2 pixels."""
-    turn = cv2.getRotationMatrix2D((14, 14), random.uniform(-12, 12), random.uniform(0.88, 1.12))
-    turn[:, 2] += random.uniform(-2, 2), random.uniform(-2, 2)
-    return cv2.warpAffine(image, turn, (28, 28))
-
-
-def smudged(image: np.ndarray, strength: float = 4.0) -> np.ndarray:
-    """Bent by a smooth random field (Simard, Steinkraus and Platt, 2003) and given a little noise."""
-    fields = np.random.uniform(-1, 1, (28, 28, 2)).astype(np.float32)
-    bend = cv2.GaussianBlur(fields, (0, 0), 4) * strength * 4
-    rows, columns = np.mgrid[:28, :28].astype(np.float32)
-    bent = cv2.remap(image, columns + bend[..., 0], rows + bend[..., 1], cv2.INTER_LINEAR)
-    return bent + np.random.normal(0, 0.05, bent.shape).astype(np.float32)
-
-
-def small_network() -> nn.Module:
-    """Two convolution blocks and a linear layer; the same weights at every call."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(32 * 7 * 7, 10)),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What one run came to.
-
-    accuracy_ratio: share of the test digits named rightly. training_per_s: samples per second while
-    training, after the first epoch. loading_per_s: the same with nothing but the loader at work.
-    waiting_ratio: share of the training time spent in `next()`. digest: of all batches trained on, in
-    order.
-    """
-
-    name: str
-    accuracy_ratio: float
-    training_per_s: float
-    loading_per_s: float
-    waiting_ratio: float
-    digest: str
-
-
-class Watch:
-    """Passes over a loader, timed. `samples`, `wait_s` (in `next()`) and `total_s` add up over the passes."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self.wait_s = self.total_s = 0.0
-
-    def batches(self, loader: DataLoader[Picture]) -> Iterator[list[torch.Tensor]]:
-        """One pass."""
-        start_s = time.perf_counter()
-        source = iter(loader)
-        while True:
-            asked_s = time.perf_counter()
-            batch = next(source, None)
-            self.wait_s += time.perf_counter() - asked_s
-            if batch is None:
-                break
-            self.samples += len(batch[1])
-            yield batch
-        self.total_s += time.perf_counter() - start_s
+def network(classes: int) -> nn.Module:
+    """Return three convolutions, each of which halves the picture; float32 (N, 3, 64, 64) to (N, classes) scores."""
+    channels, layers = (3, 24, 48, 96), []
+    for before, after in pairwise(channels):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels[-1], classes))
 
 
 class Trainer:
-    """A network and its optimiser, from the same start each time."""
+    """The network and its optimizer, with the same initial weights each time."""
 
     def __init__(self) -> None:
-        self.model = small_network()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.003)
+        torch.manual_seed(0)
+        self.model = network(len(PHOTOGRAPHS))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.002)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        self.model.train()
+        """Learn from one batch."""
         loss = nn.functional.cross_entropy(self.model(images), labels)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
 
     @torch.no_grad()
-    def accuracy_ratio(self, digits: Digits) -> float:
+    def accuracy_ratio(self, tiles: Tiles) -> float:
+        """Return the share of these tiles that are named correctly, 0 to 1."""
         self.model.eval()
-        scores = self.model(torch.from_numpy(digits.images)[:, None])
-        return float((scores.argmax(1) == torch.tensor(digits.labels)).float().mean())
+        right = [self.model(images).argmax(1) == labels for images, labels in DataLoader(tiles, batch_size=BATCH)]
+        self.model.train()
+        return float(torch.cat(right).float().mean())
 
 
-def train(
-    name: str,
-    loader: DataLoader[Picture],
-    epochs: int,
-    progress: Progress,
-    half_way: Callable[[], None] = lambda: None,
-) -> Run:
-    """Train through `loader`, with a bar; `half_way` is called in the middle of the second epoch."""
-    trainer, sha = Trainer(), hashlib.sha256()
-    first, later, alone = Watch(), Watch(), Watch()
-    bar = progress.add_task(name, total=epochs * len(loader))
-    for epoch in range(epochs):
-        for number, (images, labels) in enumerate((later if epoch else first).batches(loader)):
-            trainer.step(images, labels)
-            for tensor in (images, labels):
-                sha.update(tensor.numpy())
-            if (epoch, number) == (1, len(loader) // 2):
-                half_way()
-            progress.advance(bar)
-    for _ in alone.batches(loader):
-        pass
-    return Run(
-        name=name,
-        accuracy_ratio=trainer.accuracy_ratio(Digits(train=False)),
-        training_per_s=later.samples / later.total_s,
-        loading_per_s=alone.samples / alone.total_s,
-        waiting_ratio=later.wait_s / later.total_s,
-        digest=sha.hexdigest(),
-    )
+class Training:
+    """A network that is trained through one loader, and the checksum of all batches up to each one.
+
+    Nothing is measured before the first batch is there; how long that took is printed.
+    """
+
+    def __init__(self, display: Display, loader: Any, busy: str) -> None:
+        self.watch = Watch(display, loader)
+        self.trainer = Trainer()
+        self.checksums: list[str] = []
+        self._sha256 = hashlib.sha256()
+        start_s = time.monotonic()
+        with display.busy(busy):
+            epoch = iter(loader)
+            first = next(epoch)
+        display.paragraph(f"The first batch arrived after {time.monotonic() - start_s:.1f} s.")
+        self._batches = chain([first], epoch, self._further_epochs(loader))
+
+    def run(self, seconds: float, batches: int = 0) -> Stretch:
+        """Train for so long, or up to twice as long for that many batches, and return what was measured."""
+        known, least = len(self.watch.seconds), len(self.checksums) + batches
+        end_s = time.monotonic() + seconds
+        for images, labels in self.watch.batches(self._batches):
+            self.trainer.step(images, labels)
+            self._add(images, labels)
+            late_s = time.monotonic() - end_s
+            if late_s > seconds or (late_s > 0 and len(self.checksums) >= least):
+                break
+        return total(self.watch.seconds[known:])
+
+    def _add(self, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            self._sha256.update(tensor.numpy())
+        self.checksums.append(self._sha256.hexdigest())
+
+    @staticmethod
+    def _further_epochs(loader: Any) -> Iterator[list[torch.Tensor]]:
+        while True:
+            yield from loader
 
 
-def runs(options: argparse.Namespace, progress: Progress) -> list[Run]:
-    """torch's DataLoader, dpex here, dpex on Ray."""
-    dataset = AugmentedDigits(Digits(train=True), options.repeats)
-    workers = options.num_workers
+class Demo:
+    """The parts of the demo, in their order. `seconds`: of training in each, by name."""
 
-    def same() -> dict[str, Any]:
-        batches = {"batch_size": BATCH, "shuffle": True, "generator": torch.Generator().manual_seed(0)}
-        return batches | {"num_workers": workers, "persistent_workers": True}
+    def __init__(self, display: Display, folder: Path, seconds: dict[str, float]) -> None:
+        self.display = display
+        self.seconds = seconds
+        train, test = write_tiles(folder)
+        self.train_tiles = Tiles(train, repeats=REPEATS, storage_s=STORAGE_S)
+        self.test_tiles = Tiles(test, is_augmented=False)
+        self.rows: list[tuple[str, Stretch]] = []
+        self.found_workers = FIXED_WORKERS
+        self.checksums: list[str] = []
 
-    results = [train("PyTorch's DataLoader", DataLoader(dataset, **same()), options.epochs, progress)]
-    with DpexDataLoader(dataset, **same(), seeding="batch") as here:
-        grow = partial(here.resize, local=workers + 1)
-        name = f"dpex, {workers} then {workers + 1} workers here"
-        results.append(train(name, here, options.epochs, progress, grow))
-    with DpexDataLoader(
-        dataset, **same(), seeding="batch", distribute_mode=True, head_address=options.head_address
-    ) as remote:
-        results.append(train(f"dpex, {workers} workers on Ray", remote, options.epochs, progress))
-    return results
+    def settings(self) -> dict[str, Any]:
+        """Return what all loaders are given."""
+        generator = torch.Generator().manual_seed(0)
+        return {"batch_size": BATCH, "shuffle": True, "generator": generator, "persistent_workers": True}
+
+    def introduce(self) -> None:
+        """Say what dpex is for, and what is trained on what."""
+        tiles, weights = self.train_tiles, sum(one.numel() for one in network(len(PHOTOGRAPHS)).parameters())
+        self.display.paragraph(
+            "While a training loop waits for its next batch, the GPU has nothing to do. dpex replaces PyTorch's "
+            'DataLoader: with num_workers="auto" it measures the loop and sets the workers while training runs.'
+        )
+        self.display.heading("What is trained here")
+        self.display.facts(
+            {
+                "task": "Name the photograph, one of ten, that a small tile was cut from.",
+                "data": f"{len(tiles.files)} JPEG files to train on, {len(self.test_tiles.files)} to test with. Each "
+                "is decoded, cropped and resized at random, flipped and normalised.",
+                "network": f"A convolutional network with {weights:,} weights, trained on one CPU.",
+                "storage": f"A sleep of {STORAGE_S * 1e3:.0f} ms before each file is opened stands for distant "
+                "storage. Everything else is real.",
+            }
+        )
+
+    def with_torch(self) -> None:
+        """Train with PyTorch's loader, for comparison."""
+        self.display.heading(f"1. PyTorch's DataLoader, num_workers={FIXED_WORKERS}")
+        self.display.paragraph(
+            "Each line is a second of training. The bar is the wait: the share of that second in which the loop was "
+            "blocked because the next batch was not ready."
+        )
+        loader = DataLoader(self.train_tiles, **self.settings(), num_workers=FIXED_WORKERS)
+        training = Training(self.display, loader, "Starting the workers ...")
+        self.rows.append((f"PyTorch's DataLoader, {FIXED_WORKERS} workers", training.run(self.seconds["torch"])))
+
+    def with_auto(self) -> DpexDataLoader[Any]:
+        """Train with a tuned loader, which is returned open so that its live page stays."""
+        self.display.heading('2. DpexDataLoader, num_workers="auto", from a cold start')
+        self.display.paragraph(
+            "The same loop with another loader. dpex measures what a batch and a training step cost. It changes the "
+            "number of workers and the prefetch (how many batches are drawn ahead), but never the batches."
+        )
+        loader = DpexDataLoader(self.train_tiles, **self.settings(), num_workers="auto", metrics_port=0, name="train")
+        training = Training(self.display, loader, "Starting the workers ...")
+        self.show_page(loader)
+        self.rows.append(('DpexDataLoader, num_workers="auto"', training.run(self.seconds["auto"])))
+        self.rows.append((f"  its last {SETTLED} seconds", total(training.watch.seconds[-SETTLED:])))
+        accuracy_ratio = training.trainer.accuracy_ratio(self.test_tiles)
+        self.display.paragraph(
+            f"The network now names {accuracy_ratio:.0%} of the tiles that it was not trained on; guessing would name "
+            f"{1 / len(PHOTOGRAPHS):.0%}."
+        )
+        self.found_workers, self.checksums = training.watch.workers, training.checksums
+        return loader
+
+    def show_page(self, loader: DpexDataLoader[Any]) -> None:
+        """Say where the live page is, and fetch it once to see that it answers."""
+        with urllib.request.urlopen(str(loader.metrics_url), timeout=10) as answer:
+            status, page = answer.status, answer.read()
+        self.display.paragraph(
+            f"The live page of this run is {loader.metrics_url} until the demo ends. It answered just now with status "
+            f"{status} and {len(page) / 1e3:.0f} kB. Open it in a browser on this machine, or run `dpex top` in "
+            "another terminal."
+        )
+
+    def with_ray(self) -> bool:
+        """Train with workers on Ray, ask for a diagnosis and act on it. Return whether the batches were the same."""
+        where, place = self.other_place()
+        with DpexDataLoader(self.train_tiles, **self.settings(), num_workers=FIXED_WORKERS, **where) as loader:
+            with quiet():
+                training = Training(self.display, loader, f"Starting workers {place} ...")
+            loader.diagnose(reset=True)  # how long the workers took to start is not the question
+            measured = training.run(self.seconds["ray"], ENOUGH_BATCHES)
+            self.rows.append((f"DpexDataLoader, {FIXED_WORKERS} workers {place}", measured))
+            same = self.check(training.checksums)
+            self.diagnose(loader)
+            self.grow(loader, self.found_workers, is_remote=place == "on Ray")
+            name = f"DpexDataLoader, {self.found_workers} workers {place}"
+            self.rows.append((name, training.run(self.seconds["resized"])))
+            return self.check(training.checksums) and same
+
+    def other_place(self) -> tuple[dict[str, Any], str]:
+        """Return the loader's arguments for workers on Ray, or none where Ray is missing, and the place in words."""
+        if not has_ray():
+            self.display.heading(f"3. DpexDataLoader, {FIXED_WORKERS} workers")
+            self.display.paragraph(
+                "Ray is not installed, so this part runs without it: pip install 'dpex[ray]' adds it. The workers are "
+                "processes of this machine. There are only two, so training waits again; the batches are the same."
+            )
+            return {"name": "here", "seeding": "batch"}, "here"
+        self.display.heading(f"3. DpexDataLoader, {FIXED_WORKERS} workers on Ray")
+        self.display.paragraph(
+            "The workers are now actors of a Ray cluster. A cluster may have many machines; this one is private and "
+            "has only yours. There are only two workers, so training waits again; the batches are the same. Until the "
+            "workers run, the training process makes the batches."
+        )
+        resources = {"num_cpus": 1 / (2 * max(FIXED_WORKERS, self.found_workers))}  # all fit on the smallest machine
+        ray = {"distribute_mode": True, "head_address": "local", "ray_remote_args": resources}
+        return {"name": "ray", "seeding": "batch", **ray}, "on Ray"
+
+    def check(self, checksums: list[str]) -> bool:
+        """Print and return whether these batches are those that the tuned loader yielded."""
+        count = min(len(checksums), len(self.checksums))
+        mine, theirs = checksums[count - 1], self.checksums[count - 1]
+        if mine == theirs:
+            said = f"All {count} batches are those of part 2, bit for bit (SHA-256 {mine[:12]}...)."
+        else:
+            said = f"The first {count} batches DIFFER from those of part 2 (SHA-256 {mine} here, {theirs} there)."
+        self.display.result(mine == theirs, said)
+        return mine == theirs
+
+    def diagnose(self, loader: DpexDataLoader[Any]) -> None:
+        """Ask the loader why training waited."""
+        self.display.heading("4. Why does training wait? print(loader.diagnose())")
+        self.display.quote(loader.diagnose().summary)
+
+    def grow(self, loader: DpexDataLoader[Any], workers: int, *, is_remote: bool) -> None:
+        """Give the loader the number of workers that "auto" found."""
+        name = "remote" if is_remote else "local"
+        self.display.paragraph(
+            f"loader.resize({name}={workers}, prefetch={2 * workers}) now gives it as many workers as part 2 found. "
+            "The epoch goes on meanwhile."
+        )
+        loader.resize(**{name: workers, "prefetch": 2 * workers})
+
+    def conclude(self) -> None:
+        """Compare the parts."""
+        self.display.heading("In short")
+        rows = [(name, f"{one.rate:.1f}", f"{one.wait_ratio:.0%}") for name, one in self.rows]
+        self.display.table(("loader", "batches/s", "wait"), rows)
+        if self.found_workers == FIXED_WORKERS:
+            said = f"On this machine, as busy as it is, {FIXED_WORKERS} workers were enough, and dpex kept them."
+        else:
+            said = (
+                "PyTorch's loader would be as fast with the right number of workers. dpex found that number, "
+                f"{self.found_workers}, while training ran."
+            )
+        self.display.paragraph(said)
 
 
-def table_of(results: list[Run]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("loader", no_wrap=True)
-    for heading in ("accuracy\non test", "samples/s\ntraining", "samples/s\nloading only", "time\nwaiting"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for run in results:
-        figures = f"{run.training_per_s:,.0f}", f"{run.loading_per_s:,.0f}"
-        table.add_row(run.name, f"{run.accuracy_ratio:.1%}", *figures, f"{run.waiting_ratio:.1%}")
-    return table
+def has_ray() -> bool:
+    """Return whether Ray can be imported."""
+    try:
+        importlib.import_module("ray")
+    except ImportError:
+        return False
+    return True
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out the remarks that Ray logs at its start; errors are still shown."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def parse() -> argparse.Namespace:
+    """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=5, help="at least 2 (5)")
-    parser.add_argument("--repeats", type=int, default=4, help="times each digit comes in an epoch (4)")
-    parser.add_argument("--num-workers", type=int, default=2)
-    parser.add_argument("--head-address", default="local", help="Ray: local (a private one), auto, host:port")
+    seconds = sum(SECONDS.values())
+    parser.add_argument("--seconds", type=float, default=seconds, help=f"of training in all ({seconds:.0f})")
+    parser.add_argument("--stay", action="store_true", help="keep the live page up at the end, until Ctrl-C")
     return parser.parse_args()
 
 
 def main() -> int:
-    """0 if both dpex runs saw the same batches."""
-    options, console = parse(), Console()
-    console.print("[bold]dpex[/bold]: training on handwritten digits, redrawn at every turn\n")
-    columns = (
-        *(SpinnerColumn(finished_text="[green]✓"), TextColumn("{task.description}"), BarColumn()),
-        *(MofNCompleteColumn(), TextColumn("batches"), TimeElapsedColumn()),
-    )
-    with Progress(*columns, console=console) as progress:
-        results = runs(options, progress)
-    console.print(table_of(results))
-    _, here, remote = results
-    same = here.digest == remote.digest
-    mark, word = ("[green]✓", "the same batches") if same else ("[red]✗", "DIFFERENT batches")
-    console.print(f"{mark}[/] here and on Ray, training saw {word}, bit for bit")
-    console.print(f"  sha256 {here.digest[:32]}… here\n  sha256 {remote.digest[:32]}… on Ray")
+    """Return 0 if all dpex loaders yielded the same batches, else 1."""
+    options, display = parse(), Display()
+    torch.set_num_threads(1)  # the other CPUs are for the workers
+    factor = options.seconds / sum(SECONDS.values())
+    with tempfile.TemporaryDirectory(prefix="dpex-demo-") as folder:
+        demo = Demo(display, Path(folder), {part: factor * seconds for part, seconds in SECONDS.items()})
+        demo.introduce()
+        demo.with_torch()
+        with demo.with_auto() as loader:
+            same = demo.with_ray()
+            demo.conclude()
+            if options.stay:
+                display.paragraph(f"The live page stays at {loader.metrics_url} until you press Ctrl-C.")
+                Event().wait()
     return 0 if same else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

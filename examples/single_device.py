@@ -1,7 +1,9 @@
-"""Train on one device: FashionMNIST, batches of 100 made by 10 workers on the Ray cluster.
+"""Train on one device, with 10 workers on the Ray cluster.
 
-python examples/single_device.py            # a cluster that is there, or a private Ray on this machine
-python examples/single_device.py --local    # worker processes of this machine
+    python examples/single_device.py            # on the cluster that is connected, or a private Ray on this machine
+    python examples/single_device.py --local    # with worker processes of this machine
+
+The data are FashionMNIST where it is on disk (see `pictures.py`), else scikit-learn's digits, in batches of 100.
 """
 
 from itertools import islice
@@ -10,12 +12,12 @@ import torch
 from torch import nn
 
 from dpex import DpexDataLoader
-from options import parser
+from options import parser, workers
 from pictures import pictures
 
 
 def small_network() -> nn.Module:
-    """Two convolution blocks and three linear layers; float32 (N, 1, 28, 28) to ten scores."""
+    """Return two convolution blocks and three linear layers; float32 (N, 1, 28, 28) to (N, 10) scores."""
     return nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
@@ -24,20 +26,14 @@ def small_network() -> nn.Module:
 
 
 def main() -> None:
+    """Train, and print loss and accuracy after each epoch."""
     options = parser(__doc__, num_workers=10, distribute_mode=True, epochs=3).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = small_network().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     loss_of = nn.CrossEntropyLoss()
 
-    loader = DpexDataLoader(
-        pictures(train=True),
-        batch_size=100,
-        shuffle=True,
-        num_workers=options.num_workers,
-        distribute_mode=options.distribute_mode,
-        head_address=options.head_address,
-    )
+    loader = DpexDataLoader(pictures(train=True), batch_size=100, shuffle=True, **workers(options))
     for epoch in range(options.epochs):
         right = seen = 0
         for images, labels in islice(loader, options.limit):

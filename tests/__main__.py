@@ -2,24 +2,34 @@
 
 First those that may share the CPUs run in several processes, each module in one of them; then those that are marked
 `alone` run one after another. `-m` chooses among both, and each run of pytest is given all other arguments.
+
+A few that fail are run again by themselves when all is done: on a busy machine a deadline may pass that has nothing to
+do with what is tested, and what measures may have measured a neighbour. Both outcomes are printed. More than
+`MOST_AGAIN` failures of one run are no accident, and stand.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from dpex.system.cpus import usable_cpus
+from tests.failures import FILE
 
 MOST_PROCESSES = 8
 """A module is not divided, so that more processes would wait for the longest one; each takes half a GB of memory."""
 PER_CPU = 1.5
 """A third of a test's time is waiting: for processes to start, and for what it planted."""
+MOST_AGAIN = 3
+"""Of some eight thousand tests. Each that passes then is a defect of the test all the same, and is named at the end."""
 STOPPING = ("-x", "--exitfirst", "--maxfail")
 
 
@@ -38,9 +48,17 @@ def runs(arguments: list[str]) -> list[list[str]]:
     return [[*shared, *rest], ["-m", f"{also}alone", *rest]]
 
 
-def run(arguments: list[str]) -> int:
-    """The exit code of pytest, which also ends where this process is interrupted or terminated."""
-    process = subprocess.Popen([sys.executable, "-m", "pytest", *arguments])
+def run(arguments: list[str]) -> tuple[int, list[str]]:
+    """The exit code of pytest, which also ends where this process is interrupted or terminated, and what failed."""
+    with TemporaryDirectory() as directory:
+        failed = Path(directory) / "failed"
+        command = [sys.executable, "-m", "pytest", *arguments]
+        code = wait(subprocess.Popen(command, env={**os.environ, FILE: str(failed)}))
+        return code, failed.read_text().splitlines() if failed.exists() else []
+
+
+def wait(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code."""
     try:
         while True:
             try:
@@ -51,20 +69,40 @@ def run(arguments: list[str]) -> int:
         process.terminate()
 
 
-def ends(code: int, arguments: list[str]) -> bool:
+def stops(code: int, arguments: list[str]) -> bool:
     """Whether nothing more is to be run after a run with that exit code."""
     if code == pytest.ExitCode.TESTS_FAILED:
         return any(argument.startswith(STOPPING) for argument in arguments)
     return code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
+def run_again(failed: list[str]) -> int:
+    """The exit code of these tests, run with nothing beside them."""
+    print(f"These failed, and run again by themselves: {' '.join(failed)}", flush=True)
+    code, _ = run(failed)
+    if code == pytest.ExitCode.OK:
+        print(f"Failed at first and passed by themselves: {' '.join(failed)}", flush=True)
+    return code
+
+
+def may_run_again(code: int, failed: list[str]) -> bool:
+    """Whether so few tests of a run failed that another look is worth it."""
+    return code == pytest.ExitCode.TESTS_FAILED and 0 < len(failed) <= MOST_AGAIN
+
+
 def main(arguments: list[str]) -> int:
-    """The worse exit code of both runs; having no tests matters only where neither has any."""
-    codes = []
-    for each in runs(arguments):
-        codes.append(run(each))
-        if ends(codes[-1], arguments):
-            return codes[-1]
+    """The worst exit code of the runs; having no tests matters only where none has any."""
+    codes, again = [], []
+    for chosen in runs(arguments):
+        code, failed = run(chosen)
+        if stops(code, arguments):
+            return code
+        codes.append(code)
+        if may_run_again(code, failed):
+            codes.pop()
+            again += failed
+    if again:
+        codes.append(run_again(again))
     return max(codes, key=lambda code: (code != pytest.ExitCode.NO_TESTS_COLLECTED, code))
 
 

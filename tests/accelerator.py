@@ -9,6 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data._utils.pin_memory as torch_pinning
+from torch_features import HAS_ACCELERATOR
+
+
+def is_available() -> bool:
+    """Whether torch has an accelerator to pin memory for."""
+    return bool(torch.accelerator.is_available() if HAS_ACCELERATOR else torch.cuda.is_available())
 
 
 class Accelerator:
@@ -24,7 +30,7 @@ class Accelerator:
         self.indices_set.append((threading.current_thread().name, index))
 
     def pin(self, batch: Any, device: str | None = None) -> Any:
-        assert device == "cuda"
+        assert device in ("cuda", None)  # None until torch 2.8: whatever is the current one
         self.before(batch)
         copied = _copied(batch)
         self.pinned += 1
@@ -46,10 +52,15 @@ def _copied(batch: Any) -> Any:
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
     """The body of a fixture."""
     made = Accelerator()
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: made.index)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", made.set_index)
+    if HAS_ACCELERATOR:
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+        monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: made.index)
+        monkeypatch.setattr(torch.accelerator, "set_device_index", made.set_index)
+    else:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: made.index)
+        monkeypatch.setattr(torch.cuda, "set_device", made.set_index)
     monkeypatch.setattr(torch_pinning, "pin_memory", made.pin)
     yield made
     made.before = lambda batch: None

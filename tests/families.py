@@ -1,6 +1,6 @@
-"""What the tests of the local lane share: data with augmentations, and the processes of an iterator.
+"""What the tests of the local pool share: data with augmentations, and the processes of an iterator.
 
-Nothing here sleeps for long: `until` polls with a deadline, and the datasets' naps are what makes work take a while.
+The datasets' naps are what makes work take a while.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ import numpy as np
 import psutil
 import torch
 from torch.utils.data import Dataset
+from waiting import until
 
 import dpex
-
-PATIENCE_S = 15.0
 
 
 class Augmented(Dataset[torch.Tensor]):
@@ -46,7 +45,7 @@ class Augmented(Dataset[torch.Tensor]):
 class ThreadSafe(Dataset[torch.Tensor]):
     """Sample ``index``: float64 (3 + ``extra``,): the index, and numbers of generators of its own.
 
-    The generators are seeded by `dpex.ticket_seed` and by ``torch.initial_seed()``, which must be the same.
+    The generators are seeded by `dpex.batch_seed` and by ``torch.initial_seed()``, which must be the same.
     """
 
     dpex_thread_safe = True
@@ -62,7 +61,7 @@ class ThreadSafe(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.nap_s:
             time.sleep(self.nap_s)
-        drawn = np.random.default_rng((dpex.ticket_seed(), index)).random(1 + self.extra)
+        drawn = np.random.default_rng((dpex.batch_seed(), index)).random(1 + self.extra)
         again = np.random.default_rng((torch.initial_seed(), index)).random()
         return torch.cat([torch.tensor([index, again], dtype=torch.float64), torch.from_numpy(drawn)])
 
@@ -88,15 +87,6 @@ def seeded(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def until(true: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """The first truthy value of ``true()``; AssertionError when patience ends."""
-    deadline = time.monotonic() + patience_s
-    while not (value := true()):
-        assert time.monotonic() < deadline, f"waited {patience_s} s in vain for {true}"
-        time.sleep(0.002)
-    return value
-
-
 @contextlib.contextmanager
 def no_descriptor_left() -> Iterator[None]:
     """This process can open nothing within, truly."""
@@ -118,7 +108,7 @@ def no_descriptor_left() -> Iterator[None]:
 
 def template_pid(iterator: Any) -> int:
     """The prepared process that forks this iterator's local workers."""
-    return int(iterator._engine.lane("local")._template._process.pid)
+    return int(iterator._engine.pool("local")._template._process.pid)
 
 
 def living_workers(iterator: Any) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
+RAY = "Ray"
 
 
 @cache
@@ -20,7 +21,11 @@ def starts_ray(module: str) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run a module in one process, and all that start Ray in the same: there is one cluster at a time."""
+    """Run a module in one process, and all that start Ray in the same: there is one cluster at a time.
+
+    That process runs nothing else. Where Ray has been, dpex starts local workers in another way, and handlers of
+    signals and registered classes are left behind: what a test sees would depend on which tests came before.
+    """
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -28,7 +33,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             module = super()._split_scope(nodeid)
-            return "Ray" if starts_ray(module) else module
+            return RAY if starts_ray(module) else module
+
+        def _assign_work_unit(self, node: Any) -> None:
+            super()._assign_work_unit(node)
+            if RAY in self.assigned_work[node] and len(self.nodes) > 1:
+                node.shutdown()  # when that is done
 
     config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
     return Sharing(config, log)

@@ -1,4 +1,4 @@
-"""Who connects to the trainer's receiver: strangers, floods of them, workers of other versions, and workers."""
+"""Who connects to the trainer: pending clients, floods of them, agents of other versions, and agents."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
-from families import no_descriptor_left, until
+from families import no_descriptor_left
+from waiting import until
 
-from dpex.pools.ray import admission
-from dpex.pools.ray.handshake import ACCEPTED, CHALLENGE_BYTES, HEAD_BYTES, VERSION, Examination, GreetingError, Guest
-from dpex.pools.ray.tcp_stream import Receiver, Sender, Target
+from dpex.pools.agent import admission
+from dpex.pools.agent.connection import TrainerAddress, connect, tune
+from dpex.pools.agent.handshake import (
+    ACCEPTED,
+    CHALLENGE_BYTES,
+    HEAD_BYTES,
+    VERSION,
+    Challenge,
+    GreetingError,
+    WorkerCredentials,
+)
 from dpex.system import listening
 from dpex.system.clock import ManualClock
 from dpex.system.listening import Listener, one_to_drop
@@ -25,16 +33,35 @@ pytestmark = pytest.mark.timeout(60)
 SECRET = bytes(range(32))
 
 
+class Server(admission.AdmissionServer):
+    """Keeps whom it lets in, by number."""
+
+    def __init__(self) -> None:
+        self.admitted: dict[int, socket.socket] = {}
+        super().__init__("127.0.0.1", self._let_in)
+
+    def _let_in(self, connection: socket.socket, number: int) -> None:
+        tune(connection)
+        self.admitted[number] = connection
+        connection.sendall(ACCEPTED)
+
+    def target(self, agent: int) -> TrainerAddress:
+        """What an agent must know to connect."""
+        return TrainerAddress(self.address, self.port, self.secret, agent)
+
+
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver("127.0.0.1", lambda nbytes: np.empty(nbytes, np.uint8))
+def server() -> Iterator[Server]:
+    made = Server()
     yield made
     made.close()
-    made._door.thread.join(20)
-    assert not made._door.thread.is_alive()
+    made.thread.join(20)
+    assert not made.thread.is_alive()
+    for connection in made.admitted.values():
+        connection.close()
 
 
-def stranger(target: Target) -> socket.socket:
+def pending(target: TrainerAddress) -> socket.socket:
     return socket.create_connection((target.address, target.port), timeout=20)
 
 
@@ -48,45 +75,60 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def gets_in(target: Target) -> bool:
-    Sender(target).close()
+def gets_in(target: TrainerAddress) -> bool:
+    connect(target).close()
     return True
+
+
+def test_an_agent_of_this_machine_needs_no_network(server: Server) -> None:
+    target = server.target(3)._replace(port=1, local=server.local)
+    with connect(target) as connection:
+        assert connection.family == server.admitted[3].family == socket.AF_UNIX
+    with pytest.raises(GreetingError, match="not its trainer"):
+        connect(target._replace(secret=bytes(32)))
+
+
+@pytest.mark.parametrize("part", ["machine", "name"])
+def test_an_agent_that_is_elsewhere_comes_over_the_network(server: Server, part: str) -> None:
+    assert server.local is not None
+    with connect(server.target(3)._replace(local=server.local._replace(**{part: "other"}))) as connection:
+        assert connection.family == server.admitted[3].family == socket.AF_INET
 
 
 # -- the greeting, without sockets -------------------------------------------------------------------------------------
 
 
-def greeted(guest: Guest, trainer: Examination) -> bytes:
+def greeted(credentials: WorkerCredentials, trainer: Challenge) -> bytes:
     """All that goes over the wire."""
-    challenge = trainer.take(guest.hello)
-    guest.check_head(challenge[:HEAD_BYTES])
-    proof = guest.prove(challenge)
+    challenge = trainer.take(credentials.hello)
+    credentials.check_head(challenge[:HEAD_BYTES])
+    proof = credentials.prove(challenge)
     assert trainer.take(proof) == b""
-    return guest.hello + challenge + proof
+    return credentials.hello + challenge + proof
 
 
 def test_both_ends_prove_that_they_know_the_secret_and_never_send_it() -> None:
-    trainer = Examination(SECRET)
-    sent = greeted(Guest(SECRET, 7), trainer)
+    trainer = Challenge(SECRET)
+    sent = greeted(WorkerCredentials(SECRET, 7), trainer)
     assert (trainer.number, trainer.failed) == (7, False)
     assert all(SECRET[start : start + 4] not in sent for start in range(29))
 
 
 def test_messages_may_come_byte_by_byte() -> None:
-    guest, trainer = Guest(SECRET, 7), Examination(SECRET)
-    answers = [trainer.take(guest.hello[at : at + 1]) for at in range(len(guest.hello))]
-    assert [len(answer) for answer in answers] == [0] * (len(guest.hello) - 1) + [CHALLENGE_BYTES]
-    for byte in guest.prove(answers[-1]):
+    credentials, trainer = WorkerCredentials(SECRET, 7), Challenge(SECRET)
+    answers = [trainer.take(credentials.hello[at : at + 1]) for at in range(len(credentials.hello))]
+    assert [len(answer) for answer in answers] == [0] * (len(credentials.hello) - 1) + [CHALLENGE_BYTES]
+    for byte in credentials.prove(answers[-1]):
         assert trainer.number is None
         trainer.take(bytes([byte]))
     assert trainer.number == 7
 
 
 def test_a_proof_serves_once_and_for_one_number() -> None:
-    guest, other = Guest(SECRET, 7), Guest(SECRET, 8)
-    first, again, swapped = (Examination(SECRET) for _ in range(3))
-    proof = guest.prove(first.take(guest.hello))
-    again.take(guest.hello)
+    credentials, other = WorkerCredentials(SECRET, 7), WorkerCredentials(SECRET, 8)
+    first, again, swapped = (Challenge(SECRET) for _ in range(3))
+    proof = credentials.prove(first.take(credentials.hello))
+    again.take(credentials.hello)
     again.take(proof)
     swapped.take(other.hello)
     swapped.take(proof)
@@ -95,124 +137,149 @@ def test_a_proof_serves_once_and_for_one_number() -> None:
 
 
 def test_a_trainers_proof_is_no_workers() -> None:
-    trainer = Examination(SECRET)
-    challenge = trainer.take(Guest(SECRET, 7).hello)
+    trainer = Challenge(SECRET)
+    challenge = trainer.take(WorkerCredentials(SECRET, 7).hello)
     trainer.take(challenge[-32:])
     assert (trainer.number, trainer.failed) == (None, True)
 
 
 def test_a_worker_does_not_prove_itself_to_others() -> None:
-    guest = Guest(SECRET, 7)
-    challenge = Examination(bytes(32)).take(guest.hello)
+    credentials = WorkerCredentials(SECRET, 7)
+    challenge = Challenge(bytes(32)).take(credentials.hello)
     with pytest.raises(GreetingError, match="not its trainer"):
-        guest.prove(challenge)
+        credentials.prove(challenge)
     with pytest.raises(GreetingError, match="not the trainer"):
-        guest.check_head(b"HTTP/")
+        credentials.check_head(b"HTTP/")
 
 
 def test_another_version_is_told_of_it() -> None:
-    guest, trainer = Guest(SECRET, 7), Examination(SECRET)
-    head = trainer.take(guest.hello[:4] + bytes([VERSION + 1]))
-    assert (head, trainer.failed) == (guest.hello[:4] + bytes([VERSION]), True)
+    credentials, trainer = WorkerCredentials(SECRET, 7), Challenge(SECRET)
+    head = trainer.take(credentials.hello[:4] + bytes([VERSION + 1]))
+    assert (head, trainer.failed) == (credentials.hello[:4] + bytes([VERSION]), True)
     with pytest.raises(GreetingError, match=f"version {VERSION + 1}, this worker's {VERSION}: install one version"):
-        guest.check_head(guest.hello[:4] + bytes([VERSION + 1]))
+        credentials.check_head(credentials.hello[:4] + bytes([VERSION + 1]))
 
 
 @pytest.mark.parametrize("data", [b"\0", b"GET / HTTP/1.1\r\n", b"DPE\0", b"\x16\x03\x01\x02\x00" * 20])
 def test_what_is_no_hello_is_known_at_once(data: bytes) -> None:
-    trainer = Examination(SECRET)
+    trainer = Challenge(SECRET)
     assert (trainer.take(data), trainer.failed, trainer.number) == (b"", True, None)
+
+
+def test_only_who_knows_the_secret_is_let_in(server: Server) -> None:
+    target = server.target(3)
+    with pytest.raises(GreetingError, match="not its trainer"):
+        connect(target._replace(secret=bytes(32)))
+    with pending(target) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: trainer\r\nAccept: */*\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert gets_in(target)
+    assert list(server.admitted) == [3]
+
+
+def test_the_secret_is_not_shown(server: Server) -> None:
+    target = server.target(3)
+    assert repr(target.secret) not in f"{target} {target!r}"
+
+
+def test_nobody_listening_is_an_os_error(server: Server) -> None:
+    target = server.target(3)
+    server.close()
+    server.thread.join(20)
+    with pytest.raises(OSError, match=r"\S"):
+        connect(target)
 
 
 # -- floods ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_flood_costs_no_thread_and_few_descriptors_and_a_worker_gets_in(receiver: Receiver) -> None:
-    target = receiver.target(1)
+def test_a_flood_costs_no_thread_and_few_descriptors_and_a_worker_gets_in(server: Server) -> None:
+    target = server.target(1)
     threads = threading.active_count()
     with contextlib.ExitStack() as flood:
-        silent = [flood.enter_context(stranger(target)) for _ in range(3 * admission.MOST_STRANGERS)]
-        until(lambda: sum(map(is_closed, silent)) == 2 * admission.MOST_STRANGERS)
-        assert len(receiver._door._strangers) == admission.MOST_STRANGERS
+        silent = [flood.enter_context(pending(target)) for _ in range(3 * admission.MOST_PENDING)]
+        until(lambda: sum(map(is_closed, silent)) == 2 * admission.MOST_PENDING)
+        assert len(server._pending) == admission.MOST_PENDING
         assert threading.active_count() == threads
         assert [is_closed(one) for one in silent] == sorted(map(is_closed, silent), reverse=True)  # the oldest went
         assert gets_in(target)
 
 
-def the_stranger(receiver: Receiver) -> admission._Stranger:
-    """The one that is at the door, as the door sees it."""
-    until(lambda: len(receiver._door._strangers) == 1)
-    return next(iter(receiver._door._strangers))
+def the_pending_client(server: Server) -> admission._PendingClient:
+    """The client that waits for admission, as the server sees it."""
+    until(lambda: len(server._pending) == 1)
+    return next(iter(server._pending))
 
 
-def test_a_stranger_that_drips_has_one_deadline(receiver: Receiver) -> None:
-    hello = Guest(SECRET, 1).hello
-    with stranger(receiver.target(1)) as slow:
-        seen = the_stranger(receiver)
+def test_a_stranger_that_drips_has_one_deadline(server: Server) -> None:
+    hello = WorkerCredentials(SECRET, 1).hello
+    with pending(server.target(1)) as slow:
+        seen = the_pending_client(server)
         late_at = seen.late_at
         for at in range(3):
             slow.send(hello[at : at + 1])
-            until(lambda at=at: seen.examination._received == hello[: at + 1])  # type: ignore[misc]
+            until(lambda at=at: seen.challenge._received == hello[: at + 1])  # type: ignore[misc]
             assert seen.late_at == late_at
         seen.late_at = 0.0
         slow.send(hello[3:4])
         until(lambda: is_closed(slow))
 
 
-def test_a_silent_stranger_is_dropped(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_stranger_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "GREETING_S", 0.05)
-    with stranger(receiver.target(1)) as silent:
+    with pending(server.target(1)) as silent:
         assert silent.recv(1) == b""
 
 
-def test_a_worker_comes_again_when_it_was_dropped(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a flood: the door drops the first two that come."""
-    dropped, listen_to = [], admission.Door._listen_to
+def test_a_worker_comes_again_when_it_was_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a flood: the server drops the first two that come."""
+    dropped, listen_to = [], admission.AdmissionServer._listen_to
 
-    def drop(door: admission.Door, one: admission._Stranger) -> None:
+    def drop(this: admission.AdmissionServer, one: admission._PendingClient) -> None:
         if len(dropped) < 2:
             dropped.append(one)
-            door._drop(one)
+            this._drop(one)
         else:
-            listen_to(door, one)
+            listen_to(this, one)
 
-    monkeypatch.setattr(admission.Door, "_listen_to", drop)
-    assert gets_in(receiver.target(1))
+    monkeypatch.setattr(admission.AdmissionServer, "_listen_to", drop)
+    assert gets_in(server.target(1))
     assert len(dropped) == 2
 
 
-def test_noise_and_half_closed_sockets_do_no_harm(receiver: Receiver) -> None:
-    target, chance = receiver.target(1), random.Random(1)
-    hello = Guest(bytes(32), 1).hello
+def test_noise_and_half_closed_sockets_do_no_harm(server: Server) -> None:
+    target, chance = server.target(1), random.Random(1)
+    hello = WorkerCredentials(bytes(32), 1).hello
     for _ in range(200):
-        with stranger(target) as one, contextlib.suppress(OSError):
+        with pending(target) as one, contextlib.suppress(OSError):
             one.sendall(hello[: chance.randrange(len(hello) + 1)] + chance.randbytes(chance.choice((0, 1, 40, 5000))))
             if chance.random() < 0.5:
                 one.shutdown(socket.SHUT_WR)
     assert gets_in(target)
-    until(lambda: not receiver._door._strangers)
+    until(lambda: not server._pending)
 
 
-def test_who_stops_after_the_challenge_is_dropped(receiver: Receiver) -> None:
-    with stranger(receiver.target(1)) as one:
-        one.sendall(Guest(bytes(32), 1).hello)
+def test_who_stops_after_the_challenge_is_dropped(server: Server) -> None:
+    with pending(server.target(1)) as one:
+        one.sendall(WorkerCredentials(bytes(32), 1).hello)
         assert len(one.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
-        the_stranger(receiver).late_at = 0.0
+        the_pending_client(server).late_at = 0.0
         one.sendall(b"\0")
         until(lambda: is_closed(one))
 
 
-def test_a_worker_is_let_in_only_after_its_proof(receiver: Receiver) -> None:
-    target = receiver.target(1)
-    guest = Guest(target.secret, 1)
-    with stranger(target) as one:
-        one.sendall(guest.hello)
-        proof = guest.prove(one.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
+def test_a_worker_is_let_in_only_after_its_proof(server: Server) -> None:
+    target = server.target(1)
+    credentials = WorkerCredentials(target.secret, 1)
+    with pending(target) as one:
+        one.sendall(credentials.hello)
+        proof = credentials.prove(one.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
         one.sendall(proof[:-1])
-        assert 1 not in receiver._links
+        assert 1 not in server.admitted
         one.sendall(proof[-1:])
         assert one.recv(1) == ACCEPTED
-        assert 1 in receiver._links
+        assert 1 in server.admitted
 
 
 # -- no descriptors ----------------------------------------------------------------------------------------------------
@@ -296,8 +363,8 @@ def test_a_client_that_has_gone_is_no_reason_to_rest(
     assert is_heard(selector)
 
 
-def test_the_receiver_outlives_a_want_of_descriptors(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, accepts = receiver.target(1), []
+def test_the_server_outlives_a_want_of_descriptors(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, accepts = server.target(1), []
     accept = Listener.accept
     monkeypatch.setattr(Listener, "accept", lambda *args: accepts.append(1) or accept(*args))
     clients = [socket.socket() for _ in range(20)]

@@ -107,18 +107,19 @@ class Training:
 
     def made_far(self) -> int:
         """Batches that actors made."""
-        lanes = self.loader.stats().lanes
-        return lanes["remote"].tickets if "remote" in lanes else 0
+        pools = self.loader.stats().pools
+        return pools["remote"].tickets if "remote" in pools else 0
 
     def remote(self) -> int:
         """Actors that run."""
-        lanes = self.loader.stats().lanes
-        return lanes["remote"].running if "remote" in lanes else 0
+        pools = self.loader.stats().pools
+        return pools["remote"].running if "remote" in pools else 0
 
     def actors(self) -> Counter[str]:
         """Actors that are up, by node."""
-        lane = self.iterator._engine.lane("remote")
-        return Counter(host.actor.node for host in lane._hosts.values() if host.stage == "up")
+        pool = self.iterator._engine.pool("remote")
+        nodes = dict(pool._nodes.agents)
+        return Counter({nodes[agent.number]: len(agent.up) for agent in pool._agents.values() if agent.number in nodes})
 
     def fullest(self, cluster: Any) -> str:
         """The node with the most actors, but for the head."""
@@ -145,7 +146,7 @@ def test_what_is_too_much_for_this_machine_is_moved_out(cluster: Any, mode: Any)
         assert (first.reason, first.old.remote) == ("too few", 0)
         assert first.new.remote >= 1  # Ray may still count the actors of the test before as there
         assert first.new.local <= LOCAL
-        assert loader.stats().lanes["local"].running <= LOCAL
+        assert loader.stats().pools["local"].running <= LOCAL
         count = len(training.batches)
     assert_same(stacked(training.batches), in_process(count, shuffle=True))
 
@@ -200,7 +201,7 @@ def remove(cluster: Any, request: Any) -> Iterator[Callable[[str], threading.Thr
         cluster.add_node(num_cpus=NODE_CPUS, object_store_memory=STORE_BYTES)
 
 
-@pytest.mark.filterwarnings("ignore:the Ray worker")
+@pytest.mark.filterwarnings("ignore:the agent on node")
 def test_a_node_that_goes_is_made_up_for(cluster: Any, remove: Callable[[str], threading.Thread]) -> None:
     """As many actors as are wanted are there again, elsewhere, and no batch is lost or comes twice."""
     sampler = Endless()
@@ -212,7 +213,7 @@ def test_a_node_that_goes_is_made_up_for(cluster: Any, remove: Callable[[str], t
         training.until(lambda: not removal.is_alive() and not training.actors()[victim])
         made = training.made_far()
         training.until(lambda: training.made_far() >= made + ENOUGH)
-        training.until(lambda: training.remote() >= loader.stats().lanes["remote"].wanted > 0)
+        training.until(lambda: training.remote() >= loader.stats().pools["remote"].wanted > 0)
         assert not training.actors()[victim]
         assert loader.stats().deaths >= 1
         sampler.stopped.set()
@@ -221,12 +222,12 @@ def test_a_node_that_goes_is_made_up_for(cluster: Any, remove: Callable[[str], t
     assert_same(got, in_process(len(training.batches) + 1, sampler=Endless(len(got))))
 
 
-@pytest.mark.filterwarnings("ignore:the Ray worker")
+@pytest.mark.filterwarnings("ignore:the agent on node")
 @pytest.mark.parametrize("remove", [True], indirect=True, ids=["leaving"])
 def test_what_there_is_no_room_for_is_not_wanted_any_longer(
     cluster: Any, remove: Callable[[str], threading.Thread]
 ) -> None:
-    """All nodes are needed and one goes: the wish falls to what fits, and a decision says so."""
+    """All nodes are needed and one goes: the request falls to what fits, and a decision says so."""
     fits = NODE_CPUS + HEAD_CPUS
     with auto(Augmented(LENGTH, NAP_S), shuffle=True) as loader:
         training = Training(loader)
@@ -236,11 +237,11 @@ def test_what_there_is_no_room_for_is_not_wanted_any_longer(
         training.until(lambda: not removal.is_alive() and training.remote() <= fits, step_s=SHORT_STEP_S)
         gone_at = len(training.batches)
         training.until(
-            lambda: loader.stats().lanes["remote"].wanted <= fits or len(training.batches) > gone_at + 800,
+            lambda: loader.stats().pools["remote"].wanted <= fits or len(training.batches) > gone_at + 800,
             step_s=SHORT_STEP_S,
         )
-        lane = loader.stats().lanes["remote"]
-        assert lane.wanted <= fits, f"{lane}, {loader.decisions}"
+        pool = loader.stats().pools["remote"]
+        assert pool.wanted <= fits, f"{pool}, {loader.decisions}"
         assert any(d.new.remote < d.old.remote for d in loader.decisions[decided:])
         count = len(training.batches)
     assert_same(stacked(training.batches), in_process(count, shuffle=True))

@@ -1,8 +1,9 @@
-"""The benchmark: its plan, its file, what the measurements come to, and the README's tables. Nothing is timed."""
+"""The benchmark: its plan, its file, what the measurements come to, and the tables. Nothing is timed."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import keep, report
-from benchmarks.__main__ import main, parse, settings_of
+from benchmarks.__main__ import QUICK, main, parse, settings_of
 from benchmarks.contestants import AUTO, LIMIT, RIVALS, Contestant
 from benchmarks.course import Course, Drive, drive
 from benchmarks.journal import Journal, JournalError, Measurement, Origin, Settings
@@ -23,9 +24,9 @@ from benchmarks.results import RowResult, is_behind, results_of
 from benchmarks.rivals import MODULES
 from benchmarks.rows import BY_KEY, COUNTS, ROWS
 from benchmarks.runner import Interpreters, Turn, missing, request, run_turns, turns
+from benchmarks.training import tables as trainings
 from benchmarks.works import WORKS
 
-README = Path(__file__).resolve().parent.parent / "README.md"
 CORES = 2
 TORCH = {count: Contestant(engine="torch", workers=count) for count in COUNTS}
 DPEX = {count: Contestant(engine="dpex", workers=count) for count in COUNTS}
@@ -51,7 +52,7 @@ def result(courses: dict[Contestant, Any], key: str = "floats") -> RowResult:
     return RowResult(row=BY_KEY[key], cores=CORES, courses=rounds, failed={})
 
 
-# -- the plan --------------------------------------------------------------------------------------------------------
+# -- the plan ----------------------------------------------------------------------------------------------------------
 
 
 def test_every_row_has_a_work_and_a_key_of_its_own() -> None:
@@ -106,12 +107,12 @@ def test_labels_say_what_is_no_default() -> None:
 
 def test_a_request_comes_back_from_json_as_it_was() -> None:
     turn = Turn(row=BY_KEY["shift"], round=0, contestant=BATCH[4])
-    asked = request(turn, Settings(rounds=1, window_s=3.0))
+    asked = request(turn, Settings(rounds=1, window_s=3.0, learning_window_s=3.0))
     assert (asked.count, asked.step_s) == (150, 0.02)
     assert Request.from_json(asked.to_json()) == asked
 
 
-# -- the course ------------------------------------------------------------------------------------------------------
+# -- the course --------------------------------------------------------------------------------------------------------
 
 
 def test_start_up_counts_and_what_comes_after_learning_is_kept_beside_it() -> None:
@@ -163,7 +164,7 @@ def test_processor_time_is_that_of_the_second_half_per_batch() -> None:
     assert drive([], Drive(step_s=0.0, window_s=0.0)).batch_cpu_s is None
 
 
-# -- the file --------------------------------------------------------------------------------------------------------
+# -- the file ----------------------------------------------------------------------------------------------------------
 
 ORIGIN = Origin(machine_id="m", commit="c" * 40, dirty=False, settings=Settings())
 ABOUT = {
@@ -239,7 +240,7 @@ def test_a_file_that_is_resumed_brings_its_settings(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     Journal(path).begin(replace(ORIGIN, settings=Settings(rounds=9, window_s=1.0)), ABOUT)
     assert settings_of(parse(["--resume", str(path)]), Journal(path)) == Settings(rounds=9, window_s=1.0)
-    assert settings_of(parse(["--quick", "--rounds", "3"]), Journal(path)) == Settings(rounds=3, window_s=2.0)
+    assert settings_of(parse(["--quick", "--rounds", "3"]), Journal(path)) == replace(QUICK, rounds=3)
     assert main(["--resume", str(tmp_path / "none.jsonl")]) == 2
 
 
@@ -289,7 +290,7 @@ def test_the_command_measures_resumes_and_reports(tmp_path: Path) -> None:
     assert main([*command, "--rounds", "2"]) == 2
 
 
-# -- what they come to -----------------------------------------------------------------------------------------------
+# -- what they come to -------------------------------------------------------------------------------------------------
 
 
 def test_ratios_are_taken_within_rounds() -> None:
@@ -370,7 +371,7 @@ def test_the_terminal_is_told_every_contestant_and_every_failure() -> None:
     assert "torch, 64 workers: failed: no memory" in text
 
 
-# -- kept results and tables -----------------------------------------------------------------------------------------
+# -- kept results and tables -------------------------------------------------------------------------------------------
 
 
 def whole_row(key: str, rate: float = 10.0, rounds: int = 5) -> RowResult:
@@ -516,7 +517,12 @@ def test_a_rival_that_is_ahead_comes_first() -> None:
 def test_auto_stands_beside_the_oracle_over_the_whole_course_and_after_learning() -> None:
     row = result({TORCH[0]: course(50, 50), BATCH[8]: course(40, 60), AUTO: course(30, 57)}, "wait")
     (line,) = cells(report.auto_table([run_of(row)]))
-    assert line[1:] == ["50.0/s, torch, 0 workers", "30.0/s", "0.60x (0.60 to 0.60)", "0.95x (0.95 to 0.95)"]
+    assert line[1:] == [
+        '60.0/s, dpex, 8 workers, seeding="batch"',
+        "30.0/s",
+        "0.50x (0.50 to 0.50)",
+        "0.95x (0.95 to 0.95)",
+    ]
 
 
 def test_several_machines_give_the_range_of_the_medians() -> None:
@@ -534,9 +540,41 @@ def test_the_time_to_the_first_batch_is_told_in_milliseconds() -> None:
     assert lines[1][1:] == ["2", "50 ms", "40 ms", "1.25x (1.25 to 1.25)"]
 
 
-def test_the_tables_of_the_readme_are_those_of_the_kept_results() -> None:
-    text = README.read_text()
+def test_the_headline_sets_the_whole_course_of_auto_beside_torch_after_its_start() -> None:
+    row = result({TORCH[0]: course(40, 60), TORCH[2]: course(40, 50), DPEX[8]: 90.0, AUTO: course(75, 99)})
+    (line,) = cells(report.headline_table([run_of(row)]))
+    assert line[1:] == ["50.0/s (2)", "60.0/s (0)", "75.0/s", "1.50x (1.50 to 1.50)", "1.25x (1.25 to 1.25)"]
+
+
+def test_the_headline_begins_with_what_auto_is_behind_in() -> None:
+    ahead, behind = result({TORCH[0]: 10.0, AUTO: 20.0}), result({TORCH[0]: 10.0, AUTO: 8.0}, "jpeg")
+    assert [line[0] for line in cells(report.headline_table([run_of(ahead, behind)]))] == [
+        BY_KEY["jpeg"].title,
+        BY_KEY["floats"].title,
+    ]
+
+
+@pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
+def test_the_tables_of_the_documents_are_those_of_the_kept_results(path: Path) -> None:
+    text = path.read_text()
     assert report.rewritten(text, keep.kept_runs()) == text, "make bench-report, or keep the run that was quoted"
+
+
+@pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
+def test_each_document_has_tables_or_a_place_for_them(path: Path) -> None:
+    named = re.findall(r"<!-- (?:place for )?bench:([a-z-]+) -->", path.read_text())
+    assert named
+    assert len(set(named)) == len(named)
+    assert set(named) <= {*report.BLOCKS, *trainings.BLOCKS}
+
+
+def test_no_document_is_written_where_a_table_of_another_cannot_be_made(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.md", tmp_path / "bad.md"
+    good.write_text("no table\n")
+    bad.write_text("<!-- bench:speedy -->\n<!-- /bench -->\n")
+    before = good.stat().st_mtime_ns
+    assert report.main([str(good), str(bad)]) == 1
+    assert good.stat().st_mtime_ns == before
 
 
 def test_what_is_kept_can_be_quoted() -> None:
@@ -557,8 +595,10 @@ def test_keeping_and_reporting_by_command(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(kept.rows) == ["floats"]
     readme = tmp_path / "README.md"
     readme.write_text(TEMPLATE)
-    assert report.main(["--readme", str(readme)]) == 0
-    assert "| 5 floats, batch 1 | 10.0/s (2) |" in readme.read_text()
+    page = tmp_path / "benchmarks.md"
+    page.write_text("<!-- bench:speed -->\n<!-- /bench -->\n")
+    assert report.main([str(readme), str(page)]) == 0
+    assert all("| 5 floats, batch 1 | 10.0/s (2) |" in path.read_text() for path in (readme, page))
     empty = Journal(tmp_path / "dirty.jsonl")
     empty.begin(replace(ORIGIN, dirty=True), ABOUT)
     assert keep.main([str(empty.path), "two"]) == 2

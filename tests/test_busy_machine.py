@@ -59,8 +59,8 @@ def tuned(data: Work) -> tuple[Estimate, DpexDataLoader[Any]]:
     deadline = time.monotonic() + PATIENCE_S
     with DpexDataLoader(data, batch_size=4, num_workers="auto") as loader:
         for _ in loader:
-            assert loader._tuner is not None
-            windows = loader._tuner._controller._windows  # type: ignore[union-attr]
+            assert loader._runtime.tuner is not None
+            windows = loader._runtime.tuner._controller._work  # type: ignore[union-attr]
             if windows.tickets >= TICKETS:
                 break
             assert time.monotonic() < deadline, f"{windows.tickets} batches were seen"

@@ -7,16 +7,20 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import families
 import psutil
 import pytest
 import torch
-from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid, until, worker_pids
+from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid, worker_pids
 from test_leftovers import Family, family  # noqa: F401
+from torch.utils.data import DataLoader
+from waiting import until
 
-from dpex import DpexDataLoader, WorkerDiedError, dataloader
+from dpex import DpexDataLoader, WorkerDiedError
+from dpex.loader import passes
 from dpex.pools.local import clean_fork_server
 
 pytestmark = pytest.mark.timeout(120)
@@ -48,12 +52,12 @@ def made_here(length: int = 400, nap_s: float = 0.001) -> torch.Tensor:
     return stacked(DpexDataLoader(Augmented(length, nap_s), generator=seeded(), **{**SHAPE, "num_workers": 0}))
 
 
-# -- on its own: dpex is told that Ray is connected ------------------------------------------------------------------
+# -- on its own: dpex is told that Ray is connected --------------------------------------------------------------------
 
 
 @pytest.fixture
 def seems_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean_fork_server, "is_connected", lambda: True)
+    monkeypatch.setattr(clean_fork_server, "is_ray_connected", lambda: True)
 
 
 def local(length: int = 400, **options: Any) -> DpexDataLoader[torch.Tensor]:
@@ -62,14 +66,14 @@ def local(length: int = 400, **options: Any) -> DpexDataLoader[torch.Tensor]:
 
 def until_ready(iterator: Any) -> None:
     """Its template takes requests; meanwhile the training process would make batches."""
-    lane = iterator._engine.lane("local")
-    until(lambda: lane.poll() is not None and lane._template.ready)
+    pool = iterator._engine.pool("local")
+    until(lambda: pool.poll() is not None and pool._template.ready)
 
 
 @pytest.fixture
 def ray_seems_up(seems_connected: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader is told so, too."""
-    monkeypatch.setattr(dataloader, "_ray_is_up", lambda: True)
+    monkeypatch.setattr(passes, "is_ray_connected", lambda: True)
 
 
 @pytest.mark.usefixtures("seems_connected")
@@ -77,11 +81,11 @@ def test_iter_does_not_wait_and_the_promised_workers_count() -> None:
     with local() as loader:
         iterator = iter(loader)
         os.kill(server_pid(), signal.SIGSTOP)
-        lane = loader.stats().lanes["local"]
-        assert (lane.wanted, lane.requested, lane.running) == (2, 2, 0)
+        pool = loader.stats().pools["local"]
+        assert (pool.wanted, pool.requested, pool.running) == (2, 2, 0)
         for size in (0, 5, 3):
             loader.resize(local=size)
-            assert loader.stats().lanes["local"].requested == size
+            assert loader.stats().pools["local"].requested == size
         os.kill(server_pid(), signal.SIGCONT)
         assert_same(stacked(iterator), made_here())
 
@@ -93,27 +97,53 @@ def test_the_training_process_makes_the_batches_while_the_server_starts() -> Non
         iterator = iter(loader)
         os.kill(server_pid(), signal.SIGSTOP)
         got = [next(iterator) for _ in range(5)]
-        made = loader.stats().lanes
+        made = loader.stats().pools
         assert (made["inline"].tickets, made["local"].tickets) == (5, 0)
         os.kill(server_pid(), signal.SIGCONT)
         got += iterator
-        made = loader.stats().lanes
+        made = loader.stats().pools
         assert made["inline"].tickets + made["local"].tickets == 100
         assert_same(torch.cat(got), made_here())
 
 
 @pytest.mark.usefixtures("seems_connected")
-def test_logical_workers_are_waited_for_as_their_batches_are_their_own() -> None:
-    with local(seeding="worker") as loader:
+def test_the_training_process_stands_in_for_logical_workers() -> None:
+    """Their batches are made again by the workers, which have their random states from the start."""
+    with local(20_000, seeding="worker") as loader:
+        iterator = iter(loader)
+        os.kill(server_pid(), signal.SIGSTOP)
+        got = [next(iterator) for _ in range(5)]
+        made = loader.stats().pools
+        assert (made["inline"].tickets, made["local"].tickets) == (5, 0)
+        os.kill(server_pid(), signal.SIGCONT)
+        until_workers_run(loader, iterator, got)
+        got += islice(iterator, 40)
+        made = loader.stats().pools
+    assert made["local"].tickets >= len(got) - 1, "also those that were made here before"
+    torchs = DataLoader(Augmented(20_000), batch_size=4, shuffle=True, num_workers=2, generator=seeded())
+    assert_same(torch.cat(got), torch.cat(list(islice(torchs, len(got)))))
+
+
+def until_workers_run(loader: Any, iterator: Any, got: list[torch.Tensor]) -> None:
+    def run() -> bool:
+        got.append(next(iterator))
+        return bool(loader.stats().pools["local"].running == 2)
+
+    until(run)
+
+
+@pytest.mark.usefixtures("seems_connected")
+def test_logical_workers_are_waited_for_where_nobody_may_stand_in() -> None:
+    with local(seeding="worker", local_while_starting=False) as loader:
         assert len(list(loader)) == 100
-        assert "inline" not in loader.stats().lanes
+        assert "inline" not in loader.stats().pools
 
 
 @pytest.mark.usefixtures("ray_seems_up")
 def test_the_server_is_started_with_the_loader_so_that_its_imports_are_done_by_the_time_it_is_needed() -> None:
-    with local(seeding="worker") as loader:
+    with local(seeding="worker", local_while_starting=False) as loader:
         early = server_pid()
-        with local(seeding="worker"):
+        with local(seeding="worker", local_while_starting=False):
             assert server_pid() == early
         assert len(list(loader)) == 100
         assert server_pid() == early
@@ -152,7 +182,7 @@ def test_workers_have_the_environment_that_the_trainer_has_when_it_iterates(monk
 
 @pytest.mark.usefixtures("seems_connected")
 def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed() -> None:
-    with local(seeding="worker") as loader:
+    with local(seeding="worker", local_while_starting=False) as loader:
         first = stacked(loader)
         server = server_pid()
         assert not torch.equal(first, stacked(loader))
@@ -183,7 +213,7 @@ def test_a_template_that_is_killed_is_started_anew_without_waiting() -> None:
         got = [next(iterator)]
         os.kill(server_pid(), signal.SIGSTOP)
         kill(template_pid(iterator))
-        until(lambda: iterator._engine.lane("local")._template.socket in readable(iterator))
+        until(lambda: iterator._engine.pool("local")._template.socket in readable(iterator))
         os.kill(server_pid(), signal.SIGCONT)
         assert_same(torch.cat([*got, *iterator]), made_here())
 
@@ -192,7 +222,7 @@ def readable(iterator: Any) -> list[Any]:
     """The template's socket, once it has something to tell."""
     from dpex.pools.local.handles import readable_within
 
-    control = iterator._engine.lane("local")._template.socket
+    control = iterator._engine.pool("local")._template.socket
     return [control] if readable_within(control.fileno(), 0.0) else []
 
 
@@ -226,7 +256,7 @@ def test_another_loader_that_waits_for_the_server_keeps_it() -> None:
 @pytest.mark.filterwarnings("ignore:no local worker can be started")
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_failure_to_start_is_an_error_where_nobody_else_works(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with local(seeding="worker") as loader:
+    with local(seeding="worker", local_while_starting=False) as loader:
         with monkeypatch.context() as patch:
             patch.setattr(clean_fork_server.spawn, "get_executable", lambda: BROKEN[how])
             iterator = iter(loader)
@@ -246,8 +276,8 @@ def test_where_no_worker_can_be_started_the_training_process_makes_the_batches(
         with monkeypatch.context() as patch:
             patch.setattr(clean_fork_server.spawn, "get_executable", lambda: BROKEN[how])
             iterator = iter(loader)
-            lane = iterator._engine.lane("local")
-            until(lambda: lane.poll() is not None and lane.failed)
+            pool = iterator._engine.pool("local")
+            until(lambda: pool.poll() is not None and pool.failed)
             got = [next(iterator) for _ in range(60)]
         loader.resize(local=3)
         assert_same(torch.cat([*got, *iterator]), made_here())
@@ -264,12 +294,12 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 def test_nothing_is_left_when_the_trainer_ends(how: str, family: Family) -> None:  # noqa: F811
     body, code = ENDS[how]
-    connected = "from dpex.pools.local import clean_fork_server; clean_fork_server.is_connected = lambda: True\n"
+    connected = "from dpex.pools.local import clean_fork_server; clean_fork_server.is_ray_connected = lambda: True\n"
     assert family.run(connected + body) == (code, "", "")
     family.assert_nothing_is_left()
 
 
-# -- beside remote workers -------------------------------------------------------------------------------------------
+# -- beside remote workers ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -292,26 +322,30 @@ def cluster() -> Iterator[None]:
 
 
 def remote(length: int) -> DpexDataLoader[torch.Tensor]:
-    return DpexDataLoader(Augmented(length, 0.004), generator=seeded(), distribute_mode=True, **SHAPE)
+    return DpexDataLoader(
+        Augmented(length, 0.004), generator=seeded(), distribute_mode=True, local_while_starting=False, **SHAPE
+    )
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_remote_workers_deliver_until_the_first_local_worker_is_up() -> None:
     """The server is held up until 30 batches have come since the resize."""
-    with remote(1200) as loader:
+    with remote(6000) as loader:
         iterator = iter(loader)
         got = [next(iterator)]
         loader.resize(local=2)
         os.kill(server_pid(), signal.SIGSTOP)
         got += [next(iterator) for _ in range(30)]
-        lane = loader.stats().lanes["local"]
-        assert (lane.wanted, lane.requested, lane.running, lane.tickets) == (2, 2, 0, 0)
+        pool = loader.stats().pools["local"]
+        assert (pool.wanted, pool.requested, pool.running, pool.tickets) == (2, 2, 0, 0)
         os.kill(server_pid(), signal.SIGCONT)
-        while loader.stats().lanes["local"].tickets == 0:  # bounded by the length of the dataset
+        while loader.stats().pools["local"].tickets == 0:  # bounded by the length of the dataset
             got.append(next(iterator))
         assert len(worker_pids(iterator, 2)) == 2
-        assert_same(torch.cat([*got, *iterator]), made_here(1200, 0.0))
+        got += [next(iterator) for _ in range(10)]
+    rest = DpexDataLoader(Augmented(6000), generator=seeded(), **{**SHAPE, "num_workers": 0})
+    assert_same(torch.cat(got), stacked(islice(rest, len(got))))
 
 
 @pytest.mark.ray
@@ -325,9 +359,9 @@ def test_a_failure_to_start_is_a_warning_beside_remote_workers(how: str, monkeyp
         loader.resize(local=2)
         with pytest.warns(RuntimeWarning, match="no local worker can be started.*(exit code 1|No such file)"):
             got += [next(iterator) for _ in range(30)]
-        lane = loader.stats().lanes["local"]
-        assert (lane.wanted, lane.requested, lane.running) == (2, 0, 0)
-        assert "no local worker can be started" in iterator._engine.lane("local").failed
+        pool = loader.stats().pools["local"]
+        assert (pool.wanted, pool.requested, pool.running) == (2, 0, 0)
+        assert "no local worker can be started" in iterator._engine.pool("local").failed
         assert_same(torch.cat([*got, *iterator]), made_here(400, 0.0))
 
 

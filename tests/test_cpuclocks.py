@@ -1,4 +1,4 @@
-"""What a batch costs is counted with the threads that libraries start for it, in every lane."""
+"""What a batch costs is counted with the threads that libraries start for it, in every pool."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import until
 from torch.utils.data import Dataset
+from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.system.cpu_clocks import (
@@ -22,8 +22,8 @@ from dpex.system.cpu_clocks import (
     TINY_S,
     HelperThreads,
     SampledCpu,
-    Seen,
     SharedCpu,
+    ThreadSighting,
     other_threads,
 )
 
@@ -64,7 +64,7 @@ class Threaded(Dataset[Any]):
         return torch.tensor(sum(self._pool.map(compute, [self.cpu_s] * BLOCKS)), dtype=torch.float64)
 
 
-LANES: dict[str, tuple[str, dict[str, Any]]] = {
+POOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "process": ("local", {"num_workers": 1, "seeding": "batch"}),
     "logical worker": ("local", {"num_workers": 1, "seeding": "worker"}),
     "threads": ("local", {"num_workers": 2, "seeding": "batch", "thread_safe": True}),
@@ -73,21 +73,21 @@ LANES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LANES)
+@pytest.mark.parametrize("name", POOLS)
 def test_threads_of_a_library_are_counted(name: str) -> None:
-    lane, options = LANES[name]
+    pool, options = POOLS[name]
     loader: DpexDataLoader[Any]
     with DpexDataLoader(Threaded(120), batch_size=2, **options) as loader:
         loader.diagnose()
         used_s = sum(batch.sum().item() for batch in loader)
-        found = loader.stats().lanes[lane]
+        found = loader.stats().pools[pool]
     assert found.tickets == 60
     assert 0.6 * used_s < found.cpu_s < 1.5 * used_s + 0.1
 
 
 @pytest.mark.parametrize("name", ["process", "in-process"])
 def test_the_diagnosis_calls_it_computing(name: str) -> None:
-    _, options = LANES[name]
+    _, options = POOLS[name]
     loader: DpexDataLoader[Any]
     with DpexDataLoader(Threaded(160, 0.004), batch_size=2, **options) as loader:
         loader.diagnose()
@@ -196,7 +196,7 @@ class World:
         self.threads: dict[int, float] = {}
         self.now, self.own_s, self.gone_s = 0.0, own_s, 0.0
         self.helpers = HelperThreads(
-            lambda: Seen(dict(self.threads), self.own_s),
+            lambda: ThreadSighting(dict(self.threads), self.own_s),
             lambda: self.gone_s + self.own_s + sum(self.threads.values()),
             lambda: 0.0,
             lambda: self.now,

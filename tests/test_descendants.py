@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from families import until
 from pairs import LARGE, Pair
 from torch.utils.data import Dataset
+from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.transport import descendants

@@ -26,14 +26,14 @@ from families import (
     seeded,
     stacked,
     template_pid,
-    until,
     worker_pids,
 )
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.errors import FixedWorkersError, WorkerDiedError
-from dpex.pools.local.pool import FORKS_AT_ONCE
+from dpex.pools.local.workers import FORKS_AT_ONCE
 
 pytestmark = [pytest.mark.timeout(40), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
 LARGE_BYTES = 1 << 20
@@ -89,7 +89,7 @@ def to_and_fro_at_once(loader: Any, _: Any) -> None:
         loader.resize(local=workers)
 
 
-# -- seeding="batch": the same bits from any workers -----------------------------------------------------------------
+# -- seeding="batch": the same bits from any workers -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_a_ticket_that_always_kills_is_given_up(options: dict[str, Any], workers
     assert loader.stats().deaths == 3
 
 
-# -- seeding="worker": torch's own bits ------------------------------------------------------------------------------
+# -- seeding="worker": torch's own bits --------------------------------------------------------------------------------
 
 
 def torchs(dataset: Any, workers: int, epochs: int = 1, **options: Any) -> torch.Tensor:
@@ -326,7 +326,7 @@ def test_another_number_of_workers_is_refused_with_the_remedy() -> None:
     assert_same(torch.cat([first, *iterator]), torchs(Augmented(40), 2, batch_size=2))
 
 
-# -- growing and shrinking -------------------------------------------------------------------------------------------
+# -- growing and shrinking ---------------------------------------------------------------------------------------------
 
 
 def test_growth_is_forked_from_the_template_while_the_consumer_holds_batches() -> None:
@@ -352,11 +352,11 @@ def test_workers_that_leave_finish_what_they_hold_and_end() -> None:
     seen = [next(iterator)]
     pids = worker_pids(iterator, 4)
     loader.resize(local=1)
-    assert loader.stats().lanes["local"].wanted == 1
-    while sum(map(is_alive, pids)) > 1 or loader.stats().lanes["local"].running > 1:
+    assert loader.stats().pools["local"].wanted == 1
+    while sum(map(is_alive, pids)) > 1 or loader.stats().pools["local"].running > 1:
         seen.append(next(iterator))
-    lane = loader.stats().lanes["local"]
-    assert (lane.wanted, lane.requested, lane.running) == (1, 1, 1)
+    pool = loader.stats().pools["local"]
+    assert (pool.wanted, pool.requested, pool.running) == (1, 1, 1)
     assert loader.stats().deaths == 0
     rest = torch.cat([*seen, *iterator])
     assert rest[:, 0].tolist() == list(range(2000))
@@ -366,9 +366,9 @@ def test_stats_count_wanted_requested_and_running() -> None:
     loader = elastic(WhoMadeIt(3000, 0.001), 2, batch_size=1)
     iterator = iter(loader)
     loader.resize(local=5)
-    lane = loader.stats().lanes["local"]
-    assert (lane.wanted, lane.requested) == (5, 5)
-    while loader.stats().lanes["local"].running < 5:
+    pool = loader.stats().pools["local"]
+    assert (pool.wanted, pool.requested) == (5, 5)
+    while loader.stats().pools["local"].running < 5:
         next(iterator)
     assert len(worker_pids(iterator, 5)) == 5
     stats = loader.stats()
@@ -382,7 +382,7 @@ def test_a_dead_worker_is_replaced_up_to_the_wanted_number() -> None:
     iterator = iter(loader)
     next(iterator)
     victim = kill(worker_pids(iterator, 3)[1])
-    while loader.stats().deaths < 1 or loader.stats().lanes["local"].running < 3:
+    while loader.stats().deaths < 1 or loader.stats().pools["local"].running < 3:
         next(iterator)
     pids = worker_pids(iterator, 3)
     assert len(pids) == 3
@@ -424,7 +424,7 @@ def test_a_leave_that_nobody_took_is_cancelled_by_growth() -> None:
     until(lambda: gate[:4].all())
     for size in (1, 3, 0, 4):
         loader.resize(local=size)
-    assert loader.stats().lanes["local"].requested == 4
+    assert loader.stats().pools["local"].requested == 4
     gate[4] = 1
     assert stacked(iterator).tolist() == list(range(40))
     assert {worker.pid for worker in iterator._workers} == set(pids)
@@ -473,10 +473,10 @@ def test_many_workers_at_once_are_forked_a_few_at_a_time() -> None:
     iterator = iter(loader)
     next(iterator)
     loader.resize(local=100)
-    assert loader.stats().lanes["local"].requested == 100
+    assert loader.stats().pools["local"].requested == 100
     assert len(iterator._workers) <= 1 + FORKS_AT_ONCE
     loader.resize(local=2)
-    assert loader.stats().lanes["local"].requested <= 1 + FORKS_AT_ONCE
+    assert loader.stats().pools["local"].requested <= 1 + FORKS_AT_ONCE
     assert stacked(iterator)[:, 0].tolist() == list(range(1, 300))
 
 
@@ -487,13 +487,13 @@ def test_resize_before_the_first_epoch_and_between_epochs() -> None:
     assert len(worker_pids(iterator, 3)) == 3
     assert stacked(iterator)[:, 0].tolist() == list(range(80))
     loader.resize(local=2)
-    assert loader.stats().lanes["local"].wanted in (2, 3)
+    assert loader.stats().pools["local"].wanted in (2, 3)
     iterator = iter(loader)
     assert len(worker_pids(iterator, 2)) == 2
     assert stacked(iterator)[:, 0].tolist() == list(range(80))
 
 
-# -- streams ---------------------------------------------------------------------------------------------------------
+# -- streams -----------------------------------------------------------------------------------------------------------
 
 
 class Streams(IterableDataset[int]):
@@ -548,7 +548,7 @@ def test_the_death_of_a_worker_whose_stream_had_ended_does_not_matter() -> None:
     assert sorted(got) == [0, 1, *range(1000, 1060)]
 
 
-def test_the_number_of_streams_is_fixed_and_hosts_change_at_the_next_iter() -> None:
+def test_the_number_of_streams_is_fixed_and_workers_change_at_the_next_iter() -> None:
     loader = DpexDataLoader(Streams(20), batch_size=2, num_workers=2)
     iterator = iter(loader)
     first = [next(iterator)]
@@ -559,7 +559,7 @@ def test_the_number_of_streams_is_fixed_and_hosts_change_at_the_next_iter() -> N
     assert torch.equal(torch.cat(first), stacked(loader))
 
 
-# -- batches that are kept -------------------------------------------------------------------------------------------
+# -- batches that are kept ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("extra", [0, 700], ids=["small", "over 4 KB"])
@@ -664,7 +664,7 @@ def test_the_memory_budget_holds_when_batches_grow(options: dict[str, Any]) -> N
     for number, batch in enumerate(iterator):
         assert int(batch[0, 0]) == number
         if 50 <= number < 80:
-            until(lambda: not iterator._engine.lane("local")._in_doubt())  # whatever was sent is made
+            until(lambda: not iterator._engine.pool("local")._in_doubt())  # whatever was sent is made
             large.append(dataset.made.value - max(60, number + 1))
     assert 0 < max(large) <= 2 * 2
     assert max(large[15:]) <= 4
@@ -741,7 +741,7 @@ def test_growing_in_the_middle_of_an_epoch_uses_the_dataset_of_its_beginning() -
     assert torch.cat(got).tolist() == list(range(600))
 
 
-# -- full sockets --------------------------------------------------------------------------------------------------
+# -- full sockets ------------------------------------------------------------------------------------------------------
 
 
 def _many_words(indices: list[int]) -> list[str]:
@@ -760,10 +760,12 @@ class Indices(Dataset[int]):
 
 def test_a_move_is_queued_while_both_directions_of_a_socket_are_full() -> None:
     """Trainer and worker once waited for each other to read. The move comes after the tickets sent before it."""
+    from dpex.core.events import Released, TicketMade
     from dpex.core.schedule import Ticket
-    from dpex.pools.base import Made, Released
-    from dpex.pools.local.pool import LocalLane
-    from dpex.worker.core import WorkerSetup
+    from dpex.pools.local.clean_fork_server import starter_for
+    from dpex.pools.local.pool import LocalPool
+    from dpex.pools.local.worker_process import WorkerPlan
+    from dpex.worker.setup import WorkerSetup
 
     setup = WorkerSetup(
         dataset=Indices(),
@@ -776,40 +778,40 @@ def test_a_move_is_queued_while_both_directions_of_a_socket_are_full() -> None:
         base_seed=1,
         per_batch_seed=False,
     )
-    lane = LocalLane(setup, None, shared_queue=False, first_hosts=1)
+    pool = LocalPool(starter_for(None, WorkerPlan(setup, False)), shared_queue=False, first_workers=1)
     try:
-        lane.new_epoch(0)
-        until(lambda: lane.poll() is not None and lane.counts.running)
-        lane.poll().clear()
-        (host,) = lane.hosts()
-        lane.adopt(host, 0, None)
+        pool.new_epoch(0)
+        until(lambda: pool.poll() is not None and pool.counts.running)
+        pool.poll().clear()
+        (worker,) = pool.workers()
+        pool.adopt(worker, 0, None)
         sent = refused = 0
 
         def is_full() -> bool:
             """The worker takes nothing any more: it waits for the trainer to read its results."""
             nonlocal sent, refused
-            took = lane.send([Ticket(sent, [sent] * 15000, 0)], 0, host)
+            took = pool.send([Ticket(sent, [sent] * 15000, 0)], 0, worker)
             sent += took
             refused = 0 if took else refused + 1
             return refused == 200
 
         until(is_full)
-        lane.release(host, 0)
-        assert lane._hosts[host].outbox
-        assert not lane.send([Ticket(sent, [sent], 0)], 0, host)
+        pool.release(worker, 0)
+        assert pool._workers[worker].outbox
+        assert not pool.send([Ticket(sent, [sent], 0)], 0, worker)
         heard: list[Any] = []
 
         def released() -> bool:
-            events = lane.poll()
+            events = pool.poll()
             heard.extend(events)
             events.clear()
             return any(isinstance(event, Released) for event in heard)
 
         until(released)
-        assert [event.number for event in heard if isinstance(event, Made)] == list(range(sent))
+        assert [event.number for event in heard if isinstance(event, TicketMade)] == list(range(sent))
         assert isinstance(heard[-1], Released)
-        lane.adopt(host, 0, heard[-1].state)
-        assert lane.send([Ticket(sent, [sent], 0)], 0, host)
-        until(lambda: any(isinstance(event, Made) and event.number == sent for event in lane.poll()))
+        pool.adopt(worker, 0, heard[-1].state)
+        assert pool.send([Ticket(sent, [sent], 0)], 0, worker)
+        until(lambda: any(isinstance(event, TicketMade) and event.number == sent for event in pool.poll()))
     finally:
-        lane.close()
+        pool.close()

@@ -1,4 +1,4 @@
-"""The engine with a lane that makes nothing by itself: what it asks for, drops, counts and raises."""
+"""The engine with a pool that makes nothing by itself: what it asks for, drops, counts and raises."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fakelane import FakeLane
+from stub_pool import StubPool
 
+from dpex.core.events import TicketMade, WorkerGone
 from dpex.core.prefetch import STRAGGLER_BYTES, Sizes
-from dpex.engine.engine import Engine, Plan
-from dpex.errors import WorkerDiedError
-from dpex.pools.base import Gone, Made
-from dpex.system.clock import monotonic
-from dpex.worker.core import NO_TIME
+from dpex.engine.engine import Engine
+from dpex.engine.plan import EnginePlan
+from dpex.errors import BatchTimeoutError, WorkerDiedError
+from dpex.system.clock import ManualClock, monotonic
+from dpex.worker.outcome import NO_TIME
 
 
 def taken(engine: Engine) -> Any:
@@ -24,29 +25,29 @@ def taken(engine: Engine) -> Any:
     return hand[0]
 
 
-def engine_on(lane: FakeLane, **changes: Any) -> Engine:
+def engine_on(pool: StubPool, **changes: Any) -> Engine:
     plan = {
         "logicals": 0,
         "iterable": False,
         "in_order": True,
         "timeout_s": 5.0,
-        "base_window": 4,
-        "stretch": False,
+        "base_prefetch": 4,
+        "may_read_ahead": False,
         "memory_budget": None,
-        "make_lane": lambda name, count: lane,
+        "make_pool": lambda name, count: pool,
         "make_inline": lambda number, index, epoch: (index, NO_TIME),
     }
-    return Engine(Plan(**plan | changes), Sizes(local=len(lane.workers), remote=0, prefetch=None))
+    return Engine(EnginePlan(**plan | changes), Sizes(local=len(pool.up), remote=0, prefetch=None))
 
 
 @pytest.fixture
-def lane() -> FakeLane:
-    return FakeLane()
+def pool() -> StubPool:
+    return StubPool()
 
 
 @pytest.fixture
-def engine(lane: FakeLane) -> Iterator[Engine]:
-    made = engine_on(lane)
+def engine(pool: StubPool) -> Iterator[Engine]:
+    made = engine_on(pool)
     made.begin_epoch(iter(range(20)))
     yield made
     made.close()
@@ -60,21 +61,21 @@ def decoded(log: list[int], number: int) -> Callable[[], str]:
     return value
 
 
-def test_batches_come_in_order_and_the_sampler_is_drawn_as_far_as_the_window(engine: Engine, lane: FakeLane) -> None:
-    assert lane.numbers_sent == [0, 1, 2, 3]
+def test_batches_come_in_order_and_the_sampler_is_drawn_as_far_as_the_window(engine: Engine, pool: StubPool) -> None:
+    assert pool.numbers_sent == [0, 1, 2, 3]
     log: list[int] = []
     for number in (1, 0):
-        lane.says_made(number, decoded(log, number))
+        pool.says_made(number, decoded(log, number))
     assert [taken(engine), taken(engine)] == ["batch 0", "batch 1"]
     assert log == [0, 1]
-    assert lane.numbers_sent == [0, 1, 2, 3, 4, 5]
+    assert pool.numbers_sent == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns(engine: Engine, lane: FakeLane) -> None:
+def test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns(engine: Engine, pool: StubPool) -> None:
     """Also what waits behind a batch that is not made yet. Decoding is what gives slots their taker, who lets go."""
     log: list[int] = []
     for number in (0, 1, 3):
-        lane.says_made(number, decoded(log, number))
+        pool.says_made(number, decoded(log, number))
     taken(engine)
     assert log == [0]
     engine.begin_epoch(iter(range(20)))
@@ -82,30 +83,65 @@ def test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns(e
     assert engine.schedule.ready == 0
 
 
-def test_an_undelivered_batch_that_cannot_be_decoded_is_no_reason_not_to_begin(engine: Engine, lane: FakeLane) -> None:
+def test_an_undelivered_batch_that_cannot_be_decoded_is_no_reason_not_to_begin(engine: Engine, pool: StubPool) -> None:
     log: list[int] = []
-    lane.says_made(0, decoded(log, 0))
-    lane.says_made(1, lambda: 1 // 0)
-    lane.says_made(2, decoded(log, 2))
+    pool.says_made(0, decoded(log, 0))
+    pool.says_made(1, lambda: 1 // 0)
+    pool.says_made(2, decoded(log, 2))
     taken(engine)
     engine.begin_epoch(iter(range(20)))
     assert log == [0, 2]
 
 
-def test_a_batch_that_was_made_twice_is_decoded_and_dropped(engine: Engine, lane: FakeLane) -> None:
+def test_a_batch_that_was_made_twice_is_decoded_and_dropped(engine: Engine, pool: StubPool) -> None:
     log: list[int] = []
     for number in (0, 0, 1):
-        lane.says_made(number, decoded(log, number))
+        pool.says_made(number, decoded(log, number))
     assert taken(engine) == "batch 0"
     assert log == [0, 0]
     assert taken(engine) == "batch 1"
 
 
-def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, lane: FakeLane) -> None:
+def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, pool: StubPool) -> None:
     engine.begin_epoch(iter(range(20)))
-    lane.says_made(0, lambda: "old", epoch=0)
-    lane.says_made(0, lambda: "new", epoch=1)
+    pool.says_made(0, lambda: "old", epoch=0)
+    pool.says_made(0, lambda: "new", epoch=1)
     assert taken(engine) == "new"
+
+
+def test_drawing_and_dispatch_are_causes_of_waits(pool: StubPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(100.0)
+    for module in ("engine", "supply", "snapshots"):
+        monkeypatch.setattr(f"dpex.engine.{module}.monotonic", clock)
+    send = pool.send
+
+    def slow_send(*arguments: Any) -> bool:
+        clock.advance(2.0)
+        return send(*arguments)
+
+    def slow_sampler() -> Iterator[int]:
+        for index in range(20):
+            clock.advance(1.0)
+            yield index
+
+    monkeypatch.setattr(pool, "send", slow_send)
+    engine = engine_on(pool)
+    engine.begin_epoch(slow_sampler())
+    for number in (0, 1, 2):
+        pool.says_made(number, decoded([], number))
+    taken(engine)
+    start_s = engine.sums().causes["startup"]
+    assert start_s == 4 * 1.0 + 4 * 2.0 + 3.0  # the first batches, and those that the first call draws and sends
+    for _ in range(2):
+        clock.advance(5.0)
+        taken(engine)
+    causes = engine.sums().causes
+    assert {cause: seconds for cause, seconds in causes.items() if seconds} == {
+        "startup": start_s,
+        "sampler": 2 * 1.0,
+        "dispatch": 2 * 2.0,
+    }
+    engine.close()
 
 
 # -- errors are counted by kind ----------------------------------------------------------------------------------------
@@ -116,11 +152,11 @@ def errors(engine: Engine) -> dict[str, int]:
 
 
 @pytest.mark.filterwarnings("ignore:it was killed:RuntimeWarning")
-def test_a_batch_that_killed_its_workers_is_an_error_of_kind_worker(engine: Engine, lane: FakeLane) -> None:
+def test_a_batch_that_killed_its_workers_is_an_error_of_kind_worker(engine: Engine, pool: StubPool) -> None:
     for _ in range(engine.schedule.max_tries):
-        lane.said.append(Gone(0, (0,), 0, False, "it was killed", 4711))
-        lane.says_made(1, lambda: "batch 1")
-        engine._collect()
+        pool.said.append(WorkerGone("local", 0, 0, (0,), 0, False, "it was killed", 4711))
+        pool.says_made(1, lambda: "batch 1")
+        engine._supply.collect()
     with pytest.raises(WorkerDiedError, match="Batch 0"):
         taken(engine)
     assert errors(engine) == {"worker": 1}
@@ -128,30 +164,30 @@ def test_a_batch_that_killed_its_workers_is_an_error_of_kind_worker(engine: Engi
     assert errors(engine) == {"worker": 1}
 
 
-def test_workers_that_cannot_be_had_are_an_error_of_kind_worker(engine: Engine, lane: FakeLane) -> None:
-    lane.failed, lane.counts.requested = "no worker can be started", 0
+def test_workers_that_cannot_be_had_are_an_error_of_kind_worker(engine: Engine, pool: StubPool) -> None:
+    pool.failed, pool.counts.requested = "no worker can be started", 0
     for times in (1, 2):
         with pytest.raises(WorkerDiedError, match="no worker can be started"):
             taken(engine)
         assert errors(engine) == {"worker": times}
 
 
-def test_a_timeout_is_an_error_of_its_own_kind(lane: FakeLane) -> None:
-    engine = engine_on(lane, timeout_s=0.01)
+def test_a_timeout_is_an_error_of_its_own_kind(pool: StubPool) -> None:
+    engine = engine_on(pool, timeout_s=0.01)
     engine.begin_epoch(iter(range(20)))
-    with pytest.raises(RuntimeError, match=r"timed out after 0\.01 seconds"):
+    with pytest.raises(BatchTimeoutError, match=r"timed out after 0\.01 seconds"):
         taken(engine)
     assert errors(engine) == {"timeout": 1}
     engine.close()
 
 
-def test_deaths_and_what_is_made_again_are_in_the_engines_counts(engine: Engine, lane: FakeLane) -> None:
-    lane.said.append(Gone(0, (0, 2), None, False, "it was killed", 4711))
+def test_deaths_and_what_is_made_again_are_in_the_engines_counts(engine: Engine, pool: StubPool) -> None:
+    pool.said.append(WorkerGone("local", 0, 0, (0, 2), None, False, "it was killed", 4711))
     with pytest.warns(RuntimeWarning, match="it was killed; what it held \\(2 tickets\\) is made again"):
-        engine._collect()
+        engine._supply.collect()
     stats, sums = engine.stats(), engine.sums()
-    assert (stats.deaths, stats.remade, sums.remade, sums.lanes["local"].deaths) == (1, 2, 2, 1)
-    assert lane.numbers_sent == [0, 1, 2, 3, 0, 2]
+    assert (stats.deaths, stats.remade, sums.remade, sums.pools["local"].deaths) == (1, 2, 2, 1)
+    assert pool.numbers_sent == [0, 1, 2, 3, 0, 2]
 
 
 @pytest.mark.parametrize("logicals", [0, 2])
@@ -159,54 +195,54 @@ def test_an_incomplete_message_waits_without_a_question_for_each_batch(
     monkeypatch: pytest.MonkeyPatch, logicals: int
 ) -> None:
     """It goes once it is complete, or nothing is ready any more."""
-    lane = FakeLane()
-    engine = engine_on(lane, logicals=logicals, base_window=8)
+    pool = StubPool()
+    engine = engine_on(pool, logicals=logicals, base_prefetch=8)
     engine.begin_epoch(iter(range(40)))
     for number in range(8):
-        lane.says_made(number, decoded([], number))
+        pool.says_made(number, decoded([], number))
     assert taken(engine) == "batch 0"
-    engine._pace.group = 3
-    engine._collected_at = math.inf
-    issue, asked = engine._dispatch.issue, 0
+    engine._state.rules.group = 3
+    engine._supply.collected_at = math.inf
+    issue, asked = engine._state.dispatch.issue, 0
 
     def counting(*arguments: Any, **options: Any) -> None:
         nonlocal asked
         asked += 1
         issue(*arguments, **options)
 
-    monkeypatch.setattr(engine._dispatch, "issue", counting)
+    monkeypatch.setattr(engine._state.dispatch, "issue", counting)
     for number in range(1, 6):
         assert taken(engine) == f"batch {number}"
     assert asked == 1  # when there was room for 3
-    assert engine._dirty == engine._dispatch.incomplete == ({0, 1} if logicals else {0})
+    assert engine._state.dirty == engine._state.dispatch.incomplete == ({0, 1} if logicals else {0})
     assert [taken(engine), taken(engine)] == ["batch 6", "batch 7"]
-    assert (sorted(lane.numbers_sent), engine._dirty) == (list(range(15)), set())
+    assert (sorted(pool.numbers_sent), engine._state.dirty) == (list(range(15)), set())
     engine.close()
 
 
-def behind_a_straggler(lane: FakeLane, **changes: Any) -> Engine:
+def behind_a_straggler(pool: StubPool, **changes: Any) -> Engine:
     """An engine of four logical workers, with all but the first batch made, that has looked whether it must wait."""
-    engine = engine_on(lane, logicals=4, base_window=8, **changes)
+    engine = engine_on(pool, logicals=4, base_prefetch=8, **changes)
     engine.begin_epoch(iter(range(100)))
     for number in range(1, 8):
         if number != 4:  # the slow one's next
-            lane.said.append(Made(0, number, 0, decoded([], number), service_s=0.01))
+            pool.said.append(TicketMade(0, number, 0, decoded([], number), service_s=0.01))
     with engine._lock:
         assert engine._attend([], monotonic()) is not None
     return engine
 
 
 def test_workers_that_idle_behind_a_straggler_get_tickets_where_nobody_can_tell() -> None:
-    lane = FakeLane(workers=(0, 1, 2, 3))
-    engine = behind_a_straggler(lane, stretch=True)
-    sent = {worker: [n for numbers, _, to in lane.sent if to == worker for n in numbers] for worker in range(4)}
+    pool = StubPool(workers=(0, 1, 2, 3))
+    engine = behind_a_straggler(pool, may_read_ahead=True)
+    sent = {worker: [n for numbers, _, to in pool.sent if to == worker for n in numbers] for worker in range(4)}
     assert [numbers[:2] for numbers in sent.values()] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert all(len(sent[worker]) > 2 for worker in (1, 2, 3))
     assert all(number % 4 == worker for worker, numbers in sent.items() for number in numbers)
     for _ in range(20):
-        for numbers, _, worker in list(lane.sent):
+        for numbers, _, worker in list(pool.sent):
             for number in numbers if worker else ():
-                lane.says_made(number, decoded([], number))
+                pool.says_made(number, decoded([], number))
         with engine._lock:
             engine._attend([], monotonic())
     assert engine.schedule.drawn == 8 * 8
@@ -215,15 +251,15 @@ def test_workers_that_idle_behind_a_straggler_get_tickets_where_nobody_can_tell(
 
 @pytest.mark.parametrize("why", ["a sampler that can tell", "prefetch_factor", "memory"])
 def test_nobody_runs_further_ahead_than_torch_where_that_could_be_told(why: str) -> None:
-    lane = FakeLane(workers=(0, 1, 2, 3))
-    engine = engine_on(lane, logicals=4, base_window=8, stretch=why != "a sampler that can tell")
+    pool = StubPool(workers=(0, 1, 2, 3))
+    engine = engine_on(pool, logicals=4, base_prefetch=8, may_read_ahead=why != "a sampler that can tell")
     if why == "prefetch_factor":
-        engine._sizes = Sizes(local=4, remote=0, prefetch=8)
+        engine._state.scaling.sizes = Sizes(local=4, remote=0, prefetch=8)
     if why == "memory":
-        engine._pace.nbytes = float(STRAGGLER_BYTES)
+        engine._state.rules.nbytes = float(STRAGGLER_BYTES)
     engine.begin_epoch(iter(range(100)))
     for number in (1, 2, 3, 5, 6, 7):
-        lane.said.append(Made(0, number, 0, decoded([], number), nbytes=STRAGGLER_BYTES))
+        pool.said.append(TicketMade(0, number, 0, decoded([], number), nbytes=STRAGGLER_BYTES))
     with engine._lock:
         assert engine._attend([], monotonic()) is not None
     assert engine.schedule.drawn == 8

@@ -16,31 +16,43 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dpex"
 LAYERS = (
-    *("errors", "stats", "core", "measure", "system", "transport", "profile", "autotune", "options", "worker", "pools"),
-    *("engine", "diagnose", "telemetry", "iterators", "dataloader", "dropin", "cli"),
+    *("_torch", "_ray", "errors", "core", "measure", "stats", "system", "transport", "profile", "autotune", "options"),
+    *("worker", "feed", "pools", "testing", "engine", "diagnose", "telemetry", "iterators", "loader", "dataloader"),
+    *("integrations", "accelerate", "lightning", "ray_train", "transformers", "dropin", "cli"),
 )
 """Folders and modules of the package; each imports from itself and from those before it."""
 ABOVE_ALL = {"__init__", "__main__"}
 MOST_AT_THE_TOP = 10
 """Python files beside the folders."""
 PURE = {
+    "dpex.core.sample_policy": set(),
     "dpex.core.schedule": set(),
     "dpex.core.seeding": set(),
     "dpex.core.placement": set(),
     "dpex.core.prefetch": set(),
     "dpex.stats": set(),
+    "dpex.pools.share.cache": set(),
     "dpex.core.names": set(),
+    "dpex.core.readable": set(),
     "dpex.core.streams": {"logging"},
+    **{f"dpex.core.{name}": set() for name in ("events", "instructions", "engine_state", "worker_life")},
+    **{f"dpex.core.{name}": set() for name in ("assignment", "dispatch", "scaling", "failures")},
+    "dpex.measure.seqlock": {"time"},
+    **{f"dpex.core.{name}": set() for name in ("logical_log", "resume_point")},
     "dpex.options": set(),
     "dpex.dropin.options": set(),
     "dpex.autotune.forecast": set(),
-    "dpex.profile.spans": {"threading", "time"},
+    "dpex.profile.spans": set(),
     "dpex.errors": set(),
-    "dpex.measure.stall_causes": set(),
+    "dpex.measure.wait_causes": set(),
     "dpex.measure.consumer_time": set(),
     "dpex.measure.sampling": {"random"},
     "dpex.measure.samples": set(),
+    "dpex.measure.record": set(),
+    "dpex.measure.sums": {"random"},
+    "dpex.measure.ledger": {"threading"},
     "dpex.system.gpu.stall": {"logging"},
+    "dpex.feed.ahead": set(),
     "dpex.autotune.ceiling": set(),
     "dpex.autotune.checked": set(),
     "dpex.autotune.correlation": {"random"},
@@ -48,8 +60,24 @@ PURE = {
     "dpex.autotune.config": set(),
     "dpex.autotune.limits": set(),
     "dpex.autotune.model": {"random"},
-    "dpex.autotune.policy": set(),
+    **{f"dpex.autotune.constants.{name}": set() for name in ("groups", "judging", "levels", "measuring", "planning")},
+    **{f"dpex.autotune.constants.{name}": set() for name in ("trying", "worker_count")},
+    **{f"dpex.autotune.policies.{name}": set() for name in ("base", "explore", "grow", "in_process", "prefetch")},
+    **{f"dpex.autotune.policies.{name}": set() for name in ("shrink", "straggler", "undo", "walls")},
+    **{f"dpex.autotune.{name}": set() for name in ("constants", "policies", "controller", "manager", "situation")},
+    **{f"dpex.autotune.{name}": set() for name in ("outlook", "planner", "trials", "evaluation", "window_record")},
+    "dpex.autotune.failed_changes": set(),
+    "dpex.autotune.felt": set(),
+    "dpex.autotune.rank_load": set(),
+    "dpex.core.fair_shares": set(),
+    "dpex.core.rank_shares": set(),
+    "dpex.measure.gpu_use": set(),
+    "dpex.diagnose.device": set(),
     "dpex.autotune.trace.explain": set(),
+    "dpex.autotune.course": set(),
+    "dpex.autotune.trace.story": set(),
+    "dpex.core.svg": set(),
+    "dpex.autotune.link": set(),
     "dpex.autotune.noise": set(),
     "dpex.autotune.trace.format": set(),
     "dpex.autotune.types": set(),
@@ -59,9 +87,11 @@ PURE = {
     "dpex.diagnose.html": set(),
     "dpex.diagnose.report": set(),
     "dpex.diagnose.verdict": set(),
+    **{f"dpex.diagnose.{name}": set() for name in ("candidates", "measured_work")},
     "dpex.diagnose.what_if": {"random"},
     "dpex.dropin.stock.projection": set(),
-    "dpex.telemetry.catalog": set(),
+    **{f"dpex.telemetry.{name}": set() for name in ("catalog", "gpu_catalog", "metric")},
+    "dpex.telemetry.labels": set(),
     "dpex.telemetry.markdown": {"sys"},
     "dpex.system.clock": {"time"},
     "dpex.system.cpus": {"os", "pathlib"},
@@ -73,8 +103,8 @@ OUTSIDE_WORLD = {
     *("select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid"),
 }
 MAY_IMPORT_RAY = {
-    *(f"dpex.pools.ray.{name}" for name in ("actor", "cluster", "results", "pool", "worker_actor")),
-    "dpex.telemetry.ray_metrics",
+    *(f"dpex.pools.ray.{name}" for name in ("cluster", "deaths", "guardian", "pool", "reservations", "room", "tunnel")),
+    *("dpex._ray", "dpex.ray_train", "dpex.telemetry.ray_metrics"),
 }
 
 
@@ -102,7 +132,7 @@ def imports(module: str) -> tuple[Import, ...]:
 
 
 def _imports_of(node: ast.AST, *, at_load: bool) -> Iterator[Import]:
-    """Imports that can happen (those for type checkers cannot), `importlib.import_module("name")` among them."""
+    """Imports that can happen (those for type checkers cannot), `import_module("name")` and `import_ray` among them."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             for otherwise in child.orelse:
@@ -121,8 +151,8 @@ def _imported_by(node: ast.AST, at_load: bool) -> Iterator[Import]:
         for alias in node.names:
             submodule = f"{node.module}.{alias.name}"
             yield Import(submodule if submodule in modules() else node.module or "", node.lineno, at_load)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-        for argument in node.args[:1]:
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "import_ray")):
+        for argument in node.args[:1] or [ast.Constant("ray")]:
             if isinstance(argument, ast.Constant):
                 yield Import(str(argument.value), node.lineno, at_load)
 
@@ -151,7 +181,7 @@ def test_the_reader_of_imports_sees_what_it_should() -> None:
             "from dpex.errors import DpexError",
             "def late():",
             "    import_module('ray')",
-            "    from dpex.worker.core import Failure",
+            "    from dpex.worker.core import WorkerCore",
             "if TYPE_CHECKING:",
             "    import torch",
         )

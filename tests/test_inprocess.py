@@ -6,25 +6,26 @@ import math
 import os
 import random
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from families import seeded, until
+from families import seeded
 from torch.utils.data import Dataset
+from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.core.seeding import epoch_key, ticket_seed
 from dpex.engine import inprocess_sampling
 from dpex.system.other_threads import OtherThreads, _clock, _cpu_ns
 from dpex.worker.batch_seeding import seed_ticket
-from dpex.worker.in_process import TRIES, InProcess
+from dpex.worker.in_process import TRIES, InProcessMaker
 from dpex.worker.modes import Modes, modes_here
 from dpex.worker.rng_state import ByFunctions
 
@@ -40,8 +41,8 @@ def as_it_was() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def process(modes: Modes | None = None, told: list[str] | None = None) -> InProcess:
-    return InProcess(BASE_SEED, modes, (told if told is not None else []).append)
+def process(modes: Modes | None = None, told: list[str] | None = None) -> InProcessMaker:
+    return InProcessMaker(BASE_SEED, modes, (told if told is not None else []).append)
 
 
 def three() -> tuple[float, ...]:
@@ -58,7 +59,7 @@ def as_seeded(number: int) -> tuple[float, ...]:
     return found
 
 
-# -- the process is left as it was -----------------------------------------------------------------------------------
+# -- the process is left as it was -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, StopIteration])
@@ -125,7 +126,7 @@ def test_a_forked_child_makes_tickets_while_a_thread_of_the_parent_is_at_one() -
     thread.join()
 
 
-# -- other threads ---------------------------------------------------------------------------------------------------
+# -- other threads -----------------------------------------------------------------------------------------------------
 
 
 class Neighbour:
@@ -135,6 +136,7 @@ class Neighbour:
         self._act = act
         self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._over = False
+        self._seen_ns = -1
         self.thread = threading.Thread(target=self._run, name="neighbour")
 
     def _run(self) -> None:
@@ -145,15 +147,15 @@ class Neighbour:
     def runs(self) -> None:
         self._asked.release()
         self._done.acquire()
+        self._seen_ns = -1
         until(self._sleeps)
 
     def _sleeps(self) -> bool:
-        """Whether it waits to be asked: asleep, and not for the interpreter, which it could have had meanwhile."""
-        clock = _clock(self.thread)
-        before = _cpu_ns(clock)
-        time.sleep(0.001)
+        """Whether it waits to be asked: asleep, and not for the interpreter, which it could have had since the last
+        look."""
+        before, self._seen_ns = self._seen_ns, _cpu_ns(_clock(self.thread))
         state = Path(f"/proc/self/task/{self.thread.native_id}/stat").read_text().rpartition(")")[2].split()[0]
-        return state == "S" and _cpu_ns(clock) == before
+        return state == "S" and self._seen_ns == before
 
     def __enter__(self) -> Neighbour:
         self.thread.start()
@@ -227,6 +229,37 @@ def test_a_thread_that_has_ended_has_run() -> None:
     assert others.ran_since(before) == "neighbour"
 
 
+def of_module(name: str) -> Callable[[], Any]:
+    def runs() -> None:
+        threading.Event().wait()
+
+    runs.__module__ = name
+    return runs
+
+
+class RaysThread(threading.Thread):
+    """As Ray's collector of garbage is one."""
+
+    __module__ = "ray._private.gc_collect_manager"
+
+
+@pytest.mark.parametrize(
+    ("thread", "may_draw"),
+    [
+        (threading.Thread(target=of_module("ray._private.worker"), name="logs"), False),
+        (RaysThread(name="garbage"), False),
+        (threading.Thread(target=of_module("ray.data._internal.execution"), name="data"), True),
+        (threading.Thread(target=of_module("rays_own"), name="ray_listen_error_messages"), True),
+        (threading.Thread(target=partial(max, 1, 2)), True),
+        (threading.Thread(), True),
+        (threading.Thread(name="dpex-tuner"), False),
+    ],
+    ids=lambda value: value.name if isinstance(value, threading.Thread) else "",
+)
+def test_which_threads_may_draw_is_told_by_whose_code_they_run(thread: threading.Thread, may_draw: bool) -> None:
+    assert OtherThreads()._foreign([thread]) == [thread] * may_draw
+
+
 class Noisy(Dataset[torch.Tensor]):
     """Sample: float64 (3,); asks ``neighbour`` to run in each."""
 
@@ -260,13 +293,13 @@ def test_a_tuned_loader_gets_workers_then(monkeypatch: pytest.MonkeyPatch) -> No
     expected = loaded(Noisy(), num_workers=1)
     with Neighbour(random.random) as neighbour:
         loader = DpexDataLoader(Noisy(neighbour), 2, num_workers="auto", generator=seeded())
-        loader._tuning().settings = loader._tuning().settings.__class__(depth=1)  # type: ignore[union-attr]
+        loader._tuning().settings = loader._tuning().settings.__class__(prefetch=1)  # type: ignore[union-attr]
         iterator: Any = iter(loader)
         with loader:
             with pytest.warns(RuntimeWarning, match="From now on they are made by workers"):
                 found = list(iterator)
             assert loader._tuning().sizes.local >= 1  # type: ignore[union-attr]
-    assert iterator._engine.lane("local") is not None
+    assert iterator._engine.pool("local") is not None
     assert all(map(torch.equal, found[1:], expected[1:]))
 
 
@@ -292,7 +325,7 @@ def test_loaders_in_two_threads_have_the_batches_that_they_have_alone() -> None:
     assert all(torch.equal(*pair) for batches in found.values() for pair in zip(batches, expected, strict=True))
 
 
-# -- what torch's results depend on ----------------------------------------------------------------------------------
+# -- what torch's results depend on ------------------------------------------------------------------------------------
 
 
 class Standardised(Dataset[torch.Tensor]):

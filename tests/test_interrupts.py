@@ -22,12 +22,13 @@ import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
 from torch.utils.data import Dataset
+from waiting import until
 
 import dpex
-from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
-from dpex.engine import inprocess_sampling
+from dpex import AutotuneConfig, DpexDataLoader, InterruptedSamplerError, IteratorClosedError
+from dpex.engine import inprocess_sampling, unmeasured_calls
 from dpex.system.interrupts import is_interrupt, keep_result, with_lock
-from dpex.worker.in_process import InProcess
+from dpex.worker.in_process import InProcessMaker
 from dpex.worker.modes import modes_here
 from dpex.worker.rng_state import located
 
@@ -140,13 +141,22 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
     assert sorted(torch.cat(found)[:, 0].tolist()) == list(range(ROWS // 2))
 
 
+TUNED = {"num_workers": "auto", "autotune": AutotuneConfig(max_local=0)}
+
+
 @pytest.mark.usefixtures("handler")
-def test_every_batch_comes_once_of_those_that_pass_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "options", [{"batch_sampler": [[at] for at in range(400)]}, TUNED], ids=["one by one", "ahead"]
+)
+def test_every_batch_comes_once_of_those_that_pass_unmeasured(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
     """One call after the other is broken off, each at the next place in it."""
     for limit in ("TURN_S", "SAMPLE_S", "LONGEST_S"):  # a traced call is slow
         monkeypatch.setattr(inprocess_sampling, limit, math.inf)
+    monkeypatch.setattr(unmeasured_calls, "RUN_S", math.inf)
     dataset = Augmented(400, extra=1000)
-    options: dict[str, Any] = {"batch_sampler": [[at] for at in range(400)], "seeding": "batch"}
+    options = {**options, "seeding": "batch"}
     wanted = stacked(DpexDataLoader(dataset, generator=seeded(), **options))
     iterator: Any = iter(DpexDataLoader(dataset, generator=seeded(), **options))
     passing, got, at, places = iterator._engine._passing.stretch, [], 1, 0
@@ -171,7 +181,7 @@ def test_every_batch_comes_once_of_those_that_pass_unmeasured(monkeypatch: pytes
 def test_generators_and_threads_are_as_they_were_whatever_is_interrupted() -> None:
     generators = located()
     assert generators is not None
-    process = InProcess(7, modes_here(), print)
+    process = InProcessMaker(7, modes_here(), print)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     before = generators.save()
@@ -269,10 +279,8 @@ def test_closing_ends_a_consumer_that_waits_in_another_thread(seeding: Any, pers
     thread = threading.Thread(target=consume)
     thread.start()
     engine = iterator._engine
-    deadline = threading.Event()
-    while not (engine._tally.batches == 2 and engine._tally.blocked_at):
-        assert thread.is_alive()
-        deadline.wait(0.001)
+    until(lambda: not thread.is_alive() or (engine._tally.batches == 2 and engine._tally.blocked_at), 60.0)
+    assert thread.is_alive()
     loader.close()
     thread.join(20)
     assert not thread.is_alive()
@@ -300,7 +308,7 @@ def test_a_handler_that_closes_the_loader_ends_the_loop_in_order() -> None:
         signal.signal(signal.SIGUSR1, former)
 
 
-# -- the tools ----------------------------------------------------------------------------------------------------
+# -- the tools ---------------------------------------------------------------------------------------------------------
 
 
 def raising(*_: Any) -> None:

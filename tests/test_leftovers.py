@@ -21,7 +21,8 @@ from typing import Any
 
 import psutil
 import pytest
-from families import Augmented, until
+from families import Augmented
+from waiting import until
 
 from dpex import DpexDataLoader
 
@@ -33,11 +34,12 @@ ENDS_WITHIN_S = 200.0
 TESTS = Path(__file__).parent
 
 PREAMBLE = """
-import gc, multiprocessing, os, sys, threading, time, warnings
+import contextlib, gc, multiprocessing, os, sys, threading, time, warnings
 import torch
 from multiprocessing import shared_memory
 from dpex import DpexDataLoader
 from families import Augmented, ThreadSafe
+from waiting import until
 
 # Names in shared memory tell whose they are; torch's contain the process's number.
 multiprocessing.current_process()._config["semprefix"] = "/" + os.environ["DPEX_TEST_FAMILY"]
@@ -60,9 +62,8 @@ def descendants():
     return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
 
 def report_leftovers(threads):
-    deadline = time.monotonic() + 30
-    while descendants() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    with contextlib.suppress(AssertionError):
+        until(lambda: not descendants(), 30, pause_s=0.01)
     more = set(threading.enumerate()) - threads
     print(f"left: {len(descendants())} processes, {len(more)} threads", flush=True)
 
@@ -381,7 +382,7 @@ def test_descriptors_and_memory_stay_flat(family: Family) -> None:
 
 def runs_ahead(engine: Any) -> int:
     """How many batches are there that nobody asked for, with those that have just arrived."""
-    engine._collect()
+    engine._supply.collect()
     return int(engine.schedule.ready)
 
 
@@ -394,11 +395,11 @@ def test_epochs_that_are_broken_off_give_their_memory_back(seeding: Any) -> None
             iterator = iter(loader)
             next(iterator)
             until(partial(runs_ahead, iterator._engine))
-        lane = iterator._engine.lane("local")
+        pool = iterator._engine.pool("local")
         for _ in loader:
             pass
         del _
         gc.collect()
-        flags = [bytes(s.flags[1::2]) for host in lane._hosts.values() for s in host.segments.values()]
+        flags = [bytes(s.flags[1::2]) for worker in pool._workers.values() for s in worker.segments.values()]
         assert flags
         assert not any(map(any, flags))

@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 from types import MappingProxyType
@@ -16,7 +17,7 @@ import torch
 
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import DpexError, FixedWorkersError, OptionError
-from dpex.options import Options, check_count, resolve_seeding
+from dpex.options import _RAY_REMOTE_ARGS, MetricsConfig, Options, TLSConfig, check_count, resolve_seeding
 
 REFUSED: list[tuple[str, Any]] = [
     ("distribute_mode", "yes"),
@@ -38,9 +39,15 @@ REFUSED: list[tuple[str, Any]] = [
     ("memory_budget", "1GB"),
     ("local_engine", "ray"),
     ("local_engine", None),
-    ("worker_resources", 4),
-    ("worker_resources", ["num_cpus"]),
-    ("runtime_env", "env.yaml"),
+    ("name", ""),
+    ("metrics_port", 65536),
+    ("metrics_port", -1),
+    ("metrics_port", True),
+    ("metrics_port", "9400"),
+    ("metrics", 9400),
+    ("metrics", {"port": 9400}),
+    ("ray_remote_args", 4),
+    ("ray_remote_args", ["num_cpus"]),
 ]
 ACCEPTED: list[tuple[str, Any]] = [
     ("distribute_mode", False),
@@ -56,10 +63,54 @@ ACCEPTED: list[tuple[str, Any]] = [
     ("memory_budget", None),
     ("memory_budget", 1 << 40),
     ("local_engine", "torch"),
-    ("worker_resources", {"num_cpus": 2, "resources": {"cpu_node": 1}}),
-    ("worker_resources", MappingProxyType({"num_cpus": 1})),
-    ("runtime_env", {}),
+    ("name", "train"),
+    ("metrics_port", 0),
+    ("metrics_port", 65535),
+    ("metrics", MetricsConfig()),
+    ("ray_remote_args", {}),
+    ("ray_remote_args", {"num_cpus": 2, "resources": {"cpu_node": 1}}),
+    ("ray_remote_args", MappingProxyType({"num_cpus": 1})),
 ]
+RAY_REFUSED: list[tuple[str, Any, str]] = [
+    ("num_cpus", "2", "a number of at least 0"),
+    ("num_cpus", -1, "a number of at least 0"),
+    ("num_cpus", True, "a number of at least 0"),
+    ("num_gpus", float("nan"), "a number of at least 0"),
+    ("memory", "2G", "a number of at least 0, in bytes"),
+    ("resources", ["ssd"], "a dict of custom resources"),
+    ("resources", {"ssd": "1"}, "a dict of custom resources"),
+    ("resources", {"CPU": 2}, "a dict of custom resources, .* 'num_cpus' and 'num_gpus'"),
+    ("accelerator_type", 4, "a str"),
+    ("label_selector", {"region": 1}, "a dict of labels"),
+    ("scheduling_strategy", "spread", "'DEFAULT', 'SPREAD' or a strategy"),
+    ("scheduling_strategy", 3, "'DEFAULT', 'SPREAD' or a strategy"),
+    ("runtime_env", "env.yaml", "a dict, such as"),
+]
+RAY_ACCEPTED: list[tuple[str, Any]] = [
+    ("num_cpus", 0.5),
+    ("num_gpus", 1),
+    ("memory", 2**30),
+    ("resources", MappingProxyType({"ssd": 1})),
+    ("accelerator_type", "T4"),
+    ("label_selector", {"region": "us-west"}),
+    ("scheduling_strategy", "DEFAULT"),
+    ("runtime_env", {"env_vars": {"A": "1"}}),
+]
+METRICS_REFUSED: list[tuple[str, Any]] = [
+    ("port", 65536),
+    ("port", -1),
+    ("port", True),
+    ("port", "9400"),
+    ("host", ""),
+    ("host", None),
+    ("directory", ""),
+    ("directory", 3),
+    ("tls", True),
+    ("tls", ("server.pem", "server.key")),
+    ("allowed_hosts", "train.example.org"),
+    ("allowed_hosts", [b"train.example.org"]),
+]
+TLS_REFUSED: list[tuple[str, Any]] = [("certfile", ""), ("certfile", None), ("keyfile", 3), ("client_cafile", "")]
 DATA = list(range(10))
 
 
@@ -80,6 +131,66 @@ def test_the_loader_refuses_the_same(name: str, value: Any) -> None:
 def test_accepted(name: str, value: Any) -> None:
     assert getattr(Options(**{name: value}), name) == value
     assert getattr(DpexDataLoader(DATA, **{name: value}), name) == value
+
+
+@pytest.mark.parametrize(("key", "value", "remedy"), RAY_REFUSED)
+def test_an_argument_for_ray_is_refused_by_key_value_and_remedy(key: str, value: Any, remedy: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(f"ray_remote_args[{key!r}]={value!r}: give ") + remedy):
+        DpexDataLoader(DATA, ray_remote_args={"num_cpus": 1, key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("CPU", "give 'num_cpus'"),
+        ("GPU", "give 'num_gpus'"),
+        ("max_restarts", "leave it out"),
+        ("cpu_node", "leave it out, or give one of 'num_cpus', .* Custom resources belong in 'resources'"),
+        (3, "leave it out"),
+    ],
+)
+def test_a_key_that_is_not_taken_is_named_with_the_remedy(key: Any, remedy: str) -> None:
+    with pytest.raises(OptionError, match=f"ray_remote_args has the key {key!r}: {remedy}"):
+        DpexDataLoader(DATA, ray_remote_args={key: 1})
+
+
+def test_each_argument_that_is_taken_is_one_of_rays() -> None:
+    """Ray checks them when an actor's options are given; nothing is started for that."""
+    pytest.importorskip("ray")
+    from dpex.pools.ray.guardian import guardian_class
+    from dpex.pools.ray.options import actor_options
+
+    assert {key for key, _ in RAY_ACCEPTED} == set(_RAY_REMOTE_ARGS) == {key for key, _, _ in RAY_REFUSED}
+    for key, value in RAY_ACCEPTED:
+        DpexDataLoader(DATA, ray_remote_args={key: value})
+        assert guardian_class().options(**actor_options({key: value}))
+    with pytest.raises((TypeError, ValueError)):
+        guardian_class().options(**actor_options({"num_cpus": "2"}))
+
+
+def test_what_a_worker_needs_of_a_node() -> None:
+    from dpex.pools.ray.options import actor_options, needs_of
+
+    assert needs_of(actor_options(None)) == {"CPU": 1}
+    asked = {"num_cpus": 0, "num_gpus": 0.5, "memory": 1000, "resources": {"ssd": 2}, "runtime_env": {}}
+    assert needs_of(actor_options(asked)) == {"GPU": 0.5, "memory": 1000, "ssd": 2}
+
+
+@pytest.mark.parametrize(("name", "value"), METRICS_REFUSED)
+def test_where_metrics_are_served_is_refused_by_name_value_and_remedy(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=re.escape(f"MetricsConfig({name}={value!r}): give ")):
+        MetricsConfig(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), TLS_REFUSED)
+def test_a_file_for_tls_is_refused_by_name_value_and_remedy(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=re.escape(f"TLSConfig({name}={value!r}): give a PEM file's name")):
+        TLSConfig(**{"certfile": "server.pem", "keyfile": "server.key", name: value})
+
+
+def test_metrics_are_asked_for_in_one_way() -> None:
+    with pytest.raises(OptionError, match=r"metrics_port=0 beside metrics=MetricsConfig\(port=None, .*give one of the"):
+        DpexDataLoader(DATA, metrics_port=0, metrics=MetricsConfig())
 
 
 def test_options_are_frozen_and_keyword_only() -> None:
@@ -169,7 +280,7 @@ def test_a_number_that_is_set_later_is_kept() -> None:
 
 
 def test_auto_starts_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.dataloader.static_worker_count", lambda: 5)
+    monkeypatch.setattr("dpex.loader.sizing.static_worker_count", lambda: 5)
     loader = DpexDataLoader(DATA, num_workers="auto")
     assert (loader.auto_workers, loader.num_workers, loader.seeding) == (True, 5, "batch")
 
@@ -183,7 +294,7 @@ def test_only_auto_is_a_word_for_a_number(bad: str) -> None:
 
 # -- rebuilding --------------------------------------------------------------------------------------------------------
 
-OWN = ("distribute_mode", "head_address", "seeding", "memory_budget", "worker_resources", "runtime_env", "local_engine")
+OWN = ("distribute_mode", "head_address", "seeding", "memory_budget", "ray_remote_args", "local_engine")
 LOADERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "auto": {"num_workers": "auto"},
@@ -194,9 +305,9 @@ LOADERS: dict[str, dict[str, Any]] = {
         "num_workers": 2,
         "distribute_mode": True,
         "head_address": "head:6379",
-        "worker_resources": {"num_cpus": 2},
-        "runtime_env": {"pip": ["pillow"]},
+        "ray_remote_args": {"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}},
     },
+    "metrics": {"metrics": MetricsConfig(tls=TLSConfig(certfile="a.pem", keyfile="a.key")), "name": "train"},
     "torch": {"local_engine": "torch", "distribute_mode": "auto", "collate_fn": list, "worker_init_fn": abs},
 }
 
@@ -232,14 +343,14 @@ def test_a_loader_rebuilt_twice_is_still_auto() -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_second_loader_wants_the_same_workers_and_depth(how: str) -> None:
-    """A prefetch depth that nobody asked for must not become one that the engine keeps to the letter."""
+def test_a_second_loader_wants_the_same_workers_and_prefetch(how: str) -> None:
+    """A prefetch that nobody asked for must not become one that the engine keeps to the letter."""
     loader = DpexDataLoader(DATA, num_workers=2)
     assert HOWS[how](loader)._current_sizes() == loader._current_sizes()
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_depth_that_was_asked_for_stays_asked_for(how: str) -> None:
+def test_a_prefetch_that_was_asked_for_stays_asked_for(how: str) -> None:
     loader = DpexDataLoader(DATA, num_workers=2, prefetch_factor=7)
     assert HOWS[how](loader)._current_sizes().prefetch == 14
 
@@ -251,8 +362,7 @@ def test_options_are_attributes_of_their_own_name() -> None:
         "head_address": "head:6379",
         "seeding": "worker",
         "memory_budget": None,
-        "worker_resources": {"num_cpus": 2},
-        "runtime_env": {"pip": ["pillow"]},
+        "ray_remote_args": {"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}},
         "local_engine": "dpex",
     }
 

@@ -7,8 +7,10 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from torch.utils.data import DataLoader
@@ -58,6 +60,50 @@ def test_every_error_and_every_value_is_public(module: object) -> None:
     }
     assert defined
     assert defined <= set(NAMES)
+
+
+def hints_of(value: Any) -> Iterator[Any]:
+    """The annotations that a user of a public class or function meets."""
+    if inspect.isfunction(value):
+        yield from get_type_hints(value, localns=vars_of_dpex()).values()
+        return
+    if is_dataclass(value):
+        yield from get_type_hints(value).values()
+    owners = (value,) if is_dataclass(value) else value.__mro__
+    members = [one for owner in owners if owner.__module__.startswith("dpex.") for one in vars(owner).items()]
+    for name, member in members:
+        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        if inspect.isfunction(function) and (name == "__init__" or not name.startswith("_")):
+            yield from hints_of(function)
+
+
+def vars_of_dpex() -> dict[str, Any]:
+    """The public names, which modules may import for type checkers alone."""
+    return {name: getattr(dpex, name) for name in NAMES}
+
+
+def classes_in(hint: Any) -> Iterator[type]:
+    """Those of dpex's own in an annotation, such as `Decision` in ``list[Decision] | None``."""
+    if inspect.isclass(hint) and hint.__module__.startswith("dpex."):
+        yield hint
+    for inner in hint if isinstance(hint, list) else get_args(hint):
+        yield from classes_in(inner)
+
+
+def test_the_reader_of_annotations_sees_what_it_should() -> None:
+    assert set(classes_in(list[dpex.Decision] | Callable[[dpex.Spans], None] | Mapping[str, int])) == {
+        dpex.Decision,
+        dpex.Spans,
+    }
+    assert dpex.Diagnosis in {found for hint in hints_of(DpexDataLoader) for found in classes_in(hint)}
+    assert dpex.Settings in {found for hint in hints_of(dpex.Decision) for found in classes_in(hint)}
+    assert dpex.Prediction in {found for hint in hints_of(dpex.Diagnosis) for found in classes_in(hint)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_types_that_a_public_name_returns_or_takes_are_public(name: str) -> None:
+    found = {kind for hint in hints_of(getattr(dpex, name)) for kind in classes_in(hint)}
+    assert {kind.__name__ for kind in found} <= set(NAMES)
 
 
 def test_the_error_tree_is_drawn_as_it_is() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler, get_worker_info
+from waiting import until
 
 from dpex import DpexDataLoader
 
@@ -42,10 +42,7 @@ class Augmented(Dataset[torch.Tensor]):
                 self.others.value += 1
         elif self.first:
             self.first = False
-            deadline = time.monotonic() + DEADLINE_S
-            while self.others.value < AHEAD and time.monotonic() < deadline:
-                time.sleep(0.002)
-            assert self.others.value >= AHEAD, "the others did not run ahead"
+            until(lambda: self.others.value >= AHEAD, DEADLINE_S, told=lambda: "the others to run ahead")
 
 
 SAMPLERS: dict[str, Callable[[Any], Any]] = {

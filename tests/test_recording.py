@@ -17,12 +17,14 @@ import pytest
 from families import Augmented
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.replay import load, main
+from dpex.autotune.replay import load
 from dpex.autotune.replay import replay as replayed
+from dpex.autotune.runtime.allowed import Limits
 from dpex.autotune.runtime.recorder import VARIABLE, TraceFile, check, rank, wanted
-from dpex.autotune.runtime.tuner import Limits, Tuner
+from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.trace.format import Recorder
 from dpex.autotune.types import Sample, Settings
+from dpex.cli.main import main
 from dpex.errors import OptionError
 from dpex.system.clock import ManualClock
 
@@ -55,13 +57,13 @@ def test_a_run_is_recorded_and_replays(tmp_path: Path) -> None:
         train(loader, lambda: any(decision.outcome for decision in loader.decisions))
     trace = load(str(path))
     assert list(trace.decisions) == loader.decisions
-    assert trace.header.host["pid"] == os.getpid()
+    assert trace.header.machine["pid"] == os.getpid()
     assert abs(trace.header.started_s - time.time()) < 120
     assert trace.sections[0].origin.limits["pins"] == {}
     assert trace.sections[0].origin.config.interval_s == QUICK.interval_s
     assert any(sample.local.services_s for sample in trace.samples)
     assert all(window.is_same for window in replayed(trace))
-    assert main([str(path)], lambda _: None) == 0
+    assert main(["replay", str(path)]) == 0
 
 
 def test_the_environment_names_a_file_and_epochs_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dpex.autotune.runtime.tuner import with_queue
-from dpex.measure.samples import LaneSample
+from dpex.autotune.runtime.window_sample import with_queue
+from dpex.measure.samples import PoolSample
 from dpex.system import run_queue
-from dpex.system.run_queue import Ran
+from dpex.system.run_queue import RunQueueTimes
 
 
 def kernel_says(proc: Path, pid: str, **ran: tuple[float, float]) -> None:
@@ -55,10 +55,10 @@ def test_workers_that_began_in_between_are_known(tmp_path: Path) -> None:
 
 def test_queueing_is_that_of_the_batches_whose_results_came() -> None:
     """In a short window results come of batches that began before it, and what these queued then is not seen in it."""
-    made = LaneSample(running=2, tickets=4, read_s=2.0, cpu_s=0.8)
-    assert with_queue(made, Ran(0.04, 0.06)).queued_s == pytest.approx(1.2)
+    made = PoolSample(running=2, tickets=4, load_s=2.0, cpu_s=0.8)
+    assert with_queue(made, RunQueueTimes(0.04, 0.06)).queued_s == pytest.approx(1.2)
     assert with_queue(made, None).queued_s is None
-    assert with_queue(replace(made, tickets=0), Ran(0.04, 0.06)).queued_s is None
+    assert with_queue(replace(made, tickets=0), RunQueueTimes(0.04, 0.06)).queued_s is None
 
 
 def test_a_thread_asks_for_its_own_time_on_run_queues(tmp_path: Path) -> None:

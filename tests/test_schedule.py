@@ -30,17 +30,17 @@ class ScheduleMachine(RuleBasedStateMachine):
     """Drives a `Schedule` and a list of `Fate` side by side."""
 
     @initialize(
-        window=st.integers(1, 6),
+        prefetch=st.integers(1, 6),
         queues=st.integers(0, 3),
         in_order=st.booleans(),
         max_tries=st.integers(1, 3),
         patience=st.sampled_from([0, 4, 12]),
     )
-    def start(self, window: int, queues: int, in_order: bool, max_tries: int, patience: int) -> None:
+    def start(self, prefetch: int, queues: int, in_order: bool, max_tries: int, patience: int) -> None:
         """Nothing ends before ``patience`` tickets: most random runs would end before they have begun."""
         self.patience = patience
-        self.schedule = Schedule(window=window, queues=queues, in_order=in_order, max_tries=max_tries)
-        self.window, self.queues, self.in_order, self.max_tries = window, queues, in_order, max_tries
+        self.schedule = Schedule(prefetch=prefetch, queues=queues, in_order=in_order, max_tries=max_tries)
+        self.prefetch, self.queues, self.in_order, self.max_tries = prefetch, queues, in_order, max_tries
         self.fates: list[Fate] = []
         self.results: list[int] = []  # numbers of made tickets, in the order of their results
         self.handed_out: list[int] = []
@@ -56,7 +56,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def room(self) -> int:
         if self.sampler_ended or not any(self.active):
             return 0
-        return max(0, self.window - len(self.numbers(*UNFINISHED)))
+        return max(0, self.prefetch - len(self.numbers(*UNFINISHED)))
 
     def deliverable(self) -> int | None:
         if not self.in_order:
@@ -79,7 +79,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             self.turn = (queue + 1) % self.queues
             return
         load = {q: len(self.numbers(WAITING, OUT, queue=q)) for q in range(self.queues) if self.active[q]}
-        share = max(1, self.window // len(load))
+        share = max(1, self.prefetch // len(load))
         assert load[queue] < share or load[queue] == min(load.values())
 
     # -- rules ---------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert (ticket.number, ticket.index, ticket.issued) == (number, ("index", number), False)
         self.check_queue(ticket.queue)
         self.fates.append(Fate(ticket, ticket.queue))
-        assert len(self.numbers(*UNFINISHED)) <= self.window
+        assert len(self.numbers(*UNFINISHED)) <= self.prefetch
 
     @precondition(lambda self: self.room())
     @rule()
@@ -173,14 +173,14 @@ class ScheduleMachine(RuleBasedStateMachine):
         for number in self.numbers(WAITING, OUT, queue=queue):
             self.fates[number].at = DROPPED
 
-    @rule(window=st.integers(-1, 8))
-    def set_window(self, window: int) -> None:
-        if window < 1:
-            with pytest.raises(ScheduleError, match=str(window)):
-                self.schedule.set_window(window)
+    @rule(prefetch=st.integers(-1, 8))
+    def set_prefetch(self, prefetch: int) -> None:
+        if prefetch < 1:
+            with pytest.raises(ScheduleError, match=str(prefetch)):
+                self.schedule.set_prefetch(prefetch)
             return
-        self.schedule.set_window(window)
-        self.window = window
+        self.schedule.set_prefetch(prefetch)
+        self.prefetch = prefetch
 
     @rule()
     def pop(self) -> None:
@@ -207,7 +207,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         schedule = self.schedule
         assert schedule.room == self.room()
         assert schedule.finished == self.finished()
-        assert schedule.window == self.window
+        assert schedule.prefetch == self.prefetch
         assert schedule.drawn == len(self.fates)
         assert schedule.delivered == len(self.handed_out)
         assert schedule.ready == len(self.results)
@@ -258,14 +258,14 @@ def popped(schedule: Schedule) -> list[int]:
     return [delivery.number for delivery in iter(schedule.pop, None)]
 
 
-@pytest.mark.parametrize("bad", [{"window": 0}, {"queues": -1}, {"max_tries": 0}])
+@pytest.mark.parametrize("bad", [{"prefetch": 0}, {"queues": -1}, {"max_tries": 0}])
 def test_refuses_numbers_that_make_no_sense(bad: dict[str, int]) -> None:
     with pytest.raises(ScheduleError, match=f"{next(iter(bad))}={next(iter(bad.values()))}"):
-        Schedule(**{"window": 2, **bad})
+        Schedule(**{"prefetch": 2, **bad})
 
 
 def test_an_illegal_draw_changes_nothing() -> None:
-    schedule = Schedule(window=1, queues=2)
+    schedule = Schedule(prefetch=1, queues=2)
     schedule.draw("a")
     with pytest.raises(ScheduleError):
         schedule.draw("b")
@@ -276,19 +276,19 @@ def test_an_illegal_draw_changes_nothing() -> None:
 
 
 def test_the_rota_is_torchs() -> None:
-    schedule = Schedule(window=9, queues=3)
+    schedule = Schedule(prefetch=9, queues=3)
     assert [t.queue for t in drawn(schedule, 5)] == [0, 1, 2, 0, 1]
 
 
 def test_the_rota_passes_over_an_exhausted_stream() -> None:
-    schedule = Schedule(window=9, queues=3)
+    schedule = Schedule(prefetch=9, queues=3)
     drawn(schedule, 3)
     schedule.end_queue(0)
     assert [t.queue for t in drawn(schedule, 4)] == [1, 2, 1, 2]
 
 
 def test_out_of_order_a_slow_queue_is_passed_over() -> None:
-    schedule = Schedule(window=4, queues=2, in_order=False)
+    schedule = Schedule(prefetch=4, queues=2, in_order=False)
     assert [t.queue for t in drawn(schedule, 4)] == [0, 1, 0, 1]
     for number in (1, 3):
         schedule.done(number, None)
@@ -297,7 +297,7 @@ def test_out_of_order_a_slow_queue_is_passed_over() -> None:
 
 
 def test_in_order_a_late_first_ticket_holds_up_the_others() -> None:
-    schedule = Schedule(window=3)
+    schedule = Schedule(prefetch=3)
     drawn(schedule, 3)
     schedule.take(3)
     schedule.done(2, "c")
@@ -308,7 +308,7 @@ def test_in_order_a_late_first_ticket_holds_up_the_others() -> None:
 
 
 def test_out_of_order_results_leave_as_they_come() -> None:
-    schedule = Schedule(window=3, in_order=False)
+    schedule = Schedule(prefetch=3, in_order=False)
     drawn(schedule, 3)
     schedule.take(3)
     for number in (2, 0, 1):
@@ -317,7 +317,7 @@ def test_out_of_order_results_leave_as_they_come() -> None:
 
 
 def test_a_second_result_is_refused_before_and_after_delivery() -> None:
-    schedule = Schedule(window=1)
+    schedule = Schedule(prefetch=1)
     drawn(schedule, 1)
     assert schedule.done(0, "first")
     assert not schedule.done(0, "second")
@@ -327,7 +327,7 @@ def test_a_second_result_is_refused_before_and_after_delivery() -> None:
 
 
 def test_lost_tickets_are_issued_again_before_later_ones() -> None:
-    schedule = Schedule(window=5)
+    schedule = Schedule(prefetch=5)
     drawn(schedule, 5)
     schedule.take(3)
     assert schedule.lost([2, 0], guilty=0) == []
@@ -335,7 +335,7 @@ def test_lost_tickets_are_issued_again_before_later_ones() -> None:
 
 
 def test_a_lost_ticket_is_put_between_others_that_wait() -> None:
-    schedule = Schedule(window=4)
+    schedule = Schedule(prefetch=4)
     drawn(schedule, 4)
     tickets = schedule.take(4)
     schedule.give_back([tickets[0], tickets[3]])
@@ -344,7 +344,7 @@ def test_a_lost_ticket_is_put_between_others_that_wait() -> None:
 
 
 def test_only_the_guilty_ticket_has_a_try_less() -> None:
-    schedule = Schedule(window=2, max_tries=2)
+    schedule = Schedule(prefetch=2, max_tries=2)
     drawn(schedule, 2)
     given_up: list[int] = []
     for _ in range(2):
@@ -355,7 +355,7 @@ def test_only_the_guilty_ticket_has_a_try_less() -> None:
 
 
 def test_giving_back_costs_no_try() -> None:
-    schedule = Schedule(window=1, max_tries=1)
+    schedule = Schedule(prefetch=1, max_tries=1)
     drawn(schedule, 1)
     for _ in range(5):
         schedule.give_back(schedule.take(1))
@@ -364,7 +364,7 @@ def test_giving_back_costs_no_try() -> None:
 
 
 def test_a_failure_is_delivered_at_its_place() -> None:
-    schedule = Schedule(window=3, max_tries=1)
+    schedule = Schedule(prefetch=3, max_tries=1)
     drawn(schedule, 3)
     schedule.take(3)
     (hopeless,) = schedule.lost([1], guilty=1)
@@ -374,10 +374,10 @@ def test_a_failure_is_delivered_at_its_place() -> None:
     assert [d.payload for d in iter(schedule.pop, None)] == ["a", "failure", "c"]
 
 
-def test_a_smaller_window_keeps_what_was_drawn() -> None:
-    schedule = Schedule(window=4)
+def test_a_smaller_prefetch_keeps_what_was_drawn() -> None:
+    schedule = Schedule(prefetch=4)
     drawn(schedule, 4)
-    schedule.set_window(2)
+    schedule.set_prefetch(2)
     rooms = []
     for number in range(4):
         schedule.done(number, None)
@@ -387,7 +387,7 @@ def test_a_smaller_window_keeps_what_was_drawn() -> None:
 
 
 def test_an_exhausted_stream_drops_its_other_tickets_but_not_what_it_made() -> None:
-    schedule = Schedule(window=6, queues=2)
+    schedule = Schedule(prefetch=6, queues=2)
     drawn(schedule, 6)
     schedule.take(3, 0)
     schedule.done(0, "made")
@@ -403,14 +403,14 @@ def test_an_exhausted_stream_drops_its_other_tickets_but_not_what_it_made() -> N
 
 
 def test_dropped_tickets_make_room() -> None:
-    schedule = Schedule(window=4, queues=2)
+    schedule = Schedule(prefetch=4, queues=2)
     drawn(schedule, 4)
     schedule.end_queue(0)
     assert schedule.room == 2
 
 
 def test_straight_through_is_draw_take_done_and_pop_at_once() -> None:
-    schedule = Schedule(window=2)
+    schedule = Schedule(prefetch=2)
     assert [schedule.straight_through(), schedule.straight_through()] == [0, 1]
     assert (schedule.drawn, schedule.delivered, schedule.in_flight, schedule.ready) == (2, 2, 0, 0)
     schedule.draw("x")
@@ -421,10 +421,10 @@ def test_straight_through_is_draw_take_done_and_pop_at_once() -> None:
 
 
 def test_nothing_overtakes_what_is_on_its_way() -> None:
-    schedule, ended = Schedule(window=2), Schedule(window=2)
+    schedule, ended = Schedule(prefetch=2), Schedule(prefetch=2)
     schedule.draw("x")
     ended.end_of_sampler()
-    for busy in (schedule, ended, Schedule(window=2, queues=1)):
+    for busy in (schedule, ended, Schedule(prefetch=2, queues=1)):
         drawn = busy.drawn
         with pytest.raises(ScheduleError, match="straight through"):
             busy.straight_through()
@@ -432,7 +432,7 @@ def test_nothing_overtakes_what_is_on_its_way() -> None:
 
 
 def test_finished_only_after_the_last_delivery() -> None:
-    schedule = Schedule(window=1)
+    schedule = Schedule(prefetch=1)
     drawn(schedule, 1)
     seen = [schedule.finished]
     steps: list[Any] = [schedule.end_of_sampler, lambda: schedule.take(1), lambda: schedule.done(0, None), schedule.pop]
@@ -443,13 +443,13 @@ def test_finished_only_after_the_last_delivery() -> None:
 
 
 def test_an_empty_sampler_is_finished_at_once() -> None:
-    schedule = Schedule(window=1)
+    schedule = Schedule(prefetch=1)
     schedule.end_of_sampler()
     assert schedule.finished
     assert schedule.room == 0
 
 
 def test_tickets_sort_by_number_and_tell_what_they_are() -> None:
-    tickets = drawn(Schedule(window=3), 3)
+    tickets = drawn(Schedule(prefetch=3), 3)
     assert sorted(set(tickets)) == tickets
     assert repr(tickets[1]) == "Ticket(1, 1, queue=0, issued=False, deaths=0)"

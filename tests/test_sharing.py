@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests import __main__ as runner
@@ -48,5 +50,48 @@ def test_the_exit_code_is_that_of_the_worse_run(
 ) -> None:
     made = iter(codes)
     ran = []
-    monkeypatch.setattr(runner, "run", lambda each: (ran.append(each), next(made))[1])
+    monkeypatch.setattr(runner, "run", lambda each: (ran.append(each), (next(made), []))[1])
     assert (runner.main(arguments), len(ran)) == (code, count)
+
+
+MOST = runner.MOST_AGAIN
+
+
+@pytest.mark.parametrize(
+    ("shared", "alone", "again", "code"),
+    [
+        ((FAILED, 1), (OK, 0), OK, OK),
+        ((FAILED, MOST), (OK, 0), OK, OK),
+        ((FAILED, 1), (OK, 0), FAILED, FAILED),
+        ((FAILED, 1), (FAILED, MOST), OK, OK),
+        ((OK, 0), (FAILED, 1), OK, OK),
+        ((OK, 0), (FAILED, 1), FAILED, FAILED),
+        ((FAILED, 1), (FAILED, MOST + 1), OK, FAILED),
+        ((FAILED, 1), (NONE, 0), OK, OK),
+        ((FAILED, 1), (INTERRUPTED, 0), None, INTERRUPTED),
+        ((FAILED, MOST + 1), (OK, 0), None, FAILED),
+        ((FAILED, 0), (OK, 0), None, FAILED),
+    ],
+)
+def test_a_few_that_failed_run_again(
+    monkeypatch: pytest.MonkeyPatch, shared: tuple[int, int], alone: tuple[int, int], again: int | None, code: int
+) -> None:
+    """Each run is an exit code, and how many of its tests failed."""
+    outcomes = [
+        (each, [f"tests/test_{name}.py::test_{number}" for number in range(failed)])
+        for name, (each, failed) in (("shared", shared), ("alone", alone))
+    ]
+    chosen = [name for _, names in outcomes if len(names) <= MOST for name in names]
+    made = iter([*outcomes, (again, chosen)])
+    ran = []
+    monkeypatch.setattr(runner, "run", lambda each: (ran.append(each), next(made))[1])
+    assert runner.main([]) == code
+    assert ran[2:] == ([] if again is None else [chosen])
+
+
+def test_what_failed_is_known_by_name(tmp_path: Path) -> None:
+    module = tmp_path / "test_some.py"
+    module.write_text("def test_good(): pass\ndef test_bad(): assert False\ndef test_setup(nothing): pass\n")
+    plugins = ["-p", "no:cacheprovider", "-p", "tests.failures", "--rootdir", str(tmp_path), "-q"]
+    code, failed = runner.run([*plugins, str(module)])
+    assert (code, failed) == (FAILED, ["test_some.py::test_bad", "test_some.py::test_setup"])

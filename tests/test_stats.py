@@ -95,16 +95,16 @@ def test_times_are_known_of_what_was_measured() -> None:
     loading = loader("torch's in-process, measured")
     take(iter(loading), 20)
     stats = loading.stats()
-    assert stats.lanes["inline"].tickets == 20
+    assert stats.pools["inline"].tickets == 20
     assert stats.wait_s > 0
-    assert stats.wait_s >= stats.lanes["inline"].fetch_s + stats.lanes["inline"].collate_s
+    assert stats.wait_s >= stats.pools["inline"].load_s + stats.pools["inline"].collate_s
     assert 0 < stats.first_batch_s <= stats.wait_s
 
 
-def test_batches_made_in_the_training_process_have_a_lane() -> None:
+def test_batches_made_in_the_training_process_have_a_pool() -> None:
     loading = loader("in-process")
     take(iter(loading), 20)
-    assert loading.stats().lanes["inline"].tickets == 20
+    assert loading.stats().pools["inline"].tickets == 20
 
 
 def test_before_the_first_iterator_there_is_nothing() -> None:

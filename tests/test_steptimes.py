@@ -21,12 +21,13 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
-from dpex.measure.sampling import DEAR, FIRST_S, Occasions
+from dpex.measure.sampling import DEAR, FIRST_S, SamplingSchedule
 from dpex.profile import call_timer, live_timer
 from dpex.profile.call_timer import Costs, StepWatch
 from dpex.profile.live_timer import Row, TicketTimer
 from dpex.transport.pickling import cloud_dumps
-from dpex.worker.core import Fetcher, WorkerSetup
+from dpex.worker.fetch import Fetcher
+from dpex.worker.setup import WorkerSetup
 
 
 class Compose:
@@ -165,8 +166,23 @@ def test_seconds_add_up_to_the_stages() -> None:
     """Nothing is counted twice: neither nested steps, nor shared ones, nor a call that goes on to the base's."""
     _, stages = fetcher(Pictures(), AlwaysTimer()).fetch(list(range(50)))
     load_s = sum(row[2] for row in stages.steps if row[0] != "collate")
-    assert load_s == pytest.approx(stages.fetch_s)
-    assert 0 < sum(row[2] for row in stages.steps if row[0] == "collate") <= stages.collate_s
+    assert load_s == pytest.approx(stages.load_s)
+    collate_s = sum(row[2] for row in stages.steps if row[0] == "collate")
+    assert collate_s > 0
+    assert collate_s <= stages.collate_s or collate_s == pytest.approx(stages.collate_s)
+
+
+@pytest.mark.parametrize("load_s", [1e-6, 1.0])
+def test_steps_are_never_more_than_their_stage(load_s: float) -> None:
+    """What timing costs is estimated: where the estimate is too low for the steps, they share what there is."""
+    timer = AlwaysTimer()
+    fetcher(Pictures(), timer).fetch(list(range(50)))
+    rows = timer.rows(Pictures(), (load_s, 1e-6, load_s, 1e-6, 50))
+    loading = [row for row in rows if not row[0].startswith("collate")]
+    assert sum(row[2] for row in loading) == pytest.approx(load_s)
+    assert sum(row[3] for row in loading) == pytest.approx(load_s)
+    assert sum(row[2] for row in rows if row[0].startswith("collate")) <= 1e-6 * 1.001
+    assert all(row[2] >= 0 for row in rows)
 
 
 def test_batches_are_the_same_and_all_is_as_it_was() -> None:
@@ -572,12 +588,12 @@ def test_switched_off() -> None:
     assert not any(making.fetch([0])[1].steps for _ in range(50))
 
 
-# -- when -----------------------------------------------------------------------------------------------------------
+# -- when --------------------------------------------------------------------------------------------------------------
 
 
 def looked_at(seconds: float, each_s: float, extra_ratio: float) -> tuple[list[int], float]:
     """Which of the batches that take so long each, on virtual time, and what looking cost in all."""
-    occasions, now, chosen, cost_s, number = Occasions(), 100.0, [], 0.0, 0
+    occasions, now, chosen, cost_s, number = SamplingSchedule(), 100.0, [], 0.0, 0
     while now < 100.0 + seconds:
         began = now
         now += each_s

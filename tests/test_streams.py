@@ -46,7 +46,7 @@ class Numbers(IterableDataset[torch.Tensor]):
 
 @pytest.fixture
 def cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda count: monkeypatch.setattr("dpex.dataloader.rank_cpus", lambda: count)
+    return lambda count: monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: count)
 
 
 # -- the rule ----------------------------------------------------------------------------------------------------------
@@ -103,6 +103,59 @@ def test_shards_are_named_in_either_way() -> None:
     assert named_shards(Broken()) == 3
 
 
+class SimpleShardList:
+    """As webdataset's, by which it is known."""
+
+    def __init__(self, count: int) -> None:
+        self.urls = [f"{number}.tar" for number in range(count)]
+
+
+class ResampledShards(SimpleShardList):
+    """webdataset's that draws URLs without an end."""
+
+
+def split_by_node(urls: Any) -> Any:
+    return urls
+
+
+class Pipeline:
+    def __init__(self, *stages: Any) -> None:
+        self.pipeline = list(stages)
+
+
+@pytest.mark.parametrize(
+    ("stages", "count"),
+    [
+        ([SimpleShardList(5)], 5),
+        ([SimpleShardList(5), split_by_node], 2),
+        ([SimpleShardList(1), split_by_node], 1),
+        ([ResampledShards(5)], None),
+        ([], None),
+    ],
+)
+def test_the_urls_of_a_pipeline_are_its_shards_as_many_as_every_rank_has(stages: list[Any], count: int | None) -> None:
+    assert named_shards(Pipeline(*stages), ranks=2) == count
+    chosen = choose(Pipeline(*stages), 42, None, {"WORLD_SIZE": "2"})
+    assert chosen.count == (42 if count is None else count)
+
+
+class OfRank:
+    """A rank's part of a dataset of Hugging Face, of which the first ranks have one shard more."""
+
+    class _ex_iterable:  # noqa: N801
+        num_shards = 5
+
+    class _distributed:  # noqa: N801
+        strategy = "shards"
+        world_size = 2
+
+    num_shards = 3
+
+
+def test_a_rank_with_a_shard_more_than_others_has_as_many_streams() -> None:
+    assert named_shards(OfRank()) == 2
+
+
 # -- the loader --------------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +183,7 @@ def test_shards_are_read_once_each_and_the_number_of_streams_stays(cpus: Any, ca
     with DpexDataLoader(Shards(), batch_size=4, num_workers="auto", autotune=AutotuneConfig(interval_s=0.05)) as loader:
         for _ in range(4):
             assert sorted(torch.cat(list(loader)).flatten().tolist()) == list(range(96))
-            assert loader.stats().lanes["local"].wanted == 6
+            assert loader.stats().pools["local"].wanted == 6
         assert {decision.new.workers for decision in loader.decisions} == {6}
         first = loader.decisions[0]
     assert (first.reason, first.old, first.at) == ("start", first.new, 0.0)
@@ -152,7 +205,7 @@ def test_torchs_warning_of_many_workers_is_about_the_users_number_only(
     monkeypatch: pytest.MonkeyPatch, dataset: Any
 ) -> None:
     for name in ("static_worker_count", "rank_cpus"):
-        monkeypatch.setattr(f"dpex.dataloader.{name}", lambda: 1000)
+        monkeypatch.setattr(f"dpex.loader.sizing.{name}", lambda: 1000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert DpexDataLoader(dataset, num_workers="auto").num_workers == 1000

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import Augmented, ThreadSafe, assert_same, kill, living_workers, seeded, stacked, template_pid, until
+from families import Augmented, ThreadSafe, assert_same, kill, living_workers, seeded, stacked, template_pid
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from waiting import until
 
 import dpex
 from dpex import DpexDataLoader, OptionError, WorkerDiedError
@@ -34,7 +35,7 @@ LENGTH, BATCH = 400, 4
 @pytest.fixture(autouse=True)
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Further workers are threads, on any machine."""
-    monkeypatch.setattr("dpex.dataloader.rank_cpus", lambda: PROCESSES)
+    monkeypatch.setattr("dpex.loader.passes.rank_cpus", lambda: PROCESSES)
 
 
 def loader_of(dataset: Any, workers: int = 8, **options: Any) -> DpexDataLoader[Any]:
@@ -43,9 +44,9 @@ def loader_of(dataset: Any, workers: int = 8, **options: Any) -> DpexDataLoader[
 
 
 def population(iterator: Any) -> list[int]:
-    """Hosts of each process that has any."""
-    processes = iterator._engine.lane("local")._fleet.processes.values()
-    return sorted(len(process.hosts) for process in processes if process.hosts)
+    """Workers of each process that has any."""
+    processes = iterator._engine.pool("local")._fleet.processes.values()
+    return sorted(len(process.workers) for process in processes if process.workers)
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +66,9 @@ def test_threads_make_what_processes_and_the_trainer_make(
     with loader_of(ThreadSafe(LENGTH, 0.001), workers, thread_safe=thread_safe) as loader:
         iterator = iter(loader)
         got = [next(iterator) for _ in range(60)]
-        until(lambda: iterator._engine._collect() or loader.stats().lanes["local"].running == workers)
+        until(lambda: iterator._engine._supply.collect() or loader.stats().pools["local"].running == workers)
         processes = workers if thread_safe is False else min(workers, PROCESSES)
-        until(lambda: iterator._engine._collect() or len(living_workers(iterator)) == processes)
+        until(lambda: iterator._engine._supply.collect() or len(living_workers(iterator)) == processes)
         assert sum(population(iterator)) == workers
         assert max(population(iterator)) - min(population(iterator)) <= 1
         assert_same(torch.cat([*got, *iterator]), wanted)
@@ -92,12 +93,12 @@ def test_processes_that_are_spawned() -> None:
 
 
 def test_processes_of_the_clean_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean_fork_server, "is_connected", lambda: True)
+    monkeypatch.setattr(clean_fork_server, "is_ray_connected", lambda: True)
     try:
         with loader_of(ThreadSafe(LENGTH, 0.002), 6) as loader:
             iterator = iter(loader)
-            lane: Any = iterator._engine.lane("local")
-            until(lambda: lane.poll() is not None and lane.counts.running == 2)  # else this process makes the batches
+            pool: Any = iterator._engine.pool("local")
+            until(lambda: pool.poll() is not None and pool.counts.running == 2)  # else this process makes the batches
             got = [next(iterator) for _ in range(90)]
             assert population(iterator) == [3, 3]
             assert_same(torch.cat([*got, *iterator]), stacked(loader_of(ThreadSafe(LENGTH), 0)))
@@ -193,7 +194,7 @@ def test_growth_adds_threads_and_shrinking_ends_them_and_their_processes() -> No
 
 
 @pytest.mark.filterwarnings(DIED)
-def test_a_killed_process_is_one_death_and_its_hosts_are_threads_again() -> None:
+def test_a_killed_process_is_one_death_and_its_workers_are_threads_again() -> None:
     with loader_of(ThreadSafe(LENGTH, 0.02), 8) as loader:
         iterator = iter(loader)
         until(lambda: next(iterator) is not None and population(iterator) == [4, 4])
@@ -359,7 +360,7 @@ class Delegating(ThreadSafe):
 
         def ask() -> None:
             try:
-                found.append(dpex.ticket_seed())
+                found.append(dpex.batch_seed())
             except RuntimeError as error:
                 found.append(str(error))
 
@@ -372,21 +373,17 @@ class Delegating(ThreadSafe):
 
 
 def test_a_thread_of_the_datasets_own_is_told_that_it_has_no_ticket() -> None:
-    with pytest.raises(RuntimeError, match="makes no batch: call ticket_seed"):
+    with pytest.raises(RuntimeError, match="makes no batch: call batch_seed"):
         next(iter(loader_of(Delegating(40), 4)))
-
-
-def test_without_a_loader_the_seed_is_torchs() -> None:
-    assert dpex.ticket_seed() == torch.initial_seed()
 
 
 def test_times_are_those_of_the_thread() -> None:
     with loader_of(ThreadSafe(200, 0.004), 8) as loader:
         list(loader)
-        lane = loader.stats().lanes["local"]
-    assert lane.tickets == 50
-    assert lane.fetch_s >= 50 * BATCH * 0.004
-    assert lane.cpu_s < lane.fetch_s
+        pool = loader.stats().pools["local"]
+    assert pool.tickets == 50
+    assert pool.load_s >= 50 * BATCH * 0.004
+    assert pool.cpu_s < pool.load_s
 
 
 # -- datasets that draw ------------------------------------------------------------------------------------------------
@@ -419,10 +416,10 @@ def test_a_dataset_that_draws_gets_processes_and_its_batches_stay_right(which: s
     wanted = stacked(loader_of(dataset, 0, shuffle=False))
     with loader_of(dataset, 6, shuffle=False) as loader:
         iterator = iter(loader)
-        with pytest.warns(RuntimeWarning, match=f"moved {NAMES[which]}.*dpex.ticket_seed") as caught:
+        with pytest.warns(RuntimeWarning, match=f"moved {NAMES[which]}.*dpex.batch_seed") as caught:
             got = [next(iterator) for _ in range(95)]
         assert len(caught) == 1
-        until(lambda: iterator._engine._collect() or sum(population(iterator)) == 6)
+        until(lambda: iterator._engine._supply.collect() or sum(population(iterator)) == 6)
         assert max(population(iterator)) <= (1 if since == 0 else 3)
         assert_same(torch.cat([*got, *iterator]), wanted)
         assert loader.stats().deaths == 0
@@ -435,7 +432,7 @@ def test_it_is_found_out_once_for_the_loader() -> None:
         list(loader)
     iterator = iter(loader)
     next(iterator)
-    until(lambda: iterator._engine._collect() or population(iterator) == [1] * 5)
+    until(lambda: iterator._engine._supply.collect() or population(iterator) == [1] * 5)
     assert len(list(iterator)) == LENGTH // BATCH - 1
 
 
@@ -489,7 +486,7 @@ def test_torchs_own_wrappers_pass_the_declaration_on() -> None:
 # -- packing -----------------------------------------------------------------------------------------------------------
 
 
-def test_hosts_are_packed_evenly_once_it_was_tried() -> None:
+def test_workers_are_packed_evenly_once_it_was_tried() -> None:
     packing = Packing(2)
     assert packing.place({}) == packing.place({0: 1}) == NEW
     assert packing.untried
@@ -499,7 +496,7 @@ def test_hosts_are_packed_evenly_once_it_was_tried() -> None:
     assert packing.place({3: 5}) == NEW
 
 
-def test_hosts_are_apart_where_they_must() -> None:
+def test_workers_are_apart_where_they_must() -> None:
     assert Packing().place({0: 1, 1: 1}) == NEW
     assert not Packing().untried
     packing = Packing(1)
@@ -509,7 +506,7 @@ def test_hosts_are_apart_where_they_must() -> None:
     assert packing.place({0: 1}) == NEW
 
 
-def test_deaths_together_in_one_epoch_keep_hosts_apart() -> None:
+def test_deaths_together_in_one_epoch_keep_workers_apart() -> None:
     packing = Packing(1)
     assert not packing.died_together()
     packing.new_epoch()

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import seeded, until
+from families import seeded
 from torch.utils.data import Dataset
+from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.core.seeding import epoch_key, ticket_seed
@@ -66,7 +67,7 @@ def half_a_pair() -> None:
     torch.randn(())
 
 
-# -- reading and writing the states ----------------------------------------------------------------------------------
+# -- reading and writing the states ------------------------------------------------------------------------------------
 
 
 def test_the_generators_are_found_on_this_machine() -> None:
@@ -96,7 +97,7 @@ def test_another_bit_generator_is_not_taken_for_the_one_that_was_found() -> None
     assert located() is None
 
 
-# -- one ticket ------------------------------------------------------------------------------------------------------
+# -- one ticket --------------------------------------------------------------------------------------------------------
 
 
 def states() -> tuple[Any, ...]:
@@ -156,7 +157,7 @@ def test_seeds_that_are_computed_together_are_those_computed_alone() -> None:
         assert seeds.of(number, epoch) == ticket_seed(epoch_key(-(2**63), epoch), number)
 
 
-# -- the quality of the numbers --------------------------------------------------------------------------------------
+# -- the quality of the numbers ----------------------------------------------------------------------------------------
 
 TICKETS = 20_000
 CELLS = 64
@@ -212,7 +213,7 @@ def test_no_word_is_shared_between_libraries_or_tickets() -> None:
     assert (abs(ones - len(words) / 2) / np.sqrt(len(words) / 4)).max() < BOUND
 
 
-# -- loaders ---------------------------------------------------------------------------------------------------------
+# -- loaders -----------------------------------------------------------------------------------------------------------
 
 
 def forbid_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +333,7 @@ def test_once_the_workers_have_left_nothing_is_drawn_ahead() -> None:
         numbers = [next(iterator).item()]
         loader.resize(local=0)
         engine = iterator._engine
-        until(lambda: numbers.append(next(iterator).item()) or engine.lane("local").counts.requested == 0)
+        until(lambda: numbers.append(next(iterator).item()) or engine.pool("local").counts.requested == 0)
         numbers += [next(iterator).item() for _ in range(engine.schedule.in_flight + engine.schedule.ready + 1)]
         assert engine.schedule.idle
         assert numbers == list(range(len(numbers)))

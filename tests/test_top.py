@@ -19,36 +19,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import Augmented, until
+from families import Augmented
 from rich.console import Console
+from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.cli import main, top
-from dpex.cli.top import Watch, Watched, screen
+from dpex.cli.top import ProcessWatch, WatchedProcess, screen
 from dpex.telemetry.discovery import Announcement, started_at, targets
 from dpex.telemetry.exporter import exporter
-from dpex.telemetry.http.frames import Frame
+from dpex.telemetry.http.frames import COLUMNS
 from dpex.telemetry.http.history import told
 
 ROOT = Path(__file__).parents[1]
 DECISION = Decision(
     at=1.0,
-    old=Settings(local=2, depth=4),
-    new=Settings(local=5, depth=10),
+    old=Settings(local=2, prefetch=4),
+    new=Settings(local=5, prefetch=10),
     reason="too few",
     text="40 % of the time is lost",
     evidence={},
     predicted_rate=10.0,
-    predicted_stall=0.02,
-    outcome=Outcome(rate=9.0, stall=0.04, kept=True, at=2.0),
+    predicted_wait=0.02,
+    outcome=Outcome(rate=9.0, wait=0.04, kept=True, at=2.0),
 )
 SUMMARY: dict[str, Any] = {
-    "stall_ratio": 0.38,
+    "wait_ratio": 0.38,
     "gpu_stall_ratio": None,
     "batches_per_second": 12.5,
     "samples_per_second": 200.0,
-    "stages_s": {"read": 0.246, "transform": 0.0005, "collate": 0.0, "serialize": None},
+    "stages_s": {"read": 0.246, "transform": 0.0005, "collate": 0.0, "encode": None},
 }
 
 
@@ -60,8 +61,8 @@ DIAGNOSED: dict[str, Any] = {
 
 
 def frame(number: int, **changes: float) -> list[Any]:
-    empty = Frame(number, 0.0, 1.0, *([0] * (len(Frame._fields) - 3)))
-    return list(empty._replace(work_s=0.5, wait_s=0.5, local_running=2, local_wanted=5, ready=3, limit=10, **changes))
+    empty = dict.fromkeys(COLUMNS, 0) | {"number": number, "seconds": 1.0, "work_s": 0.5, "wait_s": 0.5}
+    return list((empty | {"local_running": 2, "local_wanted": 5, "ready": 3, "prefetch": 10} | changes).values())
 
 
 def state(number: int = 1, pid: str = "1", **changes: Any) -> dict[str, Any]:
@@ -74,17 +75,17 @@ def state(number: int = 1, pid: str = "1", **changes: Any) -> dict[str, Any]:
         "frames": [frame(number)],
     }
     process = {"run_id": "run-1", "rank": "0", "node": "here", "pid": pid}
-    return {"process": process, "number": number, "columns": Frame._fields, "loaders": [loader | changes]}
+    return {"process": process, "number": number, "columns": COLUMNS, "loaders": [loader | changes]}
 
 
-def shown(*watched: Watched, width: int = 160) -> str:
+def shown(*watched: WatchedProcess, width: int = 160) -> str:
     out = StringIO()
     Console(file=out, width=width).print(screen(watched, "/place"))
     return out.getvalue()
 
 
-def watched(**changes: Any) -> Watched:
-    found = Watched("http://127.0.0.1:1")
+def watched(**changes: Any) -> WatchedProcess:
+    found = WatchedProcess("http://127.0.0.1:1")
     found.take(state(**changes))
     found.diagnoses = {"train": DIAGNOSED}
     return found
@@ -105,20 +106,25 @@ def test_all_there_is_to_see() -> None:
             "38 %",
             "12.5 batches/s, 200 samples/s",
         ),
-        *("1,234 batches", "2 here of 5 wanted", "3 ready, 0 being made, at most 10", "read 246.0 ms, compute 500 µs"),
-        *("40 % of the time is lost (too few; expected ", "brought 4.0 % waiting: kept"),
+        *(
+            "1,234 batches",
+            "2 local (5 wanted)",
+            "3 ready, 0 being made, prefetch 10",
+            "load 246 ms, transform 500 µs",
+        ),
+        *("40 % of the time is lost (too few; expected ", "measured 4.0 %: kept"),
     ):
         assert part in text
     assert "GPU" not in text
-    assert "GPU idle  7.0 %" in shown(watched(now=SUMMARY | {"gpu_stall_ratio": 0.07}))
+    assert "GPU stall  7.0 %" in shown(watched(now=SUMMARY | {"gpu_stall_ratio": 0.07}))
 
 
 def test_before_the_first_batch_and_between_passes() -> None:
-    nothing = SUMMARY | {"stall_ratio": None, "batches_per_second": None, "samples_per_second": None}
-    assert "train  no batch yet" in shown(watched(state="empty", now=nothing))
-    assert "It waits. (confidence 0.90 of 1) Nobody asks for batches right now." in shown(watched(state="idle"))
-    assert "not diagnosed yet" in shown(watched(name="other"))
-    assert "no loader yet" in shown(Watched("http://x"))
+    nothing = SUMMARY | {"wait_ratio": None, "batches_per_second": None, "samples_per_second": None}
+    assert "train  No batch has been delivered yet." in shown(watched(state="empty", now=nothing))
+    assert "It waits. (confidence 0.90 of 1) No batches are asked for right now." in shown(watched(state="idle"))
+    assert "Not diagnosed yet." in shown(watched(name="other"))
+    assert "No loader has been iterated yet." in shown(WatchedProcess("http://x"))
 
 
 def test_nobody() -> None:
@@ -171,7 +177,7 @@ def test_processes_come_and_go(directory: Path) -> None:
         asked.append(url)
         return state(7)
 
-    watch = Watch([], [directory], ask)
+    watch = ProcessWatch([], [directory], ask)
     watch.turn()
     assert watch.watched == {}
     first = announce(directory, 1)
@@ -197,7 +203,7 @@ def test_diagnoses_are_asked_for_seldom_and_may_be_missing() -> None:
             raise OSError("planted")
         return {"loaders": [DIAGNOSED]} if "diagnosis" in url else state(len(asked))
 
-    watch = Watch(["http://127.0.0.1:1"], [], ask)
+    watch = ProcessWatch(["http://127.0.0.1:1"], [], ask)
     for _ in range(15):
         watch.turn()
     assert asked.count("state") == 15
@@ -218,7 +224,7 @@ def test_who_was_killed_is_gone_and_who_does_not_answer_is_said_to(directory: Pa
         announce(directory, port)
     killed = directory / f"dpex-{socket.gethostname()}-{2**22 + 1}-1.json"
     killed.write_text(json.dumps([{"targets": ["127.0.0.1:4"], "labels": {"run_id": "r"}}]))
-    watch = Watch([], [directory], ask)
+    watch = ProcessWatch([], [directory], ask)
     watch.turn()
     assert [one.error for one in watch.watched.values()] == [
         *("gone: the process was killed", "gone", "no answer: timed out", "no answer: 'number'")
@@ -230,7 +236,7 @@ def test_a_refusal_is_shown_in_its_own_words(trained: DpexDataLoader[Any], monke
         request = urllib.request.Request(url, headers={"Host": "trainer.example"})
         return urllib.request.urlopen(request, timeout=10)
 
-    watch = Watch([f"127.0.0.1:{exporter.port}"], [], elsewhere)
+    watch = ProcessWatch([f"127.0.0.1:{exporter.port}"], [], elsewhere)
     watch.turn()
     (one,) = watch.watched.values()
     assert one.error.startswith("no answer: 421 Misdirected Request: this endpoint is not known as 'trainer.example'.")
@@ -286,7 +292,7 @@ def test_once_without_anybody(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_it_follows_until_it_is_to_stop(
     trained: DpexDataLoader[Any], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    monkeypatch.setattr(top, "EVERY_S", 0.01)
+    monkeypatch.setattr("dpex.cli.terminal.EVERY_S", 0.01)
     out, stop = StringIO(), threading.Event()
     options = main.parser().parse_args(["top"])
     console = Console(file=out, width=100, height=40, force_terminal=terminal)
@@ -329,8 +335,8 @@ def test_a_pipe_that_is_closed(trained: DpexDataLoader[Any]) -> None:
 
 
 def test_decisions_that_are_undone_or_not_judged() -> None:
-    taken_back = told(1, 0.0, replace(DECISION, outcome=Outcome(rate=1.0, stall=0.5, kept=False, at=2.0)))
+    taken_back = told(1, 0.0, replace(DECISION, outcome=Outcome(rate=1.0, wait=0.5, kept=False, at=2.0)))
     waiting = told(2, 0.0, replace(DECISION, outcome=None))
     text = shown(watched(decisions=[taken_back, waiting]), width=200)
-    assert "brought 50 % waiting: taken back" in text
-    assert "being judged" in text
+    assert "measured 50 %: undone" in text
+    assert "not judged yet" in text

@@ -17,22 +17,28 @@ from typing import Any
 
 import pytest
 import torch
-from families import Augmented, WhoMadeIt, assert_same, seeded, stacked, until
+from families import Augmented, WhoMadeIt, assert_same, seeded, stacked
 from torch.utils.data import IterableDataset
+from waiting import until
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.runtime.tuner import Limits, Tuner, cold_start
+from dpex.autotune.room import RoomFound, RoomWanted
+from dpex.autotune.runtime.allowed import Limits, cold_start
+from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
 from dpex.autotune.types import Decision, Outcome, Settings
-from dpex.core.prefetch import Pace, Sizes
+from dpex.autotune.wording import named
+from dpex.core.prefetch import PrefetchRules, Sizes
+from dpex.core.rank_shares import RankLoad
 from dpex.errors import OptionError
-from dpex.measure.consumer_time import Look, Tally, Times
-from dpex.measure.samples import LaneSample
-from dpex.measure.stall_causes import NONE_YET, STRAGGLER
-from dpex.pools.factory import RemoteRoom
+from dpex.measure.consumer_time import EngineLook, Tally, Times
+from dpex.measure.samples import PoolSample
+from dpex.measure.wait_causes import NONE_YET, STRAGGLER
+from dpex.pools.ray.room import RemoteRoom
 from dpex.system.clock import ManualClock
-from dpex.system.host import (
-    HostMeter,
+from dpex.system.gpu.nvml import GpuSample
+from dpex.system.machine import (
+    MachineMeter,
     parse_available,
     parse_busy,
     parse_inactive,
@@ -40,6 +46,7 @@ from dpex.system.host import (
     parse_process,
     parse_runnable,
 )
+from dpex.system.rank_board import RankCpus
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
@@ -78,7 +85,7 @@ def test_work_that_waits_grows_far_beyond_the_cores() -> None:
     """How much less the consumer then waits is a matter of what else the machine does: see the simulated worlds."""
     many = 3 * cold_start().local
     with DpexDataLoader(Augmented(ENDLESS, 0.005), batch_size=16, num_workers="auto") as loader:
-        _ = train(loader, lambda: loader.stats().lanes["local"].running >= many)
+        _ = train(loader, lambda: loader.stats().pools["local"].running >= many)
         first = loader.decisions[0]
         assert first.old == cold_start()
         assert first.new.local > first.old.local
@@ -91,7 +98,7 @@ def test_a_slow_consumer_needs_few_workers() -> None:
     data = Augmented(ENDLESS, 0.0005)
     with DpexDataLoader(data, batch_size=8, num_workers=8, autotune=QUICK) as loader:
         assert loader.seeding == "batch"
-        _ = train(loader, lambda: loader.stats().lanes["local"].wanted <= 3, step_s=0.02)
+        _ = train(loader, lambda: loader.stats().pools["local"].wanted <= 3, step_s=0.02)
         fewer = [decision.reason for decision in loader.decisions if decision.new.workers <= 3]
         assert fewer[0] in ("too many", "in-process", "explore")  # a trial, where others leave it little of the CPUs
 
@@ -99,7 +106,7 @@ def test_a_slow_consumer_needs_few_workers() -> None:
 def test_what_is_cheaper_to_make_than_to_send_is_made_in_the_training_process_and_can_go_back() -> None:
     here = os.getpid()
     with DpexDataLoader(WhoMadeIt(ENDLESS), batch_size=2, num_workers=2, autotune=QUICK) as loader:
-        iterator = train(loader, lambda: loader._tuner.settings.workers == 0, step_s=0.01)
+        iterator = train(loader, lambda: loader._runtime.tuner.settings.workers == 0, step_s=0.01)
         until(lambda: int(next(iterator)[0, 1]) == here)
         loader.resize(local=2)
         until(lambda: int(next(iterator)[0, 1]) != here)
@@ -122,7 +129,7 @@ def test_batches_are_the_same_whatever_is_decided() -> None:
 
 def test_any_sequence_of_settings_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """In-process and back, at random times."""
-    wanted = [Settings(local=local, depth=depth) for local, depth in ((0, 1), (3, 9), (1, 1), (0, 2), (6, 40))]
+    wanted = [Settings(local=local, prefetch=prefetch) for local, prefetch in ((0, 1), (3, 9), (1, 1), (0, 2), (6, 40))]
 
     class Restless:
         decisions: tuple[Decision, ...] = ()
@@ -144,13 +151,13 @@ def test_any_sequence_of_settings_gives_the_same_batches(monkeypatch: pytest.Mon
     data = Augmented(6_000, 0.0003)
     with DpexDataLoader(data, batch_size=4, num_workers="auto", generator=seeded()) as loader:
         tuned = stacked(loader)
-        assert loader._tuner._controller.turn > len(wanted)
+        assert loader._runtime.tuner._controller.turn > len(wanted)
     assert_same(tuned, plain)
 
 
 def a_decision(old: Settings, new: Settings) -> Decision:
     return Decision(
-        at=0.0, old=old, new=new, reason="too few", text="why", evidence={}, predicted_rate=1.0, predicted_stall=0.0
+        at=0.0, old=old, new=new, reason="too few", text="why", evidence={}, predicted_rate=1.0, predicted_wait=0.0
     )
 
 
@@ -162,13 +169,13 @@ def test_each_decision_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) 
         decision = loader.decisions[0]
     lines = [record.message for record in caplog.records if record.message.startswith("auto: ")]
     assert lines[0] == f"auto: {decision.text}"
-    assert decision.text.startswith(f"From {decision.old} to {decision.new}, as ")
+    assert decision.text.startswith(f"From {named(decision.old)} to {named(decision.new)}, because ")
 
 
 def test_the_next_epoch_begins_with_what_was_learnt() -> None:
     with DpexDataLoader(Augmented(ENDLESS, 0.005), batch_size=16, num_workers="auto") as loader:
         train(loader, lambda: loader.decisions)
-        learnt = loader._tuner.settings
+        learnt = loader._runtime.tuner.settings
         again = iter(loader)
         assert again._engine.look().sizes.local == learnt.local
         assert learnt.local > cold_start().local
@@ -190,13 +197,13 @@ def test_resize_fixes_what_it_names(caplog: pytest.LogCaptureFixture) -> None:
         loader.resize(local=3)
         began = time.monotonic()
         iterator = train(loader, lambda: time.monotonic() - began > 1.5)
-        assert iterator._engine.stats().lanes["local"].wanted == 3
+        assert iterator._engine.stats().pools["local"].wanted == 3
         assert all(decision.new.local == 3 for decision in loader.decisions)
         loader.resize(prefetch=2)
         iterator = train(loader, lambda: time.monotonic() - began > 2)
         assert iterator._engine.stats().prefetch == 2
         loader.resize(remote=0)
-        assert loader._tuner.is_frozen
+        assert loader._runtime.tuner.is_frozen
     assert "auto: local=3 is fixed by resize()" in caplog.text
     assert "nothing is tuned any more" in caplog.text
 
@@ -208,15 +215,15 @@ class Stream(IterableDataset[torch.Tensor]):
             yield torch.tensor([index])
 
 
-def test_of_a_stream_only_the_depth_is_tuned() -> None:
+def test_of_a_stream_only_the_prefetch_is_tuned() -> None:
     with DpexDataLoader(Stream(), batch_size=4, num_workers=2, autotune=QUICK) as loader:
         for _ in range(2):
             for _ in loader:
-                assert loader.stats().lanes["local"].wanted == 2
+                assert loader.stats().pools["local"].wanted == 2
         assert {(d.new.local, d.new.remote) for d in loader.decisions} <= {(2, 0)}
 
 
-def test_a_depth_and_a_budget_that_were_given_are_walls() -> None:
+def test_a_prefetch_and_a_budget_that_were_given_are_walls() -> None:
     sample_bytes = 8 * 4
     options = {"num_workers": 2, "autotune": QUICK, "batch_size": 4, "memory_budget": 5 * 4 * sample_bytes}
     with DpexDataLoader(Augmented(ENDLESS, 0.002), **options) as loader:
@@ -225,7 +232,7 @@ def test_a_depth_and_a_budget_that_were_given_are_walls() -> None:
         assert stats.prefetch <= 5
     with DpexDataLoader(Augmented(ENDLESS, 0.002), batch_size=4, num_workers="auto", prefetch_factor=3) as loader:
         iterator = train(loader, lambda: loader.decisions and loader.stats().batches > 100)
-        assert iterator._engine.stats().prefetch <= 3 * loader._tuner.settings.workers
+        assert iterator._engine.stats().prefetch <= 3 * loader._runtime.tuner.settings.workers
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -359,30 +366,30 @@ def test_an_error_in_the_controller_ends_tuning_and_not_training(
             assert len(list(loader)) == 1_000
         (said,) = loader.decisions
     assert (said.reason, said.old, said.new) == ("failed", cold_start(), cold_start())
-    assert caplog.text.count("Tuning has stopped, as something in dpex failed: ZeroDivisionError") == 1
+    assert caplog.text.count("Tuning has stopped because of an error in dpex: ZeroDivisionError") == 1
 
 
 def test_a_setting_that_nobody_has_judged_is_taken_back_when_tuning_fails(parts: Any) -> None:
     tuner, engine, listener = parts
-    start, judged, hasty = tuner.settings, Settings(local=3, depth=6), Settings(local=63, depth=126)
+    start, judged, hasty = tuner.settings, Settings(local=3, prefetch=6), Settings(local=63, prefetch=126)
     for new in (judged, hasty):
         listener.answers.append(new)
         tuner.turn()
         engine.work(9, 0.0, 0.09)
         tuner.turn()
     assert tuner.settings == hasty
-    kept = Outcome(rate=1.0, stall=0.0, kept=True, at=1.0)
+    kept = Outcome(rate=1.0, wait=0.0, kept=True, at=1.0)
     listener.decisions[0] = replace(listener.decisions[0], outcome=kept)
     tuner.give_up(ValueError("odd"))
     assert tuner.settings == judged != start
-    assert (engine.wishes[-1].local, engine.wishes[-1].depth) == (3, 6)
+    assert (engine.requests[-1].local, engine.requests[-1].tuned_prefetch) == (3, 6)
     last = tuner.decisions[-1]
     assert (last.reason, last.old, last.new) == ("failed", hasty, judged)
     assert "ValueError('odd')" in last.text
-    wishes = len(engine.wishes)
+    requests = len(engine.requests)
     engine.work(9, 0.0, 0.09)
     tuner.turn()
-    assert (len(engine.wishes), tuner.is_frozen) == (wishes, True)
+    assert (len(engine.requests), tuner.is_frozen) == (requests, True)
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -394,42 +401,42 @@ class FakeEngine:
     def __init__(self, clock: ManualClock, sizes: Sizes) -> None:
         self.clock = clock
         self.closed = False
-        self.wishes: list[Sizes] = []
-        none = LaneSample()
-        self.shown = Look(
+        self.requests: list[Sizes] = []
+        none = PoolSample()
+        self.shown = EngineLook(
             at=0.0,
             epoch=0,
-            times=Times(0, 0.0, 0.0, 0.0, 0.0),
+            times=Times(),
             sizes=sizes,
-            unwilling=False,
+            resizing=False,
             refused=None,
             away_s=0.0,
             ready=0,
             in_flight=4,
             batch_bytes=100.0,
             made_here=none,
-            local=LaneSample(requested=2, running=2),
+            local=PoolSample(requested=2, running=2),
             remote=none,
             pids=(),
         )
 
-    def look(self) -> Look:
+    def look(self) -> EngineLook:
         return replace(self.shown, at=self.clock())
 
-    def wish(self, sizes: Sizes) -> None:
-        self.wishes.append(sizes)
+    def request(self, sizes: Sizes) -> None:
+        self.requests.append(sizes)
 
     def work(self, batches: int, wait_s: float, work_s: float) -> None:
         """Let time pass in which the consumer gets batches."""
         self.clock.advance(wait_s + work_s)
         old, local = self.shown.times, self.shown.local
-        times = Times(old.batches + batches, old.wait_s + wait_s, old.own_s, old.work_s + work_s, old.head_s)
+        times = old.plus(Times(batches=batches, wait_s=wait_s, work_s=work_s))
         away_s = 0.0 if batches or wait_s else self.shown.away_s + work_s
-        local = replace(local, tickets=local.tickets + batches, read_s=local.read_s + 0.01 * batches)
+        local = replace(local, tickets=local.tickets + batches, load_s=local.load_s + 0.01 * batches)
         self.shown = replace(self.shown, times=times, local=local, away_s=away_s)
 
 
-class FakeHost(HostMeter):
+class FakeWorker(MachineMeter):
     """Nothing else runs."""
 
 
@@ -440,6 +447,10 @@ class Listener:
         self.config, self.start, self.decisions = config, start, []
         self.samples: list[Any] = []
         self.answers: list[Settings] = []
+        self.useful: int | None = None
+
+    def useful_remote(self, most: int) -> int | None:
+        return None if self.useful is None else min(self.useful, most)
 
     def begin(self) -> Settings:
         return self.start
@@ -457,7 +468,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> tuple[Tuner, FakeEngine, Listener]
     """A tuner without a thread."""
     monkeypatch.setattr("dpex.autotune.runtime.tuner.Controller", Listener)
     clock = ManualClock()
-    tuner = Tuner(AutotuneConfig(), Settings(local=2, depth=4), Limits(), clock=clock, host=FakeHost(clock))
+    tuner = Tuner(AutotuneConfig(), Settings(local=2, prefetch=4), Limits(), clock=clock, machine=FakeWorker(clock))
     engine = FakeEngine(clock, tuner.sizes)
     tuner._engines.append(engine)
     return tuner, engine, tuner._controller  # type: ignore[return-value]
@@ -475,12 +486,12 @@ def test_windows_double_while_nothing_changes_and_are_short_after_a_change(parts
     sample = listener.samples[3]
     assert (sample.batches, sample.local.tickets) == (40, 40)
     assert (sample.wait_s, sample.work_s) == (pytest.approx(0.16), pytest.approx(0.24))
-    listener.answers.append(Settings(local=5, depth=10))
+    listener.answers.append(Settings(local=5, prefetch=10))
     for _ in range(100):
         engine.work(1, 0.004, 0.006)
         tuner.turn()
-    assert engine.wishes == [Sizes(local=5, remote=0, prefetch=None, depth=10)]
-    assert tuner.sizes == engine.wishes[0]
+    assert engine.requests == [Sizes(local=5, remote=0, prefetch=None, tuned_prefetch=10)]
+    assert tuner.sizes == engine.requests[0]
     assert tuner._windows.length_s >= SHORTEST_S
 
 
@@ -489,13 +500,13 @@ def test_what_is_fixed_while_the_controller_thinks_stays_so(parts: Any) -> None:
 
     def step(sample: Any) -> Decision:
         tuner.pin({"local": 3})
-        return a_decision(sample.settings, Settings(local=7, depth=14))
+        return a_decision(sample.settings, Settings(local=7, prefetch=14))
 
     listener.step = step
     tuner.turn()
     engine.work(40, 0.6, 0.6)
     tuner.turn()
-    assert not engine.wishes
+    assert not engine.requests
     assert tuner.sizes.local == 3
 
 
@@ -522,7 +533,7 @@ def test_an_engine_that_is_where_another_was_has_windows_of_its_own(parts: Any) 
     tuner.turn()
     engine.work(1000, 5.0, 5.0)
     tuner.turn()
-    engine.shown = replace(engine.shown, times=Times(0, 0.0, 0.0, 0.0, 0.0))
+    engine.shown = replace(engine.shown, times=Times())
     for _ in range(20):
         engine.work(4, 0.05, 0.05)
         tuner.turn()
@@ -534,17 +545,48 @@ def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
     tuner, engine, listener = parts
 
     class Gpus:
+        gpus = (GpuSample(uuid="GPU-1", ordinal=0, held_back=("the power limit",)), GpuSample(uuid="GPU-2", ordinal=1))
+
         def busy_ratio(self) -> float:
             return 0.75
 
     tuner.turn()
-    for stall_s in (None, 0.0, 0.5, 1.5):
-        engine.shown = replace(engine.shown, gpu_stall_s=stall_s)
+    for number, stall_s in enumerate((None, 0.0, 0.5, 1.5)):
+        steps = {"gpu_steps": 40 * number, "gpu_step_s": 0.8 * number, "gpu_step_squared": 0.02 * number}
+        engine.shown = replace(engine.shown, gpu_stall_s=stall_s, feed_wait_s=0.1 * number, ready=number % 2, **steps)
         engine.work(40, 0.6, 0.6)
         tuner.turn()
         tuner._gpus = Gpus()
     assert [sample.gpu_stall_s for sample in listener.samples] == [None, 0.0, 0.5, 1.0]
     assert [sample.gpu_busy for sample in listener.samples] == [None, 0.75, 0.75, 0.75]
+    assert [sample.gpu_steps for sample in listener.samples] == [0, 40, 40, 40]
+    assert [sample.gpu_step_s for sample in listener.samples] == pytest.approx([0.0, 0.8, 0.8, 0.8])
+    assert [sample.gpu_step_spread for sample in listener.samples] == [None, *[pytest.approx(0.5)] * 3]
+    assert [sample.feed_wait_s for sample in listener.samples] == pytest.approx([0.0, 0.1, 0.1, 0.1])
+    use, known_s = tuner.gpu_use, sum(sample.seconds for sample in listener.samples[1:])
+    assert (use.busy_ratio, use.supplied_busy_ratio) == pytest.approx((0.75, 0.75))
+    assert (use.seconds, use.held_back()) == (pytest.approx(known_s), [("the power limit", pytest.approx(1.0))])
+    assert 0.0 < use.supplied_s < known_s
+
+
+def test_a_window_is_of_the_cpus_that_ranks_leave_to_this_one(parts: Any) -> None:
+    tuner, engine, listener = parts
+    told: list[RankLoad] = []
+
+    class Ranks:
+        def report(self, loader: int, load: RankLoad) -> RankCpus | None:
+            told.append(load)
+            return RankCpus(cpus=0.7, used_by_others=0.25) if len(told) < 2 else None
+
+    tuner._ranks = Ranks()
+    tuner.turn()
+    for _ in range(2):
+        engine.work(40, 0.6, 0.6)
+        tuner.turn()
+    assert [load.wait for load in told] == pytest.approx([0.5, 0.5])
+    assert listener.samples[0].machine.cpus == 0.7
+    assert listener.samples[1].machine.cpus == tuner._machine.cpus
+    assert tuner._machine.used_by_ranks is None
 
 
 def test_a_window_waits_for_a_few_batches(parts: Any) -> None:
@@ -636,9 +678,9 @@ def test_steps_of_many_seconds_are_steps(parts: Any) -> None:
     )
 
 
-def test_a_window_does_not_begin_before_a_wish_is_granted(parts: Any) -> None:
+def test_a_window_does_not_begin_before_a_request_is_granted(parts: Any) -> None:
     tuner, engine, listener = parts
-    engine.shown = replace(engine.shown, unwilling=True)
+    engine.shown = replace(engine.shown, resizing=True)
     for _ in range(20):
         engine.work(1, 0.0, 0.05)
         tuner.turn()
@@ -649,33 +691,44 @@ def test_of_two_iterators_the_one_that_moves_counts_and_both_are_changed(parts: 
     tuner, engine, listener = parts
     idle = FakeEngine(engine.clock, tuner.sizes)
     tuner._engines.insert(0, idle)
-    listener.answers.append(Settings(local=3, depth=6))
+    listener.answers.append(Settings(local=3, prefetch=6))
     tuner.turn()
     for _ in range(10):
         engine.work(1, 0.0, 0.01)
         tuner.turn()
     assert listener.samples[0].batches == 5
-    assert [wish.local for wish in engine.wishes + idle.wishes] == [3, 3]
+    assert [request.local for request in engine.requests + idle.requests] == [3, 3]
+
+
+class Place:
+    """Room for remote workers as a test has it; ``rests``: how often the loader was out of use."""
+
+    def __init__(self, found: RoomFound) -> None:
+        self.found = found
+        self.asked: list[RoomWanted] = []
+        self.rests = 0
+
+    def look(self, wanted: RoomWanted) -> RoomFound:
+        self.asked.append(wanted)
+        return self.found
+
+    def rest(self) -> None:
+        self.rests += 1
 
 
 def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) -> None:
     _, engine, listener = parts
     assert listener.config.max_remote == 0
-    asked: list[tuple[int, int]] = []
-
-    def ask(requested: int, running: int) -> tuple[int, int]:
-        asked.append((requested, running))
-        return 7, 2
-
-    engine.shown = replace(engine.shown, remote=LaneSample(requested=5, running=3))
-    room = Tuner(AutotuneConfig(), Settings(local=2), Limits(), room=ask, clock=engine.clock)
+    place = Place(RoomFound(more=7, unplaced=2, granted=9))
+    engine.shown = replace(engine.shown, remote=PoolSample(requested=5, running=3))
+    room = Tuner(AutotuneConfig(), Settings(local=2), Limits(), room=place, clock=engine.clock)
     room._engines.append(engine)
     room.turn()
     engine.work(9, 0.0, 0.09)
     room.turn()
-    assert asked == [(5, 3)]
+    assert [(wanted.requested, wanted.running, wanted.may_grow) for wanted in place.asked] == [(5, 3, False)]
     seen = room._controller.samples[0].remote
-    assert (seen.requested, seen.running, seen.room, seen.unplaced) == (5, 3, 7, 2)
+    assert (seen.requested, seen.running, seen.room, seen.unplaced, seen.granted) == (5, 3, 7, 2, 9)
     assert room._controller.config.max_remote is None
     engine.shown = replace(engine.shown, refused="the dataset cannot travel")
     engine.work(99, 0.0, 1.0)
@@ -683,9 +736,48 @@ def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) ->
     assert room._controller.config.max_remote == 0
 
 
+def test_a_request_for_nodes_is_told_and_ends_with_the_pass(parts: Any) -> None:
+    _, engine, _ = parts
+    place = Place(RoomFound(more=0, told="Asked the cluster for 3 places."))
+    tuner = Tuner(AutotuneConfig(max_remote=5), Settings(local=2), Limits(), room=place, clock=engine.clock)
+    tuner._controller.useful = 4  # type: ignore[union-attr]
+    tuner._engines.append(engine)
+    tuner.turn()
+    engine.work(9, 0.0, 0.09)
+    tuner.turn()
+    assert [(wanted.useful, wanted.may_grow) for wanted in place.asked] == [(4, True)]
+    (told,) = [decision for decision in tuner.decisions if decision.reason == "demand"]
+    assert (told.old, told.new, told.text) == (tuner.settings, tuner.settings, "Asked the cluster for 3 places.")
+    tuner.pin({"local": 2, "remote": 2, "prefetch": 4})
+    tuner.turn()
+    assert place.rests == 1
+    tuner._engines.clear()
+    tuner.watch(engine)
+    tuner.leave(engine)
+    assert place.rests == 2
+
+
+@pytest.mark.parametrize(("stall_s", "is_more"), [(None, True), (0.45, True), (0.0, False)])
+def test_a_loader_needs_workers_for_what_its_gpu_waits(parts: Any, stall_s: float | None, is_more: bool) -> None:
+    _, engine, _ = parts
+    place = Place(RoomFound(more=0))
+    engine.shown = replace(engine.shown, remote=PoolSample(requested=3, running=3))
+    tuner = Tuner(AutotuneConfig(), Settings(remote=3), Limits(), room=place, clock=engine.clock)
+    tuner._engines.append(engine)
+    tuner.turn()
+    made = PoolSample(requested=3, running=3, tickets=40, load_s=1.5)
+    gpu = {"gpu_stall_s": stall_s, "gpu_steps": 40, "gpu_step_s": 0.55 + 0.45 * (not stall_s)}
+    engine.shown = replace(engine.shown, remote=made, **gpu if stall_s is not None else {})
+    engine.work(40, 0.5, 0.5)
+    tuner.turn()
+    need = place.asked[0].need
+    assert need is not None
+    assert (need > 3) is is_more
+
+
 def test_what_the_system_refuses_is_learnt_as_a_limit(parts: Any) -> None:
     _, engine, _ = parts
-    tuner = Tuner(AutotuneConfig(), Settings(local=6, depth=12), Limits(), clock=engine.clock)
+    tuner = Tuner(AutotuneConfig(), Settings(local=6, prefetch=12), Limits(), clock=engine.clock)
     tuner._engines.append(engine)
     tuner.turn()
     for most, learnt in ((4, 4), (4, 4), (5, 4), (2, 2)):
@@ -694,25 +786,32 @@ def test_what_the_system_refuses_is_learnt_as_a_limit(parts: Any) -> None:
         tuner.turn()
         assert tuner._controller.config.max_local == learnt
         assert tuner.sizes.local <= learnt
-    assert engine.wishes[-1].local <= 2
+    assert engine.requests[-1].local <= 2
 
 
 @pytest.mark.parametrize(
-    ("free", "capacity", "ranks", "requested", "running", "expected"),
+    ("free", "capacity", "ranks", "granted", "requested", "running", "expected"),
     [
-        (8, 8, 1, 0, 0, (8, 0)),
-        (8, 8, 2, 1, 1, (3, 0)),
-        (1, 8, 1, 5, 0, (1, 0)),  # some of the five are starting
-        (0, 4, 1, 7, 5, (0, 2)),  # a node has gone, and one of the five runs on the trainer's
-        (0, 0, 1, 3, 0, (0, 3)),
+        (8, 8, 1, None, 0, 0, (8, 0)),
+        (8, 8, 2, None, 1, 1, (3, 0)),
+        (8, 8, 2, 5, 1, 1, (4, 0)),  # granted more than an even share
+        (8, 8, 1, 2, 3, 3, (0, 0)),  # and less than it has: that is no lack of place
+        (1, 8, 1, None, 5, 0, (1, 0)),  # some of the five are starting
+        (0, 4, 1, None, 7, 5, (0, 2)),  # a node has gone, and one of the five runs on the trainer's
+        (0, 0, 1, None, 3, 0, (0, 3)),
     ],
 )
 def test_room_on_the_cluster(
-    free: int, capacity: int, ranks: int, requested: int, running: int, expected: tuple[int, int]
+    free: int, capacity: int, ranks: int, granted: int | None, requested: int, running: int, expected: tuple[int, int]
 ) -> None:
     room = RemoteRoom(None, world_size=ranks, every_s=1e9)
     room._look = lambda: (free, capacity)  # type: ignore[method-assign]
-    assert room(requested, running) == expected
+    reported: list[dict[str, Any]] = []
+    room._share.report = lambda claim, **_: (reported.append(claim), granted)[1]  # type: ignore[assignment, misc]
+    found = room.look(RoomWanted(requested=requested, running=running, need=7.5, own=2.5))
+    assert found == RoomFound(more=expected[0], unplaced=expected[1], granted=granted)
+    told = {"need": 7.5, "own": 2.5, "most": capacity, "cpus": 1.0, "requested": requested, "running": running}
+    assert reported == [told]
 
 
 def test_a_budget_bounds_the_memory_that_the_controller_sees(parts: Any) -> None:
@@ -721,7 +820,7 @@ def test_a_budget_bounds_the_memory_that_the_controller_sees(parts: Any) -> None
     tuner.turn()
     engine.work(9, 0.0, 0.09)
     tuner.turn()
-    assert listener.samples[0].host.batch_budget == 2_000
+    assert listener.samples[0].machine.batch_budget == 2_000
 
 
 def test_a_budget_of_the_loader_is_its_tuners() -> None:
@@ -732,43 +831,45 @@ def test_a_budget_of_the_loader_is_its_tuners() -> None:
 
 @pytest.mark.parametrize(("cpus", "ranks", "local"), [(0.5, 1, 1), (2, 1, 2), (64, 1, 4), (8, 4, 2), (2, 8, 1)])
 def test_cold_start(cpus: float, ranks: int, local: int) -> None:
-    assert cold_start(cpus, ranks) == Settings(local=local, depth=2 * local)
+    assert cold_start(cpus, ranks) == Settings(local=local, prefetch=2 * local)
 
 
 # -- what the tuner reads ----------------------------------------------------------------------------------------------
 
 
-def test_the_depth_is_the_tuners_but_for_groups_and_walls() -> None:
-    def pace(**changes: Any) -> Pace:
-        return Pace(**{"base_window": 64, "logical": False, "stretch": True, "memory_budget": None} | changes)
+def test_the_prefetch_is_the_tuners_but_for_groups_and_walls() -> None:
+    def rules(**changes: Any) -> PrefetchRules:
+        return PrefetchRules(
+            **{"base_prefetch": 64, "logical": False, "may_read_ahead": True, "memory_budget": None} | changes
+        )
 
     def sizes(**changes: Any) -> Sizes:
-        return Sizes(**{"local": 2, "remote": 0, "prefetch": None, "depth": 3} | changes)
+        return Sizes(**{"local": 2, "remote": 0, "prefetch": None, "tuned_prefetch": 3} | changes)
 
-    assert pace().window(sizes()) == 3
-    assert pace().window(sizes(remote=9)) == 3
-    assert pace().window(sizes(prefetch=2)) == 2
-    assert pace(logical=True).window(sizes(local=5)) == 5
-    assert pace(memory_budget=100).window(sizes()) == 1
-    tiny = pace()
+    assert rules().prefetch(sizes()) == 3
+    assert rules().prefetch(sizes(remote=9)) == 3
+    assert rules().prefetch(sizes(prefetch=2)) == 2
+    assert rules(logical=True).prefetch(sizes(local=5)) == 5
+    assert rules(memory_budget=100).prefetch(sizes()) == 1
+    tiny = rules()
     for _ in range(20):
         tiny.learn(20e-6, 20)
-    tiny.regroup(sizes(), hosts=2)
-    assert tiny.window(sizes()) == 4 * tiny.group * 2
+    tiny.regroup(sizes(), workers=2)
+    assert tiny.prefetch(sizes()) == 4 * tiny.group * 2
 
 
 def test_the_tally_splits_the_consumers_time_and_leaves_the_start_out() -> None:
     tally = Tally()
     tally.enter(1.0)
     tally.block(1.5, NONE_YET)
-    assert tally.times(2.0) == (0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert tally.times(2.0) == Times()
     tally.unblock(2.0)
     tally.batches = 1
     tally.leave(2.0, 2.0, over=False)
-    assert tally.times(2.5) == (0, 0.0, 0.0, 0.5, 0.0, 0.0)
+    assert tally.times(2.5) == Times(work_s=0.5)
     tally.enter(3.0)
     tally.block(3.25, STRAGGLER)
-    assert tally.times(4.0) == (0, 0.75, 0.25, 1.0, 0.75, 1.0)
+    assert tally.times(4.0) == Times(wait_s=0.75, own_s=0.25, work_s=1.0, head_s=0.75, work_squared=1.0)
     assert tally.times(4.0).seconds == 2.0
     assert tally.first_batch_s == 1.0
 
@@ -783,12 +884,12 @@ def test_an_engine_shows_where_time_went(workers: int) -> None:
     for _ in range(9):
         next(iterator)
     look = iterator._engine.look()
-    lane = look.local if workers else look.made_here
+    pool = look.local if workers else look.made_here
     assert look.times.batches == 9
-    assert lane.tickets >= 9
-    assert 0.01 * lane.tickets <= lane.busy_s
-    assert 0 < lane.cpu_s < lane.busy_s
-    assert len(lane.services_s) == lane.tickets
+    assert pool.tickets >= 9
+    assert 0.01 * pool.tickets <= pool.busy_s
+    assert 0 < pool.cpu_s < pool.busy_s
+    assert len(pool.services_s) == pool.tickets
     if workers:
         assert look.times.wait_s > look.times.own_s
     else:
@@ -812,15 +913,15 @@ def test_proc_files_are_read() -> None:
 
 
 def test_threads_of_a_process_share_its_memory() -> None:
-    one, four = (HostMeter(ManualClock()).sample([os.getpid()], 0.0, workers).worker_bytes for workers in (1, 4))
+    one, four = (MachineMeter(ManualClock()).sample([os.getpid()], 0.0, workers).worker_bytes for workers in (1, 4))
     assert one is not None
     assert four is not None
     assert 0 < 4 * four == pytest.approx(one, rel=0.1)
 
 
-def test_the_host_is_sampled() -> None:
+def test_the_machine_is_sampled() -> None:
     clock = ManualClock()
-    meter = HostMeter(clock)
+    meter = MachineMeter(clock)
     for _ in range(3):
         sample = meter.sample([os.getpid()], 0.5)
         clock.advance(1.0)

@@ -18,7 +18,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from dpex.pools.local import worker_process
 from dpex.pools.local.worker_process import LocalWorker, receive
-from dpex.worker.core import WorkerCore, WorkerSetup
+from dpex.worker.core import WorkerCore
+from dpex.worker.setup import WorkerSetup
 
 LARGE, GROUP = 4096, 7
 Start = Callable[[bool, int], "Ends"]

@@ -5,7 +5,9 @@ world.py          what a world consists of, what is hostile in it, and how it ch
 draws.py          random numbers by position: the same for everybody who plays a world
 simulator.py      the machine, the cluster and the training processes of a world
 rank.py           one training process: loader, workers, consumer
-window_counts.py  what is counted between two samples
+gpu.py            its GPU, and what CUDA events and NVML say of that
+pool_counts.py    what its workers have made so far
+tuning.py         windows and samples of it, by the tuner's own code
 steering.py       who sets the number of workers: a controller, or nobody
 history.py        what a rank did
 scenarios/        worlds by name, and what a controller must achieve in them
@@ -13,5 +15,6 @@ generate.py       worlds by the hundred, from a seed: `--fuzz N --seed S`
 recorded.py       worlds from recordings of real runs
 oracle.py         the best fixed settings of a scenario; kept.py: those that were found before
 score.py          the controller in a scenario, beside these; report.py: tables
+ablation.py       the controller with and without each GPU signal
 baseline.py       what was achieved when last recorded
 """

@@ -167,8 +167,8 @@ class _Generator:
     def _config(self) -> dict[str, Any]:
         config: dict[str, Any] = {}
         if self._happens(0.15, "limits"):
-            kind = self._rng.choice(("max_local", "max_depth", "min_local", "max_remote"))
-            config[kind] = self._rng.randint(*{"max_depth": (2, 64), "min_local": (1, 4)}.get(kind, (1, 12)))
+            kind = self._rng.choice(("max_local", "max_prefetch", "min_local", "max_remote"))
+            config[kind] = self._rng.randint(*{"max_prefetch": (2, 64), "min_local": (1, 4)}.get(kind, (1, 12)))
         return config
 
     # -- the work ------------------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dpex
 """Truths that were searched, for all checkouts of a user; the names of the files are their keys."""
 REFRESH = "python -m benchmarks.simulation --refresh"
 _SOURCES = (
-    *("event_loop.py", "world.py", "draws.py", "history.py", "steering.py", "window_counts.py", "rank.py"),
-    *("simulator.py", "oracle.py"),
+    *("event_loop.py", "world.py", "draws.py", "history.py", "steering.py", "rank.py", "simulator.py", "oracle.py"),
+    "gpu.py",
 )
 
 
@@ -38,7 +38,7 @@ class StaleOracleError(RuntimeError):
 def key(scenario: Scenario) -> str:
     """Hash of what the results depend on."""
     config = scenario.config
-    limits = config.min_local, config.max_local, config.min_remote, config.max_remote, config.max_depth
+    limits = config.min_local, config.max_local, config.min_remote, config.max_remote, config.max_prefetch
     parts = (repr(scenario.world), repr(list(scenario.intervals())), repr(limits), _source())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -116,5 +116,5 @@ def _truth(entry: dict[str, Any]) -> Truth:
 
 
 def _static(entry: dict[str, float]) -> Static:
-    sizes = {name: int(entry[name]) for name in ("local", "remote", "depth")}
+    sizes = {name: int(entry[name]) for name in ("local", "remote", "prefetch")}
     return Static(settings=Settings(**sizes), rate=entry["rate"], settled_rate=entry["settled_rate"])

@@ -2,7 +2,7 @@
 
 Rates are over the whole of an interval, the start of workers included. A coarse grid of local and remote workers is
 tried briefly; the best of it are played to the end, then their neighbours, ever closer, down to one worker. The window
-is the deepest that memory allows, up to 32 batches a worker: depth costs nothing here but memory.
+is the deepest that memory allows, up to 32 batches a worker: prefetch costs nothing here but memory.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ _REMOTES = (0, 1, 2, 4, 8, 16, 32, 64)
 _DEEP = 32
 """Batches in flight per worker: as many as the controller takes at most."""
 _LEAST_DEEP = 16
-_BRIEF, _LOOKS, _BRIEF_BATCHES = 0.05, 4, 3000
-"""The coarse grid is played for this part of an interval, up to so many times while there were fewer batches."""
+_BRIEF, _BRIEF_BATCHES = 0.05, 3000
+"""The coarse grid is played for this part of an interval, and again for as much while there were fewer batches."""
 _FLAT = 0.002
 """Rates that differ by less than this are equal."""
 _NEAR, _MOST_NEAR = 0.9, 3
 """Of the grid, so many are played to the end that are so near to the best."""
+_AS_NEAR = 0.95
+"""The most workers of those so near are played to the end as well: what comes later may need more of them."""
 _Pair = tuple[int, int]
 
 
@@ -87,7 +89,7 @@ class Search:
         self._least = config.min_local, config.min_remote
         self._locals = MOST_LOCAL if config.max_local is None else min(MOST_LOCAL, config.max_local)
         self._nodes = nodes if config.max_remote is None else min(nodes, config.max_remote)
-        self._depth = config.max_depth or math.inf
+        self._prefetch = config.max_prefetch or math.inf
         self._brief: dict[_Pair, float] = {}
         self.played: dict[_Pair, Static] = {}
 
@@ -128,9 +130,10 @@ class Search:
         grid = [pair for pair in self._grid() if self._fits(pair)]
         for pair in grid:
             self._brief[pair] = self._look(pair)
-        limit = _NEAR * max(self._brief.values())
-        by_rate = sorted((pair for pair in grid if self._brief[pair] >= limit), key=lambda p: (-self._brief[p], sum(p)))
-        return by_rate[:_MOST_NEAR]
+        top = max(self._brief.values())
+        near = [pair for pair in grid if self._brief[pair] >= _NEAR * top]
+        most = max((pair for pair in near if self._brief[pair] >= _AS_NEAR * top), key=sum)
+        return [*sorted(near, key=lambda pair: (-self._brief[pair], sum(pair)))[:_MOST_NEAR], most]
 
     def _grid(self) -> Iterator[_Pair]:
         remotes = sorted({n for n in _REMOTES if n <= self._nodes} | {self._nodes, self._least[1]})
@@ -182,10 +185,10 @@ class Search:
         return self.played[pair]
 
     def _look(self, pair: _Pair) -> float:
-        """Roughly the rate, from a part of the interval."""
+        """Roughly the rate: from a part of the interval where batches are many, from all of it where they are few."""
         part_s = _BRIEF * (self._end - self._start)
         tried = self._begun(self.deepest(*pair))
-        while tried.loop.now < self._start + _LOOKS * part_s:
+        while tried.loop.now < self._end - part_s / 2:
             tried.run(part_s)
             if sum(rank.history.count(self._start, tried.loop.now) for rank in tried.ranks) >= _BRIEF_BATCHES:
                 break
@@ -201,7 +204,7 @@ class Search:
     def _begun(self, settings: Settings) -> Simulator:
         """At the beginning of the interval, with these settings from now on."""
         plan = [*self._before, (self._start, settings)]
-        tried = Simulator(self._world, [Fixed(plan[0][1])] * self._world.ranks)
+        tried = Simulator(self._world, [Fixed(plan[0][1])] * self._world.ranks, is_tuned=False)
         for at, each in plan[1:]:
             tried.run(at - tried.loop.now)
             tried.set(each)
@@ -211,8 +214,8 @@ class Search:
         """That many workers with as many batches in flight as memory allows."""
         workers = local + remote
         if not workers:
-            return Settings(depth=1)
-        return Settings(local=local, remote=remote, depth=min(max(_LEAST_DEEP, _DEEP * workers), self._room(local)))
+            return Settings(prefetch=1)
+        return Settings(local=local, remote=remote, prefetch=min(max(_LEAST_DEEP, _DEEP * workers), self._room(local)))
 
     def _fits(self, pair: _Pair) -> bool:
         if not (self._least[0] <= pair[0] <= self._locals and self._least[1] <= pair[1] <= self._nodes):
@@ -222,4 +225,4 @@ class Search:
     def _room(self, local: int) -> int:
         """Batches that have room in memory beside these workers."""
         world = self._world
-        return int(min(self._depth, (world.memory / world.ranks - local * world.worker_bytes) / self._bytes))
+        return int(min(self._prefetch, (world.memory / world.ranks - local * world.worker_bytes) / self._bytes))

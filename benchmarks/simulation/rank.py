@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +9,22 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from benchmarks.simulation.draws import Draws, draws_of
-from benchmarks.simulation.history import History, Mark
-from benchmarks.simulation.steering import Steering
-from benchmarks.simulation.window_counts import WindowCounts
-from dpex.autotune.types import Decision, Sample, Settings
-from dpex.measure.samples import HostSample
+from benchmarks.simulation.gpu import GpuTrainer
+from benchmarks.simulation.history import History
+from benchmarks.simulation.pool_counts import PoolCounts
+from dpex.autotune.types import Decision, Settings
+from dpex.core.prefetch import Sizes
+from dpex.measure.consumer_time import EngineLook, Tally
+from dpex.measure.wait_causes import STRAGGLER, UNKNOWN
+from dpex.system.gpu.stall import GpuSteps
+from dpex.system.run_queue import RunQueueTimes
 
 if TYPE_CHECKING:
     from benchmarks.simulation.simulator import Simulator
+
+
+_BEGAN_AT = 1.0
+"""When the virtual clock of `Tally` stands at its beginning, as 0 means "never" there."""
 
 
 @dataclass(eq=False)
@@ -36,35 +43,32 @@ class Worker:
 class Rank:
     """A training process with its loader."""
 
-    def __init__(self, simulator: Simulator, steering: Steering, seed: int) -> None:
+    def __init__(self, simulator: Simulator, settings: Settings, seed: int) -> None:
         self._simulator = simulator
         self._loop = simulator.loop
-        self._steering = steering
         self._seed = seed
-        self._errors = random.Random(f"{seed} error")
         self._streams: list[tuple[int, int, Draws]] = []
-        self.history = History()
-        self.settings = steering.begin()
+        self.history = History(machine_bytes=simulator.machine_bytes)
+        self.settings = settings
         self.workers: list[Worker] = []
         self._pending: deque[int] = deque()
         self._remotes = 0
         self._drawn = self._next = 0
         self._ready: set[int] = set()
         self._making: set[int] = set()
-        self._blocked_at: float | None = None
-        self._head_at: float | None = None
-        self._window_at = self._others_s = 0.0
+        self._is_asking = False
         self._peak = 0.0
         self._pauses = 0
-        self._trainer_cpu_s = 0.0
-        self._sums = WindowCounts()
+        self._tally = Tally()
+        self.here, self.local, self.remote = PoolCounts(), PoolCounts(), PoolCounts()
+        self.trainer_cpu_s = self._trainer_queued_s = 0.0
+        self.gpu = simulator.make_gpu()
         self.begin_stream(simulator.stream)
 
     def begin(self) -> None:
         """Start the first workers and the consumer; the simulator must know this rank by now."""
         self._draw()
         self._want()
-        self._loop.after(self._simulator.period(0.0), self._sample)
         self._loop.after(0.0, self.ask)
 
     def begin_stream(self, stream: int) -> None:
@@ -84,7 +88,7 @@ class Rank:
     # -- the loader ----------------------------------------------------------------------------------------------
 
     def _draw(self) -> None:
-        while self._drawn - self._next < max(1, self.settings.depth):
+        while self._drawn - self._next < max(1, self.settings.prefetch):
             self._pending.append(self._drawn)
             self._drawn += 1
         self._feed()
@@ -99,7 +103,7 @@ class Rank:
     def _make(self, worker: Worker) -> None:
         ticket = worker.ticket = self._pending.popleft()
         self._making.add(ticket)
-        self._peak = max(self._peak, self.memory)
+        self._note_memory()
         wait_s, cpu_s, read = self._work_of(ticket, worker)
         began, encode_s = self._loop.now, self._simulator.work.encode_s
         thrashing, asked_at = 1.0, 0.0
@@ -159,7 +163,7 @@ class Rank:
             return
         self._making.discard(ticket)
         self._ready.add(ticket)
-        self._sums.made(remote, cpu_s, encode_s, wall_s, queued_s, self._errors)
+        (self.remote if remote else self.local).made(cpu_s, encode_s, wall_s, queued_s)
         self._deliver()
 
     def _end(self, worker: Worker) -> None:
@@ -215,11 +219,14 @@ class Rank:
 
     def ask(self) -> None:
         """The consumer calls next()."""
-        self._blocked_at = self._loop.now
+        self._is_asking = True
+        self._tally.enter(self._clock())
+        if self.gpu is not None:
+            self.gpu.enter()
         self._deliver()
 
     def _deliver(self) -> None:
-        if self._blocked_at is None:
+        if not self._is_asking:
             return
         if self._next in self._ready:
             self._ready.discard(self._next)
@@ -227,12 +234,20 @@ class Rank:
         elif not self.settings.workers and not any(w.up for w in self.workers) and self._next in self._pending:
             self._pending.remove(self._next)
             self._make_here(self._next)
-        elif self._ready and self._head_at is None:
-            self._head_at = self._loop.now
+        else:
+            self._wait_because(STRAGGLER if self._ready else UNKNOWN)
+
+    def _wait_because(self, cause: int) -> None:
+        tally = self._tally
+        if not tally.blocked_at:
+            tally.block(self._clock(), cause)
+        elif tally.cause != cause:
+            tally.unblock(self._clock())
+            tally.block(self._clock(), cause)
 
     def _make_here(self, ticket: int) -> None:
         wait_s, cpu_s, read = self._work_of(ticket, None)
-        began = asked_at = self._unblock()
+        began = asked_at = self._answered()
 
         def compute() -> None:
             nonlocal asked_at
@@ -240,87 +255,74 @@ class Rank:
             self._simulator.cpus.start(cpu_s, made)
 
         def made() -> None:
-            self._sums.made_here(self._loop.now - began, cpu_s, self._loop.now - asked_at - cpu_s)
-            self._take(began)
+            queued_s = max(0.0, self._loop.now - asked_at - cpu_s)
+            self.here.made(cpu_s, 0.0, self._loop.now - began, queued_s)
+            self.trainer_cpu_s += cpu_s
+            self._trainer_queued_s += queued_s
+            self._take()
 
         self._read(wait_s, read, compute)
 
     def _hand_out(self, own_s: float) -> None:
-        began = self._unblock()
-        self._sums.trainer_cpu_s += own_s
+        began = self._answered()
 
         def handed() -> None:
-            self._sums.trainer_queued_s += max(0.0, self._loop.now - began - own_s)
-            self._take(began)
+            self.trainer_cpu_s += own_s
+            self._trainer_queued_s += max(0.0, self._loop.now - began - own_s)
+            self._take()
 
         self._simulator.cpus.start(own_s, handed)
 
-    def _unblock(self) -> float:
+    def _answered(self) -> float:
         """The consumer waits no longer; now."""
-        self._count_waiting()
-        self._blocked_at = self._head_at = None
+        if self._tally.blocked_at:
+            self._tally.unblock(self._clock())
+        self._is_asking = False
         return self._loop.now
 
-    def _count_waiting(self) -> None:
-        """A wait that is under way counts up to now."""
-        now = self._loop.now
-        if self._blocked_at is not None:
-            self._sums.wait_s += now - self._blocked_at
-            self._blocked_at = now
-        if self._head_at is not None:
-            self._sums.head_s += now - self._head_at
-            self._head_at = now
-
-    def _take(self, began: float) -> None:
-        self._sums.own_s += self._loop.now - began
+    def _take(self) -> None:
         self._next += 1
-        self._sums.batches += 1
+        self._tally.batches += 1
+        if self.gpu is not None:
+            self.gpu.leave(starting=self._tally.starting)
+        self._tally.leave(self._clock(), self._clock(), over=False)
         self.history.delivered.append(self._loop.now)
         self._draw()
-        gpu_s, cpu_s = self._step()
-        self._sums.trainer_cpu_s += cpu_s
+        gpu_s, cpu_s, pause_s = self._step()
+        if self.gpu is not None:
+            self._step_on(self.gpu, gpu_s, cpu_s, pause_s)
+            return
         started = self._loop.now
 
-        def done() -> None:
-            took_s = self._loop.now - started
-            self._sums.work_s += took_s
-            self._sums.steps += 1
-            self._sums.steps_squared += took_s * took_s
-            self._sums.trainer_queued_s += max(0.0, took_s - gpu_s - cpu_s)
+        def computed() -> None:
+            self.trainer_cpu_s += cpu_s
+            self._trainer_queued_s += max(0.0, self._loop.now - started - cpu_s)
+            self._loop.after(gpu_s + pause_s, self.ask)
+
+        self._simulator.cpus.start(cpu_s, computed)
+
+    def _step_on(self, gpu: GpuTrainer, gpu_s: float, cpu_s: float, pause_s: float) -> None:
+        def stepped(launch_s: float, queued_s: float) -> None:
+            self.trainer_cpu_s += launch_s
+            self._trainer_queued_s += queued_s
             self.ask()
 
-        self._simulator.cpus.start(cpu_s, lambda: self._loop.after(gpu_s, done))
+        gpu.step(gpu_s, cpu_s, pause_s, stepped)
 
-    def _step(self) -> tuple[float, float]:
-        """GPU and CPU of the step that begins, in seconds; a pause that is due counts as the GPU's."""
+    def _step(self) -> tuple[float, float, float]:
+        """GPU and CPU of the step that begins, and a pause that is due after it, in seconds."""
         _, first, draws = self._streams[-1]
         gpu_s, cpu_s = draws.step(self._simulator.step, self._next - 1 - first)
         pauses = self._simulator.world.pauses
         if pauses is not None and not pauses.stops_all and self._loop.now >= (self._pauses + 1) * pauses.every_s:
             self._pauses = int(self._loop.now / pauses.every_s)
-            gpu_s += pauses.seconds
-        return gpu_s, cpu_s
+            return gpu_s, cpu_s, pauses.seconds
+        return gpu_s, cpu_s, 0.0
 
-    # -- sampling ------------------------------------------------------------------------------------------------
+    # -- sizes ---------------------------------------------------------------------------------------------------
 
-    @property
-    def memory(self) -> float:
-        """Bytes in batches in flight and in local workers."""
-        world, work = self._simulator.world, self._simulator.work
-        local = len(self.workers) - self._remotes
-        return local * world.worker_bytes + (len(self._ready) + len(self._making)) * work.batch_bytes
-
-    def _sample(self) -> None:
-        self._count_waiting()
-        sums, self._sums = self._sums, WindowCounts()
-        sample = self._measured(sums)
-        self._look_back(sample)
-        decision = self._steering.step(sample)
-        if decision is not None:
-            self._carry_out(decision)
-        self._loop.after(self._simulator.period(self._loop.now), self._sample)
-
-    def _carry_out(self, decision: Decision) -> None:
+    def carry_out(self, decision: Decision) -> None:
+        """Do as a controller decided."""
         self.history.decisions.append(decision)
         more = decision.new.remote - decision.old.remote
         if more > 0 and more > self._simulator.room(self):
@@ -334,63 +336,62 @@ class Rank:
         self._draw()
         self._deliver()
 
-    def _measured(self, sums: WindowCounts) -> Sample:
-        """What the tuner would measure of the window that ends now."""
-        now, simulator, noise = self._loop.now, self._simulator, self._noise
-        remotes, running = self._remotes, [sum(w.up and w.remote == remote for w in self.workers) for remote in (0, 1)]
-        knows = simulator.world.knows_queue
-        return Sample(
+    # -- looking at it -------------------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> float:
+        """Bytes in batches in flight and in local workers."""
+        world, work = self._simulator.world, self._simulator.work
+        local = len(self.workers) - self._remotes
+        return local * world.worker_bytes + (len(self._ready) + len(self._making)) * work.batch_bytes
+
+    def _note_memory(self) -> None:
+        self._peak = max(self._peak, self.memory)
+        self._simulator.note_memory()
+
+    def most_memory(self) -> float:
+        """The most bytes since this was last asked."""
+        peak, self._peak = max(self._peak, self.memory), self.memory
+        return peak
+
+    @property
+    def trainer(self) -> RunQueueTimes:
+        """CPU of the training process, and its time on run queues."""
+        return RunQueueTimes(self.trainer_cpu_s, self._trainer_queued_s)
+
+    @property
+    def began_at(self) -> float:
+        """By the clock of `look`."""
+        return _BEGAN_AT
+
+    def _clock(self) -> float:
+        return _BEGAN_AT + self._loop.now
+
+    def look(self) -> EngineLook:
+        """What a tuner sees of it now."""
+        now, remotes = self._clock(), self._remotes
+        running = [sum(worker.up and worker.remote == remote for worker in self.workers) for remote in (False, True)]
+        sizes = Sizes(
+            local=self.settings.local, remote=self.settings.remote, prefetch=None, tuned_prefetch=self.settings.prefetch
+        )
+        gpu_steps = GpuSteps() if self.gpu is None else self.gpu.steps
+        return EngineLook(
             at=now,
-            seconds=now - self._window_at,
-            settings=self.settings,
-            batches=sums.batches,
-            wait_s=noise(sums.wait_s),
-            own_s=noise(sums.own_s),
-            work_s=noise(sums.work_s),
-            head_s=noise(sums.head_s),
-            step_spread=sums.step_spread(),
+            epoch=0,
+            times=self._tally.times(now),
+            sizes=sizes,
+            resizing=False,
+            refused=None,
+            away_s=self._tally.away_s(now),
             ready=len(self._ready),
             in_flight=len(self._making) + len(self._pending),
-            batch_bytes=simulator.work.batch_bytes,
-            made_here=sums.lane("here", noise, knows_queue=knows),
-            local=sums.lane(
-                "local", noise, knows_queue=knows, requested=len(self.workers) - remotes, running=running[0]
-            ),
-            remote=sums.lane(
-                "remote",
-                noise,
-                knows_queue=knows,
-                requested=remotes,
-                running=running[1],
-                room=simulator.room(self),
-                unplaced=simulator.unplaced(self),
-            ),
-            host=self._host(sums),
+            batch_bytes=self._simulator.work.batch_bytes,
+            made_here=self.here.look(),
+            local=self.local.look(len(self.workers) - remotes, running[0]),
+            remote=self.remote.look(remotes, running[1]),
+            pids=(),
+            gpu_stall_s=None if self.gpu is None else self.gpu.stall_s,
+            gpu_steps=gpu_steps.number,
+            gpu_step_s=gpu_steps.seconds,
+            gpu_step_squared=gpu_steps.squares,
         )
-
-    def _host(self, sums: WindowCounts) -> HostSample:
-        simulator, world, noise = self._simulator, self._simulator.world, self._noise
-        seconds = self._loop.now - self._window_at
-        others_s, self._others_s = self._others_s, simulator.ticks(simulator.cpus.taken_by_others())
-        trainer_s, self._trainer_cpu_s = self._trainer_cpu_s, self._trainer_cpu_s + sums.trainer_cpu_s
-        return HostSample(
-            cpus=world.cpus / world.ranks,
-            others=noise((self._others_s - others_s) / seconds / world.ranks),
-            trainer_cpu_s=noise(simulator.ticks(self._trainer_cpu_s) - simulator.ticks(trainer_s)),
-            trainer_queued_s=noise(sums.trainer_queued_s) if world.knows_queue else None,
-            memory_free=int(world.memory - simulator.memory),
-            worker_bytes=world.worker_bytes,
-        )
-
-    def _look_back(self, sample: Sample) -> None:
-        """Keep what the history is to tell of a window, and begin the next."""
-        history, running = self.history, sample.local.running + sample.remote.running
-        history.local_s += sample.seconds * sample.local.running
-        history.remote_s += sample.seconds * sample.remote.running
-        peak, self._peak = max(self._peak, self.memory), self.memory
-        history.marks.append(Mark(sample.at, self.settings, running, sample.rate, sample.stall, peak))
-        self._window_at = sample.at
-
-    def _noise(self, value: float) -> float:
-        level = self._simulator.world.noise
-        return value * max(0.0, self._errors.gauss(1.0, level)) if level else value

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from statistics import fmean, median
 
 from benchmarks.simulation.scenarios import HOLDS
-from benchmarks.simulation.score import MOST_DECISIONS, MOST_REGRET, Result, Score
+from benchmarks.simulation.score import MOST_DECISIONS, MOST_REGRET, UNBEATEN, Result, Score
 
 _COLUMNS = "{:26} {:28} {:>7} {:>7} {:>7} {:>7} {:>13} {:>4} {:>13} {:>6} {:>4}  {}"
 _WORST = 10
@@ -81,6 +81,11 @@ def summary(name: str, results: Sequence[Result]) -> Iterator[str]:
     yield f"  limits surpassed: {len(beyond)} worlds; exceptions: {len(errors)} worlds"
     for result in (*errors, *beyond):
         yield f"    {result.scenario.name}: {'; '.join((*result.errors, *result.beyond)[:2])}"
+    better, missed = [r for r in results if r.gain > UNBEATEN], [r for r in results if r.doubts]
+    names = ", ".join(f"{result.scenario.name} {result.gain:.1%}" for result in better)
+    yield f"  better than any fixed setting: {len(better)} worlds{': ' if names else ''}{names}"
+    for result in missed:
+        yield f"  ERROR, the search missed a setting in {result.scenario.name}: {'; '.join(result.doubts)}"
 
 
 def worst(results: Sequence[Result], again: str) -> Iterator[str]:
@@ -115,6 +120,7 @@ def plain(result: Result) -> dict[str, object]:
         "settle_s": result.settle_s,
         "beyond": list(result.beyond),
         "errors": list(result.errors),
+        "doubts": list(result.doubts),
         "missed": result.missed(),
         "intervals": scores,
     }

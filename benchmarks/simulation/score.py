@@ -11,11 +11,11 @@ import math
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from benchmarks.simulation.history import History
-from benchmarks.simulation.oracle import Static, Truth
+from benchmarks.simulation.oracle import Search, Static, Truth
 from benchmarks.simulation.scenarios import Scenario, calm_from
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.steering import Steering
@@ -29,6 +29,12 @@ MOST_EXCESS = 0.10
 SETTLED = 0.95
 SETTLE_S = 5.0
 SETTLE_BATCHES = 50
+UNBEATEN = 0.01
+"""Better than the best fixed setting by more than this: either the search missed one, or settings that change are
+better here than any that stay. What the controller held is played as a fixed setting, to tell which."""
+_HELD = 0.1
+"""Part of an interval for which a setting must have been held to be played so."""
+_MISSED = 0.005
 _LOOK_S = 2.0
 _GRAIN_S = 0.1
 
@@ -38,8 +44,8 @@ def cold_start(cpus: float, config: AutotuneConfig | None = None) -> Settings:
     limits = config or AutotuneConfig()
     most = math.inf if limits.max_local is None else limits.max_local
     local = int(max(limits.min_local, min(4, max(1, int(cpus)), most)))
-    depth = max(1, 2 * (local + limits.min_remote))
-    return Settings(local=local, remote=limits.min_remote, depth=min(depth, limits.max_depth or depth))
+    prefetch = max(1, 2 * (local + limits.min_remote))
+    return Settings(local=local, remote=limits.min_remote, prefetch=min(prefetch, limits.max_prefetch or prefetch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +118,8 @@ class Score:
 class Result:
     """What the controller did in a scenario, rank by rank, and how good that was, interval by interval.
 
-    errors: what it raised. beyond: limits that it surpassed, and when.
+    errors: what it raised. beyond: limits that it surpassed, and when. doubts: fixed settings that are better than the
+    best that the search had found; the scores are beside these.
     """
 
     scenario: Scenario
@@ -120,12 +127,24 @@ class Result:
     scores: Sequence[Score]
     errors: Sequence[str] = ()
     beyond: Sequence[str] = ()
+    doubts: Sequence[str] = ()
+
+    @property
+    def gain(self) -> float:
+        """Of the whole run: by which part more was delivered than the best fixed settings would have; less is below 0.
+
+        Settings that follow the work can be better than any that stay.
+        """
+        best = sum(score.best.rate * (score.end - score.start) for score in self.scores)
+        return sum(score.rate * (score.end - score.start) for score in self.scores) / best - 1.0 if best else 0.0
 
     @property
     def regret(self) -> float:
-        """Of the whole run: what the best fixed setting of each interval would have delivered, and was not."""
-        best = sum(score.best.rate * (score.end - score.start) for score in self.scores)
-        return 1.0 - sum(score.rate * (score.end - score.start) for score in self.scores) / best if best else 0.0
+        """Of the whole run: what the best fixed setting of each interval would have delivered, and was not.
+
+        Never below 0, so that a world in which settings that change are better makes up for no loss in another.
+        """
+        return max(0.0, -self.gain)
 
     @property
     def settled_regret(self) -> float:
@@ -187,11 +206,44 @@ def play(scenario: Scenario, truths: Sequence[Truth], steering: Callable[[], Ste
     start = cold_start(world.cpus / world.ranks, scenario.config)
     steer = steering or (lambda: Controller(scenario.config, start))
     ranks = [Guarded(steer()) for _ in range(world.ranks)]
-    histories = simulate(world, ranks, scenario.seconds)
-    pairs = zip(scenario.intervals(), truths, strict=True)
-    scores = [_score(scenario, histories, *span, truth) for span, truth in pairs]
+    histories = simulate(world, ranks, scenario.seconds, scenario.config.interval_s)
+    scores = _scores(scenario, histories, truths)
+    better, doubts = _challenged(scenario, histories, truths, scores)
     errors = [error for rank in ranks for error in rank.errors]
-    return Result(scenario, histories, scores, errors, _beyond(scenario, histories))
+    scores = _scores(scenario, histories, better) if doubts else scores
+    return Result(scenario, histories, scores, errors, _beyond(scenario, histories), doubts)
+
+
+def _scores(scenario: Scenario, histories: Sequence[History], truths: Sequence[Truth]) -> list[Score]:
+    pairs = zip(scenario.intervals(), truths, strict=True)
+    return [_score(scenario, histories, *span, truth) for span, truth in pairs]
+
+
+def _challenged(
+    scenario: Scenario, histories: Sequence[History], truths: Sequence[Truth], scores: Sequence[Score]
+) -> tuple[list[Truth], list[str]]:
+    """The truths, or better ones where the controller itself held a better fixed setting than the search had found."""
+    found, doubts = list(truths), []
+    for number, score in enumerate(scores):
+        if score.regret > -UNBEATEN:
+            continue
+        before = [(at, truth.best.settings) for at, truth in zip(scenario.judged_at, truths[:number], strict=False)]
+        search = Search(scenario, score.start, score.end, before)
+        held = [search.simulate(settings, score.end) for settings in _held(histories[0], score.start, score.end)]
+        top = max(held, key=lambda static: static.rate, default=score.best)
+        if top.rate > (1.0 + _MISSED) * score.best.rate:
+            doubts.append(f"{top.settings} makes {top.rate:.4g}/s, the best that was found {score.best.rate:.4g}/s")
+            found[number] = replace(truths[number], best=top)
+    return found, doubts
+
+
+def _held(history: History, start: float, end: float) -> list[Settings]:
+    """Settings that were held for a while."""
+    seconds: dict[Settings, float] = {}
+    for mark in history.marks:
+        if start < mark.at <= end:
+            seconds[mark.settings] = seconds.get(mark.settings, 0.0) + mark.seconds
+    return [settings for settings, held_s in seconds.items() if held_s >= _HELD * (end - start)]
 
 
 def _score(scenario: Scenario, histories: Sequence[History], start: float, end: float, truth: Truth) -> Score:
@@ -199,7 +251,8 @@ def _score(scenario: Scenario, histories: Sequence[History], start: float, end: 
     there = start + (world.actor_s if truth.cheapest.settings.remote else world.fork_s)
     calm = calm_from(world, start, end)
     settled_rate = fmean(history.rate(calm, end) for history in histories)
-    held = [mark.settings.workers for history in histories for mark in history.marks if calm < mark.at <= end]
+    held = [mark for history in histories for mark in history.marks if calm < mark.at <= end]
+    held_s = sum(mark.seconds for mark in held)
     return Score(
         start=start,
         end=end,
@@ -211,16 +264,16 @@ def _score(scenario: Scenario, histories: Sequence[History], start: float, end: 
         settle_s=max(0.0, _settled_at(histories, there, calm, settled_rate) - there),
         settle_allowed_s=max(SETTLE_S, SETTLE_BATCHES / max(1e-9, settled_rate)),
         decisions=max(sum(start <= d.at < calm for d in history.decisions) for history in histories),
-        workers=fmean(held) if held else 0.0,
+        workers=sum(mark.settings.workers * mark.seconds for mark in held) / held_s if held else 0.0,
         changes=max(_changes(history, calm, end) for history in histories) / (end - calm) * 600.0,
-        over_bytes=_most_memory(histories, start + scenario.memory_grace_s, end) - world.memory,
+        over_bytes=histories[0].machine_bytes.most(start + scenario.memory_grace_s, end) - world.memory,
     )
 
 
 def _beyond(scenario: Scenario, histories: Sequence[History]) -> list[str]:
     """Limits that were surpassed: those of the configuration, the memory, and what the cluster has room for."""
     config = scenario.config
-    most = {"local": config.max_local, "remote": config.max_remote, "depth": config.max_depth}
+    most = {"local": config.max_local, "remote": config.max_remote, "prefetch": config.max_prefetch}
     found = []
     for history in histories:
         for decision in history.decisions:
@@ -229,7 +282,7 @@ def _beyond(scenario: Scenario, histories: Sequence[History]) -> list[str]:
                     found.append(f"{getattr(decision.new, name)} {name} of {limit} at {decision.at:g} s")
         found += [f"{d.new.remote} remote, beyond the cluster's room, at {d.at:g} s" for d in history.beyond_room]
     for start, end in scenario.intervals():
-        over = _most_memory(histories, start + scenario.memory_grace_s, end) - scenario.world.memory
+        over = histories[0].machine_bytes.most(start + scenario.memory_grace_s, end) - scenario.world.memory
         if over > 0:
             found.append(f"{over / 1e6:.0f} MB beyond the memory after {start:g} s")
     return found
@@ -252,12 +305,3 @@ def _settled_at(histories: Sequence[History], there: float, calm: float, rate: f
 def _changes(history: History, start: float, end: float) -> int:
     decided = [decision for decision in history.decisions if start <= decision.at < end]
     return sum((d.old.local, d.old.remote) != (d.new.local, d.new.remote) for d in decided)
-
-
-def _most_memory(histories: Sequence[History], start: float, end: float) -> float:
-    """Of all ranks together; their windows are the same."""
-    total: dict[float, float] = {}
-    for history in histories:
-        for mark in history.marks:
-            total[mark.at] = total.get(mark.at, 0.0) + mark.memory
-    return max((held for at, held in total.items() if start < at <= end), default=0.0)

@@ -13,17 +13,24 @@ from collections.abc import Sequence
 
 from benchmarks.simulation.draws import spells
 from benchmarks.simulation.event_loop import EventLoop, SharedResource
-from benchmarks.simulation.history import History
+from benchmarks.simulation.gpu import AllReduce, GpuTrainer
+from benchmarks.simulation.history import History, MachineBytes
 from benchmarks.simulation.rank import Rank, Worker
 from benchmarks.simulation.steering import Steering
+from benchmarks.simulation.tuning import Tuning
 from benchmarks.simulation.world import Bursts, Pauses, Phase, Step, Work, World
 from dpex.autotune.types import Settings
 
 
 class Simulator:
-    """The whole: run it with `run`, then look at ``ranks[i].history``."""
+    """The whole: run it with `run`, then look at ``ranks[i].history``.
 
-    def __init__(self, world: World, steering: Sequence[Steering]) -> None:
+    Where ``steering`` decides nothing there is no need for it to be asked: without ``is_tuned`` no windows are taken.
+    """
+
+    def __init__(
+        self, world: World, steering: Sequence[Steering], *, is_tuned: bool = True, interval_s: float = 1.0
+    ) -> None:
         if len(steering) != world.ranks:
             raise ValueError(f"{world.ranks} ranks need as many controllers, got {len(steering)}")
         self.world = world
@@ -31,6 +38,8 @@ class Simulator:
         self.cpus = SharedResource(self.loop, world.cpus)
         self.link = SharedResource(self.loop, 1e9, each=1e15)
         self.storage = SharedResource(self.loop, 1e15, each=1e15)
+        reduce_s = 0.0 if world.gpu is None else world.gpu.all_reduce_s
+        self._all_reduce = AllReduce(self.loop, world.ranks, reduce_s)
         self.work = Work()
         self.step = Step()
         self.stream = 0
@@ -38,6 +47,7 @@ class Simulator:
         self._is_burst = False
         self._nodes = 0
         self._queue: deque[tuple[Rank, Worker]] = deque()
+        self.machine_bytes = MachineBytes()
         self.ranks: list[Rank] = []
         for phase in sorted(world.phases, key=lambda phase: phase.at):
             if phase.at <= 0:
@@ -46,9 +56,12 @@ class Simulator:
                 self.loop.at(phase.at, lambda phase=phase: self._begin(phase), is_fixed=True)  # type: ignore[misc]
         self._begin_troubles()
         for number, steer in enumerate(steering):
-            rank = Rank(self, steer, world.seed * 1000 + number)
+            seed = world.seed * 1000 + number
+            rank = Rank(self, steer.begin(), seed)
             self.ranks.append(rank)
             rank.begin()
+            if is_tuned:
+                Tuning(self, rank, steer, seed, interval_s).begin()
 
     def run(self, seconds: float) -> None:
         """Let simulated time pass."""
@@ -59,10 +72,10 @@ class Simulator:
         for rank in self.ranks:
             rank.set(settings)
 
-    @staticmethod
-    def period(now: float) -> float:
-        """How long the next sampling window is: short at first."""
-        return 0.1 if now < 1.0 else 0.25 if now < 5.0 else 1.0
+    def make_gpu(self) -> GpuTrainer | None:
+        """The GPU of one more rank, if they have any."""
+        gpu = self.world.gpu
+        return None if gpu is None else GpuTrainer(self.loop, self.cpus, gpu, self._all_reduce)
 
     # -- what holds now --------------------------------------------------------------------------------------------
 
@@ -109,6 +122,10 @@ class Simulator:
     def memory(self) -> float:
         """Bytes of all ranks."""
         return sum(rank.memory for rank in self.ranks)
+
+    def note_memory(self) -> None:
+        """A rank holds more than before."""
+        self.machine_bytes.note(self.loop.now, self.memory)
 
     # -- troubles --------------------------------------------------------------------------------------------------
 
@@ -181,8 +198,8 @@ class Simulator:
             rank.lose(worker)
 
 
-def simulate(world: World, steering: Sequence[Steering], seconds: float) -> list[History]:
-    """Run a world; the ranks' histories."""
-    simulator = Simulator(world, steering)
+def simulate(world: World, steering: Sequence[Steering], seconds: float, interval_s: float = 1.0) -> list[History]:
+    """Run a world; the ranks' histories. interval_s: see `dpex.autotune.config.AutotuneConfig`."""
+    simulator = Simulator(world, steering, interval_s=interval_s)
     simulator.run(seconds)
     return [rank.history for rank in simulator.ranks]

@@ -60,7 +60,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What the consumer does with a batch: time on its GPU, CPU on the host, both in seconds; spread as in `Work`.
+    """What the consumer does with a batch: time on its GPU, CPU on the machine, both in seconds; spread as in `Work`.
 
     recorded: GPU time of steps in turn, from a real run; then begins again.
     """
@@ -139,6 +139,31 @@ class Pauses:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU that works off what the training process launches, while that goes on. Without one, a step's ``gpu_s``
+    holds up the training process, as where each step reads its loss.
+
+    queue: steps that may be launched and not done; a further launch waits, as in a driver whose queue is full.
+    sync_every: the training process waits for the GPU after so many steps, 0: never. compile_s: CPU of the training
+    process before its first step. warm_up, warm_up_factor: so many steps at first take the GPU that much longer (it
+    tries algorithms). all_reduce_s: of GPU time at the end of a step, from when all ranks have come to it; who waits
+    for the others runs a kernel meanwhile. evaluation: now and then the training process waits while the GPU is busy
+    with something else; in `World.pauses` it is not (a checkpoint). has_events, has_nvml: whether CUDA events can be
+    had on the stream, and NVML.
+    """
+
+    queue: int = 4
+    sync_every: int = 0
+    compile_s: float = 0.0
+    warm_up: int = 0
+    warm_up_factor: float = 1.0
+    all_reduce_s: float = 0.0
+    evaluation: Pauses | None = None
+    has_events: bool = True
+    has_nvml: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class World:
     """What stays the same.
 
@@ -166,5 +191,6 @@ class World:
     bursts: Bursts | None = None
     slow: SlowSpells | None = None
     pauses: Pauses | None = None
+    gpu: Gpu | None = None
     seed: int = 0
     phases: tuple[Phase, ...] = ()

@@ -27,9 +27,11 @@ FILE_BYTES = 40_000
 QUALITY = 90
 
 
-def encoded_photographs() -> Blobs:
-    """The files: different crops of each photograph, mirrored or not, as JPEG bytes."""
-    return Blobs.made("photographs", rows_beyond_cache(FILE_BYTES), _files)
+def encoded_photographs(most: int | None = None) -> Blobs:
+    """The files: different crops of each photograph, mirrored or not, as JPEG bytes. With `most` no more than that,
+    also where the cache then holds them all."""
+    count = rows_beyond_cache(FILE_BYTES)
+    return Blobs.made("photographs", count if most is None else min(count, most), _files)
 
 
 def _files(count: int) -> Iterator[bytes]:

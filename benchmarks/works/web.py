@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from benchmarks.works import ENDLESS
-from benchmarks.works.web_server import FILES, HOST
+from benchmarks.works.web_server import FILES, MACHINE
 
 
 @contextmanager
@@ -51,7 +51,7 @@ class Downloads(Dataset[torch.Tensor]):
         if self.pid != os.getpid():
             self._forget()  # a connection from before a fork belongs to the parent
         if not hasattr(self.local, "connection"):
-            self.local.connection = http.client.HTTPConnection(HOST, self.port, timeout=30)
+            self.local.connection = http.client.HTTPConnection(MACHINE, self.port, timeout=30)
         connection: http.client.HTTPConnection = self.local.connection
         return connection
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 
-HOST = "127.0.0.1"
+MACHINE = "127.0.0.1"
 FILE_BYTES = 65_536
 FILES = 4096
 LATENCY_S, JITTER_S = 0.008, 0.004
@@ -29,7 +29,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def _serve() -> None:
-    listening = await asyncio.start_server(_answer, HOST, 0)
+    listening = await asyncio.start_server(_answer, MACHINE, 0)
     print(listening.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.buffer.read)
 

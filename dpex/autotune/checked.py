@@ -3,8 +3,10 @@
 `dpex.autotune.types` says what a legal sample is: nearly anything. Here it is decided once what of it is a measurement,
 so that nothing behind this module meets a number that is negative, not finite, or beyond what any machine has:
 
-- A window whose own times are no times tells nothing, and is left out whole.
-- A lane whose times are no times has no tickets in that window; how many workers it has is still known.
+- A window whose own times are no times tells nothing, and is left out whole; so is one in which all stood still. Where
+  the times add up to far more than the window, they are shares of it.
+- A pool whose times are no times has no tickets in that window; how many workers it has is still known.
+- No pool computes for longer than all CPUs of its machine could.
 - A missing or impossible number of the machine is unknown, and the value that stands for "unknown" replaces it.
 - Time never goes back: where the clock does, the window's own length is taken to have passed.
 """
@@ -13,54 +15,74 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from dpex.autotune.types import Sample, Settings
-from dpex.measure.samples import HostSample, LaneSample
+from dpex.measure.samples import MachineSample, PoolSample
 
 LONGEST_S = 1e6
 """Eleven days: a sum of times in one window beyond it comes from a clock that jumped."""
 SHORTEST_S = 1e-9
 """Clocks count nanoseconds: what is less is nothing."""
+STOPPED_S, STOPPED = 30.0, 10.0
+"""A window that took so long, and so many times what the one before took, was no wait for a batch: nobody looked at the
+clock meanwhile."""
+MOST_TIMES = 2.0
+"""A call that began before the window adds what is left of it; times that add up to more are wrong."""
+TICK_S = 0.01
+"""What the coarsest clock of CPU time counts in."""
 MOST_TICKETS = 10**9
+"""No window has so many batches, and no queue."""
 MOST_WORKERS = 10**5
+"""More than any cluster gives one loader."""
 MOST_CPUS = 1e5
+"""Of one machine; the largest have some thousand."""
 MOST_BYTES = 2**60
+"""An exbibyte: a larger size is no size."""
 LEAST_CPUS = 0.01
 """The smallest share that a container is given."""
 MOST_SPREAD = 100.0
+"""Standard deviation of steps over their mean: with more, one step in ten thousand would take all the time."""
 
 
-class Checker:
+class SampleChecker:
     """Checks the samples of one run, in their order."""
 
     def __init__(self) -> None:
         self._cpus = 1.0
-        self._at = self._offset = 0.0
+        self._at = self._offset = self._seconds = 0.0
 
     def check(self, sample: Sample) -> Sample | None:
         """What can be calculated with; None if the window measured nothing."""
         times = (sample.seconds, sample.wait_s, sample.own_s, sample.work_s)
-        if not all(_is_time(value) for value in times) or sample.seconds < SHORTEST_S:
+        if not all(_is_time(value) for value in times) or sample.seconds < SHORTEST_S or self._stood_still(sample):
             return None
-        wait_s = _time(sample.wait_s)
+        wait_s, own_s, work_s = _parts(sample)
+        machine = self._machine(sample.machine)
         return replace(
             sample,
             at=self._passed(sample),
             settings=_settings(sample.settings),
             batches=_count(sample.batches, MOST_TICKETS),
             wait_s=wait_s,
-            own_s=_time(sample.own_s),
-            work_s=_time(sample.work_s),
+            own_s=own_s,
+            work_s=work_s,
             head_s=min(wait_s, _time(sample.head_s)),
             step_spread=_known(sample.step_spread, MOST_SPREAD),
             ready=_count(sample.ready, MOST_TICKETS),
             in_flight=_count(sample.in_flight, MOST_TICKETS),
             batch_bytes=_bytes(sample.batch_bytes),
-            made_here=_lane(sample.made_here),
-            local=_lane(sample.local),
-            remote=_lane(sample.remote),
-            host=self._host(sample.host),
+            made_here=_pool(sample.made_here, machine.cpus),
+            local=_pool(sample.local, machine.cpus),
+            remote=_pool(sample.remote, MOST_CPUS),
+            machine=machine,
+            **_gpu(sample),
         )
+
+    def _stood_still(self, sample: Sample) -> bool:
+        """Whether the process, or the whole machine, was stopped in the window."""
+        usual_s, self._seconds = self._seconds, sample.seconds
+        return sample.seconds > max(STOPPED_S, STOPPED * usual_s)
 
     def _passed(self, sample: Sample) -> float:
         """When the window ended, on a clock that only goes forward."""
@@ -71,21 +93,42 @@ class Checker:
         self._at = at
         return at
 
-    def _host(self, host: HostSample) -> HostSample:
-        if math.isfinite(host.cpus) and host.cpus > 0:
-            self._cpus = min(max(host.cpus, LEAST_CPUS), MOST_CPUS)
-        budget = host.batch_budget
+    def _machine(self, machine: MachineSample) -> MachineSample:
+        if math.isfinite(machine.cpus) and machine.cpus > 0:
+            self._cpus = min(max(machine.cpus, LEAST_CPUS), MOST_CPUS)
+        budget = machine.batch_budget
         return replace(
-            host,
+            machine,
             cpus=self._cpus,
-            others=_known(host.others, MOST_CPUS) or 0.0,
-            trainer_cpu_s=_time(host.trainer_cpu_s),
-            trainer_queued_s=_known(host.trainer_queued_s, LONGEST_S),
-            memory_free=_free(host.memory_free),
+            others=_known(machine.others, MOST_CPUS) or 0.0,
+            trainer_cpu_s=_time(machine.trainer_cpu_s),
+            trainer_queued_s=_known(machine.trainer_queued_s, LONGEST_S),
+            memory_free=_free(machine.memory_free),
             batch_budget=None if budget is None else _count(budget, MOST_BYTES),
-            worker_bytes=_bytes(host.worker_bytes),
-            runnable=_known(host.runnable, MOST_CPUS),
+            worker_bytes=_bytes(machine.worker_bytes),
+            runnable=_known(machine.runnable, MOST_CPUS),
         )
+
+
+def _parts(sample: Sample) -> tuple[float, float, float]:
+    """Waiting, own time and steps of the training loop, in seconds that the window can hold."""
+    parts = (_time(sample.wait_s), _time(sample.own_s), _time(sample.work_s))
+    factor = sample.seconds / sum(parts) if sum(parts) > MOST_TIMES * sample.seconds else 1.0
+    return parts[0] * factor, parts[1] * factor, parts[2] * factor
+
+
+def _gpu(sample: Sample) -> dict[str, Any]:
+    """What is known of the GPU."""
+    steps = _count(sample.gpu_steps, MOST_TICKETS) if _is_time(sample.gpu_step_s) else 0
+    stall_s = sample.gpu_stall_s
+    return {
+        "gpu_busy": _known(sample.gpu_busy, 1.0),
+        "gpu_stall_s": stall_s if stall_s is not None and _is_time(stall_s) else None,
+        "gpu_steps": steps,
+        "gpu_step_s": _time(sample.gpu_step_s) if steps else 0.0,
+        "gpu_step_spread": _known(sample.gpu_step_spread, MOST_SPREAD),
+        "feed_wait_s": _time(sample.feed_wait_s),
+    }
 
 
 def _is_time(value: float) -> bool:
@@ -126,30 +169,32 @@ def _settings(settings: Settings) -> Settings:
     return Settings(
         local=_count(settings.local, MOST_WORKERS),
         remote=_count(settings.remote, MOST_WORKERS),
-        depth=max(1, _count(settings.depth, MOST_TICKETS)),
+        prefetch=max(1, _count(settings.prefetch, MOST_TICKETS)),
     )
 
 
-def _lane(lane: LaneSample) -> LaneSample:
-    stages = (lane.read_s, lane.collate_s, lane.encode_s, lane.cpu_s)
+def _pool(pool: PoolSample, cpus: float) -> PoolSample:
+    """What a pool of a machine with so many CPUs can have reported."""
+    stages = (pool.load_s, pool.collate_s, pool.encode_s, pool.cpu_s)
     known = replace(
-        lane,
-        requested=_count(lane.requested, MOST_WORKERS),
-        running=_count(lane.running, MOST_WORKERS),
-        room=None if lane.room is None else _count(lane.room, MOST_WORKERS),
-        unplaced=_count(lane.unplaced, MOST_WORKERS),
+        pool,
+        requested=_count(pool.requested, MOST_WORKERS),
+        running=_count(pool.running, MOST_WORKERS),
+        room=None if pool.room is None else _count(pool.room, MOST_WORKERS),
+        unplaced=_count(pool.unplaced, MOST_WORKERS),
+        granted=None if pool.granted is None else _count(pool.granted, MOST_WORKERS),
+        links=_count(pool.links, MOST_WORKERS),
+        sending_s=_time(pool.sending_s) if _is_time(pool.sending_s) else 0.0,
     )
     if not all(_is_time(value) for value in stages):
         return replace(
-            known, tickets=0, read_s=0.0, collate_s=0.0, encode_s=0.0, cpu_s=0.0, queued_s=None, services_s=()
+            known, tickets=0, load_s=0.0, collate_s=0.0, encode_s=0.0, cpu_s=0.0, queued_s=None, services_s=()
         )
+    timed = replace(known, load_s=_time(pool.load_s), collate_s=_time(pool.collate_s), encode_s=_time(pool.encode_s))
     return replace(
-        known,
-        tickets=_count(lane.tickets, MOST_TICKETS),
-        read_s=_time(lane.read_s),
-        collate_s=_time(lane.collate_s),
-        encode_s=_time(lane.encode_s),
-        cpu_s=_time(lane.cpu_s),
-        queued_s=_known(lane.queued_s, LONGEST_S),
-        services_s=tuple(value for value in lane.services_s if SHORTEST_S <= value <= LONGEST_S),
+        timed,
+        tickets=_count(pool.tickets, MOST_TICKETS),
+        cpu_s=min(_time(pool.cpu_s), MOST_TIMES * max(1.0, cpus) * max(timed.busy_s, TICK_S)),
+        queued_s=_known(pool.queued_s, LONGEST_S),
+        services_s=tuple(value for value in pool.services_s if SHORTEST_S <= value <= LONGEST_S),
     )

@@ -15,27 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-_KEPT = 60
-"""Windows remembered: a minute, once windows last a second."""
-_LEAST = 6
-"""Windows from which a length is told: the scatter of fewer is known to no better than half of itself."""
-_SUSPECTED = 20.0
-"""Batches: the length that is reckoned with where being wrong is dear and too few windows have been seen to tell."""
-_TOLD_BY = 20
-"""Windows that tell it."""
-_DOUBT = 1.0
-"""Standard errors by which the scatter must exceed what independent batches explain."""
-_MOST_STRAY = 4.0
-"""A window further away than so many times the level tells of a change of the work, and of nothing like a scatter."""
-LONGEST = 500.0
-"""Batches. A longer memory cannot be told from a change of the work within the windows that are remembered."""
-_SHORTEST = 0.5
+from dpex.autotune.constants.levels import CORRELATION
+
 _HALVINGS = 6
 """Between the shortest and the longest, on a scale of ratios: down to a tenth of the length itself."""
 _EXACTLY = 1e-3
-_PERIODS = 24.0
-"""Lengths that a replay covers: the mean of so many stands for the long run to within a fifth of their spread."""
-_LEAST_REPLAYED, _MOST_REPLAYED = 240, 2400
+"""Below this the formulas lose their digits, and their limits hold."""
 
 
 def variance_of_mean(count: float, length: float) -> float:
@@ -64,14 +49,14 @@ class Correlation:
     """Learns the correlation length from windows."""
 
     def __init__(self) -> None:
-        self._strays: deque[_Stray] = deque(maxlen=_KEPT)
+        self._strays: deque[_Stray] = deque(maxlen=CORRELATION.kept_windows)
 
     def add(self, count: float, mean: float, level: float, known_by: float) -> None:
         """Take in a window of ``count`` batches of this mean cost, while ``level`` was the mean of ``known_by``."""
         if count <= 0 or known_by <= 0 or not level > 0:
             return
         off = mean / level - 1.0
-        if abs(off) < _MOST_STRAY:
+        if abs(off) < CORRELATION.most_stray:
             self._strays.append(_Stray(count, off * off, known_by))
 
     def forget_latest(self, windows: int) -> None:
@@ -81,7 +66,7 @@ class Correlation:
 
     def cautious_length(self, found: float) -> float:
         """The length that was found, but a moderate one as long as windows are too few to rule it out."""
-        return found if len(self._strays) >= _TOLD_BY else max(found, _SUSPECTED)
+        return found if len(self._strays) >= CORRELATION.told_by else max(found, CORRELATION.suspected)
 
     def length(self, spread: float) -> float:
         """Correlation length in batches, 0 where chance explains the scatter of windows.
@@ -89,13 +74,13 @@ class Correlation:
         ``spread``: standard deviation of single batches over their mean.
         """
         strays = self._strays
-        if len(strays) < _LEAST or spread <= 0:
+        if len(strays) < CORRELATION.least_windows or spread <= 0:
             return 0.0
         weights = [math.sqrt(stray.count) for stray in strays]
         total = sum(weights)
         seen = sum(w * stray.squared for w, stray in zip(weights, strays, strict=True)) / total
         effective = total * total / sum(w * w for w in weights)
-        seen /= (1.0 + _DOUBT * math.sqrt(2.0 / effective)) * spread * spread
+        seen /= (1.0 + CORRELATION.doubt * math.sqrt(2.0 / effective)) * spread * spread
 
         counts = [(w / total, stray.count, stray.known_by) for w, stray in zip(weights, strays, strict=True)]
 
@@ -104,7 +89,7 @@ class Correlation:
 
         if explained(0.0) >= seen:
             return 0.0
-        low, high = _SHORTEST, LONGEST
+        low, high = CORRELATION.shortest, CORRELATION.longest
         for _ in range(_HALVINGS):
             middle = math.sqrt(low * high)
             low, high = (middle, high) if explained(middle) < seen else (low, middle)
@@ -117,7 +102,8 @@ def in_correlated_order(values: Sequence[float], length: float) -> list[float]:
     The same for the same arguments, each value as often as any other (to one), and fit to be repeated from the start.
     """
     ordered = sorted(values)
-    count = min(_MOST_REPLAYED, max(_LEAST_REPLAYED, len(ordered), math.ceil(_PERIODS * length)))
+    enough = max(CORRELATION.least_replayed, len(ordered), math.ceil(CORRELATION.periods * length))
+    count = min(CORRELATION.most_replayed, enough)
     rho = math.exp(-1.0 / length)
     shocks = [math.sqrt(1.0 - rho * rho) * gauss for gauss in _gaussians(count)]
     last = list(accumulate(shocks, lambda state, shock: rho * state + shock))[-1]

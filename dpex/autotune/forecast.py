@@ -10,23 +10,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.limits import Guard
+from dpex.autotune.limits import bounds
 from dpex.autotune.model import Estimate
-from dpex.autotune.policy import Bounds, best, expect
+from dpex.autotune.planner import Bounds, best, expect
 from dpex.autotune.types import Sample, Settings
-from dpex.measure.samples import HostSample
+from dpex.measure.samples import MachineSample
 
 SUFFICES = 0.03
 """A share of time lost to loading that is as good as none: predictions are not finer."""
 HANDLING_S = 1e-4
 """CPU of the training process for a batch that comes from a worker; it was seen to be 0.02 to 0.2 ms."""
-DEPTH_PER_WORKER = 4
+PREFETCH_PER_WORKER = 4
+"""Batches in flight for each worker, so that none of them waits for the training loop."""
 _MOST_REMOTE = 4096
+""""Any number" of remote workers: the forecast says how many would be enough."""
 _AT_ONCE = 1e-6
+"""Seconds of a step that never waits, so that the workers alone set the rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class MeasuredWork:
     """Seconds per batch in one thread. here_s: making it, without encoding it for another process.
 
     cpu_s, wait_s: CPU and waiting, encoding included. at_once: CPUs that it keeps busy at the same time while it
@@ -57,10 +60,10 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class WorkersNeeded:
     """What a training step of ``step_s`` asks for. here: the best settings on this machine; 0 workers: in-process.
 
-    rate: batches per second then, stall: share of time lost to loading, 0 to 1. anywhere: the best settings if there
+    rate: batches per second then, wait: share of time lost to loading, 0 to 1. anywhere: the best settings if there
     are CPUs like these elsewhere, of which the remote workers keep remote_cpus busy; the same as ``here`` if that
     suffices.
     """
@@ -68,44 +71,44 @@ class Need:
     step_s: float
     here: Settings
     rate: float
-    stall: float
+    wait: float
     suffices: bool
     anywhere: Settings
-    anywhere_stall: float
+    anywhere_wait: float
     remote_cpus: float
 
 
-def rates(work: Work) -> tuple[Rate, ...]:
+def rates(work: MeasuredWork) -> tuple[Rate, ...]:
     """For 0, 1, 2, 4, ... workers, up to what this machine would be given."""
     estimate = _estimate(work, _AT_ONCE, trainer_cpu=False)
     return tuple(Rate(workers=count, rate=_rate(estimate, count)) for count in _counts(_bounds(work).local))
 
 
-def fastest(work: Work) -> tuple[Settings, float]:
+def fastest(work: MeasuredWork) -> tuple[Settings, float]:
     """The cheapest settings here that are as fast as any, and their batches per second."""
     plan = best(_estimate(work, _AT_ONCE, trainer_cpu=False), _bounds(work), AutotuneConfig())
     return plan.settings, plan.rate
 
 
-def need(work: Work, step_s: float) -> Need:
+def need(work: MeasuredWork, step_s: float) -> WorkersNeeded:
     """For a step of that many seconds, whose process keeps a CPU busy all along."""
-    estimate, bounds, config = _estimate(work, step_s, trainer_cpu=True), _bounds(work), AutotuneConfig()
-    here = best(estimate, bounds, config)
-    suffices = here.stall <= SUFFICES
-    anywhere = here if suffices else best(estimate, replace(bounds, remote=_MOST_REMOTE), config)
-    return Need(
+    estimate, found, config = _estimate(work, step_s, trainer_cpu=True), _bounds(work), AutotuneConfig()
+    here = best(estimate, found, config)
+    suffices = here.wait <= SUFFICES
+    anywhere = here if suffices else best(estimate, replace(found, remote=_MOST_REMOTE), config)
+    return WorkersNeeded(
         step_s=step_s,
         here=here.settings,
         rate=here.rate,
-        stall=here.stall,
+        wait=here.wait,
         suffices=suffices,
         anywhere=anywhere.settings,
-        anywhere_stall=anywhere.stall,
+        anywhere_wait=anywhere.wait,
         remote_cpus=anywhere.settings.remote * (1.0 - work.waiting),
     )
 
 
-def _estimate(work: Work, step_s: float, *, trainer_cpu: bool) -> Estimate:
+def _estimate(work: MeasuredWork, step_s: float, *, trainer_cpu: bool) -> Estimate:
     return Estimate(
         step_s=step_s,
         step_cpu_s=step_s if trainer_cpu else 0.0,
@@ -120,15 +123,15 @@ def _estimate(work: Work, step_s: float, *, trainer_cpu: bool) -> Estimate:
     )
 
 
-def _bounds(work: Work) -> Bounds:
+def _bounds(work: MeasuredWork) -> Bounds:
     """As the tuner has them on this machine."""
-    host = HostSample(cpus=work.cpus)
-    sample = Sample(at=0.0, seconds=1.0, settings=Settings(), host=host)
-    return Guard(AutotuneConfig()).bounds(sample, work.batch_bytes, work.waiting)
+    machine = MachineSample(cpus=work.cpus)
+    sample = Sample(at=0.0, seconds=1.0, settings=Settings(), machine=machine)
+    return bounds(AutotuneConfig(), sample, work.batch_bytes, work.waiting)
 
 
 def _rate(estimate: Estimate, workers: int) -> float:
-    return expect(estimate, Settings(local=workers, depth=max(1, DEPTH_PER_WORKER * workers))).rate
+    return expect(estimate, Settings(local=workers, prefetch=max(1, PREFETCH_PER_WORKER * workers))).rate
 
 
 def _counts(most: int) -> Iterator[int]:

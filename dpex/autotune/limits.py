@@ -1,88 +1,99 @@
-"""What may not be done: hard walls, and changes that were tried and did not help."""
+"""How far settings may go: what the configuration, the memory and the cluster allow. PURE.
+
+There are two kinds of limits. *Walls* are hard: no decision goes beyond them. *Bounds* are what is worth a look within
+the walls: more local workers than the CPUs can serve would only be in each other's way.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dpex.autotune.checked import MOST_WORKERS
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.policy import Bounds
-from dpex.autotune.types import Sample
+from dpex.autotune.constants.planning import LIMITS
+from dpex.autotune.planner import Bounds
+from dpex.autotune.types import Sample, Settings
 
-_DEEPEST = 4096
-_BESIDE = 2.0
-"""Workers beyond those that would fill the CPUs if no two of them waited at once, where batches mostly wait: so many
-times as many. Waits fall together by chance, and where slow batches come in a row."""
-
-
-@dataclass
-class _Failure:
-    until: float
-    times: int
-    value: int
+_LEAST_CPU_SHARE = 0.02
+"""Work that waits for all of its time would have any number of workers; `AutotuneConfig.max_waiting` says how many."""
 
 
-class Guard:
-    """Bounds from limits, memory and what the cluster has; and the memory of what did not help."""
+def bounds(config: AutotuneConfig, sample: Sample, batch_bytes: float, waiting: float) -> Bounds:
+    """What is worth a look. ``waiting``: share of a local worker's time that is not CPU, 0 to 1."""
+    hard = walls(config, sample, batch_bytes)
+    if config.max_local is not None:
+        return hard
+    at_once = 1.0 + LIMITS.beside * waiting
+    by_cpu = math.ceil(at_once * sample.machine.cpus / max(_LEAST_CPU_SHARE, 1.0 - waiting)) + 1
+    return replace(hard, local=max(min(by_cpu, config.max_waiting, hard.local), config.min_local))
 
-    def __init__(self, config: AutotuneConfig) -> None:
-        self._config = config
-        self._failures: dict[str, _Failure] = {}
 
-    # -- walls ---------------------------------------------------------------------------------------------------
+def walls(config: AutotuneConfig, sample: Sample, batch_bytes: float) -> Bounds:
+    """What no decision goes beyond."""
+    memory = _memory(sample, batch_bytes)
+    return Bounds(
+        local=max(_most_local(config, sample, batch_bytes, memory), config.min_local),
+        remote=max(_most_remote(config, sample), config.min_remote),
+        prefetch=_most_prefetch(config, sample, batch_bytes),
+        memory=memory,
+        worker_bytes=sample.machine.worker_bytes,
+        batch_bytes=batch_bytes,
+        least_local=config.min_local,
+        least_remote=config.min_remote,
+    )
 
-    def bounds(self, sample: Sample, batch_bytes: float, waiting: float) -> Bounds:
-        """What is worth a look. ``waiting``: share of a local worker's time that is not CPU."""
-        walls = self.walls(sample, batch_bytes)
-        if self._config.max_local is not None:
-            return walls
-        at_once = 1.0 + _BESIDE * waiting
-        by_cpu = math.ceil(at_once * sample.host.cpus / max(0.02, 1.0 - waiting)) + 1
-        local = min(by_cpu, self._config.max_waiting, walls.local)
-        return replace(walls, local=max(local, self._config.min_local))
 
-    def walls(self, sample: Sample, batch_bytes: float) -> Bounds:
-        """What no decision goes beyond."""
-        config, host = self._config, sample.host
-        local = MOST_WORKERS if config.max_local is None else config.max_local
-        memory = math.inf
-        if host.memory_free is not None:
-            memory = host.memory_free + sample.held * batch_bytes + sample.local.requested * host.worker_bytes
-        if host.worker_bytes > 0 and math.isfinite(memory):
-            local = min(local, max(1, int((memory - batch_bytes) / host.worker_bytes)))
-        there = sample.remote
-        room = there.requested - there.unplaced + there.room if there.room is not None else 0
-        remote = room if config.max_remote is None else min(config.max_remote, room)
-        depth = _DEEPEST if config.max_depth is None else config.max_depth
-        if host.batch_budget is not None and batch_bytes > 0:
-            depth = max(1, min(depth, int(host.batch_budget / batch_bytes)))
-        return Bounds(
-            local=max(local, config.min_local),
-            remote=max(remote, config.min_remote),
-            depth=depth,
-            memory=memory,
-            worker_bytes=host.worker_bytes,
-            batch_bytes=batch_bytes,
-            least_local=config.min_local,
-            least_remote=config.min_remote,
-        )
+def _memory(sample: Sample, batch_bytes: float) -> float:
+    """Bytes for workers and batches: what they have now, and what is free beside it."""
+    machine = sample.machine
+    if machine.memory_free is None:
+        return math.inf
+    return machine.memory_free + sample.held * batch_bytes + sample.local.requested * machine.worker_bytes
 
-    # -- memory --------------------------------------------------------------------------------------------------
 
-    def remember(self, kind: str, now: float, value: int = 0) -> None:
-        """A change of this kind, to this number, did not help; each time in a row it is remembered for longer."""
-        times = self._failures[kind].times + 1 if kind in self._failures else 1
-        keep_s = self._config.remember_s * min(10, 2 ** (times - 1))
-        self._failures[kind] = _Failure(now + keep_s, times, value)
+def _most_local(config: AutotuneConfig, sample: Sample, batch_bytes: float, memory: float) -> int:
+    """One worker may always be there."""
+    most, each = MOST_WORKERS if config.max_local is None else config.max_local, sample.machine.worker_bytes
+    fits = each > 0 and math.isfinite(memory)
+    return min(most, max(1, int((memory - batch_bytes) / each))) if fits else most
 
-    def forget(self) -> None:
-        """The work has changed: everything may be tried again."""
-        self._failures.clear()
 
-    def forbids(self, kind: str, now: float, value: int = 0) -> bool:
-        """Whether such a change failed lately; where fewer workers were too few, a larger number may still do."""
-        failure = self._failures.get(kind)
-        if failure is None or now >= failure.until:
-            return False
-        return not kind.startswith("fewer") or value <= failure.value
+def _most_remote(config: AutotuneConfig, sample: Sample) -> int:
+    there = sample.remote
+    room = there.requested - there.unplaced + there.room if there.room is not None else 0
+    return min(room, _allowed_remote(config, sample))
+
+
+def _allowed_remote(config: AutotuneConfig, sample: Sample) -> int:
+    """Remote workers that the configuration and others on the cluster leave to this loader, wherever they had place."""
+    most = MOST_WORKERS if config.max_remote is None else config.max_remote
+    return most if sample.remote.granted is None else min(most, sample.remote.granted)
+
+
+def _most_prefetch(config: AutotuneConfig, sample: Sample, batch_bytes: float) -> int:
+    most = LIMITS.most_prefetch if config.max_prefetch is None else config.max_prefetch
+    budget = sample.machine.batch_budget
+    if budget is None or batch_bytes <= 0:
+        return most
+    return max(1, min(most, int(budget / batch_bytes)))
+
+
+def allowed(config: AutotuneConfig, sample: Sample, batch_bytes: float, wanted: Settings) -> Settings:
+    """The nearest settings within the walls. Remote workers that run may stay where there is no place for others: they
+    are lost when they are lost. What is another loader's by right is given back."""
+    hard, now = walls(config, sample, batch_bytes), sample.settings
+    if wanted.local > now.local:
+        hard = replace(hard, local=min(hard.local, max(now.local, _fit_beside_batches(hard, sample))))
+    remote = max(hard.remote, min(now.remote, _allowed_remote(config, sample)))
+    found = replace(hard, remote=remote).within(wanted)
+    if found.prefetch <= now.prefetch:
+        return found
+    still = max(found.local, sample.local.requested)  # a worker that goes has its memory until its batch is made
+    return replace(found, prefetch=min(found.prefetch, max(now.prefetch, hard.most_prefetch(still))))
+
+
+def _fit_beside_batches(hard: Bounds, sample: Sample) -> int:
+    """Local workers that there is memory for beside the batches that are drawn now, as all of these will be made."""
+    beside = hard.memory - (sample.ready + sample.in_flight) * hard.batch_bytes
+    return int(beside / hard.worker_bytes) if hard.worker_bytes > 0 and math.isfinite(beside) else hard.local

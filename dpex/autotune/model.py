@@ -1,7 +1,7 @@
 """What is known of the work, and what any setting would make of it.
 
 Two steps. The *fluid* step finds rates: who wants a CPU gets an equal part of them, and who waits leaves it to others.
-The *replay* step then plays measured service times through an ordered window of the given depth, as closed queueing
+The *replay* step then plays measured service times through an ordered window of the given prefetch, as closed queueing
 formulas know nothing of order and mislead once service times are spread.
 """
 
@@ -16,18 +16,16 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
+from dpex.autotune.constants.measuring import MODEL
 from dpex.autotune.correlation import in_correlated_order
 from dpex.autotune.types import Settings
 
-_REPLAYED = (240, 1200)
-"""Batches, where service times do not vary and where they vary by their mean."""
 _ROUNDS = 3
-_LARGE = 1e100
-_NOTHING = 1e-9
-_EVEN = 0.1
+"""The rates of workers and training loop depend on each other; so many rounds bring them together to a percent."""
+_LARGE, _NOTHING = 1e100, 1e-9
+"""Weights are kept below the first; those below this part of their sum are left out."""
 _STEPS = 97
-_CORRELATED = 2.0
-"""Batches: a correlation length below this does not show in rates."""
+"""Steps that stand for the distribution of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,9 @@ class Estimate:
     deviation of steps over their mean. correlation: over how many batches service times stay alike (see
     `dpex.autotune.correlation`), 0 if successive ones are independent. cpus: that we may use.
     others: how many of other people's programs want one of these. ceiling, far_ceiling: batches per second that all
-    workers, and remote ones, were seen unable to surpass.
+    workers, and remote ones, were seen unable to surpass. seen: batches that all this rests on. hidden_s: of a step,
+    the time in which the training loop has nothing to do as the GPU is still at work: so much of what it does in
+    ``next()`` costs nothing.
     """
 
     step_s: float
@@ -61,6 +61,8 @@ class Estimate:
     ceiling: float = float("inf")
     far_ceiling: float = float("inf")
     at_once: float = 1.0
+    seen: float = float("inf")
+    hidden_s: float = 0.0
 
     @property
     def computing_s(self) -> float:
@@ -76,7 +78,7 @@ class Estimate:
     def services(self) -> Sequence[float]:
         """Service times over their mean, in an order as correlated as theirs; to be repeated."""
         factors = list(self.spread) or [1.0]
-        if self.correlation >= _CORRELATED and self.variation >= _EVEN:
+        if self.correlation >= MODEL.correlated and self.variation >= MODEL.even:
             factors = in_correlated_order(factors, self.correlation)
         else:
             random.Random(0).shuffle(factors)
@@ -92,7 +94,8 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """Rates without regard to depth. demand: batches per second if none were waited for. capacity: what workers make.
+    """Rates without regard to prefetch. demand: batches per second if none were waited for. capacity: what workers
+    make.
 
     slowdown: how many times longer CPU work of workers takes than on an idle machine.
     """
@@ -113,10 +116,11 @@ def fluid(work: Estimate, settings: Settings) -> Flow:
         crowding = max(1.0, (1.0 + work.others) / work.cpus)
         making = max(1.0, (max(1.0, min(work.at_once, work.cpus)) + work.others) / work.cpus)
         queued_s = (crowding - 1.0) * work.step_cpu_s + (making - 1.0) * min(work.here_s, work.computing_s)
-        rate = 1.0 / max(1e-9, work.step_s + work.here_s + queued_s)
+        hidden_s = min(work.hidden_s, work.here_s + queued_s)
+        rate = 1.0 / max(1e-9, work.step_s + work.here_s + queued_s - hidden_s)
         return Flow(demand=rate, capacity=rate, slowdown=crowding)
     own_cpu = work.step_cpu_s + work.own_s
-    demand = 1.0 / max(1e-9, work.step_s + work.own_s)
+    demand = 1.0 / max(1e-9, work.step_s + work.own_s - min(work.hidden_s, work.own_s))
     at_it, capacity, slowdown = min(1.0, demand * own_cpu), 0.0, 1.0
     for _ in range(_ROUNDS):
         near = _local(work, settings.local, at_it)
@@ -124,7 +128,8 @@ def fluid(work: Estimate, settings: Settings) -> Flow:
         capacity = min(near.rate + far, work.ceiling)
         share = min(1.0, demand / max(1e-12, near.rate + far), work.ceiling / max(1e-12, near.rate + far))
         crowding = max(1.0, (share * near.at_it + 1.0 + work.others) / work.cpus)
-        demand = 1.0 / max(1e-9, work.step_s + work.own_s + (crowding - 1.0) * own_cpu)
+        hidden_s = min(work.hidden_s, work.own_s + (crowding - 1.0) * own_cpu)
+        demand = 1.0 / max(1e-9, work.step_s + work.own_s + (crowding - 1.0) * own_cpu - hidden_s)
         at_it = min(1.0, min(demand, capacity) * own_cpu * crowding)
         slowdown = 1.0 + share * (near.slowdown - 1.0)
     return Flow(demand=demand, capacity=capacity, slowdown=slowdown)
@@ -177,9 +182,9 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
         return flow.rate
     near_s = work.wait_s + work.cpu_s / max(1.0, work.at_once) * flow.slowdown
     factors = work.services
-    least, most = _REPLAYED
-    count = max(int(least + (most - least) * min(1.0, work.variation)), 6 * settings.depth, 4 * settings.workers)
-    if work.correlation >= _CORRELATED:
+    least, most = MODEL.replayed_if_even, MODEL.replayed_if_uneven
+    count = max(int(least + (most - least) * min(1.0, work.variation)), 6 * settings.prefetch, 4 * settings.workers)
+    if work.correlation >= MODEL.correlated:
         count = max(count, 2 * len(factors))  # a pass to get going, and one that counts
     free = [(0.0, number < settings.local) for number in range(settings.workers)]
     heapq.heapify(free)
@@ -190,7 +195,7 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
     periods = _periods(period, work.step_spread)
     for number in range(count):
         at, near = free[0]
-        drawn = delivered[number - settings.depth] if number >= settings.depth else 0.0
+        drawn = delivered[number - settings.prefetch] if number >= settings.prefetch else 0.0
         service = (near_s if near else work.far_s) * factors[number % len(factors)]
         end = max(at, drawn) + service
         heapq.heapreplace(free, (end, near))
@@ -208,7 +213,7 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
 
 def _periods(mean_s: float, spread: float) -> Sequence[float]:
     """Steps of that mean and relative spread, log-normal, as the lengths of sequences mostly are; in fixed disorder."""
-    if spread < _EVEN:
+    if spread < MODEL.even:
         return (mean_s,)
     sigma = math.sqrt(math.log(1.0 + spread * spread))
     normal = NormalDist()

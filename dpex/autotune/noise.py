@@ -10,26 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-_MEMORY = 600.0
-_WINDOWS = 24.0
-_MOVES = ((2, 0.35), (3, 0.12))
-"""Windows that must agree, and by how much of the level they must be off at least."""
-_SIGMAS = 4.0
-_ENOUGH, _ENOUGH_IF_EVEN = 8, 3
-"""Things that they must be about together: a single slow one is no other level."""
-_UNEVEN = 0.5
-_KNOWN_TO = 3.0
-"""The mean of uneven things must be known to a third: where one takes a minute, those beside it end long before it."""
-_ALWAYS_ENOUGH = 48
-"""However uneven they are said to be: a spread that was measured wrongly must not hide what is measured now."""
-_KEPT = 31
-_DOUBTED = 2
-_STRAY_MEMORY = 30.0
-_MOST_STRAY = 1.0
-_FAR_BELOW = 0.2
-"""However much windows stray: a fifth, and less where they stray by more than themselves, is another level. Nothing is
-less than nothing, so noise alone would never let a level that was measured wrongly come down again."""
-_TRUSTED = 3
+from dpex.autotune.constants.levels import LEVEL
 
 
 @dataclass(frozen=True)
@@ -42,6 +23,13 @@ class _Window:
         return self.total / self.count
 
 
+def _enough(spread: float) -> float:
+    """Things that windows must be about together to show another level."""
+    if spread <= LEVEL.uneven:
+        return LEVEL.enough_if_even
+    return min(max(LEVEL.enough, (LEVEL.known_to * spread) ** 2), LEVEL.always_enough)
+
+
 class Level:
     """A mean per thing (seconds per batch, say) that forgets slowly: over hundreds of things and tens of windows."""
 
@@ -51,7 +39,7 @@ class Level:
         self._windows = 0.0
         self._stray = 0.0
         self._strayed = 0.0
-        self._latest: deque[_Window] = deque(maxlen=_KEPT)
+        self._latest: deque[_Window] = deque(maxlen=LEVEL.kept_windows)
 
     @property
     def known(self) -> bool:
@@ -76,10 +64,11 @@ class Level:
         """A window's sum over ``count`` things, which are expected to vary by ``spread`` of their mean, each."""
         if count <= 0:
             return
-        if len(self._latest) >= _DOUBTED and self.value > 0:
-            old = self._latest[-_DOUBTED]  # later ones may be the first of another level, and are no noise then
+        if len(self._latest) >= LEVEL.doubted_windows and self.value > 0:
+            # later ones may be the first of another level, and are no noise then
+            old = self._latest[-LEVEL.doubted_windows]
             off = (old.mean / self.value - 1.0) ** 2
-            self._stray = self._fading(self._stray) + max(spread * spread / old.count, min(off, _MOST_STRAY))
+            self._stray = self._fading(self._stray) + max(spread * spread / old.count, min(off, LEVEL.most_stray))
             self._strayed = self._fading(self._strayed) + 1.0
         window = _Window(total, count)
         self._take(window)
@@ -87,46 +76,55 @@ class Level:
 
     @staticmethod
     def _fading(value: float) -> float:
-        return value * (1.0 - 1.0 / _STRAY_MEMORY)
+        return value * (1.0 - 1.0 / LEVEL.stray_memory)
 
     def _take(self, window: _Window) -> None:
         kept = self._weight
         self.value = (window.total + (self.value * kept if kept else 0.0)) / (kept + window.count)
-        self._windows = min(self._windows + 1.0, _WINDOWS)
-        most = max(_MEMORY, _WINDOWS * window.count)
+        self._windows = min(self._windows + 1.0, LEVEL.windows)
+        most = max(LEVEL.memory, LEVEL.windows * window.count)
         self._weight = min(kept + window.count, most)
 
     def has_moved(self, total: float, count: float, spread: float = 0.0) -> bool:
         """Whether a window that is about to be added, and those before it, are away from the level: two of them far
         away, or three not so far."""
-        if count <= 0 or not self.known or self.value <= 0 or self._windows < _TRUSTED:
+        if count <= 0 or not self.known or self.value <= 0 or self._windows < LEVEL.trusted_windows:
             return False
         windows = [*self._latest, _Window(total, count)]
-        return any(self._away(windows, most, spread, least) for most, least in _MOVES)
+        moves = ((LEVEL.far_windows, LEVEL.far_off), (LEVEL.off_windows, LEVEL.off))
+        return any(self._away(windows, most, spread, least) for most, least in moves)
 
     def _away(self, windows: list[_Window], most: int, spread: float, least: float) -> bool:
-        enough = min(max(_ENOUGH, (_KNOWN_TO * spread) ** 2), _ALWAYS_ENOUGH) if spread > _UNEVEN else _ENOUGH_IF_EVEN
+        enough = _enough(spread)
         while most <= len(windows) and sum(window.count for window in windows[-most:]) < enough:
             most += 1
         if most > len(windows):
             return False
         windows = windows[-most:]
         chance = spread * math.sqrt(1.0 / sum(window.count for window in windows) + 1.0 / self._weight)
-        noise = _SIGMAS * max(self._sigma / math.sqrt(len(windows)), chance)
+        noise = LEVEL.sigmas * max(self._sigma / math.sqrt(len(windows)), chance)
         off = [window.mean / self.value for window in windows]
         mean = sum(off) / len(off)
         above = 1.0 + max(least, noise)
-        below = min(1.0 / (1.0 + least), max(1.0 - noise, _FAR_BELOW / (1.0 + noise)))
+        below = min(1.0 / (1.0 + least), max(1.0 - noise, LEVEL.far_below / (1.0 + noise)))
         up = mean > above and min(off) > (1.0 + above) / 2
         return up or (mean < below and max(off) < (1.0 + below) / 2)
 
-    def restart(self) -> None:
-        """It has moved: only the latest windows are of the new level."""
-        latest = list(self._latest)[-1:]
+    def restart(self, total: float, count: float) -> None:
+        """It has moved, with a window that is about to be added: of those before only the latest may be of the new
+        level, unless the move fell into it and it is nearer to the old one."""
+        old, new = self.value, total / count
+        latest = [window for window in list(self._latest)[-1:] if abs(window.mean - new) < abs(window.mean - old)]
         self.clear()
         for window in latest:
             self._take(window)
             self._latest.append(window)
+
+    def follow(self, total: float, count: float, spread: float = 0.0) -> None:
+        """Add a window, and start anew with it where the level has moved, which nobody needs to be told of."""
+        if self.has_moved(total, count, spread):
+            self.restart(total, count)
+        self.add(total, count, spread)
 
     def loosen(self, windows: float = 1.0) -> None:
         """It may be another from now on: what is known counts as little as one window, or as so many."""

@@ -1,36 +1,37 @@
-"""What happened in a recorded run, and would it again? `python -m dpex.autotune.replay trace.jsonl`.
+"""What happened in a recorded run, and would it again? See ``dpex replay``.
 
 The recorded windows are shown to controllers made anew, and what these decide is laid beside what was decided then.
 From the first difference on that is no more than an indication: the windows stay as they were recorded, under the
-recorded settings. Exit status: 0 the same decisions, 1 others, 2 the trace or an option cannot be used.
+recorded settings.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import signal
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dpex.autotune.config import AutotuneConfig, ConfigError
+from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
-from dpex.autotune.trace.explain import report, summary
-from dpex.autotune.trace.format import Section, Trace, TraceError, plain, read
-from dpex.autotune.types import Decision, Sample
+from dpex.autotune.trace.format import Trace, TraceSection, read
+from dpex.autotune.types import Decision, Sample, Veto
+from dpex.errors import OptionError, TraceError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
-    """A sample, its number (from 1 on), what was decided on it, and what is decided on it now."""
+class ReplayedWindow:
+    """A sample, its number (from 1 on), what was decided on it, and what is decided on it now.
+
+    ``vetoes``: what is suggested on it now and not done.
+    """
 
     number: int
     sample: Sample
     recorded: Decision | None
     replayed: Decision | None
+    vetoes: tuple[Veto, ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -42,30 +43,33 @@ def _essence(decision: Decision | None) -> object:
     return None if decision is None else (decision.old, decision.new, decision.reason)
 
 
-def replay(trace: Trace, changes: Mapping[str, Any] | None = None) -> list[Window]:
+def replay(trace: Trace, changes: Mapping[str, Any] | None = None) -> list[ReplayedWindow]:
     """Show all samples to controllers made anew, under the recorded configuration with these ``changes``.
 
     Raises:
-        ConfigError: the changes do not go with the recorded configuration.
+        OptionError: the changes do not go with the recorded configuration.
     """
-    windows: list[Window] = []
+    windows: list[ReplayedWindow] = []
     for section in trace.sections:
         decided = _decide(section, changes or {})
-        for step, replayed in zip(section.steps, decided, strict=True):
+        for step, (replayed, vetoes) in zip(section.steps, decided, strict=True):
             recorded = None if step.decision is None else trace.decisions[step.decision]
             number = len(windows) + 1
-            windows.append(Window(number=number, sample=step.sample, recorded=recorded, replayed=replayed))
+            windows.append(
+                ReplayedWindow(number=number, sample=step.sample, recorded=recorded, replayed=replayed, vetoes=vetoes)
+            )
     return windows
 
 
-def _decide(section: Section, changes: Mapping[str, Any]) -> list[Decision | None]:
-    """What a new controller decides on each sample, with what it found later that each decision had brought."""
+def _decide(section: TraceSection, changes: Mapping[str, Any]) -> list[tuple[Decision | None, tuple[Veto, ...]]]:
+    """What a new controller decides on each sample, with what it found later that each decision had brought; and what
+    it does not do."""
     origin = section.origin
     controller = Controller(replace(origin.config, **changes), origin.start)
     controller.begin()
-    decided = [controller.step(step.sample) for step in section.steps]
+    decided = [(controller.step(step.sample), controller.vetoes) for step in section.steps]
     judged = iter(controller.decisions)
-    return [None if decision is None else next(judged) for decision in decided]
+    return [(None if decision is None else next(judged), vetoes) for decision, vetoes in decided]
 
 
 def load(path: str) -> Trace:
@@ -85,66 +89,16 @@ def parse_changes(texts: Iterable[str]) -> dict[str, Any]:
     """``["max_local=4"]`` → ``{"max_local": 4}``; ranges are checked when a configuration is made.
 
     Raises:
-        ConfigError: no knob of that name, or nothing that could be a value.
+        OptionError: no knob of that name, or nothing that could be a value.
     """
     knobs = [field.name for field in fields(AutotuneConfig) if field.name != "trace"]
     changes: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if name not in knobs or not equals:
-            raise ConfigError(f"--set {text}: give KNOB=VALUE, with one of {', '.join(knobs)}")
+            raise OptionError(f"--set {text}: give KNOB=VALUE, with one of {', '.join(knobs)}")
         try:
             changes[name] = None if value == "None" else json.loads(value)
         except ValueError:
-            raise ConfigError(f"--set {text}: give a number, or None") from None
+            raise OptionError(f"--set {text}: give a number, or None") from None
     return changes
-
-
-def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] = print) -> int:
-    """The command; see the module for what it returns."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dpex.autotune.replay",
-        description="Explain a recorded run, and see whether this version of dpex would decide the same.",
-        epilog="exit status: 0 the same decisions, 1 others, 2 the trace or an option cannot be used",
-    )
-    parser.add_argument("trace", help="a file written by AutotuneConfig(trace=...) or DPEX_TRACE")
-    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="try another configuration")
-    parser.add_argument("--windows", action="store_true", help="list all that was measured, window by window")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    options = parser.parse_args(arguments)
-    try:
-        changes = parse_changes(options.set)
-        trace = load(options.trace)
-        windows = replay(trace, changes)
-    except (TraceError, ConfigError) as error:
-        print(f"replay: {error}", file=sys.stderr)
-        return 2
-    if options.json:
-        write(json.dumps(_for_programs(trace, windows, changes), indent=1, allow_nan=False))
-    else:
-        for line in report(trace, windows, changes, every_window=options.windows):
-            write(line)
-    return int(not all(window.is_same for window in windows))
-
-
-def _for_programs(trace: Trace, windows: Sequence[Window], changes: Mapping[str, Any]) -> Any:
-    different = [window.number for window in windows if not window.is_same]
-    decided = [window for window in windows if window.recorded or window.replayed]
-    return plain(
-        {
-            "header": trace.header,
-            "is_torn": trace.is_torn,
-            "summary": summary(trace),
-            "changes": changes,
-            "first_difference": different[0] if different else None,
-            "decisions": [
-                {"window": w.number, "at": w.sample.at, "recorded": w.recorded, "replayed": w.replayed} for w in decided
-            ],
-        }
-    )
-
-
-if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
-    sys.exit(main())

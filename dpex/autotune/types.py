@@ -13,30 +13,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dpex.measure.samples import HostSample, LaneSample
+from dpex.core.names import WORKER_POOLS
+from dpex.measure.samples import MachineSample, PoolSample
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Settings:
-    """What can be set. No worker at all means that batches are made in the training process.
+    """What the controller can set.
 
-    depth: batches drawn and not yet delivered, at most.
+    Attributes:
+        local: The number of workers on this machine.
+        remote: The number of workers on the cluster. No worker at all means that batches are made in the training
+            process.
+        prefetch: The prefetch: the most batches that are drawn and not yet delivered.
     """
 
     local: int = 0
     remote: int = 0
-    depth: int = 2
+    prefetch: int = 2
 
     @property
     def workers(self) -> int:
-        """Hosts of both lanes."""
+        """Workers of both pools."""
         return self.local + self.remote
 
     def __str__(self) -> str:
         if not self.workers:
             return "in-process"
-        lanes = [f"{count} {name}" for name, count in (("local", self.local), ("remote", self.remote)) if count]
-        return f"{' + '.join(lanes)}, depth {self.depth}"
+        pools = [f"{count} {name}" for name in WORKER_POOLS if (count := getattr(self, name))]
+        return f"{' + '.join(pools)}, prefetch {self.prefetch}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,10 @@ class Sample:
     head_s: part of ``wait_s`` in which later batches were ready and the next one in turn was not.
     step_spread: standard deviation of steps within the window over their mean, None if unknown.
     ready, in_flight: batches at the end of the window. batch_bytes: mean size.
-    gpu_busy: share of the window in which the GPU ran kernels (NVML), gpu_stall_s: its stream waited for data.
+    gpu_busy: share of about the last second in which the GPU ran kernels (NVML). By CUDA events, read in the window:
+    gpu_stall_s: its stream waited for data; gpu_steps, gpu_step_s: steps of that stream, from one return of ``next()``
+    to the next entry, and their seconds; gpu_step_spread: standard deviation of these over their mean; feed_wait_s: the
+    stream waited for batches that were made and not copied to the device, or not transformed there, yet.
     """
 
     at: float
@@ -64,12 +72,16 @@ class Sample:
     ready: int = 0
     in_flight: int = 0
     batch_bytes: float = 0.0
-    made_here: LaneSample = field(default_factory=LaneSample)
-    local: LaneSample = field(default_factory=LaneSample)
-    remote: LaneSample = field(default_factory=LaneSample)
-    host: HostSample = field(default_factory=HostSample)
+    made_here: PoolSample = field(default_factory=PoolSample)
+    local: PoolSample = field(default_factory=PoolSample)
+    remote: PoolSample = field(default_factory=PoolSample)
+    machine: MachineSample = field(default_factory=MachineSample)
     gpu_busy: float | None = None
     gpu_stall_s: float | None = None
+    gpu_steps: int = 0
+    gpu_step_s: float = 0.0
+    gpu_step_spread: float | None = None
+    feed_wait_s: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -82,11 +94,14 @@ class Sample:
         return self.ready + min(self.in_flight, self.local.running + self.remote.running)
 
     @property
-    def stall(self) -> float:
+    def wait(self) -> float:
         """Share of the consumer's time spent waiting for batches or making them, 0 to 1."""
         total = self.wait_s + self.own_s + self.work_s
         return (self.wait_s + self.own_s) / total if total > 0 else 0.0
 
+
+Signal = Literal["wait", "events", "nvml"]
+"""By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
 
 Reason = Literal[
     "start",
@@ -99,6 +114,7 @@ Reason = Literal[
     "undo",
     "limit",
     "lost",
+    "demand",
     "changed",
     "failed",
 ]
@@ -106,17 +122,55 @@ Reason = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a decision brought, measured once what it asked for was running. ``kept`` is False if it was undone."""
+    """What a decision brought, measured once what it asked for was running.
+
+    Attributes:
+        rate: Batches per second.
+        wait: The share of the training loop's time that was lost to loading, from 0 to 1. Where the training thread
+            itself waits for a CPU, that is in it.
+        kept: Whether the change was kept; False if it was undone.
+        at: When that was concluded, in seconds of a monotonic clock.
+    """
 
     rate: float
-    stall: float
+    wait: float
     kept: bool
     at: float
 
 
 @dataclass(frozen=True, kw_only=True)
+class Veto:
+    """A suggestion that was not followed.
+
+    Attributes:
+        policy: The policy whose it was.
+        wanted: The settings that it was to lead to.
+        why: Why it was not followed, as a part of a sentence.
+    """
+
+    policy: str
+    wanted: Settings
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A change of settings: why, on what evidence (numbers by name), and what it should bring."""
+    """A change of settings: why, on what evidence, and what it should bring.
+
+    Attributes:
+        at: When it was taken, in seconds of a monotonic clock.
+        old: The settings before.
+        new: The settings after.
+        reason: The reason in one word.
+        text: The decision in sentences: what, why, and on what evidence.
+        evidence: The measurements that it rests on, by name.
+        predicted_rate: The expected batches per second.
+        predicted_wait: The expected share of the training loop's time lost to loading, from 0 to 1.
+        outcome: What it brought; None while that is not known.
+        signal: By what loading was judged: "events": the time that the GPU's stream waited for data, by CUDA events;
+            "nvml": the time in which the GPU ran no kernel and the training loop waited; "wait": the time that the
+            training loop waited, as nothing is known of a GPU. Times and shares are the GPU's where it is known.
+    """
 
     at: float
     old: Settings
@@ -125,5 +179,6 @@ class Decision:
     text: str
     evidence: Mapping[str, float]
     predicted_rate: float
-    predicted_stall: float
+    predicted_wait: float
     outcome: Outcome | None = None
+    signal: Signal = "wait"

@@ -6,10 +6,10 @@ import argparse
 import atexit
 import os
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
+from dpex.cli import subcommand
 from dpex.cli.run import is_readable
 from dpex.dropin.install import ROOT, begin, has_counted
 from dpex.dropin.options import DiagnoseOptions
@@ -20,32 +20,28 @@ Run a Python script (or -m module) as python would, with PyTorch's own loaders i
 waits for data, if it does, and what dpex would have given. Processes that the script starts are measured as well.
 """
 _EPILOG = """\
-The batches are PyTorch's, made by its own iterators and workers. After the run, the transforms of the loader that took
-most of the time are timed for a moment (at most 64 batches, 5 s and the batch begun) on a shallow copy of its dataset,
-which is kept until then; --no-probe leaves that out.
+The batches are PyTorch's, made by its own iterators and workers. After the run,
+the transforms of the loader that took most of the time are timed, in at most 64
+batches and for about 5 s. Its dataset is kept until then. --no-probe leaves
+that out.
 
 examples:
   dpex diagnose train.py --epochs 1
   dpex diagnose --html report.html -m package.train
-  torchrun --nproc-per-node 2 --no-python dpex diagnose --json "report-{rank}.json" train.py
+  torchrun --nproc-per-node 2 --no-python \\
+      dpex diagnose --json "report-{rank}.json" train.py
 """
 
 
 def register(subparsers: Any) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser(
-        "diagnose",
-        help="run a script as it is, and say why it waits for data",
-        description=textwrap.fill(_DESCRIPTION.strip(), 100),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    summary = "run a script as it is, and say why it waits for data"
+    parser = subcommand.add(subparsers, "diagnose", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--html", metavar="FILE", help="write the report as a page; see --json")
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="write it for programs; {rank} and {pid} are filled in, and without {rank} only rank 0 writes",
+        help="write the report as JSON; {rank} and {pid} are filled in, and without {rank} only rank 0 writes",
     )
     parser.add_argument("--no-probe", action="store_true", help="do not time transforms after the run")
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name, as for python -m")

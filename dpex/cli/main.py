@@ -9,14 +9,17 @@ from collections.abc import Sequence
 
 import dpex
 
-COMMANDS = ("run", "diagnose", "bench.command", "top")
+COMMANDS = ("run", "diagnose", "bench.command", "top", "cluster", "replay")
 """Modules of this package, in the order of the help."""
 
 
 def parser() -> argparse.ArgumentParser:
     """Of all commands."""
     found = argparse.ArgumentParser(
-        prog="dpex", description="PyTorch's DataLoader on this machine and on a Ray cluster.", allow_abbrev=False
+        prog="dpex",
+        description="PyTorch's DataLoader with workers that are tuned, here or on a Ray cluster, and that explain why "
+        "training waits.",
+        allow_abbrev=False,
     )
     found.add_argument("--version", action="version", version=f"dpex {dpex.__version__}")
     subparsers = found.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -6,14 +6,16 @@ import argparse
 import os
 import re
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
+from dpex.cli import subcommand
 from dpex.dropin.install import ROOT, begin
 from dpex.dropin.options import RunOptions
 from dpex.dropin.run_script import run_module, run_script
+from dpex.errors import ClusterError, OptionError
 from dpex.options import Options
+from dpex.system.ray_package import require_ray
 
 _DESCRIPTION = """
 Run a Python script (or -m module) as python would, with dpex behind each torch.utils.data.DataLoader, in this process
@@ -21,19 +23,27 @@ and in all that it starts (torchrun, torch.multiprocessing, subprocess).
 """
 _EPILOG = """\
 workers:
-  auto  Loaders with workers get as many as pay while training runs. Which samples form which batch and their order stay
-        those of PyTorch; random augmentations are other draws than PyTorch's, and the same in each run with the same
-        seed, whatever the number of workers.
-  keep  The script's numbers. Batches are bit for bit PyTorch's, augmentations included.
-  N     N for each loader with workers; bit for bit what PyTorch yields with num_workers=N.
+  auto  Loaders with workers get as many as pay while training runs. The samples
+        of each batch and their order stay PyTorch's. Random augmentations are
+        not PyTorch's draws; they are the same in each run with the same seed,
+        whatever the number of workers.
+  keep  Each loader has the number that the script gives. Batches are PyTorch's
+        bit for bit, augmentations included.
+  N     Each loader with workers has N of them. Batches are bit for bit what
+        PyTorch yields with num_workers=N.
 
-  A loader with num_workers=0 stays in the training process: its dataset may count on that (a cache, a counter, a GPU).
-  --also-in-process says that none does; as with PyTorch's workers, such a dataset then draws no longer from the random
-  state of the script, which goes on differently. A loader of an IterableDataset keeps its number, which decides who
-  reads what.
+  A loader with num_workers=0 stays in the training process, as its dataset may
+  rely on that (a cache, a counter, a GPU). With --also-in-process it gets
+  workers, too. As with PyTorch's workers, its dataset then no longer draws from
+  the script's own random state, so later random numbers of the script differ.
+  A loader of an IterableDataset keeps its number, which decides what each
+  worker reads.
 
-Settings that the script gives itself (prefetch_factor, persistent_workers, worker_init_fn, a multiprocessing context,
-a generator) count as with PyTorch. Loaders that dpex cannot serve are left to PyTorch, and a line says which and why.
+Settings that the script gives itself (prefetch_factor, persistent_workers,
+worker_init_fn, a multiprocessing context, a generator) count as with PyTorch.
+Loaders that dpex cannot serve are left to PyTorch, and a line says which and
+why. At the end a line for each loader that it served says how many workers it
+had and has, how the wait changed, and what to do next.
 
 examples:
   dpex run train.py --epochs 3
@@ -45,14 +55,8 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def register(subparsers: Any) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser(
-        "run",
-        help="run a script with dpex behind its loaders",
-        description=textwrap.fill(_DESCRIPTION.strip(), 100),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    summary = "run a script with dpex behind its loaders"
+    parser = subcommand.add(subparsers, "run", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument(
         "--num-workers", type=_workers, default="auto", metavar="N|auto|keep", help="see below (default: auto)"
     )
@@ -66,15 +70,22 @@ def register(subparsers: Any) -> None:
         help="workers on the Ray cluster; auto: if the script is connected to one (default: false)",
     )
     parser.add_argument(
-        "--head-address", default="auto", metavar="ADDRESS", help="of the cluster: auto, local or host:port"
+        "--head-address",
+        default="auto",
+        metavar="ADDRESS",
+        help="address of the cluster: auto (default), local or host:port",
     )
     parser.add_argument(
-        "--memory-budget", type=_bytes, metavar="BYTES", help="of batches in flight at most, per loader: 500M, 2G, ..."
+        "--memory-budget",
+        type=_bytes,
+        metavar="BYTES",
+        help="most bytes of a loader's batches in flight: 500M, 2G, ...",
     )
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus; 0: a free port")
     parser.add_argument(
         "--trace", metavar="FILE", help="record the tuning in FILE; {rank} and {pid} in its name are filled in"
     )
+    parser.add_argument("--quiet", action="store_true", help="leave out the lines at the end, see below")
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name, as for python -m")
     parser.add_argument(
         "script", metavar="SCRIPT", nargs=argparse.PARSER, help="a Python file, followed by arguments of its own"
@@ -135,11 +146,14 @@ def _checked(parser: argparse.ArgumentParser, given: argparse.Namespace) -> RunO
         head_address=given.head_address,
         memory_budget=given.memory_budget,
         metrics_port=given.metrics_port,
+        quiet=given.quiet,
         prefix=sys.prefix,
         root=ROOT,
     )
     try:
         Options(**options.loader_options(1))
-    except ValueError as error:
+        if mode is True:
+            require_ray()
+    except (OptionError, ClusterError) as error:
         parser.error(str(error))
     return options

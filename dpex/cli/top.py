@@ -24,38 +24,49 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from dpex.cli.terminal import follow
+from dpex.core.names import WORKER_POOLS
+from dpex.core.readable import duration, fine_percent
+from dpex.system.directories import own_directories, to_look_in
 from dpex.system.user_warnings import forgive
-from dpex.telemetry.directories import own_directories, to_look_in
-from dpex.telemetry.discovery import Target, targets
+from dpex.telemetry.discovery import ScrapeTarget, targets
 
-EVERY_S = 1.0
+"""The pages themselves are fresh every second."""
 DIAGNOSED_EVERY = 5
+"""A diagnosis is asked for at every so-manyth turn, as it changes slowly and costs the training process time."""
 PATIENCE_S = 2.0
+"""A process that does not answer in time is shown as silent, and the others are not kept waiting."""
 KEEP = 60
+"""Frames for the course of each loader: a minute."""
 DECISIONS = 4
+"""Of each loader, the latest."""
 AT_ONCE = 16
+"""Processes that are asked at the same time."""
 MOST_SAID = 1000
 """Bytes of a refusal that are shown."""
 STYLES = {"early": "dim", "good": "green", "fair": "yellow", "bad": "red"}
 NOTHING = "-"
 BLOCKS = " ▁▂▃▄▅▆▇█"
 NOBODY = (
-    "No training process is announced in {place}. Start one with DPEX_METRICS_PORT=0 in its environment (or "
-    "DpexDataLoader(..., metrics_port=0)), or give its address: dpex top http://127.0.0.1:PORT"
+    "No training process is announced in {place}. Start one with DPEX_METRICS_PORT=0 in its environment, or with "
+    "DpexDataLoader(..., metrics_port=0), or give its address: dpex top http://127.0.0.1:PORT"
 )
 
+_DESCRIPTION = """
+Show what the live page shows, in a terminal and fresh every second: for each training process with metrics, whether it
+waits for data, why, and what the tuner decided.
+"""
 NO_ANSWER = (OSError, ValueError, LookupError, TypeError)
 State = Mapping[str, Any]
 Ask = Callable[[str], State]
 
 
 @dataclass
-class Watched:
+class WatchedProcess:
     """A process: what it said last, the frames and diagnoses of its loaders, and whether it still answers."""
 
     url: str
@@ -88,21 +99,21 @@ class Watched:
         return [frame[place] for frame in self.frames.get(loader, [])]
 
 
-class Watch:
+class ProcessWatch:
     """All processes: those of the addresses given, or those announced in ``directories``."""
 
     def __init__(self, urls: Sequence[str], directories: Sequence[Path], ask: Ask) -> None:
         self._urls = [url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}" for url in urls]
         self._directories = directories
         self._ask = ask
-        self.watched: dict[str, Watched] = {}
+        self.watched: dict[str, WatchedProcess] = {}
         self._turns = 0
 
     def turn(self) -> None:
         """Ask all of them what is new; who was seen once and is no more stays, as gone."""
-        found = [Target(url=url, labels={}, path=Path()) for url in self._urls] or targets(*self._directories)
+        found = [ScrapeTarget(url=url, labels={}, path=Path()) for url in self._urls] or targets(*self._directories)
         for target in found:
-            one = self.watched.setdefault(target.url, Watched(target.url))
+            one = self.watched.setdefault(target.url, WatchedProcess(target.url))
             one.labels = target.labels
             if target.gone:
                 one.error = "gone: the process was killed"
@@ -116,7 +127,7 @@ class Watch:
                 list(pool.map(self._ask_one, to_ask))
         self._turns += 1
 
-    def _ask_one(self, one: Watched) -> None:
+    def _ask_one(self, one: WatchedProcess) -> None:
         try:
             state = self._ask(f"{one.url}/api/state?since={one.since}")
             if one.state is not None and one.state["process"] != state["process"]:
@@ -153,14 +164,14 @@ def asking(context: ssl.SSLContext | None) -> Ask:
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
-def screen(watched: Sequence[Watched], place: str) -> RenderableType:
+def screen(watched: Sequence[WatchedProcess], place: str) -> RenderableType:
     """All of it."""
     if not watched:
         return Text(NOBODY.format(place=place))
     return Group(*(panel(one) for one in watched))
 
 
-def panel(one: Watched) -> Panel:
+def panel(one: WatchedProcess) -> Panel:
     """One process."""
     process = one.state["process"] if one.state is not None else one.labels
     words = [f"{word} {process[name]}" for word, name in _WHO if process.get(name)]
@@ -170,7 +181,7 @@ def panel(one: Watched) -> Panel:
         parts.append(Text(_plain(one.error), style="red"))
     parts += [_loader(one, loader) for loader in (one.state["loaders"] if one.state is not None else ())]
     if not parts:
-        parts.append(Text("no loader yet", style="dim"))
+        parts.append(Text("No loader has been iterated yet.", style="dim"))
     style = "red" if one.error else "none"
     return Panel(Group(*parts), title=title, title_align="left", border_style=style)
 
@@ -178,14 +189,14 @@ def panel(one: Watched) -> Panel:
 _WHO = (("run", "run_id"), ("rank", "rank"), ("machine", "node"))
 
 
-def _loader(one: Watched, loader: State) -> RenderableType:
+def _loader(one: WatchedProcess, loader: State) -> RenderableType:
     now, found = loader["now"], one.diagnoses.get(loader["name"])
     style = STYLES.get(found["level"], "none") if found is not None else "dim"
     heading = Text.assemble((_plain(loader["name"]), "bold"), "  ", (_plain(_said(loader, found)), style))
     rows = [("first", Text(_plain(found["shown"]["first"])))] if found is not None and found["level"] != "early" else []
-    rows += [("waiting", Text.assemble((_percent(now["stall_ratio"]), style), "  ", _line(one, loader)))]
+    rows += [("wait", Text.assemble((_percent(now["wait_ratio"]), style), "  ", _line(one, loader)))]
     if now["gpu_stall_ratio"] is not None:
-        rows.append(("GPU idle", Text(f"{_percent(now['gpu_stall_ratio'])} of the time, for data")))
+        rows.append(("GPU stall", Text(f"{_percent(now['gpu_stall_ratio'])} of the time")))
     rows += [
         ("speed", Text(_speed(loader))),
         ("workers", Text(_workers(one, loader))),
@@ -203,14 +214,14 @@ def _loader(one: Watched, loader: State) -> RenderableType:
 
 def _said(loader: State, found: State | None) -> str:
     if loader["state"] == "empty":
-        return "no batch yet"
-    shown = found["shown"] if found is not None else {"sentence": "not diagnosed yet", "confidence": ""}
+        return "No batch has been delivered yet."
+    shown = found["shown"] if found is not None else {"sentence": "Not diagnosed yet.", "confidence": ""}
     sure = f" ({shown['confidence']})" if found is not None and found["level"] != "early" else ""
-    idle = " Nobody asks for batches right now." if loader["state"] == "idle" else ""
+    idle = " No batches are asked for right now." if loader["state"] == "idle" else ""
     return f"{shown['sentence']}{sure}{idle}"
 
 
-def _line(one: Watched, loader: State) -> Text:
+def _line(one: WatchedProcess, loader: State) -> Text:
     """The share of waiting, a character a second."""
     name = loader["name"]
     spent = zip(*(one.column(name, part) for part in ("wait_s", "transfer_s", "work_s")), strict=True)
@@ -230,51 +241,43 @@ def _speed(loader: State) -> str:
     return f"{rates}; {loader['batches']:,} batches so far"
 
 
-def _workers(one: Watched, loader: State) -> str:
+def _workers(one: WatchedProcess, loader: State) -> str:
     parts = []
-    for lane, where in (("local", "here"), ("remote", "on the cluster")):
-        running, wanted = (_last(one, loader, f"{lane}_{level}") for level in ("running", "wanted"))
+    for pool in WORKER_POOLS:
+        running, wanted = (_last(one, loader, f"{pool}_{level}") for level in ("running", "wanted"))
         if running or wanted:
-            parts.append(f"{running} {where}" + (f" of {wanted} wanted" if wanted != running else ""))
-    return ", ".join(parts) or "none: batches are made in the training process"
+            parts.append(f"{running} {pool}" + (f" ({wanted} wanted)" if wanted != running else ""))
+    return ", ".join(parts) or "none; the training process makes the batches"
 
 
-def _queue(one: Watched, loader: State) -> str:
+def _queue(one: WatchedProcess, loader: State) -> str:
     made = _last(one, loader, "local_in_flight") + _last(one, loader, "remote_in_flight")
-    return f"{_last(one, loader, 'ready')} ready, {made} being made, at most {_last(one, loader, 'limit')}"
+    return f"{_last(one, loader, 'ready')} ready, {made} being made, prefetch {_last(one, loader, 'prefetch')}"
 
 
-def _last(one: Watched, loader: State, column: str) -> int:
+def _last(one: WatchedProcess, loader: State, column: str) -> int:
     values = one.column(loader["name"], column)
     return int(values[-1]) if values else 0
 
 
 def _stages(stages_s: Mapping[str, float | None]) -> str:
-    words = {"read": "read", "transform": "compute", "collate": "collate", "serialize": "hand over"}
-    parts = [f"{words.get(stage, stage)} {_duration(seconds)}" for stage, seconds in stages_s.items() if seconds]
+    words = {"read": "load", "encode": "encode"}
+    parts = [f"{words.get(stage, stage)} {duration(seconds)}" for stage, seconds in stages_s.items() if seconds]
     return ", ".join(parts) or NOTHING
 
 
 def _decided(decision: State) -> str:
     outcome = decision["outcome"]
-    brought = "being judged"
+    brought = "not judged yet"
     if outcome is not None:
-        kept = "kept" if outcome["kept"] else "taken back"
-        brought = f"brought {_percent(outcome['stall_ratio'])} waiting: {kept}"
-    predicted = _percent(decision["predicted"]["stall_ratio"])
-    return f"{decision['text']} ({decision['reason']}; expected {predicted} waiting, {brought})"
+        kept = "kept" if outcome["kept"] else "undone"
+        brought = f"measured {_percent(outcome['wait_ratio'])}: {kept}"
+    predicted = _percent(decision["predicted"]["wait_ratio"])
+    return f"{decision['text']} ({decision['reason']}; expected wait {predicted}, {brought})"
 
 
 def _percent(ratio: float | None) -> str:
-    if ratio is None:
-        return NOTHING
-    return f"{100 * ratio:.1f} %" if 0 < ratio < 0.0995 else f"{100 * ratio:.0f} %"
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} µs"
+    return NOTHING if ratio is None else fine_percent(ratio)
 
 
 def _clock(at: float) -> str:
@@ -292,12 +295,18 @@ def _plain(text: str) -> str:
 def register(subparsers: Any) -> None:
     """Add this command."""
     found = subparsers.add_parser(
-        "top", help="what loads data now, and whether training waits for it", description=__doc__
+        "top", help="watch the training processes: whether each one waits for data, and why", description=_DESCRIPTION
     )
-    found.add_argument("url", nargs="*", help="address of an endpoint (default: all that are announced)")
-    found.add_argument("--dir", help="where processes are announced (default: $DPEX_METRICS_DIR, or this user's)")
-    found.add_argument("--once", action="store_true", help="say it once and end; status 1 if no process answered")
-    found.add_argument("--cafile", help="PEM file with the authority of endpoints that serve by TLS")
+    found.add_argument(
+        "url", nargs="*", help="address of a live page (default: all training processes that are announced)"
+    )
+    found.add_argument(
+        "--dir", help="directory where processes are announced (default: $DPEX_METRICS_DIR, else this user's)"
+    )
+    found.add_argument(
+        "--once", action="store_true", help="print it once and exit; the status is 1 if no process answered"
+    )
+    found.add_argument("--cafile", help="PEM file of the certificate authority of live pages that are served over TLS")
     found.set_defaults(command=run)
 
 
@@ -310,29 +319,16 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
         return 2
     directories = [Path(options.dir)] if options.dir else to_look_in(os.environ)
     place = str((directories or own_directories(os.environ))[0])
-    watch = Watch(options.url, directories, asking(context))
+    watch = ProcessWatch(options.url, directories, asking(context))
     forgive(sys.stdout)
     console = console or Console()
-    if options.once:
+
+    def look() -> RenderableType:
         watch.turn()
-        console.print(screen(list(watch.watched.values()), place))
+        return screen(list(watch.watched.values()), place)
+
+    if options.once:
+        console.print(look())
         return 0 if any(not one.error for one in watch.watched.values()) else 1
-    with contextlib.suppress(KeyboardInterrupt):
-        _follow(watch, console, stop or threading.Event(), place)
+    follow(look, console, stop)
     return 0
-
-
-def _follow(watch: Watch, console: Console, stop: threading.Event, place: str) -> None:
-    live = None
-    if console.is_terminal:
-        live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
-    with live or contextlib.nullcontext():
-        while True:
-            watch.turn()
-            shown = screen(list(watch.watched.values()), place)
-            if live is None:
-                console.print(shown)
-            else:
-                live.update(shown, refresh=True)
-            if stop.wait(EVERY_S):
-                return

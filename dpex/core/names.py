@@ -1,6 +1,22 @@
-"""Names that users give, in a form that can be written everywhere: metrics, JSON, pages, terminals."""
+"""Names of the places where batches are made; names that users give, in a form that can be written everywhere: metrics,
+JSON, pages, terminals. PURE.
+"""
 
 from __future__ import annotations
+
+from typing import Final
+
+INLINE: Final = "inline"
+"""The training process. It is no worker pool, but counts batches as one."""
+LOCAL: Final = "local"
+"""The pool of this machine."""
+REMOTE: Final = "remote"
+"""The pool of the Ray cluster."""
+WORKER_POOLS = (LOCAL, REMOTE)
+POOLS = (INLINE, *WORKER_POOLS)
+"""As metrics and reports count batches."""
+KNOBS = (*WORKER_POOLS, "prefetch")
+"""What ``resize`` and the tuner set: the workers of each pool, and the prefetch. Fields have these names, too."""
 
 
 def encodable(name: str) -> str:

@@ -5,7 +5,7 @@ exactly once: the first result counts, later ones are refused.
 
 Rules:
 
-* ``drawn - delivered <= window``: nothing runs further ahead than that.
+* ``drawn - delivered <= prefetch``: nothing runs further ahead than that.
 * With ``in_order`` tickets leave in the order of their numbers, otherwise in the order of their results.
 * With ``queues == 0`` any worker may make any ticket. With ``queues == n`` a ticket belongs to one of *n* logical
   workers, chosen when it is drawn, by PyTorch's rota: the next active queue in turn; out of order, the next one in
@@ -25,9 +25,11 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from dpex.errors import InternalError
 
-class ScheduleError(RuntimeError):
-    """A call that the rules at the top of this module do not allow: an error in dpex, not in what the user wrote."""
+
+class ScheduleError(InternalError):
+    """A call that the rules at the top of this module do not allow."""
 
 
 class Ticket:
@@ -67,10 +69,10 @@ SHARED: Final = 0
 class Schedule:
     """State of one epoch's tickets; see the rules at the top of the module."""
 
-    def __init__(self, *, window: int, queues: int = 0, in_order: bool = True, max_tries: int = 3) -> None:
-        if window < 1 or queues < 0 or max_tries < 1:
-            raise ScheduleError(f"window={window} and max_tries={max_tries} start at 1, queues={queues} at 0")
-        self.window = window
+    def __init__(self, *, prefetch: int, queues: int = 0, in_order: bool = True, max_tries: int = 3) -> None:
+        if prefetch < 1 or queues < 0 or max_tries < 1:
+            raise ScheduleError(f"prefetch={prefetch} and max_tries={max_tries} start at 1, queues={queues} at 0")
+        self.prefetch = prefetch
         self.in_order = in_order
         self.max_tries = max_tries
         self.drawn = 0
@@ -85,6 +87,8 @@ class Schedule:
         self._ready: dict[int, Delivery] = {}
         self.next_number = 0
         """With ``in_order``: the batch whose turn it is."""
+        self.lent: deque[tuple[int, int]] | None = None
+        """See `lend`."""
         self._dropped = 0
         self._sampler_ended = False
 
@@ -95,7 +99,7 @@ class Schedule:
         """How many tickets may be drawn now."""
         if self._sampler_ended or not self._live:
             return 0
-        room = self.window - len(self._open) - len(self._ready)
+        room = self.prefetch - len(self._open) - len(self._ready)
         return room if room > 0 else 0
 
     def draw(self, index: Any) -> Ticket:
@@ -121,7 +125,7 @@ class Schedule:
         turn = self._turn
         if self.in_order and self._active[turn]:
             return turn, (turn + 1) % len(self._active)
-        share, fallback = max(1, self.window // self._live), -1
+        share, fallback = max(1, self.prefetch // self._live), -1
         for _ in self._active:
             queue, turn = turn, (turn + 1) % len(self._active)
             if self._active[queue]:
@@ -154,11 +158,52 @@ class Schedule:
         """The sampler has nothing more."""
         self._sampler_ended = True
 
-    def set_window(self, window: int) -> None:
+    def set_prefetch(self, prefetch: int) -> None:
         """Change how far the epoch runs ahead; what was already drawn stays drawn."""
-        if window < 1:
-            raise ScheduleError(f"window={window} must be at least 1")
-        self.window = window
+        if prefetch < 1:
+            raise ScheduleError(f"prefetch={prefetch} must be at least 1")
+        self.prefetch = prefetch
+
+    # -- resuming ------------------------------------------------------------------------------------------------
+
+    def go_on(self, first: int, turn: int, ended: Iterable[int]) -> None:
+        """Begin a new schedule with ticket ``first`` instead of 0; these queues have ended already."""
+        self.drawn = self.next_number = self.delivered = first
+        self._turn = turn
+        for queue in ended:
+            self.end_queue(queue)
+
+    def pass_over(self, index: Any) -> None:
+        """Draw a ticket that was delivered before."""
+        ticket = self.draw(index)
+        self._close(ticket)
+
+    def position(self) -> tuple[int, frozenset[int]]:
+        """The number of the next batch, and those after it that were delivered before it, out of order."""
+        if self.in_order:
+            self.peek()
+            return (self.lent[0][0] if self.lent else self.next_number), frozenset()
+        undelivered = self._open.keys() | self._ready.keys()
+        first = min(undelivered, default=self.drawn)
+        return first, frozenset(range(first, self.drawn)) - undelivered
+
+    def awaits(self, delivery: Delivery) -> bool:
+        """Whether this is still to be delivered."""
+        return self._ready.get(delivery.number) is delivery
+
+    def queue_of(self, number: int) -> int:
+        """The queue of a ticket that is not delivered, or whose turn is next."""
+        if self.lent and self.lent[0][0] == number:
+            return self.lent[0][1]
+        found = self._open.get(number) or self._ready.get(number)
+        return self._turn if found is None else found.queue
+
+    def standing(self, queue: int) -> tuple[int, int, bool]:
+        """The number of the first undelivered ticket of a queue, how many are made, and whether it has ended."""
+        ready = [number for number, delivery in self._ready.items() if delivery.queue == queue]
+        ready += [number for number, of in self.lent or () if of == queue]
+        waiting = [number for number, ticket in self._open.items() if ticket.queue == queue]
+        return min(ready + waiting, default=self.drawn), len(ready), not (self._active[queue] or ready)
 
     # -- issuing -------------------------------------------------------------------------------------------------
 
@@ -181,11 +226,14 @@ class Schedule:
         """Take back tickets that were issued but never reached a worker; no try is lost."""
         for ticket in sorted(tickets, reverse=True):
             if self._open.get(ticket.number) is ticket and ticket.issued:
-                ticket.issued = False
                 self._requeue(ticket)
+                ticket.issued = False
 
     def _requeue(self, ticket: Ticket) -> None:
+        """Let a ticket wait in its place. If that is broken off, it still counts as issued, and may be done again."""
         waiting = self._pending[ticket.queue]
+        if ticket in waiting:
+            return
         if waiting and waiting[0] < ticket:
             ordered = list(waiting)
             insort(ordered, ticket)
@@ -236,8 +284,8 @@ class Schedule:
             if ticket.deaths >= self.max_tries:
                 given_up.append(ticket)
             else:
-                ticket.issued = False
                 self._requeue(ticket)
+                ticket.issued = False
         return given_up
 
     def _close(self, ticket: Ticket) -> None:
@@ -272,6 +320,11 @@ class Schedule:
             self.next_number += 1  # dropped with its stream
         return None
 
+    def lend(self) -> None:
+        """From now on batches go to another pass, which makes others of them: where this one stands is before those
+        that are in ``lent``, by number and queue. The other pass takes them out, in order, as it delivers."""
+        self.lent = deque()
+
     def deliver(self, delivery: Delivery) -> None:
         """The consumer takes what `peek` returned; a second time nothing happens."""
         number = delivery.number
@@ -280,6 +333,8 @@ class Schedule:
             self.delivered += 1
             if self.in_order:
                 self.next_number = number + 1
+            if self.lent is not None:
+                self.lent += ((number, delivery.queue),)
 
     def upcoming(self, most: int) -> list[Delivery]:
         """What the next ``most`` calls of `pop` would return if they came now."""
@@ -331,6 +386,17 @@ class Schedule:
     def issued(self) -> list[Ticket]:
         """The tickets that are out with workers."""
         return [ticket for ticket in self._open.values() if ticket.issued]
+
+    def unfinished(self) -> list[Ticket]:
+        """The tickets that are drawn and not yet made, in order."""
+        return list(self._open.values())
+
+    def next_waiting(self) -> Ticket | None:
+        """The ticket whose batch the consumer would get next, if it was not issued; out of order, the first of all."""
+        if self.in_order:
+            ticket = self._open.get(self.next_number)
+            return None if ticket is None or ticket.issued else ticket
+        return min((waiting[0] for waiting in self._pending if waiting), default=None)
 
     def open_tickets(self, queue: int) -> list[Ticket]:
         """The tickets of ``queue`` that are drawn and not yet made."""

@@ -10,7 +10,9 @@ The mixing function is SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseud
 from __future__ import annotations
 
 _MASK64 = 0xFFFFFFFFFFFFFFFF
+"""Seeds are integers of 64 bits."""
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+"""The increment of SplitMix64: 2^64 over the golden ratio, made odd (Steele, Lea and Flood, 2014)."""
 MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SEEDINGS = ("worker", "batch")
 

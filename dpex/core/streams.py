@@ -5,7 +5,8 @@ how many there are. So it is chosen once, from what all ranks see alike, and nev
 
 - as many as `AutotuneConfig.max_streams` says, else one for each CPU of this rank (the CPUs that the process may use,
   shared among the ranks of this machine);
-- at most the shards that the dataset names, as beyond these a stream would have nothing to read.
+- at most the shards that the dataset names, as beyond these a stream would have nothing to read. Of a pipeline of
+  webdataset these are its URLs, and where it gives each rank some of them, as many as every rank has.
 
 No other rank is asked. Ranks on machines with different CPUs choose different numbers unless ``max_streams`` is given.
 """
@@ -21,18 +22,21 @@ logger = logging.getLogger("dpex")
 
 NAMES_OF_SHARDS = ("num_shards", "n_shards")
 """Attributes by which datasets (those of Hugging Face, for one) tell how many shards there are for this rank."""
+_LIST_OF_URLS, _SPLITS_BY_RANK = "SimpleShardList", "split_by_node"
+"""Of webdataset: the class that lists each URL once, and the function that gives each rank some of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Streams:
-    """How many, and why, in a sentence."""
+    """How many, the reason in a clause, and all of it in sentences."""
 
     count: int
+    reason: str
     why: str
 
 
-def named_shards(dataset: Any) -> int | None:
-    """How many shards a dataset says it has; None if it does not say."""
+def named_shards(dataset: Any, ranks: int = 1) -> int | None:
+    """How many shards a dataset says it has for each of the ``ranks``; None if it does not say."""
     for name in NAMES_OF_SHARDS:
         try:
             value = getattr(dataset, name, None)
@@ -40,23 +44,48 @@ def named_shards(dataset: Any) -> int | None:
             logger.info("auto: %s of the dataset could not be read (%r)", name, error)
             continue
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
+            return _for_every_rank(dataset, value)
+    return _listed_urls(dataset, ranks)
+
+
+def _for_every_rank(dataset: Any, shards: int) -> int:
+    """The shards that every rank has, where Hugging Face's ``split_dataset_by_node`` gives some ranks one more."""
+    ranks = getattr(dataset, "_distributed", None)
+    if getattr(ranks, "strategy", "") != "shards":
+        return shards
+    return int(max(1, dataset._ex_iterable.num_shards // ranks.world_size))  # type: ignore[union-attr]
+
+
+def _listed_urls(dataset: Any, ranks: int) -> int | None:
+    """How many URLs a pipeline of webdataset (1.0) has for each rank; None of one that draws them without an end."""
+    stages = getattr(dataset, "pipeline", None)
+    if not isinstance(stages, list) or not stages or type(stages[0]).__name__ != _LIST_OF_URLS:
+        return None
+    urls = getattr(stages[0], "urls", None)
+    if not isinstance(urls, list) or not urls:
+        return None
+    is_split = any(getattr(stage, "__name__", "") == _SPLITS_BY_RANK for stage in stages)
+    return max(1, len(urls) // ranks) if is_split else len(urls)
 
 
 def choose(dataset: Any, cpus: int, most: int | None, environ: Mapping[str, str]) -> Streams:
-    """See the module. cpus: of this rank. most: ``AutotuneConfig.max_streams``."""
-    count, shards = cpus if most is None else most, named_shards(dataset)
-    reason = f"this rank has {_plural(cpus, 'CPU')}" if most is None else f"max_streams={most} says so"
+    """See the module. cpus: of this rank. most: ``AutotuneConfig.max_streams``. environ: a launcher's."""
+    count, shards = cpus if most is None else most, named_shards(dataset, _ranks(environ))
+    reason = f"this rank has {plural(cpus, 'CPU')}" if most is None else f"max_streams={most} says so"
     if shards is not None and shards < count:
-        count, reason = shards, f"the dataset names {_plural(shards, 'shard')}"
+        count, reason = shards, f"the dataset names {plural(shards, 'shard')}"
     why = (
-        f"The dataset is read in {_plural(count, 'stream')}, as {reason}. The number decides what each worker reads, "
+        f"The dataset is read in {plural(count, 'stream')}, as {reason}. The number decides what each worker reads, "
         "so it stays the same; only the prefetch is tuned."
     )
     if most is None and shards != count and _spans_machines(environ):
         why += " Where machines differ in CPUs, give AutotuneConfig(max_streams=...): all ranks need the same number."
-    return Streams(count=count, why=why)
+    return Streams(count=count, reason=reason, why=why)
+
+
+def _ranks(environ: Mapping[str, str]) -> int:
+    world = environ.get("WORLD_SIZE", "")
+    return int(world) if world.isdigit() and int(world) else 1
 
 
 def _spans_machines(environ: Mapping[str, str]) -> bool:
@@ -65,5 +94,6 @@ def _spans_machines(environ: Mapping[str, str]) -> bool:
     return world.isdigit() and local.isdigit() and int(world) > int(local)
 
 
-def _plural(count: int, what: str) -> str:
+def plural(count: int, what: str) -> str:
+    """A count and what is counted: "1 stream", "2 streams"."""
     return f"{count} {what}{'' if count == 1 else 's'}"

@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpex.diagnose.counters import Book
+from dpex.diagnose.counters import LoaderCounters
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
 
 logger = logging.getLogger("dpex")
 VARIABLE = "DPEX_DIAGNOSE"
-_watched: dict[Book, Callable[[], Diagnosis]] = {}
+_watched: dict[LoaderCounters, Callable[[], Diagnosis]] = {}
 _pid = 0
 
 
@@ -31,7 +31,7 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
     return environ.get(VARIABLE, "") not in ("", "0")
 
 
-def watch(book: Book, diagnosis: Callable[[], Diagnosis], environ: Mapping[str, str]) -> None:
+def watch(book: LoaderCounters, diagnosis: Callable[[], Diagnosis], environ: Mapping[str, str]) -> None:
     """Have what is in this book diagnosed at the end, if that is wanted."""
     global _pid
     if not is_wanted(environ):
@@ -43,7 +43,7 @@ def watch(book: Book, diagnosis: Callable[[], Diagnosis], environ: Mapping[str, 
     _watched[book] = diagnosis
 
 
-def report(book: Book) -> None:
+def report(book: LoaderCounters) -> None:
     """Diagnose it now, if it is watched and was not yet."""
     diagnosis = _watched.pop(book, None)
     if diagnosis is None or _pid != os.getpid():

@@ -8,94 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Protocol
 
-from dpex.autotune.types import Decision
-from dpex.diagnose.facts import LANES, Facts, LaneFacts, NodeFacts, SampleFacts, SlowFacts, TransformFacts, of_all
-from dpex.measure.consumer_time import LaneSums, NodeSums, Sums
-from dpex.measure.sampling import SAMPLE_S, SLOWEST, SlowBatch, SlowIndex, as_text, merged
-from dpex.measure.stall_causes import CAUSES
+from dpex.core.names import INLINE, LOCAL, POOLS, REMOTE
+from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, SampleFacts, SlowFacts, Subject, TransformFacts, of_all
+from dpex.measure.ledger import LastReading, Ledger
+from dpex.measure.sampling import SAMPLE_S, SlowBatch, as_text
+from dpex.measure.sums import NodeSums, PoolSums, Sums, relative_spread
+from dpex.measure.wait_causes import CAUSES
 from dpex.system import run_queue
 from dpex.system.clock import monotonic
 from dpex.system.cpus import cgroup_cpus, local_ranks, usable_cpus
-from dpex.system.host import cpu_used
-from dpex.system.run_queue import Ran
+from dpex.system.machine import cpu_used
+from dpex.system.run_queue import RunQueueTimes
 
 SHORT_S = 0.2
 """Run queues of iterators that lived less are not asked about: looking would take a share of that."""
-SERVICES_KEPT = 1024
-_TIMED = ("calls", "wall_s", "cpu_s")
-_CONSUMERS = ("transfer_s", "work_s", "head_idle_s", "other_idle_s", "loop_queued_s")
-_STAGES = ("load_s", "load_cpu_s", "collate_s", "collate_cpu_s", "encode_s", "encode_cpu_s", "transit_s")
 
 
-class Source(Protocol):
-    """What of an iterator's engine is read; one with workers also has ``look()``, see
-    `dpex.engine.engine.Engine.look`."""
+class CounterSource(Protocol):
+    """What of an iterator's engine is read."""
 
     def sums(self) -> Sums:
         """Its counts; from any thread."""
 
 
-@dataclass(kw_only=True)
-class Account:
-    """Sums by name, and what cannot be added up: the state at the end, service times by lane, slow batches
-    and samples."""
-
-    sums: dict[str, float] = field(default_factory=dict)
-    state: dict[str, float] = field(default_factory=dict)
-    services: dict[str, list[float]] = field(default_factory=dict)
-    slowest: list[SlowBatch] = field(default_factory=list)
-    slow_samples: tuple[SlowIndex, ...] = ()
-
-    def add(self, other: Account) -> None:
-        """Take in what came later."""
-        for name, value in other.sums.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
-        if other.sums.get("batches"):
-            self.state = dict(other.state)
-        for lane, values in other.services.items():
-            known = [*self.services.get(lane, ()), *values]
-            chosen = random.Random(0).sample(known, SERVICES_KEPT) if len(known) > SERVICES_KEPT else known
-            self.services[lane] = chosen
-        self.slowest = sorted([*self.slowest, *other.slowest], key=lambda slow: -slow.seconds)[:SLOWEST]
-        self.slow_samples = merged([*self.slow_samples, *other.slow_samples])
-
-    @property
-    def batches(self) -> int:
-        """Delivered."""
-        return int(self.sums.get("batches", 0))
-
-    @property
-    def wall_s(self) -> float:
-        """Time in passes: waiting, taking in and working."""
-        spent = [value for name, value in self.sums.items() if name.startswith("cause.")]
-        return sum(spent) + self.sums.get("transfer_s", 0.0) + self.sums.get("work_s", 0.0)
-
-    @property
-    def workers(self) -> tuple[float, ...]:
-        """On this machine and on the cluster."""
-        return tuple(self.state.get(f"{lane}.workers", 0) for lane in ("local", "remote"))
-
-    def since(self, base: Account) -> Account:
-        """Its sums less those; service times are still a choice from all, and what was slow the slowest of all."""
-        sums = {name: max(0.0, value - base.sums.get(name, 0.0)) for name, value in self.sums.items()}
-        return replace(self, sums=sums)
-
-
 class Page:
     """One iterator in the book, or what is left of it. Begun by the training thread, read by any."""
 
-    def __init__(self, source: Source) -> None:
-        self._source: Source | None = source
-        self._last: Account | None = None
-        self._base = Account()
+    def __init__(self, source: CounterSource) -> None:
+        self._whole = LastReading(partial(self._measured, source))
+        self._base = Sums()
         self._began_at = monotonic()
         self._cpu_s = time.process_time()
         self._thread = threading.get_native_id()
@@ -104,100 +53,54 @@ class Page:
 
     def end(self) -> None:
         """Keep the counts, let go of the engine."""
-        source = self._source
-        if source is not None:
-            self._last = self._read(source)
-            self._source = None
+        self._whole.end()
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing will be added."""
-        return self._last is not None
+        return self._whole.has_ended
 
-    def read(self) -> Account:
+    def read(self) -> Sums:
         """The counts since the page or the book was begun."""
-        source = self._source
-        whole = self._last if source is None or self._last is not None else self._read(source)
-        return (whole or Account()).since(self._base)
+        return self._whole.read().since(self._base)
 
     def restart(self) -> None:
         """Count from here on."""
-        self._base.add(self.read())
+        self._base = self._whole.read()
 
-    def _read(self, source: Source) -> Account:
-        sums = source.sums()
-        look = source.look() if hasattr(source, "look") else None
-        spent = sums.spent
-        account = Account(slowest=list(sums.slowest), slow_samples=sums.slow_samples)
-        account.sums = {f"cause.{name}": value for name, value in zip(CAUSES, spent.causes, strict=True)}
-        account.sums |= {
-            "passes": look.epoch + 1 if look is not None else 1,
-            "batches": sums.batches,
-            "samples": sums.samples,
-            "transfer_s": spent.transfer_s,
-            "work_s": spent.work_s,
-            "steps": max(0, sums.batches - 1),
-            "stepped_squared": sums.stepped_squared,
-            "head_idle_s": sums.head_idle_s,
-            "other_idle_s": sums.other_idle_s,
-            "loop_queued_s": sums.queued_s,
-        }
-        account.sums |= {f"bytes.{path}": value for path, value in sums.moved_bytes.items()}
-        account.state = {"depth": sums.window, "is_capped": sums.is_capped}
-        for name, lane in sums.lanes.items():
-            account.sums |= {f"{name}.{stage}": getattr(lane, stage) for stage in _STAGES}
-            account.sums |= {f"{name}.tickets": lane.tickets, "deaths": account.sums.get("deaths", 0) + lane.deaths}
-            account.state[f"{name}.workers"] = lane.running
-            account.services[name] = list(lane.kept_s)
-            _add_parts(account.sums, name, lane)
-        if look is not None:
-            account.state["batch_bytes"] = look.batch_bytes
-            if look.gpu_stall_s is not None:
-                account.sums["gpu_stall_s"] = look.gpu_stall_s
-        wall_s = spent.wait_s + spent.transfer_s + spent.work_s
-        self._add_machine(
-            account, look.pids if look is not None else (), look.thread if look is not None else 0, wall_s
-        )
-        return account
-
-    def _add_machine(self, account: Account, pids: tuple[int, ...], thread: int, wall_s: float) -> None:
-        """What this process and the workers had of the CPUs; the time between passes is taken off in proportion."""
+    def _measured(self, source: CounterSource) -> Sums:
+        """Its counts, and what this process and the workers had of the CPUs; of that, what fell between two passes is
+        taken off in proportion."""
+        found = source.sums()
         lived_s = max(1e-6, monotonic() - self._began_at)
-        part = min(1.0, wall_s / lived_s)
-        account.sums["trainer_cpu_s"] = (time.process_time() - self._cpu_s) * part
-        if lived_s < SHORT_S:
-            return
-        queued = run_queue.look(pids, thread or self._thread)
+        part = min(1.0, found.wall_s / lived_s)
+        found = replace(found, trainer_cpu_s=(time.process_time() - self._cpu_s) * part)
+        return found if lived_s < SHORT_S else self._with_queues(self._with_others(found, lived_s), part)
+
+    def _with_others(self, found: Sums, lived_s: float) -> Sums:
+        """With the CPU time of other programs, if it can be told."""
+        used = _used(found.pids)
+        if used is None or self._used is None:
+            return found
+        ranks = local_ranks(os.environ)
+        others_s = max(0.0, used[0] - self._used[0] - (used[1] - self._used[1]) * ranks)
+        return replace(found, others_s=others_s / ranks, others_over_s=lived_s)
+
+    def _with_queues(self, found: Sums, part: float) -> Sums:
+        """With the time on run queues, of the training thread and of who makes batches."""
+        queued = run_queue.look(found.pids, found.thread or self._thread)
         ran = queued.since(self._queued)
-        if ran.trainer is not None:
-            account.sums["trainer_queued_s"] = ran.trainer.queued_s * part
-        _add_queue(account.sums, "inline", ran.here)
-        _add_queue(account.sums, "local", queued.workers)
-        used = _used(pids)
-        if used is not None and self._used is not None:
-            others_s = max(0.0, used[0] - self._used[0] - (used[1] - self._used[1]) * local_ranks(os.environ))
-            account.sums |= {"others_s": others_s / local_ranks(os.environ), "others_over_s": lived_s}
+        makers = {INLINE: ran.here, LOCAL: queued.workers}
+        return replace(
+            found,
+            trainer_queued_s=None if ran.trainer is None else ran.trainer.queued_s * part,
+            pools={name: _with_queue(pool, makers.get(name)) for name, pool in found.pools.items()},
+        )
 
 
-def _add_queue(sums: dict[str, float], name: str, ran: Ran | None) -> None:
-    """How long a lane's batches were on run queues, by what those who make them had to wait for a CPU."""
-    if ran is not None:
-        cpu_s = sum(sums.get(f"{name}.{stage}_cpu_s", 0.0) for stage in ("load", "collate", "encode"))
-        sums[f"{name}.queued_s"] = cpu_s * ran.delay
-        sums[f"{name}.queue_known_s"] = sums.get(f"{name}.load_s", 0.0)
-
-
-def _add_parts(sums: dict[str, float], name: str, lane: LaneSums) -> None:
-    """Its steps and machines."""
-    for step, values in lane.steps.items():
-        sums |= {f"step.{name}.{field}.{step}": value for field, value in zip(_TIMED, values, strict=True)}
-    for node, of_node in lane.nodes.items():
-        sums |= {f"node.{field}.{node}": value for field, value in of_node._asdict().items()}
-    asked_s = sum(of_node.asked_s for of_node in lane.nodes.values())
-    busy_s = sum(of_node.busy_s for of_node in lane.nodes.values())
-    if asked_s:
-        sums[f"{name}.queued_s"] = sum(of_node.queued_s for of_node in lane.nodes.values())
-        sums[f"{name}.queue_known_s"] = lane.load_s * asked_s / busy_s
+def _with_queue(pool: PoolSums, ran: RunQueueTimes | None) -> PoolSums:
+    """With how long its batches were on run queues, by what those who make them had to wait for a CPU."""
+    return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.load_s)
 
 
 def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:
@@ -208,163 +111,116 @@ def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:
     return None
 
 
-class Book:
+class LoaderCounters:
     """One loader's pages."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._past = Account()
-        self._pages: tuple[Page, ...] = ()
+        self._pages: Ledger[Page] = Ledger(_one_after_the_other)
 
-    def open(self, source: Source) -> Page:
+    def open(self, source: CounterSource) -> Page:
         """A page for this one; call `Page.end` when it has ended."""
         page = Page(source)
-        with self._lock:
-            ended = [other for other in self._pages if other.has_ended]
-            for other in ended:
-                self._past.add(other.read())
-            self._pages = (*(other for other in self._pages if other not in ended), page)
+        self._pages.add(page)
         return page
 
-    def read(self) -> Account:
+    def read(self) -> Sums:
         """All of it now."""
-        with self._lock:
-            found = Account()
-            found.add(self._past)
-            for page in self._pages:
-                found.add(page.read())
-            return found
+        return self._pages.read()
 
     def restart(self) -> None:
         """Count from here on."""
-        with self._lock:
-            self._past = Account()
-            self._pages = tuple(page for page in self._pages if not page.has_ended)
-            for page in self._pages:
-                page.restart()
+        for page in self._pages.clear():
+            page.restart()
+
+
+def _one_after_the_other(past: Sums, page: Sums) -> Sums:
+    """Levels are those of the latest page that got a batch."""
+    return past.then(page) if page.batches else page.then(past)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
-    """What is known of a loader without measuring; see `Facts`. note: why something is not measured, if so.
+class Context(Subject):
+    """A loader as its diagnosis sees it. note: why something is not measured, if so.
 
     untimed: why transforms are not.
     """
 
-    name: str = ""
-    rank: int = 0
-    dataset: str = ""
-    batch_size: str = ""
-    is_fixed: bool = False
-    has_cluster: bool = False
-    decisions: tuple[Decision, ...] = ()
-    transforms: tuple[TransformFacts, ...] | None = None
     note: str = ""
     untimed: str = ""
 
 
-def facts_of(account: Account, context: Context) -> Facts:
+def facts_of(account: Sums, context: Context) -> Facts:
     """The account as a value for the rules."""
-    sums, state = account.sums, account.state
-    steps, work_s = sums.get("steps", 0.0), sums.get("work_s", 0.0)
-    over_s = sums.get("others_over_s", 0.0)
-    facts: dict[str, Any] = {name: int(sums.get(name, 0)) for name in ("passes", "batches", "samples", "deaths")}
-    facts |= {name: sums.get(name, 0.0) for name in _CONSUMERS}
-    facts |= {name: sums.get(name) for name in ("gpu_stall_s", "trainer_queued_s")}
-    lanes = {name: _lane(name, account) for name in ("inline", "local", "remote") if f"{name}.tickets" in sums}
-    found = Facts(
-        **facts,
-        name=context.name,
-        rank=context.rank,
-        dataset=context.dataset,
-        batch_size=context.batch_size,
-        is_fixed=context.is_fixed,
-        has_cluster=context.has_cluster,
-        causes={name: sums.get(f"cause.{name}", 0.0) for name in CAUSES},
-        step_spread=_spread(steps, work_s, sums.get("stepped_squared", 0.0)),
-        lanes={name: lane for name, lane in lanes.items() if lane.tickets or lane.workers},
-        trainer_cpu_s=sums.get("trainer_cpu_s", 0.0),
+    pools = {name: _pool(name, account.pools[name]) for name in POOLS if name in account.pools}
+    found = account.narrowed(
+        Facts,
+        **{one.name: getattr(context, one.name) for one in fields(Subject)},
+        causes={name: account.causes.get(name, 0.0) for name in CAUSES},
+        step_spread=relative_spread(account.step_count, account.work_s, account.stepped_squared),
+        gpu_stall_s=account.gpu_running_stall_s,
+        pools={name: pool for name, pool in pools.items() if pool.tickets or pool.workers},
         cpus=max(0.5, usable_cpus() / local_ranks(os.environ)),
-        others=sums["others_s"] / over_s if over_s else None,
-        batch_bytes=state.get("batch_bytes", 0.0),
-        moved_bytes={name[6:]: value for name, value in sums.items() if name.startswith("bytes.")},
-        depth=int(state.get("depth", 1)) or 1,
-        is_capped=bool(state.get("is_capped", False)),
+        others=account.others_s / account.others_over_s if account.others_over_s else None,
+        prefetch=account.prefetch or 1,
+        deaths=sum(pool.deaths for pool in account.pools.values()),
+        failed_nodes=tuple(why for pool in account.pools.values() for why in pool.failed_nodes),
         slowest=tuple(map(_slow, account.slowest)),
         slow_samples=_slow_samples(account),
-        transforms=context.transforms or _transforms(sums, lanes),
-        nodes=_nodes(sums, lanes),
-        decisions=context.decisions,
+        latest_failed=tuple(account.latest_failed),
+        nodes=_nodes(account, pools),
     )
+    if not found.transforms:
+        found = replace(found, transforms=_transforms(account, pools))
     return _with_gaps(found, context)
 
 
-def _transforms(sums: Mapping[str, float], lanes: Mapping[str, LaneFacts]) -> tuple[TransformFacts, ...] | None:
-    """Steps by name, in the order in which they were first met; each lane's timed batches stand for that lane's."""
+def _transforms(account: Sums, pools: Mapping[str, PoolFacts]) -> tuple[TransformFacts, ...] | None:
+    """Steps by name, in the order in which they were first met; each pool's timed batches stand for that pool's."""
     found: dict[str, TransformFacts] = {}
-    for lane, facts in lanes.items():
-        calls = _named(sums, f"step.{lane}.calls.")
-        wall_s, cpu_s = _named(sums, f"step.{lane}.wall_s."), _named(sums, f"step.{lane}.cpu_s.")
-        timed = [
-            TransformFacts(name=name, calls=int(calls[name]), wall_s=wall_s[name], cpu_s=cpu_s[name])
-            for name in calls
-            if calls[name] > 0
-        ]
+    for pool, facts in pools.items():
+        steps = account.pools[pool].steps
+        timed = [step.narrowed(TransformFacts, name=name) for name, step in steps.items() if step.calls > 0]
         for one in of_all(timed, [facts]):
             known = found.get(one.name)
             found[one.name] = one if known is None else known.plus(one)
     return tuple(found.values()) or None
 
 
-def _named(sums: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """Those that begin so, by the rest of their names."""
-    return {name[len(prefix) :]: value for name, value in sums.items() if name.startswith(prefix)}
-
-
-def _nodes(sums: Mapping[str, float], lanes: Mapping[str, LaneFacts]) -> tuple[NodeFacts, ...] | None:
+def _nodes(account: Sums, pools: Mapping[str, PoolFacts]) -> tuple[NodeFacts, ...] | None:
     """The cluster's machines, and this one where it makes batches beside them."""
-    fields = {field: _named(sums, f"node.{field}.") for field in NodeSums._fields}
-    places = [place for place, tickets in fields["tickets"].items() if tickets > 0]
-    hosts = [place.partition(" (")[0] for place in places]
+    nodes = {place: node for pool in account.pools.values() for place, node in pool.nodes.items() if node.tickets > 0}
+    machines = [place.partition(" (")[0] for place in nodes]
     found = [
-        _node(host if hosts.count(host) == 1 else place, NodeSums._make(values[place] for values in fields.values()))
-        for place, host in zip(places, hosts, strict=True)
+        _node(machine if machines.count(machine) == 1 else place, node)
+        for machine, (place, node) in zip(machines, nodes.items(), strict=True)
     ]
-    local = lanes.get("local")
+    local = pools.get(LOCAL)
     if found and local is not None and local.tickets:
-        here = NodeFacts(
-            name="this machine",
-            tickets=local.tickets,
-            busy_s=local.busy_s,
-            cpu_s=local.cpu_s,
-            queued_s=local.queued_s,
-        )
-        found.append(here)
+        found.append(local.narrowed(NodeFacts, name="this machine"))
     return tuple(found) or None
 
 
 def _node(name: str, sums: NodeSums) -> NodeFacts:
     asked = sums.asked_s > 0.5 * sums.busy_s
-    return NodeFacts(
-        name=name,
-        tickets=int(sums.tickets),
-        busy_s=sums.busy_s,
-        cpu_s=sums.cpu_s,
-        queued_s=sums.queued_s * sums.busy_s / sums.asked_s if asked else None,
-    )
+    queued_s = sums.queued_s * sums.busy_s / sums.asked_s if asked else None
+    return sums.narrowed(NodeFacts, name=name, queued_s=queued_s)
 
 
-def _lane(name: str, account: Account) -> LaneFacts:
-    sums = account.sums
-    load_s, known_s = sums.get(f"{name}.load_s", 0.0), sums.get(f"{name}.queue_known_s", 0.0)
-    queued = sums.get(f"{name}.queued_s", 0.0) * load_s / known_s if known_s > 0.5 * load_s else None
-    return LaneFacts(
-        **{stage: sums.get(f"{name}.{stage}", 0.0) for stage in _STAGES},
-        tickets=int(sums.get(f"{name}.tickets", 0)),
-        queued_s=queued,
-        workers=0 if name == "inline" else int(account.state.get(f"{name}.workers", 0)),
-        services_s=tuple(account.services.get(name, ())),
-    )
+def _pool(name: str, pool: PoolSums) -> PoolFacts:
+    workers = 0 if name == INLINE else pool.running
+    return pool.narrowed(PoolFacts, queued_s=_queued_s(pool), workers=workers, services_s=tuple(pool.kept_s))
+
+
+def _queued_s(pool: PoolSums) -> float | None:
+    """Seconds on run queues, if they are known for most of what it did: from its machines where it has some."""
+    busy_s = sum(node.busy_s for node in pool.nodes.values())
+    if busy_s:
+        queued_s, known_s = (
+            sum(getattr(node, name) for node in pool.nodes.values()) for name in ("queued_s", "asked_s")
+        )
+    else:
+        queued_s, known_s, busy_s = pool.queued_s, pool.queue_known_s, pool.load_s
+    return queued_s * busy_s / known_s if known_s > 0.5 * busy_s else None
 
 
 def _slow(batch: SlowBatch) -> SlowFacts:
@@ -378,10 +234,10 @@ def _slow(batch: SlowBatch) -> SlowFacts:
     )
 
 
-def _slow_samples(account: Account) -> tuple[SampleFacts, ...]:
-    sums = account.sums
-    tickets, load_s = (sum(sums.get(f"{lane}.{name}", 0.0) for lane in LANES) for name in ("tickets", "load_s"))
-    made = tickets * sums.get("samples", 0.0) / max(1.0, sums.get("batches", 0.0))
+def _slow_samples(account: Sums) -> tuple[SampleFacts, ...]:
+    tickets = sum(pool.tickets for pool in account.pools.values())
+    load_s = sum(pool.load_s for pool in account.pools.values())
+    made = tickets * account.samples / max(1, account.batches)
     if not made or not load_s:
         return ()
     mean_s = load_s / made
@@ -397,18 +253,12 @@ def _slow_samples(account: Account) -> tuple[SampleFacts, ...]:
     )
 
 
-def _spread(steps: float, sum_s: float, squares: float) -> float | None:
-    if steps < 4 or sum_s <= 0:
-        return None
-    return float(max(0.0, squares * steps / sum_s**2 - 1.0) ** 0.5)
-
-
 def _with_gaps(facts: Facts, context: Context) -> Facts:
     """Say what is missing, and why."""
     gaps = [context.note] if context.note else []
-    local, remote = facts.lanes.get("local"), facts.lanes.get("remote")
+    local, remote = facts.pools.get(LOCAL), facts.pools.get(REMOTE)
     if facts.gpu_stall_s is None:
-        gaps.append("GPU stall: no CUDA stream was seen; the shares are of the host's time")
+        gaps.append("GPU stall: no CUDA stream was seen; the shares are of the training loop's time")
     if local is not None and local.tickets and local.queued_s is None:
         gaps.append("waiting for a CPU on this machine: the kernel does not tell, or workers lived too briefly")
     if remote is not None and remote.tickets and remote.queued_s is None:

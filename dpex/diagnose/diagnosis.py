@@ -1,38 +1,53 @@
-"""What `DpexDataLoader.diagnose` returns: facts, verdict, predictions and past predictions, and the ways to show them.
-
-Pure but for `Diagnosis.write_html`."""
+"""The value that `DpexDataLoader.diagnose` returns, and the ways to show it. Pure but for `write_html`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dpex.diagnose import html, report
 from dpex.diagnose.attribution import losses
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.verdict import Verdict, judge
-from dpex.diagnose.what_if import Prediction, Scored, WhatIf, scores, what_if
+from dpex.diagnose.what_if import Prediction, ScoredPrediction, WhatIf, scores, what_if
+from dpex.system.html_page import HtmlPage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """Why training waits for data, if it does, how that is known, and what would change it. ``str()`` is the report.
+class Diagnosis(HtmlPage):
+    """Why training waits for data, if it does, how that is known, and what would change it.
 
-    facts: what was measured. verdict: the cause, in one sentence, with evidence and a confidence from 0 to 1. what_if:
-    predictions for other settings and cheaper work, None if there is too little to predict from. scores: past
-    predictions of the tuner's beside what they brought.
+    ``str()`` is the report.
+
+    Attributes:
+        facts: What was measured.
+        verdict: The cause in one sentence, with evidence and a confidence from 0 to 1.
+        what_if: Predictions for other settings and cheaper work; None if there is too little to predict from.
+        scores: Past predictions of the tuner beside what they brought.
+
+    Examples:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from dpex import DpexDataLoader
+        >>> with DpexDataLoader(TensorDataset(torch.arange(6)), num_workers=1) as loader:
+        ...     for batch in loader:
+        ...         pass
+        ...     diagnosis = loader.diagnose()
+        >>> diagnosis.verdict.cause, diagnosis.recommendation
+        ('too-early', None)
+        >>> diagnosis.to_dict()["version"]
+        1
     """
 
     facts: Facts
     verdict: Verdict
     what_if: WhatIf | None
-    scores: tuple[Scored, ...]
+    scores: tuple[ScoredPrediction, ...]
 
     @property
     def recommendation(self) -> Prediction | None:
-        """The one change that brings most for its effort, None if nothing is worth it or nothing can be said."""
+        """The one change that brings most for its effort; None if nothing is worth it or nothing can be said."""
         if self.what_if is None or self.verdict.cause == "too-early":
             return None
         return self.what_if.recommended
@@ -40,23 +55,25 @@ class Diagnosis:
     def __str__(self) -> str:
         return report.text(self.facts, self.verdict, self.what_if, self.scores, self.recommendation)
 
+    @property
+    def summary(self) -> str:
+        """The head of the report: what was measured, the verdict, and what to do first."""
+        return report.summary(self.facts, self.verdict, self.what_if, self.recommendation)
+
     def to_dict(self) -> dict[str, Any]:
-        """For programs: dicts, lists, strings, finite numbers, booleans and None; ``version`` is the layout's."""
+        """Return the report for programs: dicts, lists, strings, finite numbers, booleans and None.
+
+        ``version`` is that of the layout; it grows when something is renamed or removed.
+        """
         return report.plain(self.facts, self.verdict, self.what_if, self.scores, self.recommendation)
 
     def html(self, last: Sequence[str] = ()) -> str:
-        """A page of its own: nothing is loaded from elsewhere. last: lines for its end."""
-        return html.html(self.facts, self.verdict, self.what_if, self.scores, self.recommendation, last)
+        """Return the report as a page that loads nothing from elsewhere.
 
-    def write_html(self, path: str | Path) -> Path:
-        """Write that page; returns where it is.
-
-        Raises:
-            OSError: it cannot be written there.
+        Args:
+            last: Lines for the end of the page.
         """
-        path = Path(path).expanduser()
-        path.write_text(self.html(), encoding="utf-8", errors="backslashreplace")
-        return path
+        return html.html(self.facts, self.verdict, self.what_if, self.scores, self.recommendation, last)
 
 
 def diagnose(facts: Facts) -> Diagnosis:

@@ -11,40 +11,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dpex.autotune.types import Decision
+from dpex.core.names import LOCAL, REMOTE
+from dpex.measure.gpu_use import GpuUse
+from dpex.measure.record import counter, few_of_many, level
+from dpex.measure.sampling import FailedSample
+from dpex.measure.sums import RunSums, StageSums, StepSums, chosen
 
-LANES = ("inline", "local", "remote")
 WITHIN = " > "
 COLLATE = "collate"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneFacts:
-    """What one lane did. load_s: wall time in ``dataset[i]``; collate_s: in the collate function; encode_s: writing
-    batches into slots; ``*_cpu_s``: CPU time in these. transit_s: on the way from a remote worker. queued_s: workers
-    could have run and had no CPU. workers: running at the end. services_s: wall times of single batches, a fair choice.
-    """
+class PoolFacts(StageSums):
+    """What one pool did. workers: running at the end. services_s: wall times of single batches, a fair choice."""
 
-    tickets: int = 0
-    load_s: float = 0.0
-    load_cpu_s: float = 0.0
-    collate_s: float = 0.0
-    collate_cpu_s: float = 0.0
-    encode_s: float = 0.0
-    encode_cpu_s: float = 0.0
-    transit_s: float = 0.0
-    queued_s: float | None = None
-    workers: int = 0
-    services_s: tuple[float, ...] = ()
-
-    @property
-    def busy_s(self) -> float:
-        """Wall time of all stages."""
-        return self.load_s + self.collate_s + self.encode_s
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU time of all stages."""
-        return self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
+    queued_s: float | None = counter("Seconds in which workers could have run and had no CPU.", "seconds", default=None)
+    workers: int = level("Workers that ran at the end.")
+    shared: int = counter("Batches that were made for another training with the same ``share``.")
+    services_s: tuple[float, ...] = few_of_many("Wall seconds of single batches.", chosen, "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,27 +56,13 @@ class SampleFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformFacts:
-    """A transform, or what else the dataset or the collate function does: calls timed, wall and CPU seconds in them
-    without the steps within ("a > b" is step b within a), and those of all batches by the same shares."""
+class TransformFacts(StepSums):
+    """A transform, or what else the dataset or the collate function does ("a > b" is step b within a): calls timed,
+    wall and CPU seconds in them without the steps within, and those of all batches by the same shares."""
 
     name: str
-    calls: int
-    wall_s: float
-    cpu_s: float
-    all_wall_s: float = 0.0
-    all_cpu_s: float = 0.0
-
-    def plus(self, other: TransformFacts) -> TransformFacts:
-        """The same step elsewhere, together with this one."""
-        return TransformFacts(
-            name=self.name,
-            calls=self.calls + other.calls,
-            wall_s=self.wall_s + other.wall_s,
-            cpu_s=self.cpu_s + other.cpu_s,
-            all_wall_s=self.all_wall_s + other.all_wall_s,
-            all_cpu_s=self.all_cpu_s + other.all_cpu_s,
-        )
+    all_wall_s: float = counter("Wall seconds of all batches.", "seconds")
+    all_cpu_s: float = counter("CPU seconds of all batches.", "seconds")
 
     @property
     def short(self) -> str:
@@ -110,15 +80,15 @@ class TransformFacts:
         return self.name.partition(WITHIN)[0] == COLLATE
 
 
-def of_all(timed: Iterable[TransformFacts], lanes: Iterable[LaneFacts]) -> tuple[TransformFacts, ...]:
+def of_all(timed: Iterable[TransformFacts], pools: Iterable[PoolFacts]) -> tuple[TransformFacts, ...]:
     """What was timed of some batches, taken to be as it was for all: stages are parted by it, CPU time by CPU time."""
-    timed, lanes = tuple(timed), tuple(lanes)
+    timed, pools = tuple(timed), tuple(pools)
     found = []
     for one in timed:
         stage = [other for other in timed if other.is_collating == one.is_collating]
         name = "collate" if one.is_collating else "load"
-        wall_s = sum(getattr(lane, f"{name}_s") for lane in lanes)
-        cpu_s = sum(getattr(lane, f"{name}_cpu_s") for lane in lanes)
+        wall_s = sum(getattr(pool, f"{name}_s") for pool in pools)
+        cpu_s = sum(getattr(pool, f"{name}_cpu_s") for pool in pools)
         all_wall_s = wall_s * one.wall_s / max(1e-12, sum(other.wall_s for other in stage))
         all_cpu_s = cpu_s * one.cpu_s / max(1e-12, sum(other.cpu_s for other in stage))
         found.append(replace(one, all_wall_s=all_wall_s, all_cpu_s=min(all_wall_s, all_cpu_s)))
@@ -128,29 +98,23 @@ def of_all(timed: Iterable[TransformFacts], lanes: Iterable[LaneFacts]) -> tuple
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
     """One machine: batches made there, wall and CPU seconds for them, and seconds that workers could have run and had
-    no CPU."""
+    no CPU. Of the way from it: bytes that it sent, those that it sent again, seconds in which something was under way,
+    and the time there and back."""
 
     name: str
     tickets: int
     busy_s: float
     cpu_s: float
     queued_s: float | None = None
+    sent_bytes: int = 0
+    resent_bytes: int = 0
+    sending_s: float = 0.0
+    round_trip_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """See the module.
-
-    causes: the consumer's waiting by cause (see `dpex.measure.stall_causes`). transfer_s: it took batches in. work_s:
-    it worked. step_spread: standard deviation of steps over their mean. head_idle_s, other_idle_s: waits times the part
-    of the workers without anything to do, the first where later batches were ready. loop_queued_s: seconds inside
-    ``next()`` in which the training thread could have run and had no CPU, as far as they were asked for. gpu_stall_s:
-    the GPU's stream waited for data. trainer_cpu_s, trainer_queued_s: CPU time of this process in passes, and its
-    training thread on the run queue. cpus: that may be used here; others: of these, busy with other programs.
-    batch_bytes: mean size, 0 if unknown. moved_bytes: by path. depth: batches in flight at most; is_capped:
-    ``memory_budget`` keeps it smaller than it would be. is_fixed: batches belong to workers (``seeding="worker"``).
-    decisions: the tuner's, with what they were to bring and what they brought.
-    """
+class Subject:
+    """What is known of a loader without measuring."""
 
     name: str = ""
     rank: int = 0
@@ -158,43 +122,71 @@ class Facts:
     batch_size: str = ""
     is_fixed: bool = False
     has_cluster: bool = False
-    passes: int = 0
-    batches: int = 0
-    samples: int = 0
-    causes: Mapping[str, float] = field(default_factory=dict)
-    transfer_s: float = 0.0
-    work_s: float = 0.0
+    transforms: tuple[TransformFacts, ...] | None = None
+    decisions: tuple[Decision, ...] = ()
+    gpu_use: GpuUse | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts(RunSums, Subject):
+    """What was measured of a loader.
+
+    Attributes:
+        name: The loader's name.
+        rank: The rank of this process.
+        dataset: The name of the dataset's class.
+        batch_size: The batch size, as text.
+        is_fixed: Batches belong to workers (``seeding="worker"``).
+        has_cluster: There is a Ray cluster to have workers on.
+        passes: Passes over the data that have begun.
+        batches: Batches delivered to the training loop.
+        samples: Samples in them.
+        causes: Seconds in which the training loop waited, by cause (see `dpex.measure.wait_causes`).
+        transfer_s: Seconds in which it took batches in.
+        work_s: Seconds in which it worked.
+        step_spread: The standard deviation of its steps over their mean.
+        head_idle_s: Waits while later batches were ready, times the part of the workers that had nothing to do.
+        other_idle_s: The same of all other waits.
+        loop_queued_s: Seconds inside ``next()`` in which the training thread could have run and had no CPU, as far as
+            they were asked for.
+        gpu_stall_s: Seconds in which the GPU's stream waited for data, the first batch of each pass left out.
+        pools: What each pool did, by its name.
+        trainer_cpu_s: CPU seconds of this process during passes.
+        trainer_queued_s: Seconds in which its training thread could have run and had no CPU.
+        cpus: CPUs that may be used here.
+        others: How many of these were busy with other programs.
+        batch_bytes: The mean size of a batch, 0 if unknown.
+        feed_copy_s: Seconds of the device in which batches were copied to it; None without ``device``.
+        feed_transform_s: Seconds of the device in ``device_transform``.
+        feed_wait_s: Seconds in which the training stream waited for batches that were not on the device yet.
+        moved_bytes: Bytes of batches moved, by path.
+        prefetch: Batches in flight at most.
+        is_capped: ``memory_budget`` keeps the prefetch smaller than it would be.
+        deaths: Workers that ended unexpectedly.
+        failed_nodes: Why nodes of the cluster were left alone for a while.
+        slowest: The batches that took longest.
+        slow_samples: The samples that took longest.
+        failed_samples: Samples that could not be loaded and were skipped or replaced.
+        latest_failed: The latest of them, each with its index and its error.
+        transforms: Steps of the dataset and of the collate function.
+        nodes: The machines that made batches, where there are several.
+        decisions: The tuner's decisions, with what they were to bring and what they brought.
+        gpu_use: What NVML said of the GPU while the loader was tuned; None where nothing was asked.
+        unmeasured: What is missing, and why.
+    """
+
     step_spread: float | None = None
-    head_idle_s: float = 0.0
-    other_idle_s: float = 0.0
-    loop_queued_s: float = 0.0
     gpu_stall_s: float | None = None
-    lanes: Mapping[str, LaneFacts] = field(default_factory=dict)
-    trainer_cpu_s: float = 0.0
-    trainer_queued_s: float | None = None
+    pools: Mapping[str, PoolFacts] = field(default_factory=dict)
     cpus: float = 1.0
     others: float | None = None
-    batch_bytes: float = 0.0
-    moved_bytes: Mapping[str, float] = field(default_factory=dict)
-    depth: int = 1
-    is_capped: bool = False
     deaths: int = 0
+    failed_nodes: tuple[str, ...] = ()
     slowest: tuple[SlowFacts, ...] = ()
     slow_samples: tuple[SampleFacts, ...] = ()
-    transforms: tuple[TransformFacts, ...] | None = None
+    latest_failed: tuple[FailedSample, ...] = ()
     nodes: tuple[NodeFacts, ...] | None = None
-    decisions: tuple[Decision, ...] = ()
     unmeasured: tuple[str, ...] = ()
-
-    @property
-    def wait_s(self) -> float:
-        """All waiting, the start of each pass included."""
-        return sum(self.causes.values())
-
-    @property
-    def wall_s(self) -> float:
-        """All passes."""
-        return self.wait_s + self.transfer_s + self.work_s
 
     @property
     def lost_ratio(self) -> float:
@@ -202,8 +194,8 @@ class Facts:
         return (self.wait_s + self.transfer_s) / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
-    def stall_ratio(self) -> float:
-        """The same without the start of each pass: what the tuner and the predictions call stall."""
+    def wait_ratio(self) -> float:
+        """The same without the start of each pass: what the tuner and the predictions call wait."""
         running_s = self.wall_s - self.causes.get("startup", 0.0)
         return (running_s - self.work_s) / running_s if running_s > 0 else 0.0
 
@@ -213,26 +205,34 @@ class Facts:
         return None if self.gpu_stall_s is None or self.wall_s <= 0 else self.gpu_stall_s / self.wall_s
 
     @property
+    def copies_ratio(self) -> float:
+        """Share of wall time in which the training stream waited for batches that were made and not on the device.
+
+        At most 1: a loop that does not synchronise may be over before the device is.
+        """
+        return min(1.0, (self.feed_wait_s or 0.0) / self.wall_s) if self.wall_s > 0 else 0.0
+
+    @property
     def local(self) -> int:
         """Workers on this machine."""
-        return self.lanes["local"].workers if "local" in self.lanes else 0
+        return self.pools[LOCAL].workers if LOCAL in self.pools else 0
 
     @property
     def remote(self) -> int:
         """Workers on the cluster."""
-        return self.lanes["remote"].workers if "remote" in self.lanes else 0
+        return self.pools[REMOTE].workers if REMOTE in self.pools else 0
 
     @property
     def workers(self) -> int:
-        """Of both lanes."""
+        """Of both pools."""
         return self.local + self.remote
 
     @property
     def tickets(self) -> int:
         """Batches made, wherever."""
-        return sum(lane.tickets for lane in self.lanes.values())
+        return sum(pool.tickets for pool in self.pools.values())
 
     @property
     def busy_s(self) -> float:
         """Wall time that making them took."""
-        return sum(lane.busy_s for lane in self.lanes.values())
+        return sum(pool.busy_s for pool in self.pools.values())

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from dpex.core.readable import percent
 from dpex.diagnose.facts import Facts
-from dpex.diagnose.report import Section, advice, confidence, headline, parts, percent, sections
+from dpex.diagnose.report import ReportSection, advice, confidence, headline, parts, sections
 from dpex.diagnose.verdict import Verdict
-from dpex.diagnose.what_if import Prediction, Scored, WhatIf
+from dpex.diagnose.what_if import Prediction, ScoredPrediction, WhatIf
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --faint: #667; --line: #d8dce2; --mark: #f2f5f9;
@@ -42,6 +43,7 @@ _COLOURS = {
     "transfer": "#8a63b8",
     "straggler": "#3f7fb5",
     "memory": "#b5588f",
+    "sampler": "#5d8f5a",
     "dispatch": "#7d8794",
     "startup": "#a7953a",
     "crowding": "#7a4a3a",
@@ -53,7 +55,7 @@ def html(
     facts: Facts,
     verdict: Verdict,
     what_if: WhatIf | None,
-    past: Sequence[Scored],
+    past: Sequence[ScoredPrediction],
     recommended: Prediction | None,
     last: Sequence[str] = (),
 ) -> str:
@@ -63,7 +65,11 @@ def html(
 
 
 def article(
-    facts: Facts, verdict: Verdict, what_if: WhatIf | None, past: Sequence[Scored], recommended: Prediction | None
+    facts: Facts,
+    verdict: Verdict,
+    what_if: WhatIf | None,
+    past: Sequence[ScoredPrediction],
+    recommended: Prediction | None,
 ) -> str:
     """All that is said of one loader."""
     lines = [
@@ -100,7 +106,7 @@ def _bar(facts: Facts, verdict: Verdict) -> str:
     return f'<div class="bar" role="img" aria-label="{escape(described)}">{bar}</div>\n<div class="key">{key}</div>'
 
 
-def _section(section: Section) -> str:
+def _section(section: ReportSection) -> str:
     lines = [f"<h2>{escape(section.title)}</h2>"]
     if section.rows:
         lines += ['<div class="scroll"><table>', _row("th", section.header)]

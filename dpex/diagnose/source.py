@@ -6,15 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from dpex.autotune.types import Decision
-from dpex.diagnose.counters import Account, Book, Context, facts_of
+from dpex.autotune.course import Course
+from dpex.autotune.types import Decision, Settings
+from dpex.diagnose.counters import Context, LoaderCounters, facts_of
+from dpex.measure.gpu_use import GpuUse
+from dpex.measure.sums import Sums
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
 
 
-class Tunes(Protocol):
-    """What of a tuner is read."""
+class HasTuner(Protocol):
+    """What of a tuner is read. settings: those of now. course: the run so far. gpu_use: what NVML said meanwhile."""
+
+    settings: Settings
+    course: Course
+    gpu_use: GpuUse | None
 
     @property
     def decisions(self) -> Sequence[Decision]:
@@ -22,18 +29,20 @@ class Tunes(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class DiagnosisSource:
     """A loader's book, what is known of it without measuring, and its tuner if it has one."""
 
-    book: Book
+    book: LoaderCounters
     context: Context
-    tuner: Tunes | None = None
+    tuner: HasTuner | None = None
 
-    def diagnose(self, account: Account | None = None) -> Diagnosis:
+    def diagnose(self, account: Sums | None = None) -> Diagnosis:
         """What can be concluded from these counts, or from all in the book; 50 to 100 ms of CPU."""
         from dpex.diagnose.diagnosis import diagnose
 
         account = account or self.book.read()
         note = "" if account.batches else self.context.note
-        decisions = tuple(self.tuner.decisions) if self.tuner is not None else ()
-        return diagnose(facts_of(account, replace(self.context, note=note, decisions=decisions)))
+        context = replace(self.context, note=note)
+        if self.tuner is not None:
+            context = replace(context, decisions=tuple(self.tuner.decisions), gpu_use=self.tuner.gpu_use)
+        return diagnose(facts_of(account, context))

@@ -3,12 +3,15 @@
 Rules, first match:
 
 1. Too little was seen (`ENOUGH_BATCHES`, `ENOUGH_S`; of long batches `FEW_BATCHES`, `FEW_S`): nothing is concluded.
-2. Once started, less than `LIMIT` of the time is lost (of the GPU's, where that is known), or less than `SMALL` and
+2. Where the training stream waits for batches that are made and not on the device for `LIMIT` of the time, and for
+   `ALONE` times what is lost to loading, the transfer is the verdict (`dpex.diagnose.device`).
+3. Once started, less than `LIMIT` of the time is lost (of the GPU's, where that is known), or less than `SMALL` and
    less than `LIMIT` to any one cause, and the start took less than `START_LIMIT`: the consumer is the limit. Time in
    which the training thread waits for a CPU that others hold is not lost to loading, as long as it is below `SMALL`.
-3. Seconds lost are put down to causes (`dpex.diagnose.attribution`). The largest is the verdict if it is at least
+4. Seconds lost are put down to causes (`dpex.diagnose.attribution`). The largest is the verdict if it is at least
    `ALONE` times the second; else "mixed".
-4. What the order costs where ``memory_budget`` keeps the depth small, and a deeper queue would help by replay, is the
+5. What the order costs where ``memory_budget`` keeps the prefetch small, and a deeper queue would help by replay, is
+the
    memory's fault.
 
 Confidence, 0 to 1, is a product: how far the first cause is from the second, (a - b) / (a + b), for "mixed" 1 less
@@ -22,7 +25,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dpex.diagnose.attribution import Losses, is_tiny, losses
+from dpex.core.readable import percent
+from dpex.diagnose import device
+from dpex.diagnose.attribution import LostTime, is_tiny, losses
 from dpex.diagnose.facts import Facts, TransformFacts
 
 Cause = Literal[
@@ -32,6 +37,7 @@ Cause = Literal[
     "transfer",
     "straggler",
     "memory",
+    "sampler",
     "dispatch",
     "crowding",
     "unknown",
@@ -56,6 +62,7 @@ START_LIMIT = 0.1
 ALONE = 2.0
 """Removing a cause that is no more than twice the next one leaves a third of the loss or more."""
 SURE = 0.6
+"""From this confidence on a verdict may be acted on without another look."""
 MOST = 0.5
 """A transform with that share of the computing, or waiting, is named."""
 APART = 4.0
@@ -63,6 +70,7 @@ APART = 4.0
 HELPS = 1.1
 """A deeper queue counts as helping from this many times the rate on: less is within the replay's own error."""
 _HALF_KNOWN = 25
+"""After so many batches a confidence is half of what it becomes with many."""
 _TOLD = 0.01
 """From this share of the time on a cause is told of beside a training step that is the limit."""
 
@@ -73,6 +81,7 @@ TITLES: dict[str, str] = {
     "transfer": "transfer-bound",
     "straggler": "straggler-bound",
     "memory": "memory-bound",
+    "sampler": "sampler-bound",
     "dispatch": "dispatch-bound",
     "crowding": "too few CPUs for the training loop",
     "unknown": "cause unknown",
@@ -87,7 +96,8 @@ LOST_TO: dict[str, str] = {
     "transfer": "moving batches",
     "straggler": "single slow batches",
     "memory": "too few batches in flight",
-    "dispatch": "handing out and taking in",
+    "sampler": "drawing from the sampler",
+    "dispatch": "dispatching work and receiving batches",
     "crowding": "the training loop waiting for a CPU",
     "unknown": "causes that were not measured",
     "startup": "starting",
@@ -96,7 +106,14 @@ LOST_TO: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A number, its unit, and how it was got."""
+    """A number that a verdict rests on.
+
+    Attributes:
+        name: What was measured.
+        value: The number.
+        unit: Its unit: "s", "bytes", "ratio", or "" for a count.
+        how: How it was measured.
+    """
 
     name: str
     value: float
@@ -106,8 +123,20 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """See the module. where: which part of the work, "" if unsaid. lost_ratio, gpu_lost_ratio: shares of wall time that
-    the training loop and the GPU's stream lost, the latter None if unknown. shares: of what is lost, by cause."""
+    """What limits the run, how sure that is, and why.
+
+    Attributes:
+        cause: The cause in one word.
+        where: Which part of the work it is; "" if that cannot be said.
+        sentence: The verdict in one sentence.
+        confidence: How sure it is, from 0 to 1; from 0.6 on it may be acted on.
+        lost_ratio: The share of wall time that the training loop lost to loading, from 0 to 1.
+        gpu_lost_ratio: The share of wall time that the GPU's stream lost; None if unknown.
+        signal: By what it was judged whether loading is the limit: "events": the time that the GPU's stream waited for
+            data, by CUDA events; "wait": the time that the training loop waited, as no stream was seen.
+        shares: The causes and their shares of what is lost, the largest first.
+        evidence: The numbers that it rests on.
+    """
 
     cause: Cause
     where: str
@@ -117,6 +146,7 @@ class Verdict:
     gpu_lost_ratio: float | None
     shares: tuple[tuple[str, float], ...]
     evidence: tuple[Evidence, ...]
+    signal: Literal["events", "wait"] = "wait"
 
     @property
     def title(self) -> str:
@@ -145,23 +175,26 @@ def judge(facts: Facts, deeper: float | None = None) -> Verdict:
         gpu_lost_ratio=facts.gpu_lost_ratio,
         shares=tuple((name, seconds / total) for name, seconds in found.ranked if seconds > 0),
         evidence=tuple(_evidence(facts, found, cause, deeper)),
+        signal="wait" if facts.gpu_lost_ratio is None else "events",
     )
 
 
-def _blaming_memory(facts: Facts, found: Losses, deeper: float | None) -> Losses:
+def _blaming_memory(facts: Facts, found: LostTime, deeper: float | None) -> LostTime:
     if not facts.is_capped or deeper is None or deeper < HELPS:
         return found
     by_cause = dict(found.by_cause)
     by_cause["memory"] += by_cause["straggler"]
     by_cause["straggler"] = 0.0
-    return Losses(by_cause=by_cause, places=found.places, queued_s=found.queued_s, is_undecided=found.is_undecided)
+    return LostTime(by_cause=by_cause, places=found.places, queued_s=found.queued_s, is_undecided=found.is_undecided)
 
 
-def _cause(facts: Facts, found: Losses) -> tuple[Cause, float, list[str]]:
+def _cause(facts: Facts, found: LostTime) -> tuple[Cause, float, list[str]]:
     """The cause, how sure it is but for the number of batches, and what is mixed."""
     if not _is_enough(facts):
         return "too-early", 0.0, []
     lost = _lost_to_loading(facts, found)
+    if _is_late_on_device(facts, found):
+        return "transfer", min(1.0, facts.copies_ratio / (2.0 * LIMIT)), ["transfer"]
     if lost < LIMIT and found.by_cause["startup"] < START_LIMIT * facts.wall_s:
         return "consumer", min(1.0, 2.0 * (1.0 - lost / LIMIT)), []
     (first, a), (_, b) = found.ranked[:2]
@@ -172,17 +205,22 @@ def _cause(facts: Facts, found: Losses) -> tuple[Cause, float, list[str]]:
     return first, apart * clear, [first]  # type: ignore[return-value]
 
 
+def _is_late_on_device(facts: Facts, found: LostTime) -> bool:
+    """Whether what is lost is the training stream's wait for batches that are made and not on the device."""
+    return facts.copies_ratio >= max(LIMIT, ALONE * _lost_to_loading(facts, found))
+
+
 def _is_enough(facts: Facts) -> bool:
     if facts.wall_s >= FEW_S:
         return facts.batches >= FEW_BATCHES
     return facts.batches >= ENOUGH_BATCHES and facts.wall_s >= ENOUGH_S
 
 
-def _lost_to_loading(facts: Facts, found: Losses) -> float:
+def _lost_to_loading(facts: Facts, found: LostTime) -> float:
     """Share of the time that decides whether loading is the limit: all that is lost, the start left out; the largest
     cause alone where all is `SMALL`."""
     crowding = found.by_cause["crowding"] / facts.wall_s
-    lost = facts.stall_ratio if facts.gpu_lost_ratio is None else min(facts.gpu_lost_ratio, facts.stall_ratio)
+    lost = facts.wait_ratio if facts.gpu_lost_ratio is None else min(facts.gpu_lost_ratio, facts.wait_ratio)
     lost = max(0.0, lost - crowding) if crowding < SMALL else lost
     if lost >= SMALL:
         return lost
@@ -190,7 +228,9 @@ def _lost_to_loading(facts: Facts, found: Losses) -> float:
     return min(lost, dearest_s / facts.wall_s)
 
 
-def _where(facts: Facts, found: Losses, cause: str) -> str:
+def _where(facts: Facts, found: LostTime, cause: str) -> str:
+    if cause == "transfer" and _is_late_on_device(facts, found):
+        return device.waited_for(facts)
     if cause == "memory":
         return "memory_budget" if facts.is_capped else "prefetch"
     if cause == "startup" and facts.passes > 1:
@@ -207,17 +247,25 @@ def _culprit(facts: Facts) -> str:
     return f"dataset index {worst.index} was slow {worst.times} times"
 
 
-def _place(facts: Facts, found: Losses, cause: str) -> str:
+def _place(facts: Facts, found: LostTime, cause: str) -> str:
     """Where most of it is, with the transform that takes most of that; the sample that holds others up."""
     if cause == "straggler":
         return _culprit(facts)
+    if cause in ("sampler", "dispatch"):
+        return "" if cause == "dispatch" and is_tiny(facts) else _each_batch(facts, cause)
     place = found.place(cause)
     step = dominant(facts, cause)
     if not place or step is None or " and " in place or step[0].is_collating != (place == "the collate function"):
         return place
     one, share = step
     which = f"the transform {one.short}" if one.is_within else "its own code, beside its transforms"
-    return f"{place}, {_percent(share)} of it in {which}"
+    return f"{place}, {percent(share)} of it in {which}"
+
+
+def _each_batch(facts: Facts, cause: str) -> str:
+    """What the training loop spends on it for each batch, and for which workers."""
+    to_cluster = ", with workers on the cluster" if cause == "dispatch" and facts.remote else ""
+    return f"{1e3 * facts.causes.get(cause, 0.0) / max(1, facts.batches):.2g} ms per batch{to_cluster}"
 
 
 def dominant(facts: Facts, cause: str) -> tuple[TransformFacts, float] | None:
@@ -236,61 +284,71 @@ def dominant(facts: Facts, cause: str) -> tuple[TransformFacts, float] | None:
     return (dearest, share) if share >= MOST and any(one.is_within for one in stage) else None
 
 
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.0f} %"
-
-
-def _sentence(facts: Facts, found: Losses, cause: str, where: str, causes: list[str]) -> str:
-    lost = _percent(facts.lost_ratio)
+def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: list[str]) -> str:
+    lost = percent(facts.lost_ratio)
     if cause == "too-early":
         return (
-            f"Too early to say: {facts.batches} batches in {facts.wall_s:.1f} s were seen; "
-            f"{ENOUGH_BATCHES} in {ENOUGH_S:g} s, or {FEW_BATCHES} in {FEW_S:g} s, are the least to conclude from."
+            f"{facts.batches} batches in {facts.wall_s:.1f} s were measured. A conclusion needs "
+            f"{ENOUGH_BATCHES} batches and {ENOUGH_S:g} s, or {FEW_BATCHES} batches and {FEW_S:g} s."
         )
     if cause == "consumer":
-        return _consumer(facts, found, lost)
+        return _consumer(facts, found, lost) + device.not_the_loader(facts)
+    if where in (device.COPIES, device.TRANSFORM):
+        return device.late_batches(facts)
     if cause == "mixed":
-        parts = " and ".join(_because(name, _place(facts, found, name)) for name in causes)
-        return f"The training loop loses {lost} of its time to loading, for several reasons: {parts}."
-    because = _because(cause, where)
+        parts = "; ".join(_because(facts, name, _place(facts, found, name)) for name in causes)
+        return f"The training loop loses {lost} of its time to loading, for several reasons: {parts}.{_gpu(facts)}"
+    because = _because(facts, cause, where)
     full = " The machine is full: workers wait for a CPU." if cause == "cpu" and _is_full(found) else ""
-    return f"The training loop loses {lost} of its time to loading, as {because}.{full}"
+    return f"The training loop loses {lost} of its time to loading, because {because}.{full}{_gpu(facts)}"
 
 
-def _consumer(facts: Facts, found: Losses, lost: str) -> str:
+def _gpu(facts: Facts) -> str:
+    """What the GPU loses of that, where it is timed."""
+    gpu = facts.gpu_lost_ratio
+    return "" if gpu is None else f" The GPU waits for data for {percent(gpu)} of the time, by CUDA events."
+
+
+def _consumer(facts: Facts, found: LostTime, lost: str) -> str:
     gpu = facts.gpu_lost_ratio
     if gpu is not None and facts.lost_ratio >= LIMIT:
-        idle = f"it lay idle for {_percent(gpu)}"
-        return f"Not data-bound: next() waits for {lost} of the time, but the GPU has work meanwhile: {idle}."
+        idle = f"it is idle for {percent(gpu)}"
+        return (
+            f"Not data-bound: next() waits for {lost} of the time, but the GPU has work meanwhile and, by CUDA events, "
+            f"{idle}."
+        )
     shares = {LOST_TO[name]: seconds / facts.wall_s for name, seconds in found.ranked}
-    beside = ", ".join(f"{_percent(share)} to {name}" for name, share in shares.items() if share >= _TOLD)
+    beside = ", ".join(f"{percent(share)} to {name}" for name, share in shares.items() if share >= _TOLD)
     rest = f": {beside}" if facts.lost_ratio >= LIMIT and beside else ""
-    return f"The training step is the limit: {lost} of the time is lost beside it{rest}."
+    return f"The training step is the limit: {lost} of the time is lost to loading{rest}."
 
 
-def _because(cause: str, where: str) -> str:
-    return _BECAUSE[cause] + (f" ({where})" if where else "")
+def _because(facts: Facts, cause: str, where: str) -> str:
+    because = _SO_SMALL if cause == "dispatch" and is_tiny(facts) else _BECAUSE[cause]
+    return because + (f" ({where})" if where else "")
 
 
-def _is_full(found: Losses) -> bool:
+def _is_full(found: LostTime) -> bool:
     return found.queued_s > 0.3 * found.by_cause["cpu"]
 
 
+_SO_SMALL = "batches are so small that dispatching and receiving them costs more than making them"
 _BECAUSE = {
-    "cpu": "making batches is computing",
-    "storage": "making batches is waiting for data",
-    "transfer": "batches take long to move",
+    "cpu": "making batches takes CPU time",
+    "storage": "making batches waits for data",
+    "transfer": "moving batches takes long",
     "straggler": "single slow batches hold up others that are ready, and workers idle behind them",
-    "memory": "too few batches may be in flight, and workers idle",
-    "dispatch": "batches are so small that handing them out and taking them in costs more than making them",
-    "crowding": "other programs, or workers, hold the CPUs that the training loop itself needs",
-    "unknown": "something in next() takes long that is neither waiting for a batch nor making one: drawing from the "
-    "sampler, handing out work, or errors",
-    "startup": "it waits for the first batches of its passes",
+    "memory": "too few batches may be in flight, so that workers idle",
+    "sampler": "drawing from the sampler takes long, and the training loop does it in next()",
+    "dispatch": "dispatching work to the workers and receiving what they report keeps the training loop itself busy",
+    "crowding": "other programs or workers use the CPUs that the training loop itself needs",
+    "unknown": "something in next() takes long that is neither waiting for a batch, nor making one, drawing from the "
+    "sampler or dispatching work",
+    "startup": "the first batch of each pass takes long",
 }
 
 
-def _evidence(facts: Facts, found: Losses, cause: str, deeper: float | None) -> list[Evidence]:
+def _evidence(facts: Facts, found: LostTime, cause: str, deeper: float | None) -> list[Evidence]:
     evidence = [
         Evidence(name="time lost to loading", value=facts.lost_ratio, unit="ratio", how="timed around every next()"),
         Evidence(name="batches", value=facts.batches, unit="", how="counted"),
@@ -301,7 +359,7 @@ def _evidence(facts: Facts, found: Losses, cause: str, deeper: float | None) -> 
         evidence.append(Evidence(name="GPU time lost", value=facts.gpu_lost_ratio, unit="ratio", how=how))
     if facts.tickets:
         each = facts.tickets
-        cpu_s = sum(lane.cpu_s for lane in facts.lanes.values())
+        cpu_s = sum(pool.cpu_s for pool in facts.pools.values())
         evidence += [
             Evidence(
                 name="making a batch", value=facts.busy_s / each, unit="s", how="wall time where it is made, mean"
@@ -313,6 +371,15 @@ def _evidence(facts: Facts, found: Losses, cause: str, deeper: float | None) -> 
                 how="CPU clocks of all threads that work for it, mean",
             ),
         ]
+    if facts.copies_ratio >= LIMIT:
+        how = "events of the device around the training stream's wait for each batch"
+        evidence.append(
+            Evidence(name="waiting for the device's batches", value=facts.copies_ratio, unit="ratio", how=how)
+        )
+    busy = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
+    if busy is not None:
+        how = "NVML, once a second while the loader was tuned"
+        evidence.append(Evidence(name="GPU runs kernels", value=busy, unit="ratio", how=how))
     evidence += [
         Evidence(name=f"lost to {LOST_TO[name]}", value=seconds, unit="s", how=_HOW[name])
         for name, seconds in found.ranked
@@ -322,8 +389,8 @@ def _evidence(facts: Facts, found: Losses, cause: str, deeper: float | None) -> 
         how = "run queues, from the kernel's schedstat"
         evidence.append(Evidence(name="of that, waiting for a CPU", value=found.queued_s, unit="s", how=how))
     if cause == "memory" and deeper is not None:
-        how = "replay of measured times with four times the depth"
-        evidence.append(Evidence(name="rate with a deeper queue", value=deeper, unit="times", how=how))
+        how = "replay of measured times with four times the prefetch"
+        evidence.append(Evidence(name="rate with a larger prefetch", value=deeper, unit="times", how=how))
     if is_tiny(facts):
         evidence.append(
             Evidence(name="batch size", value=facts.batch_bytes, unit="bytes", how="mean of what was moved")
@@ -338,7 +405,9 @@ _HOW = {
     "storage": "waits, by wall less CPU time and run queues of the stages of the batch waited for",
     "transfer": "waits, by serialising and transit of the batch waited for; pinning; taking batches in",
     "straggler": "waits while later batches were ready, as far as other workers had nothing to do",
-    "memory": "waits while workers had nothing to do as no more may be in flight",
-    "dispatch": "next() busy with handing out and taking in, and waits for workers that were not at work",
+    "memory": "waits while workers had nothing to do because no more batches may be in flight",
+    "sampler": "timed around drawing from the sampler in next()",
+    "dispatch": "timed around messages to and from workers in next(); of tiny batches also waits for workers that were "
+    "not at work",
     "startup": "the first batch of each pass, and waits while no worker ran",
 }

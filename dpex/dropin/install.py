@@ -2,8 +2,8 @@
 
 torch's ``DataLoader`` stays what it is, a class with torch's constructor, attributes and pickle, so that subclasses,
 ``isinstance`` and libraries that rebuild loaders see no difference. Only where it makes an iterator, dpex does
-(`dpex.dropin.proxy_loader`). That one method is replaced as soon as torch defines the class; torch is not imported for
-it, as a script may set variables that torch reads when it is imported.
+(`dpex.dropin.proxy_loader`, `dpex.loader.torch_hooks`). That one method is replaced as soon as torch defines the class;
+torch is not imported for it, as a script may set variables that torch reads when it is imported.
 
 ``dpex diagnose`` comes the same way, but leaves the iterators to torch and has them counted
 (`dpex.dropin.stock.patch`).
@@ -26,11 +26,11 @@ from types import ModuleType
 from typing import Any
 
 from dpex.dropin.options import VARIABLE, DiagnoseOptions, RunOptions
+from dpex.loader import torch_hooks
 
 TARGET = "torch.utils.data.dataloader"
 ROOT = str(Path(__file__).resolve().parents[2])
 _HOOK = str(Path(__file__).resolve().parent / "sitehook")
-_METHOD = "_get_iterator"
 Options = RunOptions | DiagnoseOptions
 
 
@@ -53,11 +53,11 @@ def install(options: Options) -> None:
     if module is not None and hasattr(module, "DataLoader"):
         _replace(module, options)
         return
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-    sys.meta_path.insert(0, _Finder(options))
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _TorchFinder)]
+    sys.meta_path.insert(0, _TorchFinder(options))
 
 
-class _Finder:
+class _TorchFinder:
     """Finds torch's module as Python does, and has its class changed once it is there."""
 
     def __init__(self, options: Options) -> None:
@@ -81,21 +81,44 @@ def _execute(exec_module: Any, options: Options, module: ModuleType) -> None:
 
 
 def _replace(module: ModuleType, options: Options) -> None:
-    loader_class: Any = module.DataLoader
-    current = getattr(loader_class, _METHOD)
-    torchs = getattr(current, "__wrapped__", current)
+    server = _Counting(options) if isinstance(options, DiagnoseOptions) else _Serving(options)
+    torch_hooks.install(module, torch_hooks.SECOND, server)
 
-    @functools.wraps(torchs)
-    def _get_iterator(self: Any) -> Any:
-        if isinstance(options, DiagnoseOptions):
-            from dpex.dropin.stock.patch import iterator as counted
 
-            return counted(self, torchs, options)
+class _Counting:
+    """Leaves the iterators to torch, and has them counted."""
+
+    def __init__(self, options: DiagnoseOptions) -> None:
+        self._options = options
+
+    def serve(self, loader: Any, torchs: torch_hooks.TorchsMethod) -> Any:
+        """See `dpex.loader.torch_hooks.IteratorServer`."""
+        from dpex.dropin.stock.patch import iterator
+
+        return iterator(loader, torchs, self._options)
+
+    def witness(self, iterator: Any, loader: Any) -> None:
+        """Nothing is said."""
+
+
+class _Serving:
+    """Has dpex make the iterators."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+
+    def serve(self, loader: Any, torchs: torch_hooks.TorchsMethod) -> Any:
+        """See `dpex.loader.torch_hooks.IteratorServer`."""
         from dpex.dropin.proxy_loader import iterator
 
-        return iterator(self, torchs, options)
+        return iterator(loader, torchs, self._options)
 
-    setattr(loader_class, _METHOD, _get_iterator)
+    def witness(self, iterator: Any, loader: Any) -> None:
+        """Say it, where a loader makes torch's iterators itself."""
+        if not torch_hooks.asks(loader):
+            from dpex.dropin.proxy_loader import say_unserved
+
+            say_unserved(loader)
 
 
 def has_counted() -> bool:

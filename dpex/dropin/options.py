@@ -16,7 +16,7 @@ Count = int | Literal["auto"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """See ``dpex run --help``. memory_budget: bytes.
+    """See ``dpex run --help``. memory_budget: bytes. quiet: nothing is said at the end.
 
     prefix, root: of the Python these options are for, and of the folder its dpex is in.
     """
@@ -27,6 +27,7 @@ class RunOptions:
     head_address: str = "auto"
     memory_budget: int | None = None
     metrics_port: int | None = None
+    quiet: bool = False
     prefix: str = ""
     root: str = ""
 

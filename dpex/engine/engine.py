@@ -1,62 +1,60 @@
-"""Drives one pass over the data: sampler → schedule → lanes → consumer.
+"""Drives one pass over the data: sampler → schedule → pools → consumer.
 
 All work happens inside `Engine.next`, in the consumer's thread; where batches are pinned, a thread also takes results
 in (`listen`). `resize` may be called from any thread: it is carried out at once when the engine is idle, else at the
 next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends everything.
 
-`prefetch` decides how far ahead it runs, `assignment` where logical workers live, `dispatch` who is sent what,
-`scaling` how many hosts lanes are asked for, `event_handler` what becomes of what they say, `failures` what follows
-when one dies. All of them are called under the engine's lock and none refers to it. `snapshots` is what others see of
-it.
+What is decided, is decided by `dpex.core.engine_state`, which acts on nothing: `performer` performs it, `event_handler`
+tells it what pools report, `supply` has it draw and send, `waiting` waits. All of them are called under the engine's
+lock and none refers to it. `snapshots` is what others see of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from threading import get_native_id
 from typing import Any
 
+from dpex.core.events import EpochBegins, Opened, Resize, Resized
 from dpex.core.placement import Place
-from dpex.core.prefetch import Pace, Sizes
-from dpex.core.schedule import Delivery, Schedule
-from dpex.engine.assignment import Tenancy
-from dpex.engine.dispatch import Dispatch
-from dpex.engine.event_handler import ANY, NOT_BLOCKED, Intake
-from dpex.engine.failures import Casualties
-from dpex.engine.pin_memory import AHEAD, Pinner
-from dpex.engine.scaling import LaneName, Staffing
+from dpex.core.prefetch import Sizes
+from dpex.core.resume_point import ResumePoint
+from dpex.core.schedule import Delivery
+from dpex.engine.drawing import Drawing
+from dpex.engine.event_handler import NOT_BLOCKED, EventHandler
+from dpex.engine.making_here import MakingHere
+from dpex.engine.performer import Performer
+from dpex.engine.plan import EnginePlan
+from dpex.engine.read_batches import ReadBatches
+from dpex.engine.sample_errors import SampleErrors
 from dpex.engine.snapshots import EngineView
-from dpex.engine.unmeasured import Passing
-from dpex.errors import InterruptedSamplerError, IteratorClosedError, WorkerDiedError
-from dpex.measure.consumer_time import Look, Sums, Tally
-from dpex.measure.stall_causes import H2D, NONE_YET, STARTUP, STRAGGLER, Making
-from dpex.pools.base import Lane, LaneTimes
+from dpex.engine.supply import Supply
+from dpex.engine.unmeasured import UnmeasuredBatches
+from dpex.engine.unmeasured_calls import UnmeasuredCalls
+from dpex.engine.waiting import Waiting
+from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
+from dpex.measure.consumer_time import EngineLook, Tally
+from dpex.measure.sums import Sums
+from dpex.measure.wait_causes import SAMPLER, STARTUP, Making
+from dpex.pools.base import WorkerPool
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
-from dpex.system.cpu_clocks import HelperThreads
 from dpex.system.forks import watch
-from dpex.system.gpu.stall import GpuStall
-from dpex.system.interrupts import has_ended, is_interrupt, keep_result, with_lock
+from dpex.system.interrupts import is_interrupt, keep_result, with_lock
 from dpex.system.run_queue import OwnQueue
-from dpex.system.wakeup import Bell
-from dpex.worker.core import Failure, Stages
+from dpex.system.wakeup import Wakeup
+from dpex.worker.outcome import Failure
+from dpex.worker.raw_samples import FailedRead
 
 COLLECT_EVERY_S = 0.001
-_ERRORS = (Failure, WorkerDiedError)
-TICK_S = 1.0
-_INTERRUPTED = (
-    "{kind}, raised by a signal handler, came out of the sampler, a generator that ended with it: this epoch has "
-    "{drawn} batches and no more. Those not yet returned come with the next calls of next(). Begin a new epoch for all "
-    "batches; to go on after such an exception, use a sampler whose iterator is no generator"
-)
+POINT_S = 1.0
+"""Whoever asks where the pass stands waits so long for the thread that is in ``next()``."""
+_OF_WORKERS = (WorkerDiedError, SampleTimeoutError)
+_ERRORS = (Failure, FailedRead, *_OF_WORKERS)
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
     "process only. Call iter(loader) for an iterator of this process; with "
@@ -65,35 +63,12 @@ _INHERITED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What does not change while the engine lives.
-
-    make_unmeasured: as ``make_inline``, without stage times; None: every batch made in this process is measured.
-    """
-
-    logicals: int
-    iterable: bool
-    in_order: bool
-    timeout_s: float
-    base_window: int
-    stretch: bool
-    memory_budget: int | None
-    make_lane: Callable[[LaneName, int], Lane]
-    make_inline: Callable[[int, Any, int], tuple[Any, Stages]]
-    make_unmeasured: Callable[[int, Any, int], Any] | None = None
-    pinner: Pinner | None = None
-    gpu: GpuStall[Any] | None = None
-    metered: bool = False
-
-
 class Engine:
     """See the module."""
 
-    def __init__(self, plan: Plan, sizes: Sizes) -> None:
+    def __init__(self, plan: EnginePlan, sizes: Sizes) -> None:
         began = monotonic()
         self._plan = plan
-        self._sizes = sizes
         self._pid = os.getpid()
         self._turn = threading.RLock()
         """Of the consumer; ``_lock`` guards what is shared with other threads, and is free while the consumer waits."""
@@ -103,69 +78,64 @@ class Engine:
         self._delivery: Delivery | None = None
         self._opened_into: list[Any] = []
         self._opened_at = 0.0
-        self._drawn: deque[Any] = deque()
-        self._sampler_lost_to: BaseException | None = None
-        self._wishes: deque[Sizes] = deque(maxlen=1)
-        self._bell = Bell()
-        self._lanes: dict[str, Lane] = {}
+        self._drawing = Drawing()
+        self._drawn = self._drawing.drawn
+        self._requests: deque[Sizes] = deque(maxlen=1)
+        self._wakeup = Wakeup()
         self._closed = False
-        self._dirty: set[int] = set()
-        self._tenancy = Tenancy(plan.logicals, plan.iterable, self._lanes, self._dirty)
-        self._pace = Pace(
-            base_window=plan.base_window,
-            logical=plan.logicals > 0,
-            stretch=plan.stretch,
-            memory_budget=plan.memory_budget,
-        )
-        self._dispatch = Dispatch(self._lanes, self._tenancy, self._pace, self._dirty, logical=plan.logicals > 0)
-        self._staffing = Staffing(plan.make_lane, self._lanes, self._tenancy, self._dispatch)
-        self._casualties = Casualties(self._tenancy, self._dispatch, self._dirty, iterable=plan.iterable)
-        self._intake = Intake(
-            self._lanes,
-            self._tenancy,
-            self._pace,
-            self._dispatch,
-            self._casualties,
-            self._bell,
-            logical=plan.logicals > 0,
-        )
-        self._epoch = -1
-        self._consumer = 0
+        self._state = plan.state(sizes)
+        self._performer = Performer(self._state, plan.make_pool)
+        self._instructions = self._state.instructions
+        self._pools = self._performer.pools
+        self._sample_errors = SampleErrors(plan.samples, self._instructions)
+        self._event_handler = EventHandler(self._state, self._performer, self._wakeup, self._sample_errors)
         self._tally = Tally(detailed=plan.metered, queue=OwnQueue().seconds)
-        self._here = LaneTimes()
-        self._passing = Passing(self._tally, self._here, plan.gpu)
-        self._stretch = self._passing.stretch
-        self._stages_here: tuple[float, float, float, float, int] | None = None
-        self._helpers = HelperThreads()
-        self._granting = False
+        self._supply = Supply(self._state, self._performer, self._event_handler, self._drawing, self._tally)
+        self._consumer = 0
         self._errors: Counter[str] = Counter()
-        self._collected_at = 0.0
-        self.sampler: Iterator[Any] = iter(())
-        self.schedule = self._new_schedule()
+        self._waiting = Waiting(
+            plan, self._state, self._pools, self._event_handler, self._drawing, self._tally, self._errors, self._wakeup
+        )
+        slow_samples = self._event_handler.slow_samples
+        self._making = MakingHere(plan, self._state, self._tally, self._errors, slow_samples, self._sample_errors)
+        self._passing = UnmeasuredBatches(self._tally, self._making.times, plan.gpu)
+        self._stretch = self._passing.stretch
+        self._unmeasured = UnmeasuredCalls(
+            plan,
+            self._state,
+            self._drawing,
+            self._passing,
+            self.returned,
+            self._tally,
+            self._making.times,
+            self._errors,
+        )
+        self._ahead = self._unmeasured.ahead
+        self._granting = False
+        self.schedule = self._state.schedule
         self._view = EngineView(
             tally=self._tally,
-            here=self._here,
+            here=self._making.times,
             errors=self._errors,
-            pace=self._pace,
-            lanes=self._lanes,
-            dispatch=self._dispatch,
-            casualties=self._casualties,
-            slowest=self._intake.slowest,
-            slow_samples=self._intake.slow_samples,
+            state=self._state,
+            pools=self._pools,
+            slowest=self._event_handler.slowest,
+            slow_samples=slow_samples,
+            sample_errors=self._sample_errors,
             gpu=plan.gpu,
+            feed=plan.feed,
             passing=self._passing,
         )
         watch(self)
-        self._staffing.open(sizes)
+        self._performer.tell(Opened())
         self._tally.causes[STARTUP] += monotonic() - began
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def _new_schedule(self) -> Schedule:
-        return Schedule(window=self._pace.window(self._sizes), queues=self._plan.logicals, in_order=self._plan.in_order)
+    def begin_epoch(self, sampler: Iterator[Any] | ReadBatches, resume: ResumePoint | None = None) -> None:
+        """Start a pass: tickets are drawn from ``sampler``, up to the prefetch at once.
 
-    def begin_epoch(self, sampler: Iterator[Any]) -> None:
-        """Start a pass: tickets are drawn from ``sampler``, up to the window at once.
+        ``resume``: where it goes on if another run began it; ``sampler`` begins there, too.
 
         Raises:
             IteratorClosedError: it was closed, or this process is a forked child of its owner.
@@ -175,45 +145,46 @@ class Engine:
                 raise self._why_closed()
             began = monotonic()
             self._passing.end()
-            self._drop_undelivered()
-            self._tenancy.new_epoch(self._epoch, self.schedule.issued() if self._plan.logicals else ())
-            self._epoch += 1
-            for lane in self._lanes.values():
-                lane.new_epoch(self._epoch)
-            self.sampler = sampler
-            self._drawn.clear()
-            self._sampler_lost_to = None
-            self._dispatch.new_epoch()
-            self.schedule = self._new_schedule()
+            self._making.settle()
+            self._drop_what_was_handed_out()
+            self._performer.tell(EpochBegins(resume))
+            if self._plan.pinner is not None:
+                self._plan.pinner.begin_epoch()
+            self.schedule = self._state.schedule
+            self._drawing.begin(sampler, self.schedule)
+            if resume is not None and resume.ahead:
+                self._drawing.pass_over(self._state, resume.ahead)
             self._tally.returned_at = 0.0
             self._consumer = get_native_id()
-            if self._lanes or self._sizes.local + self._sizes.remote:
-                self._fill()
+            if self._pools or not self._state.is_all_made_here():
+                self._supply.fill()
             self._tally.causes[STARTUP] += monotonic() - began
 
-    def _drop_undelivered(self) -> None:
-        """What was made in an epoch that was broken off: decoding and dropping it gives its memory back."""
+    def _drop_what_was_handed_out(self) -> None:
+        """Of an epoch that was broken off: decoding a batch and dropping it gives its memory back."""
         self.returned.clear()
+        self._unmeasured.drop()
         taken, self._delivery = self._delivery, None
-        for delivery in (*self.schedule.undelivered(), *([taken] if taken is not None else [])):
+        if taken is not None:
             with contextlib.suppress(Exception):
-                delivery.payload()
+                taken.payload()
 
     def close(self, grace_s: float = 5.0) -> None:
-        """End all lanes; idempotent, and harmless in a process that was forked from the owner.
+        """End all pools; idempotent, and harmless in a process that was forked from the owner.
 
         From any thread: a consumer that waits in `next` meanwhile gets an `IteratorClosedError`.
         """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._bell.ring()
-        with_lock(self._lock, lambda _: self._end_lanes(grace_s), grace_s)
+        self._stretch.until = 0.0
+        self._wakeup.ring()
+        with_lock(self._lock, lambda _: self._end_pools(grace_s), grace_s)
 
-    def _end_lanes(self, grace_s: float) -> None:
-        for lane in self._lanes.values():
-            lane.close(grace_s)
-        self._bell.close()
+    def _end_pools(self, grace_s: float) -> None:
+        for pool in self._pools.values():
+            pool.close(grace_s)
+        self._wakeup.close()
 
     def inherited(self) -> None:
         """See `dpex.system.forks`: in this process it only knows that it is closed. Its workers are the parent's."""
@@ -240,17 +211,17 @@ class Engine:
         Raises:
             StopIteration: at the end.
             Exception: the batch's own, in its place.
-            RuntimeError: on a timeout.
+            BatchTimeoutError: no batch came in time.
             IteratorClosedError: it was closed.
         """
         with self._turn:
-            if self._stretch.left and self._pass(hand):
+            if self.pass_unmeasured(hand):
                 return
             tally, over, entered = self._tally, False, monotonic()
             gpu, mark = self._plan.gpu, None
-            self._opened_at, self._stages_here = 0.0, None
-            if self._plan.make_unmeasured is not None:
-                self._passing.entered(entered)
+            self._opened_at = 0.0
+            if self._making.stages is not None:
+                self._after_one_made_here(entered)
             tally.enter(entered)
             starting = tally.starting
             try:
@@ -279,15 +250,48 @@ class Engine:
             if not starting:
                 self._may_pass_next(now, entered)
 
+    def next_if_ready(self, hand: list[Any]) -> bool:
+        """As `next`, but without a wait: False, and nothing in ``hand``, where the next batch is not there yet.
+
+        Nothing of it is measured: whoever asks has a wait of its own.
+        """
+        with self._turn:
+            while not hand:
+                with self._lock:
+                    wait = self._attend(hand, monotonic())
+                if wait is not None:
+                    return False
+            if type(hand[0]) in _ERRORS:
+                self._raise_from(hand)
+        return True
+
+    def descriptors(self) -> list[int]:
+        """What turns readable when workers have something to say."""
+        return [fd for pool in self._pools.values() for fd in pool.descriptors()]
+
+    def _after_one_made_here(self, entered: float) -> None:
+        """A call begins that is measured, and the one before made its batch in this process."""
+        with self._lock:
+            self._unmeasured.settle()
+            self._making.stages = None
+            if self._plan.make_run is not None:
+                self._passing.entered(entered)
+
     def _may_pass_next(self, now: float, entered: float) -> None:
         """The call that began at ``entered`` is over, and was measured: maybe those after it need not be."""
-        stages = self._stages_here
-        if self._plan.make_unmeasured is not None and stages is not None and not self._lanes:
-            self._passing.left(now, entered, self._opened_at, stages)
+        plan, stages = self._plan, self._making.stages
+        if plan.make_run is None or stages is None or plan.pinner is not None:
+            return
+        with self._lock:
+            if not self.schedule.idle or not self._state.is_all_made_here():
+                return
+            self._passing.left(now, entered, self._opened_at, stages, self._making.dataset_s)
+            if self._requests or self._closed:  # after that: whoever asks for something ends the stretch
+                self._stretch.until = 0.0
 
     def _note(self, error: Exception) -> None:
         """Count an error that comes out of `next`. Raises IteratorClosedError where it may come of being closed."""
-        if isinstance(error, WorkerDiedError):
+        if isinstance(error, _OF_WORKERS):
             self._errors["worker"] += 1
         if self._closed and not isinstance(error, IteratorClosedError):
             raise self._why_closed() from error  # a signal handler, or another thread, has done so just now
@@ -295,9 +299,11 @@ class Engine:
     def _raise_from(self, hand: list[Any]) -> None:
         value = hand[0]
         del hand[:]
-        if isinstance(value, WorkerDiedError):
+        if isinstance(value, _OF_WORKERS):
             raise value
         self._errors["batch"] += 1
+        if isinstance(value, FailedRead):
+            raise value.error
         value.wrapper.reraise()
 
     def _attend(self, hand: list[Any], entered: float) -> Callable[[], Any] | None:
@@ -305,7 +311,7 @@ class Engine:
         if self._tally.blocked_at:
             self._tally.unblock(monotonic())
             if not self._closed:
-                self._bell.hush()
+                self._wakeup.clear()
         if self._closed:
             raise StopIteration if self.schedule.finished else self._why_closed()
         if self._delivery is not None:
@@ -315,11 +321,14 @@ class Engine:
             del self.returned[0]
         if hand:
             return None
-        if self._wishes:
-            self._grant_wishes()
-        if entered - self._collected_at > COLLECT_EVERY_S:
-            self._collect()
-        if self._plan.pinner is None and self.schedule.idle and self._all_inline():
+        if self._instructions:
+            self._performer.resume()
+            self._performer.raise_fatal()
+        if self._requests:
+            self._grant_requests()
+        if entered - self._supply.collected_at > COLLECT_EVERY_S:
+            self._supply.collect()
+        if self._plan.pinner is None and self.schedule.idle and self._state.is_all_made_here():
             self._straight_through(hand)
             return None
         return self._seek(hand, entered)
@@ -327,8 +336,10 @@ class Engine:
     def _seek(self, hand: list[Any], entered: float) -> Callable[[], Any] | None:
         """The next batch in turn: hand it out, make it, or return what to wait for."""
         schedule, pinner = self.schedule, self._plan.pinner
+        if self._making.unsettled is not None:
+            self._making.settle()
         while True:
-            if pinner is not None and (wait := self._pinning(pinner, entered)) is not None:
+            if pinner is not None and (wait := self._waiting.for_pinning(pinner, entered)) is not None:
                 return wait
             self._delivery = schedule.peek()
             if self._delivery is not None:
@@ -336,15 +347,18 @@ class Engine:
                 return None
             if schedule.finished:
                 raise StopIteration
-            self._fill(starving=True)
-            if self._all_inline():
-                self._make_inline()
-            elif not self._collect():
+            self._supply.fill(starving=True)
+            if self._state.is_all_made_here():
+                self._making.make_next()
+            elif not self._supply.collect():
                 if schedule.finished:
                     raise StopIteration
-                if not self._nobody_is_there():
+                if self._state.must_be_made_here_meanwhile():
+                    self._making.make_next()
+                elif (ticket := self._state.ticket_to_stand_in_for()) is not None:
+                    self._making.stand_in(ticket)
+                else:
                     return self._prepared_wait(entered)
-                self._make_inline()
 
     def _hand_out(self, hand: list[Any]) -> None:
         """Open what is to be delivered; each step may be done again, should it be broken off."""
@@ -352,8 +366,8 @@ class Engine:
         if delivery is not None and not self._opened_into:
             self.schedule.deliver(delivery)
             self._count(delivery)
-            if self._plan.logicals or (self._lanes and not self._all_inline()):
-                self._fill()
+            if self._plan.logicals or (self._pools and not self._state.is_all_made_here()):
+                self._supply.fill()
             self._opened_at = monotonic()
             self._opened_into = hand
             try:
@@ -365,180 +379,32 @@ class Engine:
         self._delivery, self._opened_into = None, []
 
     def _count(self, delivery: Delivery) -> None:
-        tally, intake = self._tally, self._intake
+        tally, events = self._tally, self._event_handler
         tally.batches += 1
         tally.samples += delivery.samples
         if tally.pending_s:
-            tally.explain(Making(*intake.awaited_making) if intake.awaited_making else None)
-        intake.awaited, intake.awaited_making = NOT_BLOCKED, ()
+            tally.explain(Making(*events.awaited_making) if events.awaited_making else None)
+        events.awaited, events.awaited_making = NOT_BLOCKED, ()
         if self._plan.pinner is not None:
             tally.pinned_bytes += delivery.nbytes
 
-    def _pinning(self, pinner: Pinner, entered: float) -> Callable[[], Any] | None:
-        """Have what is next in turn pinned; returns the wait for the first of it."""
-        job = pinner.hand_over(self.schedule, 1 + AHEAD)
-        if job is None or job.finished.is_set():
-            return None
-        deadline = entered + self._plan.timeout_s if self._plan.timeout_s > 0 else math.inf
-        self._tally.block(monotonic(), H2D)
-        return partial(self._await_pinned, pinner, job, deadline)
-
-    def _await_pinned(self, pinner: Pinner, job: Any, deadline: float) -> None:
-        if not pinner.wait(job, deadline):
-            raise self._timed_out()
-
-    def _why_blocked(self) -> int:
-        """For want of what the consumer is about to wait; the batch itself may have to tell."""
-        if self.schedule.ready:
-            return STRAGGLER
-        if not any(lane.counts.running for lane in self._lanes.values()):
-            return STARTUP
-        self._intake.awaited = self.schedule.next_number if self._plan.in_order else ANY
-        return NONE_YET
-
-    def _idle_ratio(self) -> float:
-        """Workers that have nothing to do."""
-        lanes, schedule = self._lanes.values(), self.schedule
-        hosts = sum(lane.counts.running for lane in lanes)
-        if self._plan.logicals:
-            at_work = schedule.at_work
-        else:
-            at_work = schedule.pending() + sum(min(self._dispatch.load[lane.name], lane.at_work()) for lane in lanes)
-        return max(0.0, 1.0 - at_work / hosts) if hosts else 0.0
-
-    def _timed_out(self) -> RuntimeError:
-        self._errors["timeout"] += 1
-        return RuntimeError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
-
     def _prepared_wait(self, entered: float) -> Callable[[], Any]:
         """Do what is to be done before a wait, and return it."""
-        limit = TICK_S
-        if self._plan.timeout_s > 0:
-            left = entered + self._plan.timeout_s - monotonic()
-            if left <= 0:
-                raise self._timed_out()
-            limit = min(limit, left)
-        self._widen_for_stragglers()
-        self._take_over_locally()
-        self._staffing.give_up_if_nobody_can_come()
-        self._bell.watch(fd for lane in self._lanes.values() for fd in lane.descriptors())
-        self._tally.block(monotonic(), self._why_blocked(), self._idle_ratio())
-        return partial(self._bell.sleep, limit)
-
-    def _widen_for_stragglers(self) -> None:
-        """Finished batches wait behind a slow one, and nothing is left to hand out: look further ahead.
-
-        Tickets of logical workers go to each in turn, so that it may take several until somebody idle has one.
-        """
-        schedule, plan = self.schedule, self._plan
-        said = self._sizes.prefetch is not None or self._sizes.depth is not None
-        if said or (plan.logicals and not plan.stretch):
-            return
-        hosts = sum(lane.counts.running for lane in self._lanes.values())
-        while schedule.ready and not schedule.room and self._at_work() < hosts:
-            drawn = schedule.drawn
-            if not self._pace.widen(schedule.window, schedule.ready):
-                return
-            schedule.set_window(self._pace.window(self._sizes))
-            self._fill(starving=True)
-            if schedule.drawn == drawn:
-                return
-
-    def _at_work(self) -> int:
-        """Workers that have something to do, if each has one ticket at most, or those of its logical workers."""
-        return self.schedule.at_work if self._plan.logicals else self.schedule.in_flight
-
-    def _take_over_locally(self) -> None:
-        sizes = self._staffing.take_over_locally(self._sizes, self._epoch)
-        if sizes is not None:
-            self._sizes = sizes
-            self._dirty.update(range(max(1, self._plan.logicals)))
-            self._fill(starving=True)
-
-    # -- drawing -------------------------------------------------------------------------------------------------
-
-    def _fill(self, starving: bool = False) -> None:
-        schedule = self.schedule
-        room = schedule.room
-        if room and self._pace.is_budgeted:
-            room = self._pace.within_budget(room, self._sizes, schedule.in_flight, schedule.ready_bytes)
-        if room and (starving or self._pace.group == 1 or room >= self._pace.group):
-            if self._all_inline():
-                room = 1 if not schedule.in_flight else 0
-            if room:
-                self._draw(room)
-                self._dispatch.incomplete.clear()
-        if self._dirty and (starving or not schedule.ready or self._dirty != self._dispatch.incomplete):
-            try:
-                self._dispatch.issue(schedule, self._epoch, starving=starving)
-            except OSError:  # no descriptor is left: an error once somebody is short of a batch
-                if starving:
-                    raise
-
-    def _draw(self, count: int) -> None:
-        """Draw from the sampler, after what an exception kept from being made a ticket."""
-        drawn, schedule = self._drawn, self.schedule
-        self._draw_indices(max(0, count - len(drawn)))
-        over = len(drawn) < count
-        try:
-            for _ in range(min(count, len(drawn))):
-                self._dirty.add(schedule.draw_first(drawn).queue)
-        except BaseException:
-            self._dirty.update(range(max(1, self._plan.logicals)))
-            raise
-        if over:
-            self._end_of_sampler()
-
-    def _draw_indices(self, count: int) -> None:
-        """Take that many indices out of the sampler, or as many as it still has."""
-        try:
-            self._drawn.extend(islice(self.sampler, count))
-        except BaseException as error:
-            if is_interrupt(error) and has_ended(self.sampler):
-                self._sampler_lost_to = error
-            raise
-
-    def _end_of_sampler(self) -> None:
-        """Nothing more is drawn. Raises InterruptedSamplerError if there would have been more."""
-        self.schedule.end_of_sampler()
-        error, self._sampler_lost_to = self._sampler_lost_to, None
-        if error is not None:
-            text = _INTERRUPTED.format(kind=type(error).__name__, drawn=self.schedule.drawn)
-            raise InterruptedSamplerError(text) from error
+        self._supply.before_a_wait()
+        self._making.rest()
+        return self._waiting.for_results(entered)
 
     # -- in this process -----------------------------------------------------------------------------------------
-
-    def _all_inline(self) -> bool:
-        sizes = self._sizes
-        if sizes.local or sizes.remote:
-            return False
-        for lane in self._lanes.values():  # noqa: SIM110  (`any` of a generator costs thrice as much, per batch)
-            if lane.counts.requested:
-                return False
-        return True
-
-    def _nobody_is_there(self) -> bool:
-        """Whether local workers are seconds away, or cannot be started, and this process may make batches meanwhile.
-
-        It may under ``seeding="batch"``, where nobody can tell who made a batch, and where local workers are wanted:
-        this machine can read the data.
-        """
-        if self._plan.logicals or self._plan.iterable or not self.schedule.pending():
-            return False
-        local = self._lanes.get("local")
-        if local is None or not local.counts.wanted:
-            return False
-        none_can_come = local.failed is not None or local.counts.most == 0
-        is_coming_slowly = local.starts_slowly and local.counts.requested > 0
-        return (none_can_come or is_coming_slowly) and not any(lane.hosts() for lane in self._lanes.values())
 
     def _straight_through(self, hand: list[Any]) -> None:
         """Draw, make and hand out one batch, with nothing else on its way: an error of its own is its delivery."""
         drawn, schedule = self._drawn, self.schedule
         if not drawn:
-            self._draw_one()
+            began = monotonic()
+            self._drawing.draw_one(schedule)
+            self._tally.busy(SAMPLER, began, monotonic())
         try:
-            made, samples = self._made_here(schedule.drawn, drawn[0])
+            made, samples = self._making.make(schedule.drawn, drawn[0])
         except Exception as error:
             if not is_interrupt(error):
                 schedule.straight_through(drawn)
@@ -551,83 +417,35 @@ class Engine:
         del drawn[0]
         hand += (made,)
 
-    def _draw_one(self) -> None:
-        """Have an index in ``_drawn``, which is empty. Raises StopIteration if there is none any more."""
-        self._draw_indices(1)
-        if not self._drawn:
-            self._end_of_sampler()
-            raise StopIteration
+    def pass_unmeasured(self, hand: list[Any]) -> bool:
+        """As `next`, while tiny batches are made in this process, without measuring it (see `UnmeasuredCalls`).
 
-    def _pass(self, hand: list[Any]) -> bool:
-        """As `_straight_through`, without measuring it; False: there is something to attend to, or to be measured."""
-        stretch, schedule, drawn, entered = self._stretch, self.schedule, self._drawn, monotonic()
+        Whoever other than `next` calls it saves a call, and calls `next` where this returns False: then nothing is in
+        ``hand``, as there is something to attend to, or to be measured.
+        """
+        stretch = self._stretch
+        if not stretch.left or self.returned:
+            return False
+        ahead = self._ahead
         with self._lock:
-            if entered >= stretch.until or self._closed or self._wishes or self._lanes or self.returned:
+            if not stretch.left or not stretch.until or not (ahead or self._made_ahead()):
                 return False
-            inside_s, _ = stretch.spent
-            stretch.spent = inside_s, entered
-            try:
-                if not drawn:
-                    self._draw_one()
-                stretch.index = index = drawn[0]
-                made = self._plan.make_unmeasured(schedule.drawn, index, self._epoch)  # type: ignore[misc]
-                stretch.left -= 1  # from here on without a call: see `dpex.system.interrupts`
-                schedule.drawn = schedule.next_number = schedule.drawn + 1
-                schedule.delivered += 1
-                del drawn[0]
-                hand += (made,)
-            except BaseException as error:
-                self._passing.broke_off(error)
-                if drawn and isinstance(error, Exception) and not is_interrupt(error):
-                    self._errors["batch"] += not isinstance(error, StopIteration)
-                    schedule.straight_through(drawn)
-                if isinstance(error, Exception) and not isinstance(error, StopIteration):
-                    self._note(error)
-                raise
-        stretch.left_at = now = monotonic()
-        stretch.spent = inside_s + now - entered, 0.0
+            schedule = self.schedule
+            made, stretch.index = ahead[0]
+            stretch.left -= 1
+            schedule.drawn = schedule.next_number = schedule.drawn + 1
+            schedule.delivered += 1
+            del ahead[0]
+            hand += (made,)
         return True
 
-    def _make_inline(self) -> None:
-        for ticket in self.schedule.take(1):
-            try:
-                made, samples = self._made_here(ticket.number, ticket.index)
-            except BaseException as error:
-                self.schedule.give_back([ticket])
-                if not is_interrupt(error):  # its error is its delivery
-                    self.schedule.done(ticket.number, None)
-                    self.schedule.pop()
-                raise
-            self.schedule.done(ticket.number, lambda made=made: made, samples)
-
-    def _made_here(self, number: int, index: Any) -> tuple[Any, int]:
-        """A batch made in this process, and how many samples it has."""
-        helpers = self._helpers
-        if helpers.is_looking:
-            helpers.begin()
-        began = monotonic()
+    def _made_ahead(self) -> bool:
         try:
-            made, stages = self._plan.make_inline(number, index, self._epoch)
-        except BaseException as error:
-            self._errors["batch"] += isinstance(error, Exception) and not isinstance(error, StopIteration)
+            return self._unmeasured.make()
+        except Exception as error:
+            if not isinstance(error, StopIteration):
+                self._note(error)
             raise
-        now = monotonic()
-        service_s = now - began
-        if helpers.is_looking or now >= helpers.due:
-            helpers.end(now, service_s)
-        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, samples, steps, slowest = stages
-        load_s = service_s - collate_s  # what is neither the dataset's nor the collate function's is seeding: computed
-        helped = helpers.ratio(service_s) if helpers.each_s else 0.0
-        load_cpu_s = fetch_cpu_s + load_s - fetch_s + helped * load_s
-        collate_cpu_s += helped * collate_s
-        counted = load_s, collate_s, load_cpu_s, collate_cpu_s, samples, steps, slowest
-        self._stages_here = counted[:5]
-        self._here.count(counted, load_cpu_s + collate_cpu_s, 0.0)
-        self._tally.made_here(load_s, load_cpu_s, collate_s)
-        if slowest and slowest[0] > self._intake.slow_samples.least_s:
-            self._intake.slow_samples.add(slowest[0], index, slowest[1])
-        self._pace.learn_here(service_s)
-        return made, samples
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -639,98 +457,81 @@ class Engine:
         with self._lock:
             if self._closed or self._plan.pinner is None:
                 return []
-            try:
-                if not self._enough_ahead():
-                    self._intake.overhear(self.schedule, self._epoch)
-            except Exception as error:
-                self._intake.fatal = error
-            self._plan.pinner.hand_over(self.schedule, AHEAD)
-            if self._intake.waits_for_consumer or self._enough_ahead():
-                return []
-            return [fd for lane in self._lanes.values() for fd in lane.descriptors()]
-
-    def _enough_ahead(self) -> bool:
-        return len(self.schedule.upcoming(AHEAD)) == AHEAD
-
-    def _collect(self) -> bool:
-        """Take in what the lanes have to say; True if there was anything."""
-        self._collected_at = monotonic()
-        heard = self._intake.collect(self.schedule, self._epoch)
-        if heard:
-            self._learn()
-            if self._dirty:
-                self._dispatch.issue(self.schedule, self._epoch, starving=not self.schedule.ready)
-        return heard
-
-    def _learn(self) -> None:
-        """Set message size and window by what is known of the work."""
-        self._pace.regroup(self._sizes, self._dispatch.hosts())
-        window = self._pace.window(self._sizes)
-        if window != self.schedule.window:
-            self.schedule.set_window(window)
+            return self._event_handler.listen(self._plan.pinner)
 
     # -- resizing ------------------------------------------------------------------------------------------------
 
     def resize(self, sizes: Sizes) -> None:
-        """Change hosts and window, from any thread; at once if the engine is idle, else within its next turn."""
+        """Change workers and prefetch, from any thread; at once if the engine is idle, else within its next turn."""
         if self._closed:
             return
-        self._wishes.append(sizes)
+        self._requests.append(sizes)
+        self._stretch.until = 0.0
         with_lock(self._lock, self._grant_if)
-        self._bell.ring()
+        self._wakeup.ring()
 
     def _grant_if(self, is_idle: bool) -> None:
         if is_idle and not self._closed:
-            self._grant_wishes()
+            self._grant_requests()
 
-    def wish(self, sizes: Sizes) -> None:
+    def request(self, sizes: Sizes) -> None:
         """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
         if self._closed:
             return
-        self._wishes.append(sizes)
-        self._bell.ring()
+        self._requests.append(sizes)
+        self._stretch.until = 0.0
+        self._wakeup.ring()
 
-    def _grant_wishes(self) -> None:
-        """Carry out the latest wish; those before it do not matter any more."""
-        if self._wishes:
+    def _grant_requests(self) -> None:
+        """Carry out the latest request; those before it do not matter any more."""
+        self._unmeasured.settle()
+        if self._instructions:
+            self._performer.resume()
+        if self._requests:
             self._granting = True
             try:
-                wish = self._wishes[-1]
-                self._sizes = wish if self._plan.iterable else self._staffing.grant(wish, self._epoch)
+                request = self._requests[-1]
+                self._performer.tell(Resize(request))
             finally:
                 self._granting = False
-            if self._wishes[-1] is wish:
-                self._wishes.pop()
-        self.schedule.set_window(self._pace.window(self._sizes))
-        self._tenancy.rebalance()
-        if self._lanes:
-            self._fill()
+            if self._requests[-1] is request:
+                self._requests.pop()
+        self._performer.tell(Resized())
+        if self._pools:
+            self._supply.fill()
 
     # -- looking in ----------------------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
         """A snapshot; see `LoaderStats`."""
-        return self._view.stats(self.schedule, self._epoch)
+        return self._view.stats()
 
-    def look(self) -> Look:
+    def point(self) -> ResumePoint | None:
+        """Where the pass stands by the batches that were handed out, from any thread; None: the engine has been busy
+        for `POINT_S`, which only a sampler or a dataset that makes batches here can keep it."""
+        points: list[ResumePoint] = []
+        with_lock(self._lock, lambda is_idle: points.extend(self._points()) if is_idle else None, POINT_S)
+        return points[0] if points else None
+
+    def _points(self) -> Iterator[ResumePoint]:
+        delivery = self._delivery
+        undelivered = len(self.returned) + (delivery is not None and not self.schedule.awaits(delivery))
+        point = self._drawing.with_reading(self._state.point(undelivered))
+        if point is not None:
+            yield point
+
+    def look(self) -> EngineLook:
         """For the tuner, from its thread: does not wait for the consumer."""
-        return self._view.look(
-            self.schedule,
-            self._epoch,
-            self._sizes,
-            unwilling=self._granting or bool(self._wishes),
-            refused=self._staffing.refused,
-            thread=self._consumer,
-        )
+        return self._view.look(resizing=self._granting or bool(self._requests), thread=self._consumer)
 
     def sums(self) -> Sums:
         """For whoever exports metrics, from any thread: does not wait for the consumer either."""
-        return self._view.sums(self.schedule)
+        return self._view.sums(self._consumer)
 
-    def first_tenant(self, place: Place) -> int:
+    def first_logical_worker(self, place: Place) -> int:
         """The lowest number of the logical workers that live there, or a number above all of them."""
-        return min(self._tenancy.tenants(place), default=self._plan.logicals)
+        return min(self._state.assignment.lives_at(place), default=self._plan.logicals)
 
-    def lane(self, name: str) -> Lane | None:
-        """The lane of that name, if it was ever needed."""
-        return self._lanes.get(name)
+    def pool(self, name: str) -> WorkerPool | None:
+        """The pool of that name, if it was ever needed."""
+        return self._pools.get(name)

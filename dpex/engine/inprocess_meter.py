@@ -10,17 +10,22 @@ from collections.abc import Callable
 from time import thread_time
 from typing import Any
 
-from dpex.engine.unmeasured import Passing, UnderWay, with_stretch
-from dpex.measure.consumer_time import Sums, Tally, lane_sums
+from dpex.core.names import INLINE
+from dpex.engine.sample_errors import NOBODY
+from dpex.engine.unmeasured import RunInProgress, UnmeasuredBatches, with_stretch
+from dpex.feed.feed import Feed, counted
+from dpex.measure.consumer_time import Tally
 from dpex.measure.sampling import SlowestSamples
-from dpex.pools.base import LaneTimes
+from dpex.measure.sums import Sums
+from dpex.measure.wait_causes import SAMPLER
+from dpex.pools.base import PoolTimes
 from dpex.profile.live_timer import Row, TicketTimer
-from dpex.stats import LaneStats, LoaderStats
+from dpex.stats import LoaderStats, PoolStats
 from dpex.system.clock import monotonic
 from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S, HelperThreads
 from dpex.system.gpu.stall import GpuStall
 from dpex.system.run_queue import OwnQueue
-from dpex.worker.core import SampleClock
+from dpex.worker.fetch import SampleClock
 
 
 class InlineMeter:
@@ -40,6 +45,8 @@ class InlineMeter:
         may_pass: bool = False,
     ) -> None:
         self._gpu = gpu
+        self.feed: Feed | None = None
+        """What brings the batches to a device; set before the first call."""
         self._dataset = dataset
         self._timer = timer or TicketTimer(is_on=False)
         self._is_timed = False
@@ -47,8 +54,10 @@ class InlineMeter:
         self._entered = 0.0
         self._auto_collation = auto_collation
         self._tally = Tally(detailed=True, queue=OwnQueue().seconds)
-        self._times = LaneTimes()
+        self._times = PoolTimes()
         self._errors: Counter[str] = Counter(batch=0)
+        self.sample_errors = NOBODY
+        """Set by whoever makes batches although some samples cannot be had."""
         self._opened = self._drawn_at = self._cpu_drawn_at = 0.0
         self._unclocked = 0
         self._ratios = (1.0, 1.0)
@@ -58,7 +67,7 @@ class InlineMeter:
         self._index: Any = None
         self._may_pass = may_pass
         self._stages: tuple[float, float, float, float, int] = (0.0, 0.0, 0.0, 0.0, 0)
-        self._passing = Passing(self._tally, self._times, gpu)
+        self._passing = UnmeasuredBatches(self._tally, self._times, gpu)
         self.stretch = self._passing.stretch
 
     def enter(self) -> None:
@@ -74,6 +83,7 @@ class InlineMeter:
     def drawn(self) -> None:
         """The sampler said which one."""
         now = monotonic()
+        self._tally.busy(SAMPLER, self._entered, now)
         if now >= self._timer.due:
             self._is_timed = self._timer.begin(now, self._dataset)
             now, self._unclocked = monotonic(), 0
@@ -130,7 +140,7 @@ class InlineMeter:
                 stages = self._timer.without_cost(stages)
                 steps = self._timer.rows(self._dataset, stages)
             self._stages = stages
-            count((*stages, steps, slowest), load_cpu_s + collate_cpu_s, 0.0)
+            count((*stages, steps, slowest, ()), load_cpu_s + collate_cpu_s, 0.0)
             tally.made_here(load_s, load_cpu_s, collate_s)
             tally.batches += 1
             tally.samples += samples
@@ -156,7 +166,7 @@ class InlineMeter:
         starting = self._tally.starting
         self._tally.leave(self._opened, now, over=over)
         if self._may_pass and self._opened and error is None and not starting:
-            self._passing.left(now, self._entered, self._opened, self._stages)
+            self._passing.left(now, self._entered, self._opened, self._stages, self._stages[0])
 
     def broke_off(self, error: BaseException) -> None:
         """A call that was to pass has raised that."""
@@ -172,33 +182,35 @@ class InlineMeter:
     def stats(self) -> LoaderStats:
         """The counts so far; see `LoaderStats`."""
         sums = self.sums()
-        inside_s, lane = sums.spent.wait_s + sums.spent.transfer_s, sums.lanes["inline"]
-        made = LaneStats(
-            tickets=lane.tickets,
-            fetch_s=lane.load_s,
-            collate_s=lane.collate_s,
-            cpu_s=lane.load_cpu_s + lane.collate_cpu_s,
-        )
+        inside_s = sums.wait_s + sums.transfer_s
         return LoaderStats(
             batches=sums.batches,
             wait_s=inside_s,
             own_s=inside_s,
-            work_s=sums.spent.work_s,
+            work_s=sums.work_s,
             first_batch_s=self._tally.first_batch_s,
             gpu_stall_s=sums.gpu_stall_s,
-            lanes={"inline": made},
+            failed_samples=sums.failed_samples,
+            pools={INLINE: sums.pools[INLINE].narrowed(PoolStats)},
         )
 
-    def _sums(self, under_way: UnderWay | None) -> Sums:
+    def _sums(self, under_way: RunInProgress | None) -> Sums:
         now = monotonic()
         return with_stretch(self._measured_sums(now), under_way, now)
 
-    def _measured_sums(self, now: float) -> Sums:
+    def _measured_sums(self, now: float, **others: Any) -> Sums:
+        gpu, feed = self._gpu, self.feed
         return self._tally.sums(
             now,
+            passes=1,
             errors=dict(self._errors),
-            lanes={"inline": lane_sums(self._times)},
-            moved_bytes={"h2d": 0},
+            pools={INLINE: self._times.sums()},
+            moved_bytes={"h2d": 0} if feed is None else {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes},
+            **counted(feed),
             slow_samples=self._slow_samples.found(),
-            gpu_stall_s=self._gpu.total_s if self._gpu is not None else None,
+            failed_samples=self.sample_errors.count,
+            latest_failed=tuple(self.sample_errors.latest),
+            gpu_stall_s=gpu.total_s if gpu is not None else None,
+            gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
+            **others,
         )

@@ -1,4 +1,4 @@
-"""The thread that copies batches into page-locked memory, so that the copy overlaps with the training step.
+"""The thread that copies batches into page-locked memory, and on to a device, so that copies overlap with the step.
 
 Drawing, sending, warning and raising stay in the consumer's thread: `Engine.next` hands over the batches that are next
 in turn and waits until the first of them is pinned; they remain in the schedule meanwhile. While the consumer is away,
@@ -15,23 +15,25 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-import torch.multiprocessing
-from torch._utils import ExceptionWrapper
-from torch.utils.data import _utils as torch_utils
 
+from dpex._torch import ExceptionWrapper, pin_memory, set_thread_name
 from dpex.core.schedule import Delivery, Schedule
-from dpex.errors import IteratorClosedError, WorkerDiedError
+from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
+from dpex.feed.feed import Arrival, Feed
+from dpex.system.accelerators import current_index, set_index
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import is_interrupt, keep_result
-from dpex.worker.core import Failure
+from dpex.worker.outcome import Failure
 
 AHEAD = 2
 """Batches pinned before they are asked for: one for the step that runs, one more for when a step is shorter than a
 copy. Page-locked memory is lost to everybody else, and more of it would not make the thread any faster."""
 _CHECK_EVERY_S = 1.0
+"""How often whoever waits for a copy looks whether the thread is still there."""
 
 
 def _nothing() -> None:
@@ -42,7 +44,9 @@ class _Job:
     """A batch's payload on its way through the thread; like any payload, it gives the batch (or its `Failure`) when
     called. The consumer may be interrupted anywhere as it opens and queues it: each step can be repeated."""
 
-    def __init__(self, payload: Callable[[], Any]) -> None:
+    def __init__(self, payload: Callable[[], Any], number: int = 0, epoch: int = 0) -> None:
+        self.number = number
+        self.epoch = epoch
         self.finished = threading.Event()
         self.queued = False
         self._payload = payload
@@ -54,7 +58,7 @@ class _Job:
     def __call__(self) -> Any:
         if self._error is not None:
             raise self._error
-        return self._value
+        return self._value() if type(self._value) is Arrival else self._value
 
     def open(self) -> None:
         """Decode, once: a second time the memory might be another batch's."""
@@ -71,10 +75,10 @@ class _Job:
         self._is_open, self._opened, self._payload = True, [], _nothing
 
     def run(self, pin: Callable[[Any], Any], where: str) -> None:
-        """In the thread: pin what can be pinned."""
+        """In the thread: pin what can be pinned, or copy it to a device."""
         if self.finished.is_set():
             return
-        if self._error is None and not isinstance(self._value, (Failure, WorkerDiedError)):
+        if self._error is None and not isinstance(self._value, (Failure, WorkerDiedError, SampleTimeoutError)):
             self._error = _died()
             try:
                 self._value = pin(self._value)
@@ -88,17 +92,31 @@ class _Job:
 
 
 class Pinner:
-    """See the module. ``device`` is the accelerator's type; its current index is that of the thread that makes this."""
+    """See the module. ``device`` is the accelerator's type; its current index is that of the thread that makes this.
 
-    def __init__(self, device: str | None) -> None:
+    With a ``feed``, batches go on to its device.
+    """
+
+    def __init__(self, device: str | None, feed: Feed | None = None) -> None:
         self._device = device
-        self._index = _current_index(device)
+        self._feed = feed
+        self._index = current_index(device) if feed is None else feed.device.target.index
         self._pid = os.getpid()
         self._closed = False
         self._last_act: Callable[[], None] | None = None
         self._jobs: deque[_Job] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
+
+    @property
+    def ahead(self) -> int:
+        """How many batches are to be done with before they are asked for."""
+        return AHEAD if self._feed is None else self._feed.ahead
+
+    def begin_epoch(self) -> None:
+        """What was handed over before is not going to be taken. Under the engine's lock."""
+        if self._feed is not None:
+            self._feed.begin_epoch()
 
     def start(self, listen: Callable[[], list[int]]) -> None:
         """Start the thread: after the first workers, which are forked. It calls ``listen`` (see `Engine`) when idle."""
@@ -116,7 +134,7 @@ class Pinner:
     def _job(self, schedule: Schedule, delivery: Delivery) -> _Job:
         job = delivery.payload
         if not isinstance(job, _Job):
-            job = _Job(delivery.payload)
+            job = _Job(delivery.payload, delivery.number, -1 if self._feed is None else self._feed.epoch)
             schedule.replace(delivery.number, job)
         return job
 
@@ -165,9 +183,11 @@ class Pinner:
 
     def _run(self, listen: Callable[[], list[int]]) -> None:
         torch.set_num_threads(1)  # of this thread: a copy must not take all processors
-        with contextlib.suppress(AttributeError):
-            torch.multiprocessing._set_thread_name("pt_data_pin")
-        _set_index(self._device, self._index)
+        set_thread_name("pt_data_pin")
+        if self._feed is not None:
+            self._feed.device.begin_thread()
+        else:
+            set_index(self._device, self._index)
         try:
             while not self._closed:
                 self._turn(listen)
@@ -179,7 +199,9 @@ class Pinner:
     def _turn(self, listen: Callable[[], list[int]]) -> None:
         """One job, or else a wait for one. No batch outlives this in a variable."""
         if self._jobs:
-            self._jobs.popleft().run(self._pin, f"in pin memory thread for device {self._index}")
+            job = self._jobs.popleft()
+            work = self._pin if self._feed is None else partial(self._feed.launch, number=job.number, epoch=job.epoch)
+            job.run(work, f"in pin memory thread for device {self._index}")
             return
         watched = listen()
         if not self._jobs and not self._closed:
@@ -191,28 +213,8 @@ class Pinner:
                 os.eventfd_read(self._wake)
 
     def _pin(self, data: Any) -> Any:
-        return torch_utils.pin_memory.pin_memory(data, self._device)
+        return pin_memory(data, self._device)
 
 
-def _died() -> RuntimeError:
-    return RuntimeError("Pin memory thread exited unexpectedly")
-
-
-def _current_index(device: str | None) -> int:
-    accelerator: Any = getattr(torch, "accelerator", None)
-    if hasattr(accelerator, "current_device_index"):
-        return int(accelerator.current_device_index())
-    return int(_device_module(device).current_device())
-
-
-def _set_index(device: str | None, index: int) -> None:
-    accelerator: Any = getattr(torch, "accelerator", None)
-    if hasattr(accelerator, "set_device_index"):
-        accelerator.set_device_index(index)
-    else:
-        _device_module(device).set_device(index)
-
-
-def _device_module(device: str | None) -> Any:
-    """`torch.cuda` or its like: torch before 2.7 has no common name for what they do."""
-    return getattr(torch, (device or "cuda").split(":")[0])
+def _died() -> WorkerDiedError:
+    return WorkerDiedError("Pin memory thread exited unexpectedly")

@@ -11,18 +11,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dpex.core.prefetch import Pace, Sizes
-from dpex.core.schedule import Schedule
-from dpex.engine.dispatch import Dispatch
-from dpex.engine.failures import Casualties
-from dpex.engine.unmeasured import Passing, UnderWay, with_stretch
-from dpex.measure.consumer_time import LaneSums, Look, Sums, Tally, lane_sums
-from dpex.measure.samples import LaneSample
+from dpex.core.engine_state import EngineState
+from dpex.core.names import INLINE, LOCAL, REMOTE, WORKER_POOLS
+from dpex.engine.sample_errors import SampleErrors
+from dpex.engine.unmeasured import RunInProgress, UnmeasuredBatches, times_with, with_stretch
+from dpex.feed.feed import Feed, counted
+from dpex.measure.consumer_time import EngineLook, Tally
+from dpex.measure.samples import PoolSample
 from dpex.measure.sampling import Slowest, SlowestSamples
-from dpex.pools.base import Lane, LaneTimes
-from dpex.stats import LaneStats, LoaderStats
+from dpex.measure.sums import PoolSums, Sums
+from dpex.pools.base import PoolTimes, WorkerPool
+from dpex.stats import LoaderStats, NodeStats, PoolStats
 from dpex.system.clock import monotonic
-from dpex.system.gpu.stall import GpuStall
+from dpex.system.gpu.stall import GpuStall, GpuSteps
 
 
 class EngineView:
@@ -32,168 +33,183 @@ class EngineView:
         self,
         *,
         tally: Tally,
-        here: LaneTimes,
+        here: PoolTimes,
         errors: Counter[str],
-        pace: Pace,
-        lanes: Mapping[str, Lane],
-        dispatch: Dispatch,
-        casualties: Casualties,
+        state: EngineState,
+        pools: Mapping[str, WorkerPool],
         slowest: Slowest,
         slow_samples: SlowestSamples,
+        sample_errors: SampleErrors,
         gpu: GpuStall[Any] | None,
-        passing: Passing,
+        feed: Feed | None,
+        passing: UnmeasuredBatches,
     ) -> None:
         self._passing = passing
         self._tally = tally
         self._here = here
         self._errors = errors
-        self._pace = pace
-        self._lanes = lanes
-        self._dispatch = dispatch
-        self._casualties = casualties
+        self._state = state
+        self._pools = pools
         self._slowest = slowest
         self._slow_samples = slow_samples
+        self._sample_errors = sample_errors
         self._gpu = gpu
+        self._feed = feed
 
-    def stats(self, schedule: Schedule, epoch: int) -> LoaderStats:
+    def stats(self) -> LoaderStats:
         """A snapshot; see `LoaderStats`."""
-        return self._passing.read(lambda under_way: self._stats(schedule, epoch, under_way))
+        return self._passing.read(lambda under_way: self._stats(under_way))
 
-    def _stats(self, schedule: Schedule, epoch: int, under_way: UnderWay | None) -> LoaderStats:
-        found = self._measured_stats(schedule, epoch)
+    def _stats(self, under_way: RunInProgress | None) -> LoaderStats:
+        found = self._measured_stats()
         if under_way is None:
             return found
-        here, parts = found.lanes["inline"], under_way.parts
-        here = replace(
-            here,
-            tickets=here.tickets + under_way.batches,
-            fetch_s=here.fetch_s + parts.load_s,
-            collate_s=here.collate_s + parts.collate_s,
-            cpu_s=here.cpu_s + parts.load_cpu_s + parts.collate_cpu_s,
-        )
         return replace(
             found,
             batches=found.batches + under_way.batches,
             wait_s=found.wait_s + under_way.inside_s,
             own_s=found.own_s + under_way.inside_s,
             work_s=found.work_s + max(0.0, under_way.left_at - self._tally.returned_at - under_way.inside_s),
-            lanes={**found.lanes, "inline": here},
+            pools={**found.pools, INLINE: found.pools[INLINE].plus(under_way.made)},
         )
 
-    def _measured_stats(self, schedule: Schedule, epoch: int) -> LoaderStats:
-        tally = self._tally
+    def _measured_stats(self) -> LoaderStats:
+        tally, schedule = self._tally, self._state.schedule
         return LoaderStats(
-            epoch=max(0, epoch),
+            epoch=max(0, self._state.epoch),
             batches=tally.batches,
-            prefetch=schedule.window,
+            prefetch=schedule.prefetch,
             in_flight=schedule.in_flight,
             ready=schedule.ready,
-            batch_bytes=self._pace.nbytes,
-            ready_bytes=schedule.ready * self._pace.nbytes,
+            batch_bytes=self._state.rules.nbytes,
+            ready_bytes=schedule.ready * self._state.rules.nbytes,
             wait_s=tally.inside_s,
             own_s=max(0.0, tally.inside_s - tally.blocked_s - tally.first_blocked_s),
             head_s=tally.head_s,
             work_s=tally.work_s,
             first_batch_s=tally.first_batch_s,
             gpu_stall_s=self._gpu.stall_s if self._gpu is not None else None,
-            deaths=self._casualties.deaths.total(),
-            remade=self._casualties.remade,
-            lanes={**self._here_stats(), **{name: self._lane_stats(lane) for name, lane in self._lanes.items()}},
+            deaths=self._state.failures.deaths.total(),
+            remade=self._state.failures.remade,
+            failed_samples=self._sample_errors.count,
+            pools={**self._here_stats(), **{name: self._pool_stats(pool) for name, pool in self._pools.items()}},
         )
 
-    def _here_stats(self) -> dict[str, LaneStats]:
+    def _here_stats(self) -> dict[str, PoolStats]:
         """The batches that the training process made, if it made any."""
-        return {"inline": LaneStats(**_stage_times(self._here))} if self._here.tickets else {}
+        return {INLINE: self._here.stages().narrowed(PoolStats)} if self._here.tickets else {}
 
-    def _lane_stats(self, lane: Lane) -> LaneStats:
-        counts = lane.counts
-        return LaneStats(
-            wanted=counts.wanted,
-            requested=counts.requested,
-            running=counts.running,
-            in_flight=self._dispatch.load.get(lane.name, 0),
-            **_stage_times(lane.times),
-        )
+    def _pool_stats(self, pool: WorkerPool) -> PoolStats:
+        nodes = {place: node.narrowed(NodeStats) for place, node in list(pool.times.nodes.items())}
+        link = vars(pool.times.link())
+        why = dict(pool.counts.left_alone)
+        return pool.times.stages().narrowed(PoolStats, **link, **self._levels(pool), nodes=nodes, left_alone=why)
 
-    def look(
-        self, schedule: Schedule, epoch: int, sizes: Sizes, *, unwilling: bool, refused: str | None, thread: int
-    ) -> Look:
-        """See `Look`."""
-        now, lanes = monotonic(), dict(self._lanes)
-        return Look(
+    def _levels(self, pool: WorkerPool) -> dict[str, int]:
+        """Workers by stage, and their batches."""
+        counts, load = pool.counts, self._state.dispatch.load
+        return {
+            "wanted": counts.wanted,
+            "requested": counts.requested,
+            "running": counts.running,
+            "in_flight": load.get(pool.name, 0),
+            "nodes_left_alone": len(counts.left_alone),
+            "shared": pool.times.shared,
+        }
+
+    def look(self, *, resizing: bool, thread: int) -> EngineLook:
+        """See `EngineLook`."""
+        return self._passing.read(lambda under_way: self._look(under_way, resizing=resizing, thread=thread))
+
+    def _look(self, under_way: RunInProgress | None, *, resizing: bool, thread: int) -> EngineLook:
+        now, pools, schedule = monotonic(), dict(self._pools), self._state.schedule
+        times, away_s, here = self._tally.times(now), self._tally.away_s(now), self._here.stages()
+        steps = self._gpu.steps if self._gpu is not None else GpuSteps()
+        if under_way is not None:
+            times, away_s, here = times_with(times, under_way, now), under_way.away_s(now), here.plus(under_way.made)
+        return EngineLook(
             at=now,
-            epoch=max(0, epoch),
-            times=self._tally.times(now),
-            sizes=sizes,
-            unwilling=unwilling,
-            refused=refused,
-            away_s=self._tally.away_s(now),
+            epoch=max(0, self._state.epoch),
+            times=times,
+            sizes=self._state.sizes,
+            resizing=resizing,
+            refused=self._state.scaling.refused,
+            away_s=away_s,
             ready=schedule.ready,
             in_flight=schedule.in_flight,
-            batch_bytes=self._pace.nbytes,
+            batch_bytes=self._state.rules.nbytes,
             gpu_stall_s=self._gpu.stall_s if self._gpu is not None else None,
+            gpu_steps=steps.number,
+            gpu_step_s=steps.seconds,
+            gpu_step_squared=steps.squares,
+            feed_wait_s=0.0 if self._feed is None else self._feed.counts.wait_s,
             thread=thread,
-            made_here=_lane_sample(self._here),
-            local=_lane_sample(lanes["local"].times, lanes["local"]) if "local" in lanes else LaneSample(),
-            remote=_lane_sample(lanes["remote"].times, lanes["remote"]) if "remote" in lanes else LaneSample(),
-            pids=tuple(h.pid for h in getattr(lanes.get("local"), "handles", ()) if h.pid and h.exitcode is None),
-            most_local=_most(lanes.get("local")),
+            made_here=here.narrowed(PoolSample, services_s=tuple(self._here.services_s)),
+            local=_pool_sample(pools[LOCAL]) if LOCAL in pools else PoolSample(),
+            remote=_pool_sample(pools[REMOTE]) if REMOTE in pools else PoolSample(),
+            pids=_pids(pools.get(LOCAL)),
+            most_local=_most(pools.get(LOCAL)),
+            nodes=dict(pools[REMOTE].times.nodes) if REMOTE in pools else {},
         )
 
-    def sums(self, schedule: Schedule) -> Sums:
-        """See `Sums`."""
-        return self._passing.read(lambda under_way: self._sums(schedule, under_way))
+    def sums(self, thread: int) -> Sums:
+        """See `Sums`; ``thread``: the consumer's."""
+        return self._passing.read(lambda under_way: self._sums(under_way, thread))
 
-    def _sums(self, schedule: Schedule, under_way: UnderWay | None) -> Sums:
+    def _sums(self, under_way: RunInProgress | None, thread: int) -> Sums:
         now = monotonic()
-        return with_stretch(self._measured_sums(schedule, now), under_way, now)
+        return with_stretch(self._measured_sums(now, thread), under_way, now)
 
-    def _measured_sums(self, schedule: Schedule, now: float) -> Sums:
-        tally, lanes = self._tally, dict(self._lanes)
-        local, remote = (lanes[name].times if name in lanes else LaneTimes() for name in ("local", "remote"))
-        moved = {"shm": local.nbytes, "network": remote.streamed_bytes, "h2d": tally.pinned_bytes}
+    def _measured_sums(self, now: float, thread: int) -> Sums:
+        state, tally, pools, gpu = self._state, self._tally, dict(self._pools), self._gpu
+        local, remote = (pools[name].times if name in pools else PoolTimes() for name in WORKER_POOLS)
+        feed, pinned = self._feed, {"h2d": tally.pinned_bytes}
+        if feed is not None:
+            pinned = {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes}
+        moved = {"shm": local.nbytes + remote.shared_bytes, "network": remote.streamed_bytes, **pinned}
+        through_ray = remote.nbytes - remote.streamed_bytes - remote.shared_bytes
         return tally.sums(
             now,
+            passes=max(1, state.epoch + 1),
             errors=dict(self._errors),
-            remade=self._casualties.remade,
-            moved_bytes={**moved, "object_store": remote.nbytes - remote.streamed_bytes},
-            lanes={"inline": lane_sums(self._here), **{name: self._lane_sums(lane) for name, lane in lanes.items()}},
-            ready=schedule.ready,
-            window=schedule.window,
-            gpu_stall_s=self._gpu.total_s if self._gpu is not None else None,
-            is_capped=self._pace.is_capped,
+            remade=state.failures.remade,
+            moved_bytes={**moved, "object_store": through_ray},
+            pools={INLINE: self._here.sums(), **{name: self._pool_sums(pool) for name, pool in pools.items()}},
+            ready=state.schedule.ready,
+            prefetch=state.schedule.prefetch,
+            is_capped=state.rules.is_capped,
+            batch_bytes=state.rules.nbytes,
+            **counted(feed),
+            gpu_stall_s=gpu.total_s if gpu is not None else None,
+            gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
             slowest=self._slowest.found(),
             slow_samples=self._slow_samples.found(),
+            failed_samples=self._sample_errors.count,
+            latest_failed=tuple(self._sample_errors.latest),
+            pids=_pids(pools.get(LOCAL)),
+            thread=thread,
         )
 
-    def _lane_sums(self, lane: Lane) -> LaneSums:
-        return replace(
-            lane_sums(lane.times),
-            deaths=self._casualties.deaths[lane.name],
-            wanted=lane.counts.wanted,
-            requested=lane.counts.requested,
-            running=lane.counts.running,
-            in_flight=self._dispatch.load.get(lane.name, 0),
-        )
+    def _pool_sums(self, pool: WorkerPool) -> PoolSums:
+        failed, deaths = tuple(pool.counts.failed.values()), self._state.failures.deaths[pool.name]
+        return pool.times.sums(deaths=deaths, failed_nodes=failed, **self._levels(pool))
 
 
-def _most(lane: Lane | None) -> tuple[int, str] | None:
-    return None if lane is None or lane.counts.most is None else (lane.counts.most, lane.counts.why_most)
+def _pids(pool: WorkerPool | None) -> tuple[int, ...]:
+    """Processes of local workers."""
+    return tuple(h.pid for h in getattr(pool, "handles", ()) if h.pid and h.exitcode is None)
 
 
-def _stage_times(times: LaneTimes) -> dict[str, Any]:
-    names = ("tickets", "fetch_s", "collate_s", "encode_s", "cpu_s")
-    return {name: getattr(times, name) for name in names}
+def _most(pool: WorkerPool | None) -> tuple[int, str] | None:
+    return None if pool is None or pool.counts.most is None else (pool.counts.most, pool.counts.why_most)
 
 
-def _lane_sample(times: LaneTimes, lane: Lane | None = None) -> LaneSample:
-    return LaneSample(
-        requested=lane.counts.requested if lane is not None else 0,
-        running=lane.counts.running if lane is not None else 0,
-        tickets=times.tickets,
-        read_s=times.fetch_s,
-        collate_s=times.collate_s,
-        encode_s=times.encode_s,
-        cpu_s=times.cpu_s,
+def _pool_sample(pool: WorkerPool) -> PoolSample:
+    counts, times = pool.counts, pool.times
+    return times.stages().narrowed(
+        PoolSample,
+        **vars(times.link()),
+        requested=counts.requested,
+        running=counts.running,
         services_s=tuple(times.services_s),
     )

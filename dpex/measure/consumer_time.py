@@ -7,14 +7,16 @@ meanwhile. The first call of a pass is left out: the time it takes is the start'
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from dpex.core.prefetch import Sizes
-from dpex.measure.samples import LaneSample
-from dpex.measure.sampling import Reservoir, SlowBatch, SlowIndex
-from dpex.measure.stall_causes import (
+from dpex.measure.record import Record, counter
+from dpex.measure.samples import PoolSample
+from dpex.measure.seqlock import Seqlock
+from dpex.measure.sums import NodeSums, Sums
+from dpex.measure.wait_causes import (
     CAUSES,
     COLLATE,
     NONE_YET,
@@ -35,36 +37,23 @@ STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 """The same for steps, and for batches in workers."""
 QUEUE_ASKED_S = 0.005
 """Asking the kernel for the run queue takes up to 7 µs: it is asked in calls of ``next()`` after a step this long."""
-_TRIES = 4
 
 
-class Times(NamedTuple):
-    """Seconds of the consumer so far, and the batches that it got in them; see `dpex.autotune.types.Sample`."""
+@dataclass(frozen=True, kw_only=True)
+class Times(Record):
+    """The consumer's time so far, without the first batch of each pass."""
 
-    batches: int
-    wait_s: float
-    own_s: float
-    work_s: float
-    head_s: float
-    work_squared: float = 0.0
+    batches: int = counter("Batches that it got.")
+    wait_s: float = counter("Seconds in which it was blocked in ``next()``.", "seconds")
+    own_s: float = counter("Seconds in which it was busy there.", "seconds")
+    work_s: float = counter("Seconds between two calls.", "seconds")
+    head_s: float = counter("What of the wait had later batches ready, and the next one in turn not.", "seconds")
+    work_squared: float = counter("The squares of the steps, added up.", default=0.0)
 
     @property
     def seconds(self) -> float:
         """All of it but the time between passes."""
         return self.wait_s + self.own_s + self.work_s
-
-
-class Spent(NamedTuple):
-    """The consumer's wall time in its passes: waiting, by cause; taking batches in; and working."""
-
-    causes: tuple[float, ...]
-    transfer_s: float
-    work_s: float
-
-    @property
-    def wait_s(self) -> float:
-        """All causes."""
-        return sum(self.causes)
 
 
 class Tally:
@@ -77,17 +66,30 @@ class Tally:
     of the workers without anything to do as the present wait began; ``head_idle_s``, ``other_idle_s``: waits times
     that, the first where later batches were ready. ``queue``: how long the consumer's thread has been on run queues,
     None if unknown; ``queued_s``: of that, the seconds inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
+    ``seqlock``: keeps readers out while seconds are on their way from what is under way to the sums.
     """
 
     __slots__ = (
         *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at"),
         *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "named_s"),
         *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
-        *("returned_at", "samples", "start_s", "starting", "starts", "steps", "transfer_s", "waited_s", "waits"),
-        *("work_s", "work_squared", "_before", "_latest", "_queued_before_s"),
+        *(
+            "returned_at",
+            "samples",
+            "seqlock",
+            "start_s",
+            "starting",
+            "starts",
+            "steps",
+            "transfer_s",
+            "waited_s",
+            "waits",
+        ),
+        *("waits", "work_s", "work_squared", "_before", "_latest", "_queued_before_s"),
     )
 
     def __init__(self, *, detailed: bool = False, queue: Callable[[], float | None] = lambda: None) -> None:
+        self.seqlock = Seqlock()
         self.batches = self.starts = self.samples = self.pinned_bytes = 0
         self.entered_at = self.blocked_at = self.returned_at = self.delivered_at = 0.0
         self.inside_s = self.blocked_s = self.head_s = self.work_s = self.start_s = self.first_batch_s = 0.0
@@ -110,6 +112,7 @@ class Tally:
 
     def enter(self, now: float) -> None:
         """The consumer asks for a batch."""
+        self.seqlock.begin()
         self.entered_at = now
         if self.returned_at:
             step_s = now - self.returned_at
@@ -122,9 +125,11 @@ class Tally:
         else:
             self.starting = True
             self._before = (self.blocked_s, self.head_s)
+        self.seqlock.end()
 
     def leave(self, opened: float, now: float, *, over: bool) -> None:
         """It has got one, which it began to take in at ``opened`` (0: there was none), or the pass is ``over``."""
+        self.seqlock.begin()
         entered = self.entered_at
         self.entered_at = 0.0
         self.inside_s += now - entered
@@ -146,6 +151,7 @@ class Tally:
         self.returned_at = 0.0 if over else now
         if opened:
             self.delivered_at = now
+        self.seqlock.end()
 
     def _leave_queue(self, before_s: float) -> None:
         now_s, self._queued_before_s = self.queue(), None
@@ -175,6 +181,11 @@ class Tally:
 
     def unblock(self, now: float) -> None:
         """It waits no longer."""
+        self.seqlock.begin()
+        self._unblock(now)
+        self.seqlock.end()
+
+    def _unblock(self, now: float) -> None:
         waited = now - self.blocked_at
         self.blocked_at = 0.0
         self.blocked_s += waited
@@ -200,6 +211,16 @@ class Tally:
         for cause, seconds in split(pending_s, making):
             self.causes[cause] += seconds
 
+    def busy(self, cause: int, began: float, ended: float) -> None:
+        """The consumer has drawn, or handed out work, and nothing else meanwhile.
+
+        Another thread may have done so: what it did while the consumer was not in ``next()``, or waited there, took
+        none of the consumer's time.
+        """
+        if 0.0 < self.entered_at <= began and not self.blocked_at and not self.starting:
+            self.causes[cause] += ended - began
+            self.named_s += ended - began
+
     def made_here(self, load_s: float, load_cpu_s: float, collate_s: float) -> None:
         """The consumer has made a batch itself; see `Making`."""
         if not self.starting:
@@ -219,58 +240,39 @@ class Tally:
 
     def times(self, now: float) -> Times:
         """So far, what is under way included."""
-        for _ in range(_TRIES):
-            mark = (self.batches, self.entered_at, self.blocked_at, self.returned_at)
-            found = self._times(now)
-            if mark == (self.batches, self.entered_at, self.blocked_at, self.returned_at):
-                break
-        return found
+        return self.seqlock.read(lambda: self._times(now))
 
     def _times(self, now: float) -> Times:
         batches, inside_s, work_s = self.batches - self.starts, self.inside_s - self.start_s, self.work_s
         if self.starting:
-            return Times(
-                batches, self._before[0], inside_s - self._before[0], work_s, self._before[1], self.work_squared
-            )
-        blocked_s, head_s = self.blocked_s, self.head_s
-        entered_at, blocked_at, returned_at = self.entered_at, self.blocked_at, self.returned_at
-        if entered_at:
-            inside_s += max(0.0, now - entered_at)
-        elif returned_at:
-            work_s += max(0.0, now - returned_at)
-        if blocked_at:
-            blocked_s += max(0.0, now - blocked_at)
-            head_s += max(0.0, now - blocked_at) if self.cause == STRAGGLER else 0.0
-        return Times(batches, blocked_s, max(0.0, inside_s - blocked_s), work_s, head_s, self.work_squared)
-
-    def spent(self, now: float) -> Spent:
-        """So far. Of what is under way, only what has its cause already: so no part of it ever shrinks."""
-        for _ in range(_TRIES):
-            mark = (self.batches, self.entered_at, self.blocked_at, self.returned_at)
-            found = self._spent(now)
-            if mark == (self.batches, self.entered_at, self.blocked_at, self.returned_at):
-                break
-        return found
-
-    def sums(self, now: float, **others: Any) -> Sums:
-        """All that is counted here, and those fields of `Sums` that others count."""
-        return Sums(
-            spent=self.spent(now),
-            batches=self.batches,
-            samples=self.samples,
-            delivered_at=self.delivered_at,
-            waits=tuple(self.waits),
-            waited_s=self.waited_s,
-            steps=tuple(self.steps),
-            stepped_s=self.work_s,
-            stepped_squared=self.work_squared,
-            head_idle_s=self.head_idle_s,
-            other_idle_s=self.other_idle_s,
-            queued_s=self.queued_s,
-            **others,
+            blocked_s, head_s = self._before
+        else:
+            blocked_s, head_s = self.blocked_s, self.head_s
+            entered_at, blocked_at, returned_at = self.entered_at, self.blocked_at, self.returned_at
+            if entered_at:
+                inside_s += max(0.0, now - entered_at)
+            elif returned_at:
+                work_s += max(0.0, now - returned_at)
+            if blocked_at:
+                blocked_s += max(0.0, now - blocked_at)
+                head_s += max(0.0, now - blocked_at) if self.cause == STRAGGLER else 0.0
+        return Times(
+            batches=batches,
+            wait_s=blocked_s,
+            own_s=max(0.0, inside_s - blocked_s),
+            work_s=work_s,
+            head_s=head_s,
+            work_squared=self.work_squared,
         )
 
-    def _spent(self, now: float) -> Spent:
+    def sums(self, now: float, **others: Any) -> Sums:
+        """All that is counted here, and those fields of `Sums` that others count.
+
+        Of what is under way, only what has its cause already is in it: so no part of it ever shrinks.
+        """
+        return self.seqlock.read(lambda: self._sums(now, others))
+
+    def _sums(self, now: float, others: dict[str, Any]) -> Sums:
         causes, work_s = list(self.causes), self.work_s
         entered_at, blocked_at, cause, returned_at = self.entered_at, self.blocked_at, self.cause, self.returned_at
         if entered_at and self.starting:
@@ -279,162 +281,57 @@ class Tally:
             causes[cause] += max(0.0, now - blocked_at)
         elif not entered_at and returned_at:
             work_s += max(0.0, now - returned_at)
-        return Spent(tuple(causes), self.transfer_s, work_s)
+        return Sums(
+            batches=self.batches,
+            samples=self.samples,
+            causes=dict(zip(CAUSES, causes, strict=True)),
+            transfer_s=self.transfer_s,
+            work_s=work_s,
+            waits=tuple(self.waits),
+            waited_s=self.waited_s,
+            steps=tuple(self.steps),
+            stepped_s=self.work_s,
+            stepped_squared=self.work_squared,
+            step_count=max(0, self.batches - 1),
+            delivered_at=self.delivered_at,
+            head_idle_s=self.head_idle_s,
+            other_idle_s=self.other_idle_s,
+            loop_queued_s=self.queued_s,
+            **others,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class EngineLook:
     """An engine at one moment: sums since it was made, and what there is now.
 
-    unwilling: a wish for other sizes was not granted yet. refused: why there can be no remote worker, if so.
+    resizing: a request for other sizes was not granted yet. refused: why there can be no remote worker, if so.
     most_local: how many local workers the system allows, and why, once it refused one. away_s: how long the consumer
     has been between two calls, 0 inside ``next()`` and between passes. pids: local workers. thread: the consumer's
-    native id, 0 if unknown. gpu_stall_s: see `dpex.system.gpu.stall`; None: no GPU.
+    native id, 0 if unknown. gpu_stall_s: see `dpex.system.gpu.stall`; None: no GPU. gpu_steps, gpu_step_s,
+    gpu_step_squared: steps of its stream, their seconds, and the sum of the squares of these. feed_wait_s: the stream
+    waited for batches that were made and not on the device yet. nodes: machines of the cluster.
     """
 
     at: float
     epoch: int
     times: Times
     sizes: Sizes
-    unwilling: bool
+    resizing: bool
     refused: str | None
     away_s: float
     ready: int
     in_flight: int
     batch_bytes: float
-    made_here: LaneSample
-    local: LaneSample
-    remote: LaneSample
+    made_here: PoolSample
+    local: PoolSample
+    remote: PoolSample
     pids: tuple[int, ...]
     thread: int = 0
     gpu_stall_s: float | None = None
+    gpu_steps: int = 0
+    gpu_step_s: float = 0.0
+    gpu_step_squared: float = 0.0
+    feed_wait_s: float = 0.0
     most_local: tuple[int, str] | None = None
-
-
-class NodeSums(NamedTuple):
-    """One machine of the cluster: batches made there, wall and CPU seconds for them, and on run queues meanwhile.
-
-    asked_s: what of the wall time the run queues are of; all of it, unless the kernel there does not tell.
-    """
-
-    tickets: float = 0
-    busy_s: float = 0.0
-    cpu_s: float = 0.0
-    queued_s: float = 0.0
-    asked_s: float = 0.0
-
-    def plus(self, other: NodeSums) -> NodeSums:
-        """Both together."""
-        return NodeSums._make(a + b for a, b in zip(self, other, strict=True))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaneSums:
-    """One lane: seconds by stage (`load_s` is ``dataset[i]``, `transit_s` the way from a remote worker), how long
-    single batches took (by `STEP_BUCKETS`, and ``kept_s``: a fair choice of them), and workers now. ``steps``, of the
-    batches that were timed: calls, wall and CPU seconds by step (see `dpex.profile.live_timer`). ``nodes``: by machine.
-    """
-
-    load_s: float = 0.0
-    collate_s: float = 0.0
-    encode_s: float = 0.0
-    load_cpu_s: float = 0.0
-    collate_cpu_s: float = 0.0
-    encode_cpu_s: float = 0.0
-    transit_s: float = 0.0
-    tickets: int = 0
-    services: tuple[int, ...] = ()
-    kept_s: tuple[float, ...] = ()
-    deaths: int = 0
-    wanted: int = 0
-    requested: int = 0
-    running: int = 0
-    in_flight: int = 0
-    steps: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
     nodes: Mapping[str, NodeSums] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sums:
-    """An engine's counts since it was made, by name where there are several, and its queue now.
-
-    waits, steps: batches by `WAIT_BUCKETS` and `STEP_BUCKETS`; waited_s, stepped_s: their sums. delivered_at: when the
-    latest batch was delivered, by the monotonic clock, 0: none yet. gpu_stall_s: the first batch of each pass included;
-    None: no GPU. stepped_squared: squares of steps. head_idle_s, other_idle_s, queued_s: see `Tally`. is_capped:
-    ``memory_budget`` keeps the window smaller than it would be.
-    """
-
-    spent: Spent
-    batches: int
-    samples: int
-    delivered_at: float
-    waits: tuple[int, ...]
-    waited_s: float
-    steps: tuple[int, ...]
-    stepped_s: float
-    errors: Mapping[str, int]
-    moved_bytes: Mapping[str, int]
-    lanes: Mapping[str, LaneSums]
-    remade: int = 0
-    ready: int = 0
-    window: int = 0
-    gpu_stall_s: float | None = None
-    stepped_squared: float = 0.0
-    head_idle_s: float = 0.0
-    other_idle_s: float = 0.0
-    queued_s: float = 0.0
-    is_capped: bool = False
-    slowest: tuple[SlowBatch, ...] = ()
-    slow_samples: tuple[SlowIndex, ...] = ()
-
-
-class Counted(Protocol):
-    """What a lane counts of its batches; see `dpex.pools.base.LaneTimes`."""
-
-    fetch_s: float
-    collate_s: float
-    encode_s: float
-    cpu_s: float
-    fetch_cpu_s: float
-    collate_cpu_s: float
-    transit_s: float
-    tickets: int
-    services: list[int]
-    choice: Reservoir
-    steps: dict[str, tuple[int, float, float]]
-    nodes: dict[str, NodeSums]
-
-
-def lane_sums(times: Counted) -> LaneSums:
-    """The same as a value; CPU time that is neither the dataset's nor the collate function's is the encoder's."""
-    return LaneSums(
-        load_s=times.fetch_s,
-        collate_s=times.collate_s,
-        encode_s=times.encode_s,
-        load_cpu_s=times.fetch_cpu_s,
-        collate_cpu_s=times.collate_cpu_s,
-        encode_cpu_s=max(0.0, times.cpu_s - times.fetch_cpu_s - times.collate_cpu_s),
-        transit_s=times.transit_s,
-        tickets=times.tickets,
-        services=tuple(times.services),
-        kept_s=tuple(times.choice.kept),
-        steps=dict(times.steps),
-        nodes=dict(times.nodes),
-    )
-
-
-def since(then: LaneSample, now: LaneSample, services_s: Iterable[float] = ()) -> LaneSample:
-    """What a lane did between two looks."""
-    tickets = max(0, now.tickets - then.tickets)
-    services = tuple(now.services_s[-tickets:]) if tickets else tuple(services_s)
-    return LaneSample(
-        requested=now.requested,
-        running=now.running,
-        tickets=tickets,
-        read_s=max(0.0, now.read_s - then.read_s),
-        collate_s=max(0.0, now.collate_s - then.collate_s),
-        encode_s=max(0.0, now.encode_s - then.encode_s),
-        cpu_s=max(0.0, now.cpu_s - then.cpu_s),
-        services_s=services,
-        room=now.room,
-    )

@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import add
+
+from dpex.measure.record import counter, few_of_many, level, state
+from dpex.measure.sums import LinkSums
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneSample:
-    """One lane in a window; sums are over the ``tickets`` whose results came in it.
+class PoolSample(LinkSums):
+    """One pool in a window; sums are over the ``tickets`` whose results came in it."""
 
-    requested: workers asked of the system, those running included. running: those that take tickets.
-    read_s, collate_s, encode_s: wall time in workers, by stage. cpu_s: CPU time of all stages. queued_s: wall time in
-    which a worker could have run and had no CPU, None where the kernel does not tell.
-    services_s: wall times of single batches, a fair choice of at most a few dozen.
-    room: further workers there would be place for, None if unknown; unplaced: of those requested, how many the cluster
-    has no place for.
-    """
+    requested: int = level("Workers asked of the system, those running included.")
+    running: int = level("Workers that take tickets.")
+    tickets: int = counter("Batches made.")
+    load_s: float = counter("Wall seconds in which workers got the samples.", "seconds")
+    collate_s: float = counter("Wall seconds in the collate function.", "seconds")
+    encode_s: float = counter("Wall seconds in which batches were written into shared memory.", "seconds")
+    cpu_s: float = counter("CPU seconds of all three.", "seconds")
+    queued_s: float | None = counter(
+        "Seconds in which a worker could have run and had no CPU; None where the kernel does not tell.",
+        "seconds",
+        default=None,
+    )
+    services_s: tuple[float, ...] = few_of_many(
+        "Wall seconds of single batches: the latest, a few dozen at most.", add, "seconds"
+    )
+    room: int | None = state("Further workers there would be place for, None if unknown.", default=None)
+    unplaced: int = state("How many of those requested the cluster has no place for.")
+    granted: int | None = state(
+        "Workers that this loader may have beside the others on the cluster, None if nobody divides it.", default=None
+    )
 
-    requested: int = 0
-    running: int = 0
-    tickets: int = 0
-    read_s: float = 0.0
-    collate_s: float = 0.0
-    encode_s: float = 0.0
-    cpu_s: float = 0.0
-    queued_s: float | None = None
-    services_s: tuple[float, ...] = ()
-    room: int | None = None
-    unplaced: int = 0
+    def since(self, earlier: PoolSample) -> PoolSample:
+        """What the pool did between two looks."""
+        found = super().since(earlier)
+        return replace(found, services_s=self.services_s[-found.tickets :] if found.tickets else ())
 
     @property
     def busy_s(self) -> float:
         """Wall time workers were at work."""
-        return self.read_s + self.collate_s + self.encode_s
+        return self.load_s + self.collate_s + self.encode_s
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostSample:
+class MachineSample:
     """The trainer's machine. cpus: what this process may use (affinity, cgroup quota, its share among local ranks).
 
     others: CPUs out of these that programs of others kept busy. runnable: threads of anybody that have or want a CPU at

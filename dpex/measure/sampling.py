@@ -9,11 +9,14 @@ from itertools import islice
 from math import log, log1p
 from operator import index as as_int
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 KEPT = 512
+"""Values that are kept of many: their median is then known to within two points of rank."""
 SLOWEST = 8
+"""How many are kept of what took longest."""
 LONGEST_TEXT = 120
+"""Characters of an index: longer ones are cut."""
 SAMPLE_S = 50e-6
 """Single samples are timed while they take longer than that: reading the clock, 0.1 µs, is nothing beside it."""
 FIRST_S = 0.02
@@ -21,8 +24,11 @@ FIRST_S = 0.02
 DEAR = 200.0
 """Looking closely is paid for by as many times that long without."""
 _PART = 8.0
+"""The longer nothing was looked at, the longer the next look may wait: by this part of that time."""
 _LONGEST_S = 60.0
+"""A look at least once in that time."""
 _BY = 16
+"""Up to so many batches are passed by before a look, by chance, so that looks do not keep step with the work."""
 
 
 class Reservoir:
@@ -70,20 +76,30 @@ class SlowBatch(NamedTuple):
     load_cpu_s: float = 0.0
 
 
-class Slowest:
-    """The batches that took longest."""
+class Timed(Protocol):
+    """Something that took so many ``seconds``."""
+
+    @property
+    def seconds(self) -> float: ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+class LongestOf(Generic[T]):
+    """Of many things the `SLOWEST` that took longest."""
 
     __slots__ = ("_heap", "_order", "least_s")
 
     def __init__(self) -> None:
         self.least_s = 0.0
         self._order = 0
-        self._heap: list[tuple[float, int, SlowBatch]] = []
+        self._heap: list[tuple[float, int, T]] = []
 
-    def add(self, batch: SlowBatch) -> None:
+    def add(self, one: T) -> None:
         """One that took longer than ``least_s``."""
         self._order += 1
-        entry = (batch.seconds, self._order, batch)
+        entry = (one.seconds, self._order, one)
         if len(self._heap) < SLOWEST:
             heappush(self._heap, entry)
         else:
@@ -91,9 +107,15 @@ class Slowest:
         if len(self._heap) == SLOWEST:
             self.least_s = self._heap[0][0]
 
-    def found(self) -> tuple[SlowBatch, ...]:
+    def found(self) -> tuple[T, ...]:
         """Slowest first."""
-        return tuple(batch for _, _, batch in sorted(self._heap, reverse=True))
+        return tuple(one for _, _, one in sorted(self._heap, reverse=True))
+
+
+class Slowest(LongestOf[SlowBatch]):
+    """The batches that took longest."""
+
+    __slots__ = ()
 
 
 class SlowIndex(NamedTuple):
@@ -129,6 +151,13 @@ class SlowestSamples:
         return tuple(self._known.values())
 
 
+class FailedSample(NamedTuple):
+    """A sample that could not be had: the dataset index, and the error, as text."""
+
+    shown: str
+    error: str
+
+
 def merged(slow: Iterable[SlowIndex]) -> tuple[SlowIndex, ...]:
     """Each index once, the `SLOWEST` of them, slowest first."""
     known: dict[str, SlowIndex] = {}
@@ -154,7 +183,7 @@ def as_text(index: Any) -> str:
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
-class Occasions:
+class SamplingSchedule:
     """When to look closely at one of many things that follow each other, as looking costs time.
 
     The first is left out, and all that begins within `FIRST_S` of it. Then one is looked at whenever the time since the

@@ -1,108 +1,39 @@
-"""What every lane offers, and what it tells the epoch that drives it.
+"""What every pool offers, and what it tells the epoch that drives it.
 
-A lane hosts *hosts* (worker processes, actors). Under ``seeding="batch"`` the epoch hands tickets to the lane, which
-gives them to whichever host is free. With logical workers (``seeding="worker"``, streams) the epoch assigns each
-logical worker to a host and addresses tickets to it.
+A pool runs *workers* (processes or threads, here or on other machines). Under ``seeding="batch"`` the epoch hands
+tickets to the pool, which gives them to whichever worker is free. With logical workers (``seeding="worker"``, streams)
+the epoch assigns each logical worker to a worker and addresses tickets to it.
 
-All calls come from the thread that drives the epoch. A lane never blocks but in `close`.
+All calls come from the thread that drives the epoch. A pool never blocks but in `close`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
+from dpex.core.events import PoolEvent
 from dpex.core.schedule import Ticket
-from dpex.measure.consumer_time import STEP_BUCKETS, NodeSums
+from dpex.measure.consumer_time import STEP_BUCKETS
 from dpex.measure.sampling import Reservoir
+from dpex.measure.sums import LinkSums, NodeSums, PoolSums, StageSums, StepSums
 from dpex.profile.live_timer import Row
-from dpex.worker.core import RngState
+from dpex.worker.logical_state import RngState
 
-CRASHES_IN_A_ROW = 8
-"""Unexpected ends of hosts without a result in between, beside one per host wanted, before work is given up."""
 RECENT = 64
-"""Service times that a lane remembers one by one."""
-
-
-class Made(NamedTuple):
-    """A ticket's result arrived. ``value()`` decodes it: the batch, a `Failure` or a `StreamEnd`.
-
-    ``service_s`` is how long the worker was busy with it, ``nbytes`` the size of its buffers, ``making`` a `Making`.
-    ``slowest``: seconds and place of its slowest sample, where that is known.
-    """
-
-    epoch: int
-    number: int
-    host: int
-    value: Callable[[], Any]
-    stream_end: bool = False
-    service_s: float = 0.0
-    nbytes: int = 0
-    samples: int = 0
-    making: tuple[float, ...] = ()
-    slowest: tuple[()] | tuple[float, int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Up:
-    """A host takes tickets from now on."""
-
-    host: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A host is no more. ``lost`` are ticket numbers it held, ``guilty`` the one it was working on.
-
-    ``expected`` is true when it left because it was asked to. ``why`` is a sentence for people.
-    """
-
-    host: int
-    lost: tuple[int, ...]
-    guilty: int | None
-    expected: bool
-    why: str
-    pid: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """Logical worker ``logical`` left its host with this random state."""
-
-    logical: int
-    host: int
-    state: RngState | None
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Random state of ``logical`` after ticket ``number``; replaying from here restores what a death took away."""
-
-    logical: int
-    epoch: int
-    number: int
-    state: RngState
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something a person should know; ``warning`` tells a warning from a log line."""
-
-    text: str
-    warning: bool = True
-
-
-Event = Made | Up | Gone | Released | Snapshot | Note
+"""Service times that a pool remembers one by one."""
 
 
 @dataclass(kw_only=True)
-class LaneCounts:
-    """Hosts by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now.
+class PoolCounts:
+    """Workers by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now.
 
     ``most``: how many the system allows, once it refused one, and ``why_most``. Asking for a number tries anew.
+    ``left_alone``: nodes of the cluster that get no workers for a while, and why; ``failed``: the latest reason of each
+    node that ever was.
     """
 
     wanted: int = 0
@@ -110,52 +41,65 @@ class LaneCounts:
     running: int = 0
     most: int | None = None
     why_most: str = ""
+    left_alone: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    def leave_alone(self, place: str, why: str) -> None:
+        """A node is left alone from now on; without a reason, it is not any more. Others may read meanwhile."""
+        others = {name: known for name, known in self.left_alone.items() if name != place}
+        self.left_alone = {**others, place: why} if why else others
+        if why:
+            self.failed = {**self.failed, place: why}
 
 
 @dataclass(kw_only=True, slots=True)
-class LaneTimes:
-    """Sums over the tickets a lane made: their number, wall seconds by stage, CPU seconds of all and by stage.
+class PoolTimes:
+    """Sums over the tickets a pool made: their number, wall seconds by stage, CPU seconds of all and by stage.
 
     ``services_s``: wall seconds of each of the latest; ``services``: how many took how long, by `STEP_BUCKETS`;
-    ``choice``: some of all. ``transit_s``: on the network, while their host had nothing else to answer.
-    ``nbytes``: of all batches; ``streamed_bytes``: of those that came on a connection of their own. ``steps``: calls,
-    wall and CPU seconds by step, of the batches that were timed. ``nodes``: by machine of the cluster.
+    ``choice``: some of all. ``transit_s``: on the network, while their worker had nothing else to answer.
+    ``shared``: batches that were made for another training. ``nbytes``: of all batches; ``streamed_bytes``: of those
+    that came on a connection of their own; ``shared_bytes``: of those of remote workers that lay in shared memory.
+    ``steps``: by step, of the batches that were timed. ``nodes``: by machine of the cluster. What is told of them is
+    `stages` and `sums`.
     """
 
     tickets: int = 0
-    fetch_s: float = 0.0
+    load_s: float = 0.0
     collate_s: float = 0.0
     encode_s: float = 0.0
     cpu_s: float = 0.0
-    fetch_cpu_s: float = 0.0
+    load_cpu_s: float = 0.0
     collate_cpu_s: float = 0.0
     nbytes: int = 0
     streamed_bytes: int = 0
+    shared_bytes: int = 0
+    shared: int = 0
     transit_s: float = 0.0
     services_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     services: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
     choice: Reservoir = field(default_factory=Reservoir)
-    steps: dict[str, tuple[int, float, float]] = field(default_factory=dict)
+    steps: dict[str, StepSums] = field(default_factory=dict)
     nodes: dict[str, NodeSums] = field(default_factory=dict)
 
     def count(
         self,
-        stages: tuple[float, float, float, float, int, tuple[Row, ...], Any],
+        stages: tuple[float, float, float, float, int, tuple[Row, ...], Any, Any],
         cpu_s: float,
         encode_s: float,
         nbytes: int = 0,
     ) -> float:
         """Add one ticket, with stages as in `Stages`; returns how long its worker was busy with it."""
-        fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, _, steps, _ = stages
+        load_s, collate_s, load_cpu_s, collate_cpu_s, _, steps, _, _ = stages
         self.tickets += 1
-        self.fetch_s += fetch_s
+        self.load_s += load_s
         self.collate_s += collate_s
         self.encode_s += encode_s
         self.cpu_s += cpu_s
-        self.fetch_cpu_s += fetch_cpu_s
+        self.load_cpu_s += load_cpu_s
         self.collate_cpu_s += collate_cpu_s
         self.nbytes += nbytes
-        service_s = fetch_s + collate_s + encode_s
+        service_s = load_s + collate_s + encode_s
         self.services_s.append(service_s)
         if self.tickets >= self.choice.due:
             self.choice.keep(service_s)
@@ -166,53 +110,87 @@ class LaneTimes:
 
     def _add_steps(self, steps: tuple[Row, ...]) -> None:
         for name, calls, wall_s, cpu_s in steps:
-            known = self.steps.get(name, (0, 0.0, 0.0))
-            self.steps[name] = known[0] + calls, known[1] + wall_s, known[2] + cpu_s
+            known = self.steps.get(name, _NO_CALLS)
+            self.steps[name] = StepSums(
+                calls=known.calls + calls, wall_s=known.wall_s + wall_s, cpu_s=known.cpu_s + cpu_s
+            )
+
+    def stages(self) -> StageSums:
+        """What making these batches took; CPU time that is neither the dataset's nor the collate function's is the
+        encoder's."""
+        return StageSums(
+            encode_cpu_s=max(0.0, self.cpu_s - self.load_cpu_s - self.collate_cpu_s),
+            **{name: getattr(self, name) for name in _STAGES},
+        )
+
+    def link(self) -> LinkSums:
+        """The way from all machines."""
+        found = LinkSums()
+        for node in list(self.nodes.values()):
+            found = found.plus(node)
+        return found
+
+    def sums(self, **others: Any) -> PoolSums:
+        """All that is counted here, and what others count of the pool."""
+        return self.stages().narrowed(
+            PoolSums,
+            **vars(self.link()),
+            services=tuple(self.services),
+            kept_s=tuple(self.choice.kept),
+            steps=dict(self.steps),
+            nodes=dict(self.nodes),
+            **others,
+        )
 
 
-class Lane(Protocol):
+_NO_CALLS = StepSums()
+_STAGES = [one.name for one in fields(PoolTimes) if one.name in StageSums.declared()]
+
+
+class WorkerPool(Protocol):
     """A place where tickets are turned into batches."""
 
     name: str
-    counts: LaneCounts
-    times: LaneTimes
+    counts: PoolCounts
+    times: PoolTimes
     failed: str | None
-    """Why no host can be had at present, or None."""
+    """Why no worker can be had at present, or None."""
 
     def resize(self, wanted: int) -> None:
-        """Ask for that many hosts; `Up` and `Gone` events follow. A leaving host finishes what it holds.
+        """Ask for that many workers; `WorkerUp` and `WorkerGone` events follow. A leaving worker finishes what it
+        holds.
 
-        With logical workers a lane only grows by itself: the engine empties hosts and then calls `dismiss`.
+        With logical workers a pool only grows by itself: the engine empties workers and then calls `dismiss`.
         """
 
-    def dismiss(self, host: int) -> None:
-        """Let a host that hosts no logical worker any more leave."""
+    def dismiss(self, worker: int) -> None:
+        """Let a worker that serves no logical worker any more leave."""
 
     @property
     def starts_slowly(self) -> bool:
-        """Whether a host serves seconds after it was asked for, not milliseconds."""
+        """Whether a worker serves seconds after it was asked for, not milliseconds."""
 
     @property
     def crashes(self) -> int:
-        """Unexpected ends of hosts since the last result of any."""
+        """Unexpected ends of workers since the last result of any."""
 
     def at_work(self) -> int:
-        """Hosts that have something to do, at most."""
+        """Workers that have something to do, at most."""
 
-    def hosts(self) -> list[int]:
-        """Hosts that are up and not leaving, by id."""
+    def workers(self) -> list[int]:
+        """Workers that are up and not leaving, by id."""
 
-    def send(self, tickets: list[Ticket], epoch: int, host: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
         """Hand over tickets as one message; False if it cannot take them now (nothing was taken then).
 
         Once they are handed over there is something in ``sent``, whatever exception may follow.
         """
 
-    def adopt(self, host: int, logical: int, state: RngState | None) -> None:
-        """Let ``host`` host ``logical``; messages to a host keep their order."""
+    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
+        """Let ``worker`` serve ``logical``; messages to a worker keep their order."""
 
-    def release(self, host: int, logical: int) -> None:
-        """Let ``host`` give up ``logical`` after what it was sent so far; `Released` follows."""
+    def release(self, worker: int, logical: int) -> None:
+        """Let ``worker`` give up ``logical`` after what it was sent so far; `Released` follows."""
 
     def new_epoch(self, epoch: int) -> None:
         """Results of earlier epochs are discarded from now on."""
@@ -220,8 +198,8 @@ class Lane(Protocol):
     def descriptors(self) -> list[int]:
         """File descriptors that turn readable when `poll` has something."""
 
-    def poll(self) -> deque[Event]:
-        """What happened, without waiting: the lane's own, out of which the caller takes what it has dealt with."""
+    def poll(self) -> deque[PoolEvent]:
+        """What happened, without waiting: the pool's own, out of which the caller takes what it has dealt with."""
 
     def close(self, grace_s: float) -> None:
-        """End every host within about ``grace_s`` seconds; idempotent."""
+        """End every worker within about ``grace_s`` seconds; idempotent."""

@@ -23,12 +23,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from dpex.profile.spans import Node, Step
+from dpex.profile.spans import Node, ProfiledStep
 
 MOST_EVENTS = 200_000
 """A batch of which more is told is left alone from then on: that is some 0.1 s which it takes longer."""
 _CALLS_TRIED = 64
+"""Calls by which the cost of timing is found, in one round: enough for the clock to tell."""
 _ROUNDS_TRIED = 5
+"""The fastest of so many rounds is the cost, as other programs only ever make one slower."""
 _mine = threading.local()
 
 
@@ -58,9 +60,12 @@ class _Target(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A call under way: its frame or built-in function, the step around it, and when it began, by all there is."""
+    """A call under way: its frame or built-in function, its name, the step around it, and when it began, by all there
+    is.
+    """
 
     key: Any
+    label: str
     around: Node
     wall: float
     cpu: float
@@ -68,10 +73,25 @@ class _Open(NamedTuple):
 
 
 class StepWatch:
-    """See the module: `add` steps, `start`, and in any case `stop`. ``cpu``: the CPU clock that steps are timed by."""
+    """See the module: `add` steps, `start`, and in any case `stop`, or `pause` where it is to start again.
 
-    def __init__(self, costs: Costs | None = None, cpu: Callable[[], float] = time.thread_time) -> None:
+    Args:
+        costs: What being told takes; None for what it takes on this machine.
+        cpu: The CPU clock that steps are timed by.
+        wall: The other clock.
+        most_events: Events after which nothing is told any more; None for `MOST_EVENTS`.
+    """
+
+    def __init__(
+        self,
+        costs: Costs | None = None,
+        cpu: Callable[[], float] = time.thread_time,
+        wall: Callable[[], float] = time.perf_counter,
+        most_events: float | None = None,
+    ) -> None:
         self._cpu = cpu
+        self._wall = wall
+        self._most_events = MOST_EVENTS if most_events is None else most_events
         self._costs = costs or costs_here()
         self.is_whole = True
         """Whether all calls were told of, as far as is known."""
@@ -121,8 +141,8 @@ class StepWatch:
         sys.setprofile(self._hook)
         return True
 
-    def stop(self) -> None:
-        """No more. A profile function that somebody else has set meanwhile stays; idempotent."""
+    def pause(self) -> None:
+        """No more for now. A profile function that somebody else has set meanwhile stays; idempotent."""
         if sys.getprofile() is self._hook:
             sys.setprofile(None)
         else:
@@ -130,6 +150,11 @@ class StepWatch:
         self.is_whole &= not self._open
         _mine.hook = None
         self._open.clear()
+        self._at = self._root
+
+    def stop(self) -> None:
+        """No more, and the steps are let go; idempotent."""
+        self.pause()
         self._codes.clear()
         self._builtins.clear()
         self._alive.clear()
@@ -140,7 +165,7 @@ class StepWatch:
         return self._events * self._costs.event_s + self._booked * self._costs.booking_s
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[ProfiledStep, ...]:
         """What was booked."""
         return tuple(self._root.steps())
 
@@ -186,7 +211,7 @@ class StepWatch:
             if target.matches(frame):
                 self._enter(frame, target.label)
                 break
-        if self._events > MOST_EVENTS:
+        if self._events > self._most_events:
             sys.setprofile(None)
 
     def _enter(self, key: Any, label: str) -> None:
@@ -195,17 +220,22 @@ class StepWatch:
         if node is None:
             node = around.children[label] = Node()
         self._at = node
-        self._open.append(_Open(key, around, time.perf_counter(), self._cpu(), self.cost_s))
+        self._open.append(_Open(key, label, around, self._wall(), self._cpu(), self.cost_s))
 
     def _leave(self) -> None:
-        cpu, wall = self._cpu(), time.perf_counter()
+        cpu, wall = self._cpu(), self._wall()
         call, node = self._open.pop(), self._at
         cost_s = self.cost_s - call.cost_s
+        wall_s, cpu_s = max(0.0, wall - call.wall - cost_s), max(0.0, cpu - call.cpu - cost_s)
         node.calls += 1
-        node.wall_s += max(0.0, wall - call.wall - cost_s)
-        node.cpu_s += max(0.0, cpu - call.cpu - cost_s)
+        node.wall_s += wall_s
+        node.cpu_s += cpu_s
         self._at = call.around
         self._booked += 1
+        self._was_booked(call.label, wall_s, cpu_s)
+
+    def _was_booked(self, label: str, wall_s: float, cpu_s: float) -> None:
+        """A call has ended; for those who want to know of each."""
 
 
 def _first_argument(frame: types.FrameType) -> Any:
@@ -226,7 +256,7 @@ def _closure(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
     return tuple(zip(function.__code__.co_freevars, values, strict=True))
 
 
-# -- what it costs ---------------------------------------------------------------------------------------------------
+# -- what it costs -----------------------------------------------------------------------------------------------------
 
 
 def _nothing() -> None:
@@ -260,7 +290,7 @@ def costs_here() -> Costs:
     return Costs(max(0.0, told_s - plain_s) / (2 * _CALLS_TRIED), _fastest_s(watch.book_nothing) / _CALLS_TRIED)
 
 
-# -- forks -----------------------------------------------------------------------------------------------------------
+# -- forks -------------------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -1,252 +1,203 @@
-"""Where a dataset's time goes, step by step, without a change to its code or to what it yields.
+"""Where a dataset's time goes, step by step, without a change to it.
 
-`Profile.of` makes a shallow copy of a dataset in which ``__getitem__``, the transforms and the datasets within are
-timed; the collate function is timed beside it. The dataset that was given, its transforms and all else stay as they
-are. A copy shares what it refers to (arrays, open files, generators), and random numbers are drawn as without it.
+`Profile.of` gives a dataset and a collate function to be used in place of those given. They call those given, which
+stay as they are, while steps are timed as in a loader that runs: `dpex.profile.discover` finds them, and
+`dpex.profile.call_timer` hears when they are called. Random numbers are drawn as without it, and what the timing itself
+takes is in none of the times.
 
-What is found, `dpex.profile.discover` says. A method of the dataset that is no attribute of its own is part of
-``__getitem__``.
+A `Profile` belongs to one thread at a time.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
-import types
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from math import inf
 from typing import Any
 
-from torch import nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from dpex.profile.discover import holds_datasets, is_step, is_steps, labelled
-from dpex.profile.discover import label as label_of
-from dpex.profile.spans import Book, Spans
+from dpex.measure.sampling import LongestOf, Reservoir
+from dpex.profile.call_timer import StepWatch
+from dpex.profile.discover import add_steps, label
+from dpex.profile.spans import SlowSample, Spans
 
-_BOOK, _LABEL = "_dpex_book", "_dpex_label"
+COLLATE = "collate"
+_SAMPLE = (".__getitem__", ".__iter__")
+"""How the names of steps end that make one sample."""
 
 
 class Profile:
-    """A dataset and a collate function that book what they do; picklable where the dataset is, without what was booked.
+    """A dataset and a collate function whose steps are timed, without a change to those given.
 
-    dataset, collate_fn: to be used in place of those given.
+    It is picklable where those are, without what was timed.
+
+    Attributes:
+        dataset: To be used in place of the dataset given; its attributes are that one's.
+        collate_fn: To be used in place of the collate function given.
+        is_on: Whether calls are timed from now on.
+
+    Examples:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from dpex import Profile
+        >>> profile = Profile.of(TensorDataset(torch.arange(8)))
+        >>> batch = profile.collate_fn([profile.dataset[index] for index in range(4)])
+        >>> [(step.path, step.calls) for step in profile.spans().steps]
+        [(('TensorDataset.__getitem__',), 4), (('collate',), 1)]
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], book: Book) -> None:
-        self.dataset = dataset
-        self.collate_fn = collate_fn
-        self._book = book
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[Any], Any], cpu: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        self._given = dataset, collate_fn, cpu, wall
+        self._book: _SampleBook | None = None
+        self.is_on = True
+        self.dataset: Any = (_TimedStream if isinstance(dataset, IterableDataset) else _TimedDataset)(self, dataset)
+        self.collate_fn: Any = _TimedCollate(self, collate_fn)
 
     @classmethod
-    def of(cls, dataset: Any, collate_fn: Callable[[Any], Any] = default_collate, book: Book | None = None) -> Profile:
-        """Instrument a dataset, map-style or iterable."""
-        book = book or Book()
-        maker = _Maker(book)
-        timed = maker.dataset(dataset)
-        return cls(timed, maker.call("collate", maker.rebound(collate_fn)), book)
+    def of(
+        cls,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any] = default_collate,
+        cpu: Callable[[], float] = time.thread_time,
+        wall: Callable[[], float] = time.perf_counter,
+    ) -> Profile:
+        """Make a timed view of a dataset, map-style or iterable, and of a collate function.
+
+        Args:
+            dataset: What is to be timed; it stays as it is.
+            collate_fn: What puts samples together.
+            cpu: The CPU clock that steps are timed by; ``time.process_time`` counts threads of libraries as well.
+            wall: The other clock.
+        """
+        return cls(dataset, collate_fn, cpu, wall)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Profile, self._given
 
     def spans(self) -> Spans:
-        """What was booked so far."""
-        return self._book.spans()
+        """Return what was timed so far."""
+        return Spans() if self._book is None else self._book.spans()
+
+    def timed(self, name: str, function: Callable[[Any], Any], argument: Any, indices: Sequence[Any]) -> Any:
+        """Return what the function returns; a step of that name, which makes the samples of these indices."""
+        if not self.is_on:
+            return function(argument)
+        if self._book is None:
+            dataset, _, cpu, wall = self._given
+            self._book = _SampleBook(dataset, cpu, wall)
+        return self._book.timed(name, function, argument, indices)
 
 
-class _Maker:
-    """Makes timed copies; what is met twice is copied once, so that two places that shared an object still do."""
+class _SampleBook(StepWatch):
+    """Times the calls of a profile, and tells apart the samples in them."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
-        self._made: dict[int, tuple[Any, Any]] = {}
+    def __init__(self, dataset: Any, cpu: Callable[[], float], wall: Callable[[], float]) -> None:
+        super().__init__(cpu=cpu, wall=wall, most_events=inf)
+        add_steps(dataset, self)
+        self._samples = 0
+        self._slowest: LongestOf[SlowSample] = LongestOf()
+        self._walls_s = Reservoir()
+        self._times: list[tuple[float, float]] = []
+        self._whole = 0.0, 0.0
 
-    def dataset(self, dataset: Any) -> Any:
-        """A copy of a dataset whose samples, transforms and inner datasets are timed."""
-        if id(dataset) in self._made:
-            return self._made[id(dataset)][1]
-        label = type(dataset).__name__
-        copied = self._subclassed(dataset, label, _timed_dataset)
-        if copied is None:
-            copied = _DatasetProxy(dataset, self._book, label)
-            self._made[id(dataset)] = dataset, copied
-        return copied
-
-    def step(self, step: Any, label: str | None = None) -> Any:
-        """A copy of a callable that is timed, and so are the callables within."""
-        if id(step) in self._made:
-            return self._made[id(step)][1]
-        label = label or label_of(step)
-        plain = isinstance(step, (types.MethodType, types.FunctionType, functools.partial))
-        made = None if plain else self._subclassed(step, label, _timed_callable)
-        return self.call(label, self.rebound(step)) if made is None else made
-
-    def _subclassed(self, thing: Any, label: str, make: Callable[[Any], Any]) -> Any | None:
-        """A copy, of a subclass that books; None: it cannot be given another class, as a list or one with slots."""
+    def timed(self, name: str, function: Callable[[Any], Any], argument: Any, indices: Sequence[Any]) -> Any:
+        """See `Profile.timed`."""
+        if self._open:  # within another timed call
+            return self.call(name, function, argument)
+        self._times.clear()
+        is_told = self.start()
         try:
-            copied = _copied(thing)
-            copied.__class__ = make(type(copied))
-        except TypeError:
-            return None
-        self._made[id(thing)] = thing, copied
-        self._parts(copied, datasets=isinstance(thing, Dataset))
-        vars(copied).update({_BOOK: self._book, _LABEL: label})
-        return copied
-
-    def call(self, label: str, function: Callable[..., Any]) -> Any:
-        """A callable that times another."""
-        return _TimedCall(self._book, label, function)
-
-    def rebound(self, function: Any) -> Any:
-        """A method of something that was copied, bound to the copy."""
-        if isinstance(function, types.MethodType) and id(function.__self__) in self._made:
-            return types.MethodType(function.__func__, self._made[id(function.__self__)][1])
-        return function
-
-    def _parts(self, owner: Any, *, datasets: bool) -> None:
-        """Replace what is to be timed among the attributes of a copy."""
-        attributes = vars(owner)
-        if isinstance(owner, nn.Module):
-            attributes["_modules"] = modules = dict(attributes["_modules"])
-            if isinstance(owner, nn.Sequential):
-                modules.update(zip(modules, self._steps(modules.values()), strict=True))
-        named = [*attributes.items(), *attributes.get("_modules", {}).items()]
-        for name, value in named:
-            if datasets and holds_datasets(value):
-                attributes[name] = self._each(value, self.dataset)
-            elif is_steps(name, value):
-                attributes[name] = self._steps(value)
-                if isinstance(value, tuple):
-                    attributes[name] = tuple(attributes[name])
-            elif is_step(name, value):
-                attributes[name] = self.step(value)
-
-    def _steps(self, steps: Iterable[Any]) -> list[Any]:
-        """Each timed; those that share a name get numbers."""
-        return [self.step(step, label) for step, label in labelled(steps)]
-
-    @staticmethod
-    def _each(value: Any, make: Callable[[Any], Any]) -> Any:
-        if type(value) is dict:
-            return {key: make(item) for key, item in value.items()}
-        return type(value)(map(make, value)) if type(value) in (list, tuple) else make(value)
-
-
-def _copied(thing: Any) -> Any:
-    """A shallow copy that runs none of the class's own code where that can be had."""
-    kind: Any = type(thing)
-    if _pickles_as_usual(kind) and hasattr(thing, "__dict__") and not _has_slots(kind):
-        made = object.__new__(kind)
-        vars(made).update(vars(thing))
+            made = self.call(name, function, argument)
+        finally:
+            if is_told:
+                self.pause()
+        for index, (wall_s, cpu_s) in zip(indices, self._parts(len(indices)), strict=True):
+            self._count(SlowSample(index=index, wall_s=wall_s, cpu_s=cpu_s))
         return made
-    return copy.copy(thing)
 
-
-def _pickles_as_usual(kind: Any) -> bool:
-    return kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-
-
-def _has_slots(kind: type) -> bool:
-    return any(vars(base).get("__slots__") for base in kind.__mro__)
-
-
-def _reduce(self: Any, protocol: Any) -> Any:
-    """``__reduce_ex__`` of a timed copy: it pickles by the rules of its real class."""
-    kind, make = type(self).__mro__[1], type(self)._dpex_make
-    names = {name: vars(self)[name] for name in (_BOOK, _LABEL)}
-    if _pickles_as_usual(kind):
-        reduced: Any = object.__reduce_ex__(self, 2)
-        return _blank, (kind, make, names), reduced[2]
-    plain: Any = object.__new__(kind)
-    vars(plain).update({name: value for name, value in vars(self).items() if name not in names})
-    return _timed_again, (plain, make, names)
-
-
-def _blank(kind: type, make: Callable[[type], type], names: dict[str, Any]) -> Any:
-    thing: Any = object.__new__(make(kind))
-    vars(thing).update(names)
-    return thing
-
-
-def _timed_again(plain: Any, make: Callable[[type], type], names: dict[str, Any]) -> Any:
-    plain.__class__ = make(type(plain))
-    vars(plain).update(names)
-    return plain
-
-
-@functools.cache
-def _timed_callable(kind: Any) -> Any:
-    """A subclass whose instances book their calls; for everybody else it looks like its base."""
-
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        return vars(self)[_BOOK].call(vars(self)[_LABEL], functools.partial(kind.__call__, self), *args, **kwargs)
-
-    return _subclass(kind, _timed_callable, {"__call__": __call__})
-
-
-@functools.cache
-def _timed_dataset(kind: Any) -> Any:
-    """The same for samples, and for a callable dataset class too."""
-    methods: dict[str, Any] = {}
-    if issubclass(kind, IterableDataset):
-        methods["__iter__"] = lambda self: _timed_stream(kind.__iter__(self), vars(self)[_BOOK], vars(self)[_LABEL])
-    else:
-        methods["__getitem__"] = lambda self, index: vars(self)[_BOOK].sample(
-            f"{vars(self)[_LABEL]}.__getitem__",
-            functools.partial(kind.__getitem__, self),
-            index,
+    def spans(self) -> Spans:
+        """What was timed so far."""
+        return Spans(
+            samples=self._samples,
+            steps=self.steps,
+            slowest=self._slowest.found(),
+            sample_walls_s=tuple(self._walls_s.kept),
         )
-    if callable(getattr(kind, "__getitems__", None)):
-        methods["__getitems__"] = lambda self, indices: vars(self)[_BOOK].batch(
-            f"{vars(self)[_LABEL]}.__getitems__",
-            functools.partial(kind.__getitems__, self),
-            indices,
-        )
-    return _subclass(kind, _timed_dataset, methods)
+
+    def _was_booked(self, label: str, wall_s: float, cpu_s: float) -> None:
+        if label.endswith(_SAMPLE) and not any(call.label.endswith(_SAMPLE) for call in self._open):
+            self._times.append((wall_s, cpu_s))
+        if not self._open:
+            self._whole = wall_s, cpu_s
+
+    def _parts(self, samples: int) -> Sequence[tuple[float, float]]:
+        """The times of single samples; where they are made all at once, each is an equal part."""
+        if len(self._times) == samples:
+            return self._times
+        wall_s, cpu_s = self._whole
+        return [(wall_s / samples, cpu_s / samples)] * samples
+
+    def _count(self, sample: SlowSample) -> None:
+        self._samples += 1
+        if self._samples == self._walls_s.due:
+            self._walls_s.keep(sample.wall_s)
+        if sample.wall_s > self._slowest.least_s:
+            self._slowest.add(sample)
 
 
-def _subclass(kind: Any, make: Any, methods: dict[str, Any]) -> Any:
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    own = {"__reduce_ex__": _reduce, "_dpex_make": staticmethod(make)}
-    return type(kind)(kind.__name__, (kind,), names | methods | own)
+# -- in place of what was given ----------------------------------------------------------------------------------------
 
 
-def _timed_stream(stream: Iterator[Any], book: Book, label: str) -> Iterator[Any]:
-    for number in count():
-        try:
-            sample = book.sample(f"{label}.__iter__", lambda _: next(stream), number)
-        except StopIteration:
-            return
-        yield sample
+class _View:
+    """Has the attributes of what it stands for."""
 
-
-class _TimedCall:
-    """A callable of any kind, timed; other attributes are its own."""
-
-    def __init__(self, book: Book, label: str, function: Callable[..., Any]) -> None:
-        self._dpex = book, label, function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        book, label, function = self._dpex
-        return book.call(label, function, *args, **kwargs)
+    def __init__(self, profile: Profile, given: Any) -> None:
+        self._dpex = profile, given
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_dpex":
+        if name == "_dpex" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
-        return getattr(self._dpex[2], name)
+        return getattr(self._dpex[1], name)
 
 
-class _DatasetProxy:
-    """A dataset whose class cannot be changed, with its samples timed."""
-
-    def __init__(self, dataset: Any, book: Book, label: str) -> None:
-        self._dpex = book, label, dataset
-
+class _TimedDataset(_View, Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
-        book, label, dataset = self._dpex
-        return book.sample(f"{label}.__getitem__", dataset.__getitem__, index)
+        profile, dataset = self._dpex
+        return profile.timed(f"{label(dataset)}.__getitem__", dataset.__getitem__, index, (index,))
 
     def __len__(self) -> int:
-        return len(self._dpex[2])
+        return len(self._dpex[1])
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_dpex":
-            raise AttributeError(name)
-        return getattr(self._dpex[2], name)
+        if name == "__getitems__" and callable(getattr(self._dpex[1], name, None)):
+            return self._batch
+        return super().__getattr__(name)
+
+    def _batch(self, indices: Any) -> Any:
+        profile, dataset = self._dpex
+        return profile.timed(f"{label(dataset)}.__getitems__", dataset.__getitems__, indices, list(indices))
+
+
+class _TimedStream(_View, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        profile, dataset = self._dpex
+        stream, name = iter(dataset), f"{label(dataset)}.__iter__"
+        for number in count():
+            try:
+                sample = profile.timed(name, next, stream, (number,))
+            except StopIteration:
+                return
+            yield sample
+
+    def __len__(self) -> int:
+        return len(self._dpex[1])
+
+
+class _TimedCollate(_View):
+    def __call__(self, samples: Any) -> Any:
+        profile, collate_fn = self._dpex
+        return profile.timed(COLLATE, collate_fn, samples, ())

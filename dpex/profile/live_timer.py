@@ -14,18 +14,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
 from torch.utils.data import IterableDataset
 
-from dpex.measure.sampling import Occasions
+from dpex.measure.sampling import SamplingSchedule
 from dpex.profile.call_timer import StepWatch
-from dpex.profile.discover import holds_datasets, is_step, is_steps, label, labelled
-from dpex.profile.spans import Step
+from dpex.profile.discover import label, watch_of
+from dpex.profile.spans import ProfiledStep
 
 Row = tuple[str, int, float, float]
 """A step: its name, calls, and wall and CPU seconds in them without the steps within; "a > b" is step b within a."""
 Times = tuple[float, float, float, float, int]
-"""Of a batch: `dpex.worker.core.Stages` up to its samples."""
+"""Of a batch: `dpex.worker.outcome.Stages` up to its samples."""
 COLLATE = "collate"
 MOST_ROWS = 64
 """Of one batch: the costliest. What others took counts as the dataset's own."""
@@ -50,12 +49,12 @@ class TicketTimer:
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._cpu = cpu
-        self._occasions = Occasions()
+        self._occasions = SamplingSchedule()
         self._clock = clock
         self._watch: StepWatch | None = None
         self._began_s = 0.0
         self._costs_s = (0.0, 0.0)
-        self._steps: tuple[Step, ...] | None = None
+        self._steps: tuple[ProfiledStep, ...] | None = None
         self.due = 0.0 if is_on else math.inf
 
     @property
@@ -69,7 +68,7 @@ class TicketTimer:
         if not occasions.comes(now):
             self.due = occasions.due
             return False
-        watch = _watch(dataset, self._cpu) if sys.getprofile() is None else None
+        watch = watch_of(dataset, self._cpu) if sys.getprofile() is None else None
         if watch is None or not watch.start():
             occasions.took(now, self._clock() - now)
             self.due = occasions.due
@@ -128,8 +127,8 @@ class TicketTimer:
             (in_collate if is_collate else rows).append(
                 (" > ".join(names), step.calls, step.own_wall_s, step.own_cpu_s)
             )
-        rows.sort(key=lambda row: -row[2])
-        del rows[MOST_ROWS:], in_collate[MOST_ROWS:]
+        rows = _within(sorted(rows, key=lambda row: -row[2])[:MOST_ROWS], load_s, load_cpu_s)
+        in_collate = _within(in_collate[:MOST_ROWS], collate_s, collate_cpu_s)
         load_s -= sum(row[2] for row in rows)
         load_cpu_s -= sum(row[3] for row in rows)
         if not in_collate:
@@ -137,62 +136,17 @@ class TicketTimer:
         return (own, samples, max(0.0, load_s), max(0.0, load_cpu_s)), *rows, *in_collate
 
 
+def _within(rows: list[Row], wall_s: float, cpu_s: float) -> list[Row]:
+    """The rows, made smaller in proportion where they are more than the whole: what timing cost is estimated."""
+    wall, cpu = _share(wall_s, sum(row[2] for row in rows)), _share(cpu_s, sum(row[3] for row in rows))
+    return [(name, calls, own_s * wall, own_cpu_s * cpu) for name, calls, own_s, own_cpu_s in rows]
+
+
+def _share(whole_s: float, parts_s: float) -> float:
+    return whole_s / parts_s if parts_s > whole_s else 1.0
+
+
 def _method(dataset: Any) -> str:
     if isinstance(dataset, IterableDataset):
         return f"{label(dataset)}.__iter__"
     return f"{label(dataset)}.__getitem{'s' if callable(getattr(dataset, '__getitems__', None)) else ''}__"
-
-
-def _watch(dataset: Any, cpu: Callable[[], float]) -> StepWatch | None:
-    """For all that is to be timed of a dataset; None: its attributes cannot be looked at."""
-    try:
-        return _Finder(dataset, cpu).watch
-    except Exception:
-        return None
-
-
-class _Finder:
-    """Goes through a dataset's steps, once each."""
-
-    def __init__(self, dataset: Any, cpu: Callable[[], float]) -> None:
-        self.watch = StepWatch(cpu=cpu)
-        self._seen: dict[int, Any] = {id(dataset): dataset}
-        self._parts(dataset, datasets=True)
-
-    def _parts(self, owner: Any, *, datasets: bool) -> None:
-        attributes = getattr(owner, "__dict__", None)
-        if type(attributes) is not dict:
-            return
-        modules = attributes.get("_modules") if isinstance(owner, nn.Module) else None
-        if modules and isinstance(owner, nn.Sequential):
-            self._all(modules.values())
-        for name, value in [*attributes.items(), *(modules or {}).items()]:
-            if datasets and holds_datasets(value):
-                self._datasets(value)
-            elif is_steps(name, value):
-                self._all(value)
-            elif is_step(name, value):
-                self._step(value, label(value))
-
-    def _datasets(self, value: Any) -> None:
-        inner = value.values() if type(value) is dict else value if type(value) in (list, tuple) else (value,)
-        for dataset in inner:
-            if self._is_new(dataset):
-                if not isinstance(dataset, IterableDataset):
-                    for name in ("__getitem__", "__getitems__"):
-                        self.watch.add_method(dataset, name, f"{label(dataset)}.{name}")
-                self._parts(dataset, datasets=True)
-
-    def _all(self, steps: Any) -> None:
-        for step, name in labelled(steps):
-            self._step(step, name)
-
-    def _step(self, step: Any, name: str) -> None:
-        if self._is_new(step):
-            self.watch.add(step, name)
-            self._parts(step, datasets=False)
-
-    def _is_new(self, thing: Any) -> bool:
-        is_new = id(thing) not in self._seen
-        self._seen[id(thing)] = thing  # lives while its id is known
-        return is_new

@@ -20,17 +20,20 @@ from typing import NamedTuple
 TINY_S = 0.0003
 """Beside a ticket that takes less, reading a CPU clock, up to 1 µs, is not nothing."""
 CPU_CLOCK_EVERY = 16
+"""Of tiny tickets the clock is read for each so-manyth, which makes it a sixteenth as dear."""
 SHARED_EVERY_S = 0.001
 """Threads of one process are asked for their clocks once in that time: each question is a system call."""
 LOOK_EVERY_S = 0.25
 """How often helpers of the training process are looked for, unless that took more than `LOOK_SHARE` of the time."""
 LOOK_SHARE = 0.002
+"""The share of the time that looking for helpers may take."""
 LEAST_MAKING_S = 0.0005
 """A batch that takes less gives no thread time to help; of those nothing is looked at."""
 SPIN_S = 0.005
 """OpenMP's threads spin for some milliseconds after the step's last parallel region (GOMP_SPINCOUNT), as if at work."""
 _IDLE_S, _IDLE_SHARE = 0.0001, 0.02
 _KEPT = 0.9
+"""What is left of the past with each batch that is looked at: the latest ten count."""
 _TASKS = Path("/proc/self/task")
 
 
@@ -132,7 +135,7 @@ class SharedCpu:
         return process_s - sum(map(time.clock_gettime, self._clocks.values())) - self._ended_s
 
 
-class Seen(NamedTuple):
+class ThreadSighting(NamedTuple):
     """CPU seconds of other threads by native id, and those of dpex's own together."""
 
     threads: Mapping[int, float]
@@ -150,15 +153,15 @@ class HelperThreads:
 
     def __init__(
         self,
-        look: Callable[[], Seen] | None = None,
+        look: Callable[[], ThreadSighting] | None = None,
         process_s: Callable[[], float] = time.process_time,
         thread_s: Callable[[], float] = time.thread_time,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._look = look or other_threads
         self._process_s, self._thread_s, self._clock = process_s, thread_s, clock
-        self._before = Seen({}, 0.0)
-        self._begun: tuple[float, Seen] | None = None
+        self._before = ThreadSighting({}, 0.0)
+        self._begun: tuple[float, ThreadSighting] | None = None
         self._helped_s = self._batches = self._took_s = 0.0
         self.is_looking = False
         self.each_s = 0.0
@@ -182,7 +185,7 @@ class HelperThreads:
         else:
             self.is_looking, self.due = False, now + LOOK_EVERY_S
 
-    def _helped(self, others_s: float, at_begin: Seen) -> float:
+    def _helped(self, others_s: float, at_begin: ThreadSighting) -> float:
         others_s = self._process_s() - self._thread_s() - others_s
         at_end, begun, before = self._seen(), at_begin.threads, self._before.threads
         helped_s, seen_s = 0.0, at_end.own_s - at_begin.own_s
@@ -194,7 +197,7 @@ class HelperThreads:
         came_and_went_s = others_s - seen_s - SPIN_S  # threads that were started for this batch alone
         return helped_s + max(0.0, came_and_went_s)
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> ThreadSighting:
         began = self._clock()
         seen = self._look()
         self._took_s += self._clock() - began
@@ -215,19 +218,19 @@ def _helps(making_s: float, step_s: float) -> bool:
     return step_s <= _IDLE_S + _IDLE_SHARE * making_s or making_s > step_s + SPIN_S
 
 
-def other_threads() -> Seen:
+def other_threads() -> ThreadSighting:
     """The threads of this process but for the calling one; none where the system does not tell."""
     own = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("dpex-")}
     found: dict[int, float] = {}
     try:
         threads = set(map(int, os.listdir(_TASKS))) - {threading.get_native_id()}  # noqa: PTH208  (twice as fast)
     except OSError:
-        return Seen(found, 0.0)
+        return ThreadSighting(found, 0.0)
     for thread in threads:
         try:
             found[thread] = time.clock_gettime(thread_clock(thread))
         except OSError:
             continue  # it has ended
-    return Seen(
+    return ThreadSighting(
         {thread: s for thread, s in found.items() if thread not in own}, sum(found.get(t or 0, 0.0) for t in own)
     )

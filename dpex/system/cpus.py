@@ -1,4 +1,4 @@
-"""How many CPUs this process may really use: affinity, cgroup quota, and the other ranks on this host.
+"""How many CPUs this process may really use: affinity, cgroup quota, and the other ranks on this machine.
 
 The parsers take text, so that they can be tested on any machine.
 """
@@ -55,7 +55,7 @@ def cgroup_cpus(root: Path = _CGROUP_ROOT, proc_self_cgroup: str | None = None) 
 def _upwards(root: Path, path: str) -> list[Path]:
     """The folder of a cgroup and those above it; in a container some are not to be seen, the root always is."""
     parts = Path(path).parts
-    return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return [root.joinpath(*parts[:level]) for level in range(len(parts), -1, -1)]
 
 
 def _quota_v2(place: Path) -> float | None:
@@ -72,7 +72,8 @@ _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORL
 
 
 def local_ranks(environ: Mapping[str, str]) -> int:
-    """Training processes on this host, as launchers tell it (``LOCAL_WORLD_SIZE`` and its cousins); 1 when unsaid."""
+    """Training processes on this machine, as launchers tell it (``LOCAL_WORLD_SIZE`` and its cousins); 1 when
+    unsaid."""
     for name in _LOCAL_RANKS:
         value = environ.get(name, "")
         if value.isascii() and value.isdigit() and int(value) > 0:

@@ -13,17 +13,17 @@ import weakref
 from typing import Protocol
 
 
-class Owned(Protocol):
+class ProcessOwned(Protocol):
     """Something that belongs to the process that made it."""
 
     def inherited(self) -> None:
         """This process is a forked child of the owner. No lock may be taken: nobody might release it."""
 
 
-_owned: weakref.WeakSet[Owned] = weakref.WeakSet()
+_owned: weakref.WeakSet[ProcessOwned] = weakref.WeakSet()
 
 
-def watch(owned: Owned) -> None:
+def watch(owned: ProcessOwned) -> None:
     """Call ``owned.inherited()`` in each process that is forked from this one while ``owned`` lives."""
     _owned.add(owned)
 

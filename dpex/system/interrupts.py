@@ -24,6 +24,8 @@ from types import GeneratorType
 from typing import Any
 
 _NO_ARGUMENTS: tuple[tuple[()]] = ((),)
+_MOST_WRAPPED = 4
+"""Iterators of dpex's that a sampler's may be within."""
 
 
 def keep_result(results: list[Any], call: Callable[[], Any]) -> None:
@@ -52,8 +54,9 @@ def is_interrupt(error: BaseException) -> bool:
 
 def has_ended(sampler: Any) -> bool:
     """Whether this iterator is a generator that will yield nothing more, or wraps one as ``_sampler``."""
-    inner = getattr(sampler, "_sampler", sampler)
-    return isinstance(inner, GeneratorType) and inner.gi_frame is None
+    for _ in range(_MOST_WRAPPED):
+        sampler = getattr(sampler, "_sampler", sampler)
+    return isinstance(sampler, GeneratorType) and sampler.gi_frame is None
 
 
 def _code_of(handler: Any) -> Any:

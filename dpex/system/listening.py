@@ -136,8 +136,8 @@ def one_to_drop(clients: Iterable[C]) -> C | None:
 
 
 def peer_of(connection: socket.socket) -> str:
-    """The address of the other end, or "" if it has gone."""
+    """The address of the other end; "" if it has gone, or is a process of this machine on a socket without a name."""
     try:
         return str(connection.getpeername()[0])
-    except OSError:
+    except (OSError, IndexError):
         return ""

@@ -3,8 +3,9 @@
 ``/proc/<pid>/task/<tid>/schedstat`` holds nanoseconds on a CPU, nanoseconds on a run queue, and slices. Where the
 kernel does not keep it, nothing is known. Of many workers some are asked, and stand for all.
 
-What is told is a ratio, `Ran.delay`: in a window of time other batches may be at work than those whose results came in
-it, so that seconds on run queues cannot be taken off their wall times, but in proportion to their CPU times they can.
+What is told is a ratio, `RunQueueTimes.delay`: in a window of time other batches may be at work than those whose
+results came in it, so that seconds on run queues cannot be taken off their wall times, but in proportion to their CPU
+times they can.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ASKED = 16
+"""Processes that are asked, evenly spread where there are more."""
 _THREADS_ASKED = 128
 """Of one process; a thread takes some 10 µs."""
 _PROC = Path("/proc")
 
 
-class Ran(NamedTuple):
+class RunQueueTimes(NamedTuple):
     """Seconds of threads on a CPU, and on run queues, where they could have run and had none."""
 
     cpu_s: float = 0.0
@@ -36,16 +38,16 @@ class Ran(NamedTuple):
         """Seconds on run queues for each second on a CPU. Work that took so much CPU time queued in proportion."""
         return self.queued_s / self.cpu_s if self.cpu_s > 0 else 0.0
 
-    def plus(self, other: Ran) -> Ran:
+    def plus(self, other: RunQueueTimes) -> RunQueueTimes:
         """Both together."""
-        return Ran(self.cpu_s + other.cpu_s, self.queued_s + other.queued_s)
+        return RunQueueTimes(self.cpu_s + other.cpu_s, self.queued_s + other.queued_s)
 
-    def since(self, then: Ran) -> Ran:
+    def since(self, then: RunQueueTimes) -> RunQueueTimes:
         """What came after ``then``."""
-        return Ran(max(0.0, self.cpu_s - then.cpu_s), max(0.0, self.queued_s - then.queued_s))
+        return RunQueueTimes(max(0.0, self.cpu_s - then.cpu_s), max(0.0, self.queued_s - then.queued_s))
 
 
-NOTHING = Ran()
+NOTHING = RunQueueTimes()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +55,11 @@ class Queued:
     """Threads of worker processes, by process and native id, those of this process, and the training thread among them,
     since each began; None: not known."""
 
-    by_pid: Mapping[int, Mapping[int, Ran]] = field(default_factory=dict)
-    here: Mapping[int, Ran] | None = None
-    trainer: Ran | None = None
+    by_pid: Mapping[int, Mapping[int, RunQueueTimes]] = field(default_factory=dict)
+    here: Mapping[int, RunQueueTimes] | None = None
+    trainer: RunQueueTimes | None = None
 
-    def since(self, then: Queued) -> Grown:
+    def since(self, then: Queued) -> RunQueueGrowth:
         """What ran between two looks; of threads that have ended in between nothing is known.
 
         Processes that were not asked before count with all they did: in the window in which workers begin there are no
@@ -67,35 +69,35 @@ class Queued:
         workers = total(known) if known else None
         here = None if self.here is None or then.here is None else _grown(then.here, self.here)
         trainer = None if self.trainer is None or then.trainer is None else self.trainer.since(then.trainer)
-        return Grown(workers, here, trainer)
+        return RunQueueGrowth(workers, here, trainer)
 
     @property
-    def workers(self) -> Ran | None:
+    def workers(self) -> RunQueueTimes | None:
         """All that the workers' threads did since each began; None: not known."""
         return total(ran for threads in self.by_pid.values() for ran in threads.values()) if self.by_pid else None
 
 
-class Grown(NamedTuple):
+class RunQueueGrowth(NamedTuple):
     """What ran for a while: the workers that were asked, all threads of this process, and its training thread."""
 
-    workers: Ran | None
-    here: Ran | None
-    trainer: Ran | None
+    workers: RunQueueTimes | None
+    here: RunQueueTimes | None
+    trainer: RunQueueTimes | None
 
 
-def _grown(then: Mapping[int, Ran], now: Mapping[int, Ran]) -> Ran:
+def _grown(then: Mapping[int, RunQueueTimes], now: Mapping[int, RunQueueTimes]) -> RunQueueTimes:
     return total(ran.since(then.get(thread, NOTHING)) for thread, ran in now.items())
 
 
-def total(rans: Iterable[Ran]) -> Ran:
+def total(rans: Iterable[RunQueueTimes]) -> RunQueueTimes:
     """All of them together."""
-    return reduce(Ran.plus, rans, NOTHING)
+    return reduce(RunQueueTimes.plus, rans, NOTHING)
 
 
-def parse_schedstat(text: str) -> Ran:
+def parse_schedstat(text: str) -> RunQueueTimes:
     """From a ``schedstat``'s text."""
     cpu_ns, queued_ns = text.split()[:2]
-    return Ran(int(cpu_ns) * 1e-9, int(queued_ns) * 1e-9)
+    return RunQueueTimes(int(cpu_ns) * 1e-9, int(queued_ns) * 1e-9)
 
 
 def look(pids: Collection[int], thread: int, proc: Path = _PROC) -> Queued:
@@ -143,7 +145,7 @@ class OwnQueue:
         self._fd, self._thread = -1, 0
 
 
-def _process(tasks: Path) -> dict[int, Ran]:
+def _process(tasks: Path) -> dict[int, RunQueueTimes]:
     """Its threads; library threads come and go, so one may end before it is asked."""
     found = {}
     for task in islice(tasks.iterdir(), _THREADS_ASKED):
@@ -154,6 +156,6 @@ def _process(tasks: Path) -> dict[int, Ran]:
     return found
 
 
-def _thread(task: Path) -> Ran:
+def _thread(task: Path) -> RunQueueTimes:
     with open(task / "schedstat") as file:  # noqa: PTH123  (Path.read_text takes twice as long)
         return parse_schedstat(file.read())

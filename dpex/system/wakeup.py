@@ -1,4 +1,4 @@
-"""What the consumer sleeps on: the lanes' descriptors, and a bell that any thread may ring.
+"""What the consumer sleeps on: the pools' descriptors, and a wakeup that any thread may ring.
 
 `watch` and `sleep` are for one thread at a time. A ring while nobody sleeps ends the next sleep at once; several are
 one. The lock may be taken again by the thread that holds it, as a garbage collection or a signal may ring anywhere.
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable
 
 
-class Bell:
+class Wakeup:
     """See the module. It holds one descriptor until `close`."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Bell:
             if descriptor == self._descriptor:
                 self._was_rung = True
 
-    def hush(self) -> None:
+    def clear(self) -> None:
         """What the last sleep was ended for by a ring, if it was, has been heard."""
         if self._was_rung:
             with contextlib.suppress(BlockingIOError):

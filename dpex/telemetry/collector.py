@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import dpex
 from dpex.system.clock import monotonic
 from dpex.system.gpu.nvml import GpuSample
-from dpex.telemetry.catalog import BY_NAME, METRICS, Metric
-from dpex.telemetry.loader_metrics import Key, Ledger, Readings
+from dpex.telemetry.catalog import BY_NAME, METRICS
+from dpex.telemetry.loader_metrics import Key, LoaderMetrics, Readings
+from dpex.telemetry.metric import Metric
 
 logger = logging.getLogger("dpex")
 
@@ -81,7 +82,7 @@ class Collector:
     Without it, and until it has seen a GPU, no series tells of GPUs, those about collecting included.
     """
 
-    def __init__(self, ledgers: Callable[[], Iterable[Ledger]], gpu: GpuSource | None = None) -> None:
+    def __init__(self, ledgers: Callable[[], Iterable[LoaderMetrics]], gpu: GpuSource | None = None) -> None:
         self.gpu = gpu
         self._ledgers = ledgers
         self._lock = threading.Lock()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpex.core.names import encodable
-from dpex.telemetry.directories import opened, prepare, read, write
+from dpex.system.directories import opened, prepare, read, write
 
 _NAME = re.compile(r"dpex-(?P<node>.+)-(?P<pid>\d+)-(?P<started>\d+)\.json")
 
@@ -58,7 +58,7 @@ def started_at(pid: int) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class ScrapeTarget:
     """A process that was announced: where it serves, who it is, and whether it is known to have ended."""
 
     url: str
@@ -67,7 +67,7 @@ class Target:
     gone: bool = False
 
 
-def targets(*directories: Path) -> list[Target]:
+def targets(*directories: Path) -> list[ScrapeTarget]:
     """What is announced in these directories, by run and rank; what is no announcement is left out."""
     paths = [path for directory in directories for path in sorted(directory.glob("dpex-*.json"))]
     found = [target for path in paths for target in _targets_in(path)]
@@ -78,11 +78,11 @@ def _number(text: str) -> tuple[int, str]:
     return (int(text) if text.isdecimal() else 0, text)
 
 
-def _targets_in(path: Path) -> list[Target]:
+def _targets_in(path: Path) -> list[ScrapeTarget]:
     try:
         groups = json.loads(read(path))
         return [
-            Target(
+            ScrapeTarget(
                 url=f"{group['labels'].get('__scheme__', 'http')}://{address}",
                 labels={str(name): str(value) for name, value in group["labels"].items()},
                 path=path,
@@ -104,7 +104,7 @@ def _has_ended(path: Path, node: str) -> bool:
 class Announcement:
     """The file of this process; `withdraw` removes it.
 
-    Raises OSError where the directory cannot be written to or is not safe (see `dpex.telemetry.directories.opened`).
+    Raises OSError where the directory cannot be written to or is not safe (see `dpex.system.directories.opened`).
     """
 
     def __init__(self, directory: Path, target: str, labels: Mapping[str, str], *, own: bool = False) -> None:

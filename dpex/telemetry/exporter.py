@@ -14,6 +14,7 @@ import itertools
 import logging
 import os
 import socket
+import ssl
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -22,16 +23,17 @@ from pathlib import Path
 
 from dpex.core.names import encodable
 from dpex.errors import OptionError
+from dpex.options import MetricsConfig, TLSConfig
+from dpex.system.directories import DIRECTORY_VARIABLE, own_directories, to_look_in
 from dpex.system.gpu.watch import view
 from dpex.telemetry.collector import Collector
-from dpex.telemetry.directories import DIRECTORY_VARIABLE, own_directories, to_look_in
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.http.diagnoses import Diagnoses
 from dpex.telemetry.http.headers import hosts_of
-from dpex.telemetry.http.history import Sampler
+from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import App, Server, tls
 from dpex.telemetry.http.site import Site
-from dpex.telemetry.loader_metrics import Ledger
+from dpex.telemetry.loader_metrics import LoaderMetrics
 
 logger = logging.getLogger("dpex")
 
@@ -41,34 +43,30 @@ _ANY = ("0.0.0.0", "::", "")
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where to serve. port 0: whichever is free. directory: for ``file_sd``, None: the default one.
-
-    certfile, keyfile: TLS. client_cafile: only clients with a certificate of that authority are served.
-    """
+    """Where to serve. port: the one that was settled, of ``config`` or of the environment; 0: whichever is free."""
 
     port: int
-    host: str = "127.0.0.1"
-    directory: str | None = None
-    certfile: str | None = None
-    keyfile: str | None = None
-    client_cafile: str | None = None
+    config: MetricsConfig
 
 
-class _Server:
+class _MetricsServer:
     """The running server, its registry, its sampler, its announcement, and the GPUs while it runs."""
 
-    def __init__(self, endpoint: Endpoint, collector: Collector, ledgers: Callable[[], Iterable[Ledger]]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, collector: Collector, ledgers: Callable[[], Iterable[LoaderMetrics]]
+    ) -> None:
         self.endpoint = endpoint
         client = importlib.import_module("prometheus_client")
         client.disable_created_metrics()
         registry = client.CollectorRegistry()
         registry.register(collector)
         diagnoses = Diagnoses(ledgers)
-        self._sampler = Sampler(ledgers, identity(os.environ), diagnoses.mark)
+        self._sampler = HistorySampler(ledgers, identity(os.environ), diagnoses.mark)
         site = Site(client.make_wsgi_app(registry), self._sampler, diagnoses)
         self._http = _listening(endpoint, site)
-        if endpoint.certfile is None:
-            site.hosts = hosts_of(endpoint.host, self._http.address, os.environ)
+        config = endpoint.config
+        if config.tls is None:
+            site.hosts = hosts_of(config.host, self._http.address, os.environ, config.allowed_hosts)
         self.port = self._http.port
         self._http.start()
         self._sampler.start()
@@ -78,7 +76,7 @@ class _Server:
 
     def _announce(self) -> Announcement | None:
         """In the directory that was given, else in the first of this user's own that is safe."""
-        given = self.endpoint.directory or os.environ.get(DIRECTORY_VARIABLE)
+        given = self.endpoint.config.directory or os.environ.get(DIRECTORY_VARIABLE)
         target, labels = self._target(), {**identity(os.environ), **self._scheme()}
         refused = []
         for directory in [Path(given)] if given else own_directories(os.environ):
@@ -89,18 +87,24 @@ class _Server:
                 continue
             if refused:
                 logger.warning("metrics: announced in %s, as %s", directory, "; ".join(refused))
-            logger.info("metrics and a live page are served at %s, announced in %s", target, found.path)
+            logger.info("metrics and a live page are served at %s, announced in %s", self.url, found.path)
             return found
         why = "; ".join(refused)
         logger.warning("metrics: Prometheus cannot find this process by itself, it serves at %s: %s", target, why)
         return None
 
+    @property
+    def url(self) -> str:
+        """Address of the live page; ``metrics`` below it is Prometheus's."""
+        return f"{'https' if self.endpoint.config.tls else 'http'}://{self._target()}/"
+
     def _target(self) -> str:
-        host = socket.gethostname() if self.endpoint.host in _ANY else self.endpoint.host
+        host = self.endpoint.config.host
+        host = socket.gethostname() if host in _ANY else host
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def _scheme(self) -> dict[str, str]:
-        return {"__scheme__": "https"} if self.endpoint.certfile else {}
+        return {"__scheme__": "https"} if self.endpoint.config.tls else {}
 
     def _say_which_port(self) -> None:
         """Where it is not the one that was wanted."""
@@ -111,11 +115,11 @@ class _Server:
             "" if self._announcement is None else f", and Prometheus finds it through {self._announcement.path.parent}"
         )
         logger.warning(
-            "metrics_port=%d is taken on %s by %s; this process serves its metrics on port %d%s. Give 0 (or "
-            "DPEX_METRICS_PORT=0) where several processes of a machine train",
+            "metrics: port %d is taken on %s by %s; this process serves its metrics on port %d%s. Give metrics_port=0 "
+            "(or DPEX_METRICS_PORT=0) where several processes of a machine train",
             wanted,
-            self.endpoint.host,
-            _holder(wanted, self.endpoint.directory),
+            self.endpoint.config.host,
+            _holder(wanted, self.endpoint.config.directory),
             self.port,
             found,
         )
@@ -151,24 +155,28 @@ def _listening(endpoint: Endpoint, app: App) -> Server:
     Raises:
         OptionError: nothing can listen on that host, or there is no such certificate.
     """
+    context, host, port = _tls_context(endpoint.config.tls), endpoint.config.host, endpoint.port
     try:
-        context = None
-        if endpoint.certfile is not None:
-            context = tls(endpoint.certfile, endpoint.keyfile, endpoint.client_cafile)
         try:
-            return Server(endpoint.host, endpoint.port, app, context)
+            return Server(host, port, app, context)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            return Server(endpoint.host, 0, app, context)
+            return Server(host, 0, app, context)
     except OSError as error:
-        raise OptionError(_why_not(endpoint, error)) from error
+        raise OptionError(
+            f"metrics: nothing can listen on host={host!r}, port={port}: {error}. Give an address of this machine and "
+            "a port that this user may open, by metrics=MetricsConfig(host=..., port=...)"
+        ) from error
 
 
-def _why_not(endpoint: Endpoint, error: OSError) -> str:
-    if endpoint.certfile and error.errno not in (errno.EACCES, errno.EADDRNOTAVAIL):
-        return f"metrics_certfile={endpoint.certfile!r}, metrics_keyfile={endpoint.keyfile!r}: {error}"
-    return f"metrics_host={endpoint.host!r}, metrics_port={endpoint.port}: cannot listen there: {error}"
+def _tls_context(files: TLSConfig | None) -> ssl.SSLContext | None:
+    if files is None:
+        return None
+    try:
+        return tls(files.certfile, files.keyfile, files.client_cafile)
+    except OSError as error:
+        raise OptionError(f"metrics: {files}: {error}. Give PEM files that can be read and belong together") from error
 
 
 class Exporter:
@@ -177,25 +185,25 @@ class Exporter:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        self._known: weakref.WeakValueDictionary[str, Ledger] = weakref.WeakValueDictionary()
-        self._members: dict[int, Ledger] = {}
+        self._known: weakref.WeakValueDictionary[str, LoaderMetrics] = weakref.WeakValueDictionary()
+        self._members: dict[int, LoaderMetrics] = {}
         self._tokens = itertools.count()
-        self._server: _Server | None = None
+        self._server: _MetricsServer | None = None
         self._hooked = False
         self._forked = False
         self.collector = Collector(self.ledgers)
 
-    def ledger(self, name: str | None, info: Sequence[str]) -> Ledger:
+    def ledger(self, name: str | None, info: Sequence[str]) -> LoaderMetrics:
         """The ledger of that name, or one with a new name; loaders of one name share theirs."""
         with self._lock:
             name = encodable(name or f"loader-{next(self._numbers)}")
             found = self._known.get(name)
             if found is None:
-                found = self._known[name] = Ledger(name)
+                found = self._known[name] = LoaderMetrics(name)
             found.info = tuple(map(encodable, info))
             return found
 
-    def ledgers(self) -> list[Ledger]:
+    def ledgers(self) -> list[LoaderMetrics]:
         """Those that are exported."""
         return list({id(ledger): ledger for ledger in list(self._members.values())}.values())
 
@@ -205,7 +213,13 @@ class Exporter:
         server = self._server
         return None if server is None else server.port
 
-    def join(self, endpoint: Endpoint, ledger: Ledger) -> int | None:
+    @property
+    def url(self) -> str | None:
+        """Address of the live page, if this process serves one."""
+        server = self._server
+        return None if server is None else server.url
+
+    def join(self, endpoint: Endpoint, ledger: LoaderMetrics) -> int | None:
         """Export this ledger too; returns what `leave` takes. None: this process never serves.
 
         Where the port is taken the process serves on one that is free, and says so.
@@ -230,11 +244,11 @@ class Exporter:
             self._hooked = True
             os.register_at_fork(after_in_child=self._leave_to_parent)
         if self._server is None:
-            self._server = _Server(endpoint, self.collector, self.ledgers)
+            self._server = _MetricsServer(endpoint, self.collector, self.ledgers)
         elif endpoint.port not in (0, self._server.port, self._server.endpoint.port):
             logger.warning(
-                "metrics_port=%d: the loaders of a process share one endpoint, and this one's metrics are served with "
-                "those of the others on port %d",
+                "metrics: port %d is not opened: the loaders of a process share one endpoint, and this one's metrics "
+                "are served with those of the others on port %d",
                 endpoint.port,
                 self._server.port,
             )

@@ -9,14 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Protocol
 
 from dpex.autotune.types import Decision
-from dpex.diagnose.source import Case, Tunes
-from dpex.measure.consumer_time import LaneSums, Sums
-from dpex.measure.stall_causes import CAUSES
+from dpex.core.names import KNOBS
+from dpex.diagnose.source import DiagnosisSource, HasTuner
+from dpex.measure.ledger import LastReading, Ledger
+from dpex.measure.record import Record
+from dpex.measure.sums import NodeSums, Sums
 from dpex.system.clock import monotonic
+from dpex.telemetry.catalog import BY_NAME
+from dpex.telemetry.labels import ERROR, MACHINE, OTHERS
 
 Key = tuple[str, ...]
 """A metric's name, and the values of its labels but for the loader's."""
@@ -49,34 +54,16 @@ class Countable(Protocol):
         """Its counts; from any thread."""
 
 
-class Entry:
+class IteratorCounts(LastReading[Sums]):
     """An iterator in the ledger, or what is left of it."""
 
-    def __init__(self, source: Countable) -> None:
-        self._source: Countable | None = source
-        self._last: Readings | None = None
-
-    def end(self) -> None:
+    def end(self, last: Sums | None = None) -> None:
         """Keep the counts, let go of the iterator. Takes no lock: a garbage collection may call this anywhere."""
-        source = self._source
-        if source is not None:
-            self._last = readings_of(source.sums(), live=False)
-            self._source = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing will be added."""
-        return self._last is not None
-
-    def read(self) -> Readings:
-        """The counts so far."""
-        source = self._source
-        if source is None or self._last is not None:
-            return self._last or Readings()
-        return readings_of(source.sums(), live=True)
+        if not self.has_ended:
+            super().end((last or self.read()).at_rest())
 
 
-class Ledger:
+class LoaderMetrics:
     """See the module. ``info`` are the labels of ``dpex_loader_info`` beside the name.
 
     tuner, case: of the loader of that name that was iterated last; None: it is not tuned, not to be diagnosed.
@@ -85,38 +72,29 @@ class Ledger:
     def __init__(self, name: str, info: Sequence[str] = ()) -> None:
         self.name = name
         self.info = tuple(info)
-        self.tuner: Tunes | None = None
-        self.case: Case | None = None
-        self._lock = threading.Lock()
-        self._state: tuple[Readings, tuple[Entry, ...]] = (Readings(), ())
+        self.tuner: HasTuner | None = None
+        self.case: DiagnosisSource | None = None
+        self._ledger: Ledger[IteratorCounts] = Ledger(Sums.plus)
         self._reading = threading.Lock()
         self._seen: dict[Key, float] = {}
 
-    def watch(self, source: Countable) -> Entry:
-        """Count this one too; call `Entry.end` when it has ended."""
-        entry = Entry(source)
-        with self._lock:
-            past, entries = self._state
-            ended = [other for other in entries if other.ended]
-            if ended:
-                past, before = Readings(), past
-                past.add(before)
-                for other in ended:
-                    past.add(other.read(), gauges=False)
-            self._state = (past, (*(other for other in entries if other not in ended), entry))
+    def watch(self, source: Countable) -> IteratorCounts:
+        """Count this one too; call `IteratorCounts.end` when it has ended."""
+        entry = IteratorCounts(source.sums)
+        self._ledger.add(entry)
         return entry
 
+    def sums(self) -> Sums:
+        """All of it now, as it was counted."""
+        return self._ledger.read()
+
     def read(self) -> Readings:
-        """All of it now; readers take turns."""
+        """The same under the catalogue's names, and what the tuner did; readers take turns."""
         with self._reading:
             return self._read()
 
     def _read(self) -> Readings:
-        past, entries = self._state
-        found = Readings()
-        found.add(past)
-        for entry in entries:
-            found.add(entry.read())
+        found = readings_of(self.sums()) if self._ledger.entries else Readings()
         if self.tuner is not None:
             found.add(_of_tuner(self.tuner.decisions))
         for key, value in found.counters.items():
@@ -124,66 +102,60 @@ class Ledger:
         return found
 
 
-def readings_of(sums: Sums, *, live: bool) -> Readings:
-    """An engine's sums under the catalogue's names; gauges only while it lives."""
+def readings_of(sums: Sums) -> Readings:
+    """Sums under the catalogue's names."""
     found = Readings()
-    count = found.counters
-    for state, seconds in (
-        ("wait", sums.spent.wait_s),
-        ("transfer", sums.spent.transfer_s),
-        ("work", sums.spent.work_s),
-    ):
-        count["dpex_consumer_seconds_total", state] = seconds
-    for cause, seconds in zip(CAUSES, sums.spent.causes, strict=True):
-        count["dpex_stall_seconds_total", cause] = seconds
-    if sums.gpu_stall_s is not None:
-        count["dpex_gpu_stall_seconds_total",] = sums.gpu_stall_s
-    count["dpex_batches_total",] = sums.batches
-    count["dpex_samples_total",] = sums.samples
-    count["dpex_batches_remade_total",] = sums.remade
-    for kind in ("batch", "worker", "timeout"):
-        count["dpex_errors_total", kind] = sums.errors.get(kind, 0)
-    for path, nbytes in sums.moved_bytes.items():
-        count["dpex_transfer_bytes_total", path] = nbytes
-    found.histograms["dpex_batch_wait_seconds",] = (list(sums.waits), sums.waited_s)
-    found.histograms["dpex_step_seconds",] = (list(sums.steps), sums.stepped_s)
-    for name, lane in sums.lanes.items():
-        _add_lane(found, name, lane, live)
+    pools = {name: replace(pool, nodes=_few(pool.nodes)) for name, pool in sums.pools.items()}
+    _add(found, replace(sums, pools=pools), ())
+    found.counters["dpex_consumer_seconds_total", "wait"] = sums.wait_s
+    for kind in ERROR.values:
+        found.counters.setdefault(("dpex_errors_total", kind), 0)
     if sums.delivered_at:
         ago_s = monotonic() - sums.delivered_at
         found.gauges["dpex_last_batch_timestamp_seconds",] = time.time() - ago_s
-    found.gauges["dpex_ready_batches",] = sums.ready if live else 0
-    found.gauges["dpex_prefetch_limit_batches",] = sums.window if live else 0
     return found
 
 
-def _add_lane(found: Readings, name: str, lane: LaneSums, live: bool) -> None:
-    stages = (
-        ("load", lane.load_s, lane.load_cpu_s),
-        ("collate", lane.collate_s, lane.collate_cpu_s),
-        ("serialize", lane.encode_s, lane.encode_cpu_s),
-    )
-    for stage, wall_s, cpu_s in stages:
-        found.counters["dpex_worker_seconds_total", name, stage] = wall_s
-        found.counters["dpex_worker_cpu_seconds_total", name, stage] = cpu_s
-    total_s = lane.load_s + lane.collate_s + lane.encode_s
-    found.histograms["dpex_worker_batch_seconds", name] = (list(lane.services), total_s)
-    if name == "inline":
+def _few(machines: Mapping[str, NodeSums]) -> Mapping[str, NodeSums]:
+    """The first of those whose way is measured, and the others together. Who is first stays first."""
+    kept = MACHINE.most - 1
+    rest = [one for one in list(machines.values())[kept:] if one.sent_bytes]
+    few = {place: one for place, one in list(machines.items())[:kept] if one.sent_bytes}
+    return {**few, OTHERS: reduce(NodeSums.plus, rest)} if rest else few
+
+
+def _add(found: Readings, record: Record, labels: Key) -> None:
+    """Each field of a record that is exported, and of the records in it; ``labels``: those of all of them."""
+    for name, declared in record.declared().items():
+        value, key = getattr(record, name), (declared.metric, *labels)
+        if isinstance(value, Mapping):
+            for inner, one in value.items():
+                if isinstance(one, Record):
+                    _add(found, one, (*labels, inner))
+                elif declared.metric:
+                    _put(found, (*key, inner), one)
+        elif not declared.metric or value is None or value == ():
+            continue
+        elif declared.total:
+            found.histograms[key] = (list(value), getattr(record, declared.total))
+        else:
+            label = declared.label or declared.stage
+            _put(found, (*key, label) if label else key, value)
+
+
+def _put(found: Readings, key: Key, value: float) -> None:
+    """A count or a level, if its metric is there for these labels: the training process, say, has no restarts, and what
+    is told of each machine is not told of all together."""
+    metric = BY_NAME[key[0]]
+    if len(metric.labels) != len(key):
         return
-    found.counters["dpex_worker_restarts_total", name] = lane.deaths
-    levels: Mapping[str, int] = {
-        "dpex_workers_wanted": lane.wanted,
-        "dpex_workers_requested": lane.requested,
-        "dpex_workers_running": lane.running,
-        "dpex_in_flight_batches": lane.in_flight,
-    }
-    for metric, value in levels.items():
-        found.gauges[metric, name] = value if live else 0
+    if all(not label.values or text in label.values for label, text in zip(metric.labels[1:], key[1:], strict=True)):
+        (found.counters if metric.kind == "counter" else found.gauges)[key] = value
 
 
 def _of_tuner(decisions: Sequence[Decision]) -> Readings:
     found = Readings()
-    for knob in ("local", "remote", "depth"):
+    for knob in KNOBS:
         for direction, sign in (("up", 1), ("down", -1)):
             changes = (sign * (getattr(d.new, knob) - getattr(d.old, knob)) for d in decisions)
             found.counters["dpex_tuner_decisions_total", knob, direction] = sum(change > 0 for change in changes)
@@ -191,10 +163,10 @@ def _of_tuner(decisions: Sequence[Decision]) -> Readings:
     found.counters["dpex_tuner_undone_total",] = sum(not outcome.kept for _, outcome in judged)
     if judged:
         decision, outcome = judged[-1]
-        errors = [abs(d.predicted_stall - o.stall) for d, o in judged]
+        errors = [abs(d.predicted_wait - o.wait) for d, o in judged]
         found.gauges |= {
-            ("dpex_tuner_predicted_stall_ratio",): decision.predicted_stall,
-            ("dpex_tuner_measured_stall_ratio",): outcome.stall,
+            ("dpex_tuner_predicted_wait_ratio",): decision.predicted_wait,
+            ("dpex_tuner_measured_wait_ratio",): outcome.wait,
             ("dpex_tuner_prediction_error_ratio",): sum(errors) / len(errors),
             ("dpex_tuner_predicted_batches_per_second",): decision.predicted_rate,
             ("dpex_tuner_measured_batches_per_second",): outcome.rate,

@@ -11,28 +11,24 @@ import importlib
 import itertools
 import logging
 import os
-import sys
 import threading
 from typing import Any
 
+from dpex.system.ray_package import is_ray_connected
 from dpex.telemetry.catalog import BY_NAME
-from dpex.telemetry.loader_metrics import Key, Ledger
+from dpex.telemetry.loader_metrics import Key, LoaderMetrics
 
 logger = logging.getLogger("dpex")
 
 EVERY_S = 5.0
+"""Ray exports metrics every ten seconds by default: twice as often is often enough."""
 STOP_S = 2.0
+"""The thread is done within milliseconds, unless Ray hangs, which is not waited for."""
 HEADLINES = (
-    *("dpex_consumer_seconds_total", "dpex_stall_seconds_total", "dpex_batches_total", "dpex_samples_total"),
+    *("dpex_consumer_seconds_total", "dpex_wait_seconds_total", "dpex_batches_total", "dpex_samples_total"),
     *("dpex_workers_wanted", "dpex_workers_running", "dpex_ready_batches", "dpex_worker_restarts_total"),
 )
 """What is written; from the catalogue."""
-
-
-def ray_is_up() -> bool:
-    """Whether this process is connected to Ray, without importing it."""
-    ray = sys.modules.get("ray")
-    return ray is not None and hasattr(ray, "is_initialized") and bool(ray.is_initialized())
 
 
 class RayMirror:
@@ -42,15 +38,15 @@ class RayMirror:
         self._every_s = every_s
         self._lock = threading.RLock()
         self._tokens = itertools.count()
-        self._members: dict[int, Ledger] = {}
-        self._left: list[Ledger] = []
+        self._members: dict[int, LoaderMetrics] = {}
+        self._left: list[LoaderMetrics] = []
         self._metrics: dict[str, Any] = {}
         self._written: dict[tuple[str, Key], float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
-    def join(self, ledger: Ledger) -> int:
+    def join(self, ledger: LoaderMetrics) -> int:
         """Write this ledger too; returns what `leave` takes."""
         with self._lock:
             token = next(self._tokens)
@@ -88,7 +84,7 @@ class RayMirror:
         """Write all ledgers, those that left since the last turn too."""
         left, self._left = self._left, []
         try:
-            if ray_is_up():
+            if is_ray_connected():
                 for ledger in {id(ledger): ledger for ledger in (*left, *list(self._members.values()))}.values():
                     self.write(ledger)
             else:
@@ -97,7 +93,7 @@ class RayMirror:
             logger.info("metrics could not be handed to Ray: %s", error)
             self._metrics.clear()
 
-    def write(self, ledger: Ledger) -> None:
+    def write(self, ledger: LoaderMetrics) -> None:
         """Hand Ray what has changed since the last time."""
         readings = ledger.read()
         for key, value in readings.counters.items():

@@ -14,6 +14,7 @@ slot that such a process may still read is not given back before that process is
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
@@ -30,10 +31,15 @@ from dpex.transport.memory_map import advise, map_memory
 
 PAGE_BYTES = mmap.PAGESIZE
 _MADV_POPULATE_READ = 22
+"""Of linux/mman.h; Python has no name for it."""
 _MADV_POPULATE_WRITE = 23
+"""The same."""
 _MADV_HUGEPAGE = 14
+"""The same."""
 _SEGMENT_BYTES = 4 << 20
+"""Small slots share segments of that size: each segment costs a mapping on either side."""
 _TRIM_EVERY = 128
+"""Slots taken between two looks at what could be given back."""
 _MAKER, _TAKER = 0, 1
 
 
@@ -69,6 +75,14 @@ def tensor_over(base: Any, dtype: torch.dtype) -> torch.Tensor:
     flat = torch.frombuffer(base, dtype=dtype)
     flat.untyped_storage()._dpex_base = base  # type: ignore[attr-defined]
     return flat
+
+
+def memory_behind(tensor: torch.Tensor) -> Any | None:
+    """The whole map that the bytes of a tensor lie in, if that is a segment's; None of any other tensor."""
+    if tensor.layout is not torch.strided:
+        return None
+    memory = getattr(getattr(tensor.untyped_storage(), "_dpex_base", None), "base", None)
+    return memory if isinstance(memory, ctypes.Array) else None
 
 
 class _Hold(weakref.ref):  # type: ignore[type-arg]
@@ -134,6 +148,10 @@ class Segment:
         born = descendants.age if self._shared else math.inf
         self._holds[slot] = _Hold(base, self.flags, 2 * slot + self._side, born)
         return base
+
+    def offset(self, slot: int) -> int:
+        """Where a slot begins in the file, in bytes."""
+        return self._data + slot * self.spec.slot_bytes
 
     def free_slot(self) -> int | None:
         """A slot that neither side holds, the first after the one found before; None if there is none."""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dpex.transport.arena import tensor_over
-from dpex.transport.out_of_band import BatchPickler, LoadedMemory, Memories, Memory, Piece, is_plain, load
+from dpex.transport.out_of_band import BatchPickler, BufferSpan, BufferTable, LoadedMemory, Memory, is_plain, load
 
 INLINE_BYTES = 4096
 """A buffer up to this size lies inside the message."""
@@ -35,6 +35,7 @@ _DTYPES = sorted(
 )
 _DTYPE_CODE = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _ALIGN = 64
+"""Bytes: a cache line."""
 
 Node = tuple[Any, ...]
 Lease = Callable[[int, int, int], np.ndarray[Any, Any]]
@@ -198,12 +199,12 @@ class Encoder:
 
     def _pickled(self, batch: Any) -> Node:
         stream = io.BytesIO()
-        memories = Memories()
+        memories = BufferTable()
         self._dump(batch, stream, memories)
         nodes = [self._memory(b) if isinstance(b, Memory) else self._copy(b) for b in memories.buffers]
         return (_PICKLE, self._copy(np.frombuffer(stream.getvalue(), np.uint8)), nodes)
 
-    def _dump(self, batch: Any, stream: io.BytesIO, memories: Memories) -> None:
+    def _dump(self, batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
         BatchPickler(stream, memories).dump(batch)
 
     def _memory(self, memory: Memory) -> Node:
@@ -215,7 +216,7 @@ class Encoder:
             buffer = self._gather(source, pieces, nbytes)
         return (_MEMORY, buffer, [tuple(piece) for piece in pieces])
 
-    def _gather(self, source: np.ndarray[Any, Any], pieces: list[Piece], nbytes: int) -> Node:
+    def _gather(self, source: np.ndarray[Any, Any], pieces: list[BufferSpan], nbytes: int) -> Node:
         self.nbytes += nbytes
         inline = self._goes_inline(nbytes)
         target, node = (np.zeros(nbytes, np.uint8), ()) if inline else self._slot(nbytes)
@@ -234,6 +235,39 @@ class Encoder:
         base[:] = np.frombuffer(data, np.uint8)
         self._keep.clear()
         return (_SPILL, spilled)
+
+
+def slots_of(node: Node, lease: Lease) -> dict[tuple[int, int], np.ndarray[Any, Any]]:
+    """All slots that a node refers to, leased, by segment and slot."""
+    found: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
+    _find_slots(node, lease, found)
+    return found
+
+
+def _find_slots(node: Node, lease: Lease, found: dict[tuple[int, int], np.ndarray[Any, Any]]) -> None:
+    kind = node[0]
+    if kind == _SLOT:
+        found[node[1], node[2]] = lease(*node[1:4])
+    elif kind in (_LIST, _TUPLE, _DICT):
+        for item in node[-1]:
+            _find_slots(item, lease, found)
+    elif kind == _SPILL:
+        _find_slots(node[1], lease, found)
+        _find_slots(marshal.loads(_data_of(node[1], lease)), lease, found)
+    elif kind == _MEMORY:
+        _find_slots(node[1], lease, found)
+    elif kind == _PICKLE:
+        for part in (node[1], *node[2]):
+            _find_slots(part, lease, found)
+
+
+def _data_of(node: Node, lease: Lease) -> Any:
+    return node[1] if node[0] == _INLINE else lease(*node[1:4])
+
+
+def codec_signature() -> str:
+    """What both ends of the codec must agree on: the number types that their torch has."""
+    return ",".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
 
 
 def _empty(code: int, shape: Any, stride: Any) -> torch.Tensor:

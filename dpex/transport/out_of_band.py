@@ -24,6 +24,13 @@ import torch
 import torch.multiprocessing
 from torch.multiprocessing.reductions import rebuild_typed_storage, reduce_tensor
 
+from dpex._torch import (
+    DisableTorchFunctionSubclass,
+    rebuild_from_type,
+    rebuild_sparse_tensor,
+    rebuild_tensor_functions,
+)
+
 SPAN_ALIGN = 64
 """A span keeps its address modulo this many bytes, as number types and vector instructions expect it; spans that are
 no further apart are sent as one."""
@@ -47,7 +54,7 @@ def is_plain(value: Any) -> bool:
     )
 
 
-class Piece(NamedTuple):
+class BufferSpan(NamedTuple):
     """Bytes ``start`` to ``end`` of a storage, which are sent as bytes ``at`` and following of a new one."""
 
     start: int
@@ -84,16 +91,16 @@ class Memory:
         """Where the storage begins."""
         return self._storage.data_ptr()
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[BufferSpan]:
         """The spans, merged and in order, and where each is sent to."""
-        pieces: list[Piece] = []
+        pieces: list[BufferSpan] = []
         for start, end in sorted(self._spans):
             last = pieces[-1] if pieces else None
             if last is not None and start <= last.end + SPAN_ALIGN:
                 pieces[-1] = last._replace(end=max(end, last.end))
             else:
                 free = last.at + last.end - last.start if last is not None else 0
-                pieces.append(Piece(start, end, free + (start - free) % SPAN_ALIGN))
+                pieces.append(BufferSpan(start, end, free + (start - free) % SPAN_ALIGN))
         return pieces
 
     def array(self) -> Bytes:
@@ -106,7 +113,7 @@ Buffer = Memory | Bytes
 """What lies beside a pickle: a storage, or the bytes of an array."""
 
 
-class Memories:
+class BufferTable:
     """What of one batch lies beside its pickle, for picklers: use as ``buffer_callback`` and ``reducer_override``."""
 
     def __init__(self) -> None:
@@ -140,7 +147,7 @@ class Memories:
         if not isinstance(reduced, tuple) or len(reduced) != 2:
             return reduced
         rebuild, args = reduced
-        if rebuild is not torch._tensor._rebuild_from_type_v2:
+        if rebuild is not rebuild_from_type:
             return self._by_value(tensor, rebuild, args)
         rebuild_base, kind, base_args, state = args
         rebuild_base, base_args = self._by_value(tensor, rebuild_base, base_args)
@@ -151,9 +158,9 @@ class Memories:
 
     def _by_value(self, tensor: torch.Tensor, rebuild: Any, args: Any) -> tuple[Any, Any]:
         """torch's own reduction, with spans in place of a storage."""
-        if rebuild is torch._utils._rebuild_sparse_tensor:
+        if rebuild is rebuild_sparse_tensor:
             return rebuild_sparse, (*args, tensor.requires_grad)
-        if rebuild not in _REBUILD_VIEW:
+        if rebuild not in rebuild_tensor_functions:
             return rebuild, args
         _, offset, shape, stride, *rest = args
         memory = self._view(tensor.untyped_storage(), tensor.dtype, offset, shape, stride)
@@ -183,16 +190,16 @@ class Memories:
 class BatchPickler(ForkingPickler):
     """For a trainer on the same machine: what is not PyTorch's goes by the reductions of `multiprocessing`."""
 
-    def __init__(self, stream: io.BytesIO, memories: Memories) -> None:
+    def __init__(self, stream: io.BytesIO, memories: BufferTable) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL, True, memories.keep)
         self._memories = memories
 
     def reducer_override(self, obj: Any) -> Any:
-        """See `Memories.reduce`."""
+        """See `BufferTable.reduce`."""
         return self._memories.reduce(obj)
 
 
-# -- loading ---------------------------------------------------------------------------------------------------------
+# -- loading -----------------------------------------------------------------------------------------------------------
 
 
 class LoadedMemory:
@@ -244,8 +251,8 @@ _REQUIRES_GRAD = 6
 
 def rebuild_leaf(rebuild: Any, kind: type, args: Any, state: Any) -> torch.Tensor:
     """Rebuild a subclass's tensor that requires a gradient: only once it has its class, or it would be no leaf."""
-    tensor: torch.Tensor = torch._tensor._rebuild_from_type_v2(rebuild, kind, args, state)
-    with torch._C.DisableTorchFunctionSubclass():
+    tensor: torch.Tensor = rebuild_from_type(rebuild, kind, args, state)
+    with DisableTorchFunctionSubclass():
         return tensor.requires_grad_()
 
 
@@ -257,10 +264,3 @@ def rebuild_sparse(layout: torch.layout, data: Any, requires_grad: bool) -> torc
     else:
         tensor = torch.sparse_compressed_tensor(*data, layout=layout, device="cpu")
     return tensor.requires_grad_() if requires_grad else tensor
-
-
-_REBUILD_VIEW = {
-    getattr(torch._utils, name)
-    for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor")
-    if hasattr(torch._utils, name)
-}

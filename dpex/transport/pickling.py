@@ -9,7 +9,6 @@ What cannot be pickled is named by the path of attributes that leads to it.
 
 from __future__ import annotations
 
-import importlib
 import io
 import pickle
 from collections import ChainMap
@@ -21,20 +20,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data._utils import collate as torch_collate
 
+from dpex._torch import collate as torch_collate
 from dpex.errors import ShippingError
-from dpex.transport.out_of_band import Memories
+from dpex.system.ray_package import import_ray
+from dpex.transport.out_of_band import BufferTable
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _OUTSIDE_BYTES = 1024
 """A buffer shorter than this stays inside the pickle."""
-_SEARCH_DEPTH = 6
+_SEARCH_LEVELS = 6
+"""How deep in a dataset the attribute is looked for that cannot be pickled."""
 _SEARCH_VALUES = 2000
+"""How many values are tried for that: each is pickled once more."""
 
 
-class Parcel(NamedTuple):
+class PickledDataset(NamedTuple):
     """``header`` is a pickle; ``buffers`` (uint8 arrays) are what it refers to, viewed where they lay."""
 
     header: bytes
@@ -60,7 +62,7 @@ def cloud_dumps(obj: Any) -> bytes:
     return stream.getvalue()
 
 
-def pack(obj: Any) -> Parcel:
+def pack(obj: Any) -> PickledDataset:
     """Pickle ``obj`` with its large buffers outside; the buffers are views, so they hold what ``obj`` holds then."""
     stream = io.BytesIO()
     buffers: list[Bytes] = []
@@ -73,10 +75,10 @@ def pack(obj: Any) -> Parcel:
         return False
 
     _dump(_picklers()[1](stream, 5, buffer_callback=keep_inside), obj, pack)
-    return Parcel(stream.getvalue(), buffers)
+    return PickledDataset(stream.getvalue(), buffers)
 
 
-def dump_batch(batch: Any, stream: io.BytesIO, memories: Memories) -> None:
+def dump_batch(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
     """Pickle a batch for another machine, its memory left to ``memories``."""
     _dump(_batch_pickler()(stream, memories), batch, pack)
 
@@ -114,15 +116,15 @@ def pristine_collate_map() -> dict[Any, Any]:
     return own | {k: f for k, f in table.items() if k not in own and f in own.values()}
 
 
-# -- pickling --------------------------------------------------------------------------------------------------------
+# -- pickling ----------------------------------------------------------------------------------------------------------
 
 
 @cache
 def _picklers() -> tuple[Any, Any]:
     """Ray's cloudpickle as it is, and the same with plain tensors out of band."""
-    base = importlib.import_module("ray.cloudpickle").CloudPickler
+    base = import_ray("ray.cloudpickle").CloudPickler
 
-    class ParcelPickler(base):  # type: ignore[misc, valid-type]
+    class DatasetPickler(base):  # type: ignore[misc, valid-type]
         def reducer_override(self, obj: Any) -> Any:
             if type(obj) is torch.Tensor and _is_plain(obj):
                 return self._reduce_tensor(obj)
@@ -139,13 +141,13 @@ def _picklers() -> tuple[Any, Any]:
                 shared = storages[storage.data_ptr()] = _Storage(storage)
             return _rebuild, (shared, tensor.dtype, shape, stride, tensor.storage_offset(), tensor.requires_grad)
 
-    return base, ParcelPickler
+    return base, DatasetPickler
 
 
 @cache
 def _batch_pickler() -> Any:
     class FarBatchPickler(_picklers()[0]):  # type: ignore[misc]
-        def __init__(self, stream: io.BytesIO, memories: Memories) -> None:
+        def __init__(self, stream: io.BytesIO, memories: BufferTable) -> None:
             super().__init__(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=memories.keep)
             self._memories = memories
 
@@ -197,7 +199,7 @@ def _rebuild_empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch
     return torch.empty_strided(shape, stride, dtype=dtype, device="cpu").requires_grad_(grad)
 
 
-# -- naming what cannot travel ---------------------------------------------------------------------------------------
+# -- naming what cannot travel -----------------------------------------------------------------------------------------
 
 
 def _dump(pickler: Any, obj: Any, again: Callable[[Any], Any]) -> None:
@@ -224,7 +226,7 @@ def _find_culprit(
     """The deepest part that fails by itself and where it is; None if ``value`` fails only for what lies above it."""
     above = (*above, id(value))
     innocent = False
-    for step, part in _parts(value) if len(above) <= _SEARCH_DEPTH else ():
+    for step, part in _parts(value) if len(above) <= _SEARCH_LEVELS else ():
         if id(part) in above:
             innocent = True
         elif next(budget, None) is not None and not _travels(part, again):

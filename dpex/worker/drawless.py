@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
-from torch.utils.data._utils import collate as torch_collate
+
+from dpex._torch import collate as torch_collate
+from dpex._torch import count_dispatch_modes, count_function_modes
 
 _COLLATE = torch_collate.default_collate_fn_map
 _AS_IMPORTED = dict(_COLLATE)
 _INTEGERS = {int}
-_count_function_modes = torch._C._len_torch_function_stack
-_count_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def draws_nothing(dataset: Any, collate_fn: Any) -> bool:
@@ -32,8 +32,8 @@ def is_torchs_alone(index: Any) -> bool:
     return (
         type(index) is list
         and set(map(type, index)) == _INTEGERS
-        and not _count_function_modes()
-        and not _count_dispatch_modes()
+        and not count_function_modes()
+        and not count_dispatch_modes()
         and _COLLATE == _AS_IMPORTED
     )
 

@@ -20,25 +20,31 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from dpex.system.other_threads import Clocks, OtherThreads, is_alone
+from dpex.system.other_threads import Clocks, OtherThreads
 from dpex.worker.batch_seeding import TicketSeeds, words_of
+from dpex.worker.current_batch import current
 from dpex.worker.drawless import is_torchs_alone
 from dpex.worker.modes import Modes
-from dpex.worker.rng_state import ByFunctions, Generators, located
+from dpex.worker.rng_state import ByFunctions, Generators, InMemory, located
 
 TRIES = 3
+"""How often a batch is made, at most, where another thread may have drawn meanwhile; then there is a warning."""
 _count_threads, _set_threads = torch.get_num_threads, torch.set_num_threads
 Made = TypeVar("Made")
+Run = deque[tuple[Any, Any]]
+"""Batches that were made in a row, each with its index."""
 _lock = threading.RLock()
 _others = OtherThreads()
 
 
-class InProcess:
+class InProcessMaker:
     """See the module. ``disturbed`` hears once which thread would not keep still; ``draws``: False where
     `dpex.worker.drawless.draws_nothing`.
     """
@@ -60,10 +66,10 @@ class InProcess:
             seed = self._seeds.of(number, epoch)
             if self._gave_up:
                 return self._once(fetch, index, seed)
-            before = {} if is_alone() else _others.clocks()
+            before = {} if _others.are_none() else _others.clocks()
             if not before:
                 made = self._once(fetch, index, seed)
-                if not is_alone():
+                if not _others.are_none():
                     _others.ran_since({})  # it notes the threads that the dataset has started
                 return made
             made, disturber = self._watched(fetch, index, seed, before)
@@ -71,6 +77,53 @@ class InProcess:
         if disturber is not None:
             self._disturbed(disturber)
         return made
+
+    def make_run(
+        self, fetch: Callable[[Any], Made], indices: deque[Any], count: int, numbers: tuple[int, int], into: Run
+    ) -> None:
+        """Make a ticket, or several in a row, up to ``count``, where that spares what is done around each.
+
+        Args:
+            fetch: Makes a batch of an index.
+            indices: Of the tickets; those that were made are taken out.
+            count: The number of tickets, at most that of the indices.
+            numbers: The number of the first ticket, and the epoch.
+            into: Where each batch goes as soon as it is made, with its index.
+
+        Raises:
+            Exception: A batch's own. Those before it are in ``into``.
+        """
+        number, epoch = numbers
+        if not self._draws and is_torchs_alone(indices[0]):
+            return self._in_modes(partial(_make_alone, fetch, indices, count), into)
+        if count > 1:
+            with _lock:
+                generators = located() if not self._gave_up and _others.are_none() else None
+                if generators is not None:
+                    seeds = [self._seeds.of(each, epoch) for each in range(number, number + count)]
+                    self._once(partial(self._make_each, fetch, indices, seeds, generators), into, seeds[0])
+                    if not _others.are_none():
+                        _others.ran_since({})
+                    return None
+        index = indices[0]
+        into += ((self.make(fetch, index, number, epoch), index),)
+        del indices[0]
+        return None
+
+    def _make_each(
+        self, fetch: Callable[[Any], Any], indices: deque[Any], seeds: list[int], generators: InMemory, into: Run
+    ) -> None:
+        """Make the tickets of these seeds, in a process that is as the first one needs it."""
+        modes, is_begun = self._modes, True
+        for seed in seeds:
+            if not is_begun:
+                if not generators.holds() or _count_threads() != 1 or not (modes is None or modes.hold()):
+                    return  # the dataset has changed that, and what follows begins anew
+                current.seed = seed
+                generators.fill(words_of(seed), seed)
+            is_begun, index = False, indices[0]
+            into += ((fetch(index), index),)  # from here on without a call: see `dpex.system.interrupts`
+            del indices[0]
 
     def _in_modes(self, fetch: Callable[[Any], Made], index: Any) -> Made:
         modes = self._modes
@@ -101,6 +154,7 @@ class InProcess:
     def _once(self, fetch: Callable[[Any], Made], index: Any, seed: int) -> Made:
         generators: Generators = located() or ByFunctions()
         threads, modes = _count_threads(), self._modes
+        outer, current.seed = current.seed, seed
         try:
             if threads != 1:
                 _set_threads(1)
@@ -109,8 +163,24 @@ class InProcess:
             with modes.enter():
                 return generators.lent(words_of(seed), seed, fetch, index)
         finally:
+            current.seed = outer
             if threads != 1:
                 _set_threads(threads)
+
+
+def _make_alone(fetch: Callable[[Any], Any], indices: deque[Any], count: int, into: Run) -> None:
+    """Batches that torch's code makes alone, as long as they are."""
+    for _ in range(count):
+        index = indices[0]
+        if not is_torchs_alone(index):
+            return
+        into += ((fetch(index), index),)  # from here on without a call: see `dpex.system.interrupts`
+        del indices[0]
+
+
+def one_at_a_time() -> threading.RLock:
+    """The lock that whoever makes batches in this process holds meanwhile: they have its random generators in turn."""
+    return _lock
 
 
 def _new_lock() -> None:

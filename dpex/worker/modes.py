@@ -12,17 +12,16 @@ parent was started.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
 
+from dpex._torch import is_any_autocast_enabled
+
 # Asked for each batch; found once, this takes half as long.
 _has_grad, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 _default_dtype, _is_autocast = torch.get_default_dtype, torch.is_autocast_enabled
-_is_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-"""Of any kind of device: asked first, as to ask for one by its name takes five times as long."""
 
 
 class Modes(NamedTuple):
@@ -40,7 +39,7 @@ class Modes(NamedTuple):
             _has_grad() is grad
             and _is_inference() is inference
             and _default_dtype() is default_dtype
-            and (_is_any_autocast() and _is_autocast("cpu")) is (autocast is not None)
+            and (is_any_autocast_enabled() and _is_autocast("cpu")) is (autocast is not None)
             and (autocast is None or torch.get_autocast_dtype("cpu") is autocast)
         )
 

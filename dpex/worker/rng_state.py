@@ -26,6 +26,7 @@ logger = logging.getLogger("dpex")
 Result = TypeVar("Result")
 
 _WORDS = 624
+"""The Mersenne Twister's state."""
 _HALF = _WORDS // 2
 """Items of 64 bits that hold a generator's words."""
 BLOCK = 3 * _HALF
@@ -34,6 +35,7 @@ _FORMAT: Any = np.empty(1, np.uint64).data.format
 """Of these items: "L" or "Q", by platform."""
 _KEY_AND_POSITION_BYTES = 4 * (_WORDS + 1)
 _MAGIC_SEED = 0x1E3779B97F4A7C15
+"""A seed that does not stand in a generator's memory by chance."""
 _TORCH_HEADER_BYTES = 256
 """How far behind a torch generator's address its engine is looked for."""
 _TORCH_ENGINE = struct.Struct(f"=QiB3xI{_WORDS}I4x")

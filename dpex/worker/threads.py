@@ -1,10 +1,10 @@
-"""Several hosts in one worker process, each a thread, for datasets that declare themselves thread-safe.
+"""Several workers in one worker process, each a thread, for datasets that declare themselves thread-safe.
 
 They share the dataset, and of what is global in a process each thread gets its own: ``get_worker_info()``, the ticket's
 seed, the collate function's slots. The global generators cannot be had per thread: a dataset that draws from them is
-found out (`dpex.worker.shared_rng`) before anything of it is sent, and its hosts become processes.
+found out (`dpex.worker.shared_rng`) before anything of it is sent, and its workers become processes.
 
-`Commons` belongs to the process, a `ThreadCore` to one thread.
+`SharedProcessState` belongs to the process, a `ThreadCore` to one thread.
 """
 
 from __future__ import annotations
@@ -16,53 +16,26 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import ConcatDataset, Subset
-from torch.utils.data._utils import collate as torch_collate
-from torch.utils.data._utils import worker as torch_worker
 
+from dpex._torch import ExceptionWrapper, WorkerInfo, set_worker_info
+from dpex._torch import collate as torch_collate
 from dpex.core import seeding
 from dpex.profile.live_timer import TicketTimer
 from dpex.system.cpu_clocks import SharedCpu
-from dpex.worker.core import (
-    NO_TIME,
-    ArenaCollate,
-    Failure,
-    Fetcher,
-    RngState,
-    Stages,
-    WorkerCore,
-    WorkerSetup,
-    seed_like_torch,
-    where,
-)
+from dpex.worker.collate import ArenaCollate
+from dpex.worker.core import WorkerCore
+from dpex.worker.current_batch import batch_seed, current, of_thread
+from dpex.worker.fetch import Fetcher
+from dpex.worker.logical import seed_like_torch
+from dpex.worker.logical_state import RngState
+from dpex.worker.outcome import NO_TIME, Failure, Stages, where
+from dpex.worker.setup import WorkerSetup
 from dpex.worker.shared_rng import SharedGenerators
 
 _thread = threading.local()
-"""``seed`` of the ticket being made, ``info`` for ``get_worker_info()``, ``stack`` for ``default_collate``."""
+"""``info`` for ``get_worker_info()``, ``stack`` for ``default_collate``."""
 _torch_stack = torch_collate.collate_tensor_fn
-_has_threads = False
-
-
-def ticket_seed() -> int:
-    """The seed of the batch that is being made: of generators of a dataset's own, right in threads too.
-
-    Under ``seeding="batch"`` it is a function of (base seed, epoch, batch number) alone, the same in any worker, as a
-    non-negative 63-bit integer; a thread-safe dataset draws from ``numpy.random.default_rng((ticket_seed(), index))``
-    or the like. Elsewhere, as under ``seeding="worker"`` and without a loader, it is ``torch.initial_seed()``.
-
-    Raises:
-        RuntimeError: in a thread that the dataset started itself, where batches are made in threads.
-    """
-    seed: int | None = getattr(_thread, "seed", None)
-    if seed is not None:
-        return seed
-    if _has_threads:
-        raise RuntimeError(
-            f"thread {threading.current_thread().name!r} makes no batch: call ticket_seed() (or torch.initial_seed()) "
-            "in the thread that called the dataset, and pass it on"
-        )
-    return torch.default_generator.initial_seed()
 
 
 def declares_thread_safe(dataset: Any) -> bool:
@@ -75,7 +48,7 @@ def declares_thread_safe(dataset: Any) -> bool:
     return type(dataset) is ConcatDataset and all(map(declares_thread_safe, dataset.datasets))
 
 
-class _InfoOfThread(torch_worker.WorkerInfo):
+class _InfoOfThread(WorkerInfo):
     """What ``get_worker_info()`` returns in such a process: whoever asks it sees what belongs to the asking thread."""
 
     __slots__ = ()
@@ -93,40 +66,41 @@ def _stack(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     return stack(batch, collate_fn_map=collate_fn_map)
 
 
-class Commons:
-    """What the hosts of one process share; made before the first of them, in the main thread.
+class SharedProcessState:
+    """What the workers of one process share; made before the first of them, in the main thread.
 
-    ``worker_init_fn`` is called here, once for the process, with the number of its first host. If it fails, that is
+    ``worker_init_fn`` is called here, once for the process, with the number of its first worker. If it fails, that is
     the answer to every ticket of all of them.
     """
 
-    def __init__(self, setup: WorkerSetup, first_host: int) -> None:
-        global _first_info, _has_threads
+    def __init__(self, setup: WorkerSetup, first_worker: int) -> None:
+        global _first_info
         self.setup = setup
         self.init_error: ExceptionWrapper | None = None
+        current.begin_worker(is_per_batch=True)
         setup.enter_modes()
-        seed_like_torch(setup.base_seed, first_host)
-        _first_info = self.info(first_host)
-        torch_worker._worker_info = object.__new__(_InfoOfThread)
+        seed_like_torch(setup.base_seed, first_worker)
+        _first_info = self.info(first_worker)
+        set_worker_info(object.__new__(_InfoOfThread))
         try:
             if setup.worker_init_fn is not None:
-                setup.worker_init_fn(first_host)
+                setup.worker_init_fn(first_worker)
         except Exception:
-            self.init_error = ExceptionWrapper(where=where(first_host))
+            self.init_error = ExceptionWrapper(where=where(first_worker))
         self.generators = SharedGenerators()
         self.cpu = SharedCpu()
         self._key = (-1, 0)
-        torch.initial_seed = torch.random.initial_seed = ticket_seed
-        _has_threads = True
+        torch.initial_seed = torch.random.initial_seed = batch_seed
+        current.has_threads = True
         table = torch_collate.default_collate_fn_map
         if table.get(torch.Tensor) is _torch_stack:
             table[torch.Tensor] = _stack
 
-    def info(self, host: int) -> Any:
-        """What ``get_worker_info()`` says to a host."""
+    def info(self, worker: int) -> Any:
+        """What ``get_worker_info()`` says to a worker."""
         setup = self.setup
-        return torch_worker.WorkerInfo(
-            id=host, num_workers=setup.num_workers, seed=setup.base_seed + host, dataset=setup.dataset
+        return WorkerInfo(
+            id=worker, num_workers=setup.num_workers, seed=setup.base_seed + worker, dataset=setup.dataset
         )
 
     def seed_of(self, epoch: int, number: int) -> int:
@@ -144,14 +118,14 @@ def stack_here(collate: ArenaCollate) -> None:
 
 
 class ThreadCore(WorkerCore):
-    """Makes the tickets of a host that is a thread; used by that thread.
+    """Makes the tickets of a worker that is a thread; used by that thread.
 
-    ``tell`` hears, before the result is sent, that a ticket drew from a global generator. As long as its host is the
-    only one of the process the result is right nevertheless. Otherwise the process ends at once: what its hosts held
+    ``tell`` hears, before the result is sent, that a ticket drew from a global generator. As long as its worker is the
+    only one of the process the result is right nevertheless. Otherwise the process ends at once: what its workers held
     is made anew elsewhere, by the rules for workers that died.
     """
 
-    def __init__(self, commons: Commons, tell: Callable[[str], None]) -> None:
+    def __init__(self, commons: SharedProcessState, tell: Callable[[str], None]) -> None:
         super().__init__(commons.setup)
         self._commons = commons
         self._tell = tell
@@ -162,7 +136,7 @@ class ThreadCore(WorkerCore):
         self._fetcher = Fetcher(setup, setup.dataset, setup.collate_fn, self._timer, self.cpu)
 
     def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
-        """The thread is host ``number``; there are no others here, and no random state of its own."""
+        """The thread is worker ``number``; there are no others here, and no random state of its own."""
         torch.set_num_threads(1)
         self._setup.enter_modes()
         self._commons.cpu.join()
@@ -181,7 +155,7 @@ class ThreadCore(WorkerCore):
         commons = self._commons
         if commons.init_error is not None:
             return Failure(commons.init_error), NO_TIME
-        _thread.seed = seed = commons.seed_of(epoch, number)
+        of_thread.seed = seed = commons.seed_of(epoch, number)
         commons.generators.begin(seed)
         made: tuple[Any, Stages]
         commons.cpu.begin()

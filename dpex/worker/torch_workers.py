@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch.utils.data import _utils as torch_utils
-from torch.utils.data._utils import fetch as torch_fetch
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
-
+from dpex._torch import MapDatasetFetcher, MultiProcessingDataLoaderIter, SingleProcessDataLoaderIter, pin_memory
 from dpex.system.user_warnings import warn
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
-from dpex.worker.in_process import InProcess
+from dpex.worker.current_batch import current
+from dpex.worker.in_process import InProcessMaker
 from dpex.worker.modes import Modes, modes_here
+from dpex.worker.own_generators import OwnGenerators, Registered, own_generators, registered, reseeding
 
 
 class _Ticket(NamedTuple):
@@ -33,25 +32,34 @@ class _WorkerStart:
     def __init__(self, user: Callable[[int], None] | None, modes: Modes) -> None:
         self._user = user
         self._modes = modes
+        self._registered = registered()
 
     def __call__(self, worker: int) -> None:
+        current.begin_worker(is_per_batch=True)
         self._modes.stay()
-        torch_fetch._MapDatasetFetcher.fetch = _seeded(torch_fetch._MapDatasetFetcher.fetch)  # type: ignore[method-assign]
+        MapDatasetFetcher.fetch = _seeded(MapDatasetFetcher.fetch, self._registered)  # type: ignore[method-assign]
         if self._user is not None:
             self._user(worker)
 
 
-def _seeded(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _seeded(fetch: Callable[[Any, Any], Any], registered: Registered) -> Callable[[Any, Any], Any]:
+    own: dict[int, OwnGenerators | None] = {}
+
     def fetch_ticket(fetcher: Any, ticket: Any) -> Any:
         if isinstance(ticket, _Ticket):  # not of a loader that the dataset has within
+            current.seed = ticket.seed
             seed_ticket(ticket.seed)
+            if id(fetcher) not in own:  # there is one in a worker
+                own[id(fetcher)] = own_generators(fetcher.dataset, fetcher.collate_fn, registered)
+            if (generators := own[id(fetcher)]) is not None:
+                generators.reseed(ticket.seed)
             ticket = ticket.index
         return fetch(fetcher, ticket)
 
     return fetch_ticket
 
 
-class SeededWorkersIter(_MultiProcessingDataLoaderIter):
+class SeededWorkersIter(MultiProcessingDataLoaderIter):
     """torch's with workers. ``_worker_init_fn`` is wrapped as torch sets it, before it starts them."""
 
     def __init__(self, loader: Any) -> None:
@@ -80,20 +88,22 @@ class SeededWorkersIter(_MultiProcessingDataLoaderIter):
         return ticket
 
 
-class SeededInProcessIter(_SingleProcessDataLoaderIter):
+class SeededInProcessIter(SingleProcessDataLoaderIter):
     """torch's without workers."""
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._number = 0
-        self._process = InProcess(int(self._base_seed), modes_here(), _warn_of_thread)
+        self._process = InProcessMaker(int(self._base_seed), modes_here(), _warn_of_thread)
+        own = own_generators(self._dataset, self._collate_fn, registered())
+        self._fetch = reseeding(self._dataset_fetcher.fetch, own)
 
     def _next_data(self) -> Any:
         index, number = self._next_index(), self._number  # type: ignore[no-untyped-call]
         self._number += 1
-        data = self._process.make(self._dataset_fetcher.fetch, index, number, 0)
+        data = self._process.make(self._fetch, index, number, 0)
         if self._pin_memory:
-            data = torch_utils.pin_memory.pin_memory(data, self._pin_memory_device)
+            data = pin_memory(data, self._pin_memory_device)
         return data
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from dpex.autotune.config import AutotuneConfig, ConfigError
+from dpex.autotune.config import AutotuneConfig
+from dpex.errors import OptionError
 
 NAMES = [field.name for field in fields(AutotuneConfig)]
 NONSENSE = [
@@ -16,14 +17,14 @@ NONSENSE = [
 
 @pytest.mark.parametrize(("name", "value"), NONSENSE, ids=repr)
 def test_nonsense_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=name) as error:
+    with pytest.raises(OptionError, match=name) as error:
         AutotuneConfig(**{name: value})
     assert repr(value) in str(error.value)
     assert "give a" in str(error.value)
 
 
 def test_the_least_may_not_be_above_the_most() -> None:
-    with pytest.raises(ConfigError, match="min_local=3, max_local=2"):
+    with pytest.raises(OptionError, match="min_local=3, max_local=2"):
         AutotuneConfig(min_local=3, max_local=2)
     assert AutotuneConfig(min_remote=2, max_remote=2).max_remote == 2
 

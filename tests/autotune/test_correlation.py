@@ -8,7 +8,8 @@ from statistics import fmean, pvariance
 
 import pytest
 
-from dpex.autotune.correlation import LONGEST, Correlation, in_correlated_order, variance_of_mean
+from dpex.autotune.constants.levels import CORRELATION
+from dpex.autotune.correlation import Correlation, in_correlated_order, variance_of_mean
 
 SPREAD = 0.4
 
@@ -88,7 +89,7 @@ def test_no_length_is_beyond_what_windows_can_tell() -> None:
     correlation = Correlation()
     for number in range(40):
         correlation.add(10, 0.2 if number % 2 else 1.8, 1.0, 1e9)
-    assert correlation.length(SPREAD) <= LONGEST
+    assert correlation.length(SPREAD) <= CORRELATION.longest
 
 
 def test_a_correlated_order_has_the_values_and_the_correlation() -> None:

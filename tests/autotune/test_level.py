@@ -90,9 +90,16 @@ def test_what_varies_by_itself_must_move_further() -> None:
 
 def test_after_a_move_only_the_latest_counts() -> None:
     made = level(*[1.0] * 8, 4.0)
-    made.restart()
+    made.restart(40.0, 10)
     made.add(40.0, 10)
     assert made.value == 4.0
+
+
+def test_a_window_in_which_it_moved_counts_only_if_it_is_nearer_to_the_new_level() -> None:
+    mostly_old = level(*[1.0] * 8, 1.5)
+    mostly_old.restart(80.0, 10)
+    mostly_old.add(80.0, 10)
+    assert mostly_old.value == 8.0
 
 
 def test_loosened_it_follows_the_next_window_half_way() -> None:

@@ -18,10 +18,12 @@ from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune import replay as command
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
-from dpex.autotune.replay import load, main, parse_changes, replay
+from dpex.autotune.replay import load, parse_changes, replay
 from dpex.autotune.trace.explain import quantity, report, summary
-from dpex.autotune.trace.format import Facts, Origin, Recorded, Recorder, line
+from dpex.autotune.trace.format import Recorder, RecordingController, RunFacts, TraceOrigin, line
 from dpex.autotune.types import Decision, Sample, Settings
+from dpex.cli.main import parser
+from dpex.cli.replay import run
 
 ROOT = Path(__file__).parents[2]
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))
@@ -31,14 +33,14 @@ SHIFT = World(cpus=2, noise=0.02, phases=(WAIT, SLOW_STEP))
 
 def recorder(path: Path) -> Recorder:
     file = path.open("a")
-    return Recorder(lambda record: (file.write(line(record)), file.flush()), lambda: Facts(dpex="0.1.0", wall_s=1e9))
+    return Recorder(lambda record: (file.write(line(record)), file.flush()), lambda: RunFacts(dpex="0.1.0", wall_s=1e9))
 
 
 def recorded(
     into: Recorder, config: AutotuneConfig | None = None, start: Settings | None = None, why: str = ""
-) -> Recorded:
-    config, start = config or AutotuneConfig(), start or Settings(local=2, depth=4)
-    return Recorded(Controller(config, start), into, Origin(config=config, start=start, why=why))
+) -> RecordingController:
+    config, start = config or AutotuneConfig(), start or Settings(local=2, prefetch=4)
+    return RecordingController(Controller(config, start), into, TraceOrigin(config=config, start=start, why=why))
 
 
 @pytest.fixture
@@ -56,21 +58,21 @@ def renewed(tmp_path: Path) -> Path:
     into = recorder(path)
     pinned = AutotuneConfig(min_local=3, max_local=3)
 
-    class Pinning(Recorded):
+    class Pinning(RecordingController):
         def step(self, sample: Sample) -> Decision | None:
             if sample.at > 8 and self.controller.config == AutotuneConfig():  # type: ignore[attr-defined]
-                self.__dict__ |= vars(recorded(into, pinned, Settings(local=3, depth=6), "local=3 is fixed"))
+                self.__dict__ |= vars(recorded(into, pinned, Settings(local=3, prefetch=6), "local=3 is fixed"))
             return super().step(sample)
 
-    start = Settings(local=2, depth=4)
-    origin = Origin(config=AutotuneConfig(), start=start)
+    start = Settings(local=2, prefetch=4)
+    origin = TraceOrigin(config=AutotuneConfig(), start=start)
     simulate(SHIFT, [Pinning(Controller(AutotuneConfig(), start), into, origin)], 20)
     return path
 
 
 def shown(*arguments: Any) -> tuple[int, list[str]]:
     lines: list[str] = []
-    code = main([str(argument) for argument in arguments], lines.append)
+    code = run(parser().parse_args(["replay", *map(str, arguments)]), lines.append)
     return code, "\n".join(lines).split("\n")
 
 
@@ -102,7 +104,9 @@ def test_each_controller_is_made_anew_where_it_was(renewed: Path) -> None:
     assert not all(window.is_same for window in replay(replace(trace, sections=(as_one,))))
     code, lines = shown(renewed)
     assert code == 0
-    assert any(text.startswith("  renewed   3 local, depth 6 from 8") and "local=3 is fixed" in text for text in lines)
+    assert any(
+        text.startswith("  renewed   3 local, prefetch 6 from 8") and "local=3 is fixed" in text for text in lines
+    )
     assert any("given: " in text and "min_local=3" in text and "max_local=3" in text for text in lines)
 
 
@@ -129,15 +133,26 @@ def test_a_run_is_explained(shift: Path) -> None:
     assert rows[0].count("#") > rows[len(rows) // 3].count("#")
 
 
+def test_what_is_suggested_and_not_done_is_told_with_the_reason(shift: Path) -> None:
+    """From 12 s on fewer workers would do, which several windows must agree on."""
+    _, lines = shown(shift)
+    first = next(index for index, text in enumerate(lines) if text.endswith("by this version of dpex, and not done:"))
+    assert any(" s  shrink: " in text and text.endswith("windows in a row agree") for text in lines[first + 1 :])
+    _, for_programs = shown(shift, "--json")
+    vetoes = json.loads("\n".join(for_programs))["vetoes"]
+    assert {"policy", "wanted", "why"} == vetoes[0]["veto"].keys()
+    assert any(each["veto"]["policy"] == "shrink" and each["at"] > 12 for each in vetoes)
+
+
 def test_figures_of_a_run(shift: Path) -> None:
     trace = load(str(shift))
     run = summary(trace)
     assert run.windows == len(trace.samples)
     assert run.batches == sum(sample.batches for sample in trace.samples)
     assert run.seconds == pytest.approx(30, abs=1.1)
-    assert run.first == Settings(local=2, depth=4)
+    assert run.first == Settings(local=2, prefetch=4)
     assert run.last == trace.decisions[-1].new
-    assert 0 < run.stall < 1
+    assert 0 < run.wait < 1
 
 
 def test_every_window_is_listed_on_request(shift: Path) -> None:
@@ -178,9 +193,9 @@ def test_a_torn_trace_is_replayed_and_said_to_be_torn(shift: Path) -> None:
         ("settle_s", 2.0, "settle 2 s"),
         ("memory_free", 2.5e9, "memory free 2.5 GB"),
         ("batch_bytes", 3e6, "batch 3 MB"),
-        ("memory_free", float("inf"), "memory free inf"),
+        ("memory_free", float("inf"), "memory free inf GB"),
         ("rate_before", 27.12, "rate before 27.1/s"),
-        ("stall", 0.012, "stall 1.2 %"),
+        ("wait", 0.012, "wait 1.2 %"),
         ("hit_ratio", 0.5, "hit 50 %"),
         ("cpus", 1.5, "cpus 1.5"),
     ],
@@ -193,11 +208,11 @@ def test_evidence_has_units(name: str, value: float, text: str) -> None:
 
 
 def test_another_configuration_decides_otherwise_and_the_first_difference_is_shown(shift: Path) -> None:
-    code, lines = shown(shift, "--set", "max_local=4", "--set", "max_depth=None")
+    code, lines = shown(shift, "--set", "max_local=4", "--set", "max_prefetch=None")
     assert code == 1
     (number,) = [n for n, text in enumerate(lines) if "decides otherwise" in text]
     first = load(str(shift)).decisions[0]
-    assert "with max_local=4, max_depth=None" in lines[number]
+    assert "with max_local=4, max_prefetch=None" in lines[number]
     assert f"at {first.at:.2f} s" in lines[number]
     assert lines[number + 1] == f"    recorded  {first.old} -> {first.new} (too few)"
     assert "-> 4 local" in lines[number + 2]
@@ -208,6 +223,7 @@ def test_another_controller_decides_otherwise(shift: Path, monkeypatch: pytest.M
     class Still:
         def __init__(self, *_: object) -> None:
             self.decisions: list[Decision] = []
+            self.vetoes = ()
 
         def begin(self) -> Settings:
             return Settings()
@@ -279,9 +295,8 @@ def test_unreadable_traces_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_the_command_needs_no_torch(shift: Path) -> None:
     code = (
-        "import runpy, sys; sys.argv = ['replay', sys.argv[1]]\n"
-        "try:\n    runpy.run_module('dpex.autotune.replay', run_name='__main__')\n"
-        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "import sys; from dpex.cli.main import main\n"
+        "assert main(['replay', sys.argv[1]]) == 0\n"
         "assert not {'torch', 'numpy', 'ray'} & set(sys.modules)"
     )
     done = subprocess.run(

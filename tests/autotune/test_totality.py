@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.ceiling import Ceiling
-from dpex.autotune.checked import LONGEST_S, Checker
+from dpex.autotune.checked import LONGEST_S, SampleChecker
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
 from dpex.autotune.noise import Level
 from dpex.autotune.types import Decision, Sample, Settings
-from dpex.measure.samples import HostSample, LaneSample
+from dpex.measure.samples import MachineSample, PoolSample
 
 ODD = st.sampled_from([0.0, math.inf, -math.inf, math.nan, -1.0, 5e-324, 1e-9, 1e6, 1e300])
 
@@ -31,12 +31,12 @@ def whole(most: int) -> st.SearchStrategy[int]:
     return st.one_of(st.integers(0, most), st.sampled_from([0, 1, 10**4, 10**12]))
 
 
-LANES = st.builds(
-    LaneSample,
+POOLS = st.builds(
+    PoolSample,
     requested=whole(64),
     running=whole(64),
     tickets=whole(200),
-    read_s=number(10.0),
+    load_s=number(10.0),
     collate_s=number(1.0),
     encode_s=number(1.0),
     cpu_s=number(10.0),
@@ -44,9 +44,10 @@ LANES = st.builds(
     services_s=st.lists(number(1.0), max_size=4).map(tuple),
     room=st.none() | whole(30),
     unplaced=whole(8),
+    granted=st.none() | whole(30),
 )
-HOSTS = st.builds(
-    HostSample,
+MACHINES = st.builds(
+    MachineSample,
     cpus=number(64.0),
     others=number(8.0),
     trainer_cpu_s=number(1.0),
@@ -70,15 +71,21 @@ SAMPLES = st.builds(
     ready=whole(50),
     in_flight=whole(100),
     batch_bytes=number(1e8),
-    made_here=LANES,
-    local=LANES,
-    remote=LANES,
-    host=HOSTS,
+    made_here=POOLS,
+    local=POOLS,
+    remote=POOLS,
+    machine=MACHINES,
+    gpu_busy=st.none() | number(1.0),
+    gpu_stall_s=st.none() | number(1.0),
+    gpu_steps=whole(200),
+    gpu_step_s=number(1.0),
+    gpu_step_spread=st.none() | number(2.0),
+    feed_wait_s=number(1.0),
 )
 CONFIGS = st.sampled_from(
     [
         AutotuneConfig(),
-        AutotuneConfig(max_local=3, max_depth=6),
+        AutotuneConfig(max_local=3, max_prefetch=6),
         AutotuneConfig(min_local=2, max_local=8, max_remote=4),
         AutotuneConfig(max_local=0, min_remote=1),
         AutotuneConfig(min_local=2, min_remote=3, max_remote=3),
@@ -91,7 +98,7 @@ TURNS = st.lists(st.tuples(SAMPLES, st.booleans()), min_size=1, max_size=16)
 
 def first(config: AutotuneConfig) -> Settings:
     local = max(config.min_local, 2 if config.max_local is None else min(2, config.max_local))
-    return Settings(local=local, remote=config.min_remote, depth=4)
+    return Settings(local=local, remote=config.min_remote, prefetch=4)
 
 
 def plausible(sample: Sample) -> Sample:
@@ -113,16 +120,16 @@ def play(controller: Controller, turns: Iterable[tuple[Sample, bool]]) -> list[t
 
 
 def assert_within(config: AutotuneConfig, sample: Sample, decision: Decision) -> None:
-    new, walls = decision.new, sample.host
+    new, walls = decision.new, sample.machine
     assert config.min_local <= new.local <= (math.inf if config.max_local is None else config.max_local)
     assert config.min_remote <= new.remote <= (math.inf if config.max_remote is None else config.max_remote)
     if config.max_local is None:
         cpus = walls.cpus if math.isfinite(walls.cpus) else 1e5
         assert new.local <= max(decision.old.local, first(config).local, config.max_waiting, 2 * cpus + 2)
-    assert 1 <= new.depth <= (config.max_depth or 4096)
+    assert 1 <= new.prefetch <= (config.max_prefetch or 4096)
     assert new != decision.old
     assert all(math.isfinite(value) for value in (*decision.evidence.values(), decision.at))
-    assert 0 <= decision.predicted_stall <= 1
+    assert 0 <= decision.predicted_wait <= 1
     assert 0 <= decision.predicted_rate < math.inf
 
 
@@ -145,7 +152,7 @@ class After:
     """A controller that was shown something else before."""
 
     def __init__(self, turns: Sequence[tuple[Sample, bool]]) -> None:
-        self.controller = Controller(AutotuneConfig(), Settings(local=2, depth=4))
+        self.controller = Controller(AutotuneConfig(), Settings(local=2, prefetch=4))
         play(self.controller, turns)
 
     def begin(self) -> Settings:
@@ -177,7 +184,7 @@ def test_waits_with_a_heavy_tail_end_neither_tuning_nor_growth() -> None:
     """Log-normal waits of a second on average: whole windows pass without a batch."""
     for sigma in (1.0, 1.5):
         phase = Phase(work=Work(wait_s=1.0, cpu_s=0.002, spread=sigma, batch_bytes=1e5), step=Step(gpu_s=0.02))
-        controller = Controller(AutotuneConfig(), Settings(local=4, depth=8))
+        controller = Controller(AutotuneConfig(), Settings(local=4, prefetch=8))
         (history,) = simulate(World(cpus=4, seed=3, phases=(phase,)), [controller], 120)
         assert history.rate(60, 120) > 20.0
 
@@ -192,20 +199,20 @@ def sample(**changes: object) -> Sample:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 2 * LONGEST_S])
 @pytest.mark.parametrize("name", ["seconds", "wait_s", "own_s", "work_s"])
 def test_a_window_whose_times_are_no_times_tells_nothing(name: str, value: float) -> None:
-    assert Checker().check(replace(sample(), **{name: value})) is None
+    assert SampleChecker().check(replace(sample(), **{name: value})) is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.1])
-@pytest.mark.parametrize("name", ["read_s", "cpu_s"])
-def test_a_lane_whose_times_are_no_times_has_workers_and_no_tickets(name: str, value: float) -> None:
-    lane = LaneSample(requested=3, running=2, tickets=9, queued_s=0.1, services_s=(0.1,), room=4)
-    found = Checker().check(sample(local=replace(lane, **{name: value})))
+@pytest.mark.parametrize("name", ["load_s", "cpu_s"])
+def test_a_pool_whose_times_are_no_times_has_workers_and_no_tickets(name: str, value: float) -> None:
+    pool = PoolSample(requested=3, running=2, tickets=9, queued_s=0.1, services_s=(0.1,), room=4)
+    found = SampleChecker().check(sample(local=replace(pool, **{name: value})))
     assert found is not None
-    assert found.local == LaneSample(requested=3, running=2, room=4)
+    assert found.local == PoolSample(requested=3, running=2, room=4)
 
 
 def test_time_never_goes_back() -> None:
-    checker, ends = Checker(), []
+    checker, ends = SampleChecker(), []
     for at in (1.0, 2.0, 2.0, math.nan, 1.5, 2.5, 1e12, 1e12 + 1, 0.0):
         found = checker.check(replace(sample(), at=at))
         assert found is not None
@@ -213,17 +220,33 @@ def test_time_never_goes_back() -> None:
     assert ends == [1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
+def test_a_window_in_which_all_stood_still_is_left_out_and_one_of_a_loader_with_long_windows_is_not() -> None:
+    checker = SampleChecker()
+    lasted = [1.0, 3600.0, 1.0, 29.0, 290.0, 2901.0, 2901.0]
+    found = [checker.check(replace(sample(), seconds=seconds, own_s=seconds)) for seconds in lasted]
+    assert [each is not None for each in found] == [True, False, True, True, True, False, True]
+
+
+def test_times_that_add_up_to_more_than_their_window_are_shares_of_it() -> None:
+    found = SampleChecker().check(replace(sample(), seconds=2.0, wait_s=1.0, own_s=1e6 - 2.0, work_s=1.0))
+    assert found is not None
+    assert found.wait_s + found.own_s + found.work_s == pytest.approx(2.0)
+    assert found.own_s > 1.99
+
+
 def test_what_nobody_knows_of_the_machine_is_what_was_known_before() -> None:
-    checker = Checker()
-    hosts = [HostSample(cpus=cpus, others=math.nan, worker_bytes=math.inf) for cpus in (3.0, 0.0, math.nan)]
-    found = [checker.check(sample(host=host)) for host in hosts]
-    assert [(each.host.cpus, each.host.others, each.host.worker_bytes) for each in found if each] == [(3.0, 0, 0)] * 3
+    checker = SampleChecker()
+    machines = [MachineSample(cpus=cpus, others=math.nan, worker_bytes=math.inf) for cpus in (3.0, 0.0, math.nan)]
+    found = [checker.check(sample(machine=machine)) for machine in machines]
+    assert [(each.machine.cpus, each.machine.others, each.machine.worker_bytes) for each in found if each] == [
+        (3.0, 0, 0)
+    ] * 3
 
 
 def test_a_plausible_sample_stays_as_it_is() -> None:
-    lane = LaneSample(requested=3, running=2, tickets=9, read_s=0.5, cpu_s=0.25, queued_s=0.125, services_s=(0.0625,))
-    given_sample = sample(batches=9, head_s=0.25, step_spread=0.5, batch_bytes=1e6, local=lane, remote=lane)
-    assert Checker().check(given_sample) == given_sample
+    pool = PoolSample(requested=3, running=2, tickets=9, load_s=0.5, cpu_s=0.25, queued_s=0.125, services_s=(0.0625,))
+    given_sample = sample(batches=9, head_s=0.25, step_spread=0.5, batch_bytes=1e6, local=pool, remote=pool)
+    assert SampleChecker().check(given_sample) == given_sample
 
 
 @pytest.mark.parametrize("spread", [1.0, 13.0])
@@ -233,6 +256,6 @@ def test_a_level_that_was_measured_wrongly_comes_down_again(spread: float) -> No
         level.add(1e6 * count * count, count, 1.0)
     for _ in range(20):
         if level.has_moved(0.5, 10, spread):
-            level.restart()
+            level.restart(0.5, 10)
         level.add(0.5, 10, spread)
     assert level.value == pytest.approx(0.05)

@@ -15,30 +15,32 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.trace.format import (
     FORMAT,
     VERSION,
-    Facts,
-    Origin,
-    Recorded,
     Recorder,
+    RecordingController,
+    RunFacts,
     Trace,
-    TraceError,
+    TraceOrigin,
     line,
     plain,
     read,
 )
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
-from dpex.measure.samples import HostSample, LaneSample
+from dpex.errors import TraceError
+from dpex.measure.samples import MachineSample, PoolSample
 
-FACTS = Facts(dpex="0.1.0", wall_s=1_800_000_000.25, host={"name": "here", "cpus": 8})
-ORIGIN = Origin(config=AutotuneConfig(max_local=3), start=Settings(local=2, depth=4), limits={"pins": {"local": 3}})
+FACTS = RunFacts(dpex="0.1.0", wall_s=1_800_000_000.25, machine={"name": "here", "cpus": 8})
+ORIGIN = TraceOrigin(
+    config=AutotuneConfig(max_local=3), start=Settings(local=2, prefetch=4), limits={"pins": {"local": 3}}
+)
 DECISION = Decision(
     at=1.0,
-    old=Settings(local=2, depth=4),
-    new=Settings(local=3, depth=6),
+    old=Settings(local=2, prefetch=4),
+    new=Settings(local=3, prefetch=6),
     reason="too few",
     text="why",
     evidence={"rate": 0.1},
     predicted_rate=2.0,
-    predicted_stall=0.5,
+    predicted_wait=0.5,
 )
 
 
@@ -46,14 +48,16 @@ def complete(kind: type, **some: Any) -> Any:
     return st.builds(kind, **{field.name: ... for field in fields(kind)} | some)
 
 
-LANES = complete(LaneSample)
+POOLS = complete(PoolSample)
 SETTINGS = complete(Settings)
-SAMPLES = complete(Sample, settings=SETTINGS, made_here=LANES, local=LANES, remote=LANES, host=complete(HostSample))
+SAMPLES = complete(
+    Sample, settings=SETTINGS, made_here=POOLS, local=POOLS, remote=POOLS, machine=complete(MachineSample)
+)
 DECISIONS = complete(Decision, old=SETTINGS, new=SETTINGS, outcome=st.none() | complete(Outcome))
 
 
 def sample(at: float, **changes: Any) -> Sample:
-    return Sample(**{"at": at, "seconds": 1.0, "settings": Settings(local=2, depth=4)} | changes)
+    return Sample(**{"at": at, "seconds": 1.0, "settings": Settings(local=2, prefetch=4)} | changes)
 
 
 class Player:
@@ -79,7 +83,7 @@ class Player:
 def record(samples: Iterable[Sample], answers: Iterable[Decision | None]) -> list[bytes]:
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
-    recorded = Recorded(Player(answers), recorder, ORIGIN)
+    recorded = RecordingController(Player(answers), recorder, ORIGIN)
     for each in samples:
         recorded.step(each)
     return lines
@@ -90,12 +94,12 @@ def a_trace() -> list[bytes]:
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
     player = Player([DECISION, None, DECISION])
-    recorded = Recorded(player, recorder, ORIGIN)
-    recorded.step(sample(1.0, local=LaneSample(services_s=(0.1, 0.2))))
-    player.judge(0, Outcome(rate=1.5, stall=0.25, kept=False, at=2.0))
+    recorded = RecordingController(player, recorder, ORIGIN)
+    recorded.step(sample(1.0, local=PoolSample(services_s=(0.1, 0.2))))
+    player.judge(0, Outcome(rate=1.5, wait=0.25, kept=False, at=2.0))
     recorded.step(sample(2.0))
     recorded.step(sample(3.0))
-    Recorded(Player([None]), recorder, replace(ORIGIN, why="local=3 is fixed by resize()")).step(sample(4.0))
+    RecordingController(Player([None]), recorder, replace(ORIGIN, why="local=3 is fixed by resize()")).step(sample(4.0))
     return lines
 
 
@@ -123,7 +127,7 @@ def test_decisions_come_back(decision: Decision) -> None:
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
     player = Player([replace(decision, outcome=None), None])
-    recorded = Recorded(player, recorder, ORIGIN)
+    recorded = RecordingController(player, recorder, ORIGIN)
     recorded.step(sample(1.0))
     if decision.outcome is not None:
         player.judge(0, decision.outcome)
@@ -137,7 +141,7 @@ def test_a_run_comes_back() -> None:
     kinds = [strict(text)["kind"] for text in lines]
     assert kinds == ["header", "sample", "decision", "sample", "outcome", "sample", "decision", "renewed", "sample"]
     trace = read(lines, "t")
-    assert (trace.header.dpex, trace.header.host) == ("0.1.0", FACTS.host)
+    assert (trace.header.dpex, trace.header.machine) == ("0.1.0", FACTS.machine)
     assert trace.header.started_s == FACTS.wall_s - 1.0  # the first sample's ``at`` is 1 s later
     first, second = trace.sections
     assert first.origin == ORIGIN
@@ -152,7 +156,7 @@ def test_a_run_comes_back() -> None:
 def test_a_controller_that_sees_nothing_is_announced_once() -> None:
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
-    recorded = Recorded(Player([None]), recorder, ORIGIN)
+    recorded = RecordingController(Player([None]), recorder, ORIGIN)
     recorded.announce()
     recorded.announce()
     assert len(lines) == 1
@@ -167,7 +171,7 @@ def test_a_sample_that_breaks_the_controller_is_the_last_line() -> None:
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
     with pytest.raises(ZeroDivisionError):
-        Recorded(Broken([]), recorder, ORIGIN).step(sample(1.0))
+        RecordingController(Broken([]), recorder, ORIGIN).step(sample(1.0))
     assert read(lines, "t").samples == [sample(1.0)]
 
 
@@ -259,8 +263,8 @@ def test_what_a_newer_minor_version_adds_is_passed_over() -> None:
     newer = [enrich(record) for record in lines]
     for record in newer:
         record.get("evidence", {}).pop("brand_new", None)
-        for mapping in ("host", "limits"):
-            (record if mapping == "host" else record.get("origin", {})).get(mapping, {}).pop("brand_new", None)
+        for mapping in ("machine", "limits"):
+            (record if mapping == "machine" else record.get("origin", {})).get(mapping, {}).pop("brand_new", None)
     newer[0]["version"] = f"{VERSION[0]}.{VERSION[1] + 1}"
     newer[2]["reason"] = "a new reason"
     newer.insert(2, {"kind": "weather", "rain": True})
@@ -285,4 +289,4 @@ def test_what_an_older_version_lacks_takes_defaults() -> None:
     ]
     trace: Trace = read([line(record).encode() for record in old], "t")
     assert trace.samples == [Sample(at=1, seconds=1, settings=Settings())]
-    assert trace.sections[0].origin == Origin(config=AutotuneConfig(), start=Settings(local=1))
+    assert trace.sections[0].origin == TraceOrigin(config=AutotuneConfig(), start=Settings(local=1))

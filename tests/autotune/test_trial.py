@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.evaluation import Record, Trial
+from dpex.autotune.evaluation import Evaluation
 from dpex.autotune.types import Decision, Reason, Sample, Settings
-from dpex.measure.samples import HostSample, LaneSample
+from dpex.autotune.window_record import WindowRecord
+from dpex.measure.samples import MachineSample, PoolSample
 
 CONFIG = AutotuneConfig(gain=0.04)
-FOUR, EIGHT = Settings(local=4, depth=8), Settings(local=8, depth=16)
+FOUR, EIGHT = Settings(local=4, prefetch=8), Settings(local=8, prefetch=16)
 
 
 def window(batches: int, wait_s: float, *, step_s: float = 0.01, head_s: float = 0.0) -> Sample:
     """Steps of ``step_s``, and ``wait_s`` lost per batch."""
-    lane = LaneSample(running=4, tickets=batches, read_s=batches * 0.02)
+    pool = PoolSample(running=4, tickets=batches, load_s=batches * 0.02)
     seconds = batches * (step_s + wait_s)
     return Sample(
         at=0.0,
@@ -29,12 +30,12 @@ def window(batches: int, wait_s: float, *, step_s: float = 0.01, head_s: float =
         wait_s=batches * wait_s,
         work_s=batches * step_s,
         head_s=head_s,
-        local=lane,
+        local=pool,
     )
 
 
-def record(*windows: Sample) -> Record:
-    made = Record()
+def record(*windows: Sample) -> WindowRecord:
+    made = WindowRecord()
     for sample in windows:
         made.add(sample, sample.wait_s)
     return made
@@ -47,12 +48,12 @@ def work(step_s: float = 0.01, slowest_s: float = 0.0, variation: float = 0.1) -
 
 
 def trial(
-    before: Record, *after: Sample, old: Settings = FOUR, new: Settings = EIGHT, reason: Reason = "too few"
-) -> Trial:
+    before: WindowRecord, *after: Sample, old: Settings = FOUR, new: Settings = EIGHT, reason: Reason = "too few"
+) -> Evaluation:
     decision = Decision(
-        at=0.0, old=old, new=new, reason=reason, text="", evidence={}, predicted_rate=90.0, predicted_stall=0.1
+        at=0.0, old=old, new=new, reason=reason, text="", evidence={}, predicted_rate=90.0, predicted_wait=0.1
     )
-    made = Trial(decision, before, batches_needed=24)
+    made = Evaluation(decision, before, batches_needed=24)
     for sample in after:
         made.since.add(sample, sample.wait_s)
     return made
@@ -65,7 +66,7 @@ def test_a_record_adds_up() -> None:
     made = record(window(10, 0.01, head_s=0.02), window(30, 0.01))
     assert made.batches == 40
     assert made.rate == pytest.approx(50)
-    assert made.stall == made.wait == pytest.approx(0.5)
+    assert made.wait == made.wait == pytest.approx(0.5)
     assert made.head == pytest.approx(0.02 / 0.8)
     assert made.busy == pytest.approx(40 * 0.02 / (4 * 0.8))
     assert made.loss() == pytest.approx((0.01, 0.0))
@@ -103,11 +104,11 @@ def test_what_is_uncertain_is_kept_but_not_what_was_only_a_try() -> None:
 
 
 @pytest.mark.parametrize(("variation", "kept"), [(0.1, False), (2.0, True)])
-def test_depth_that_may_or_may_not_help_is_kept_only_where_batches_take_very_different_times(
+def test_prefetch_that_may_or_may_not_help_is_kept_only_where_batches_take_very_different_times(
     variation: float, kept: bool
 ) -> None:
     after = window(30, 0.012), window(30, 0.008), window(30, 0.011)
-    deeper = replace(FOUR, depth=4 * FOUR.depth)
+    deeper = replace(FOUR, prefetch=4 * FOUR.prefetch)
     made = trial(SLOW, *after, new=deeper, reason="spread")
     assert made.was_good(work(slowest_s=1.0, variation=variation), CONFIG) is kept
 
@@ -145,8 +146,8 @@ def test_batches_that_do_not_come_are_the_worst_loss() -> None:
 
 def dearer(sample: Sample, factor: float, **local: float) -> Sample:
     """The window with batches that cost workers so many times as much."""
-    lane = replace(sample.local, read_s=sample.local.read_s * factor, **local)
-    return replace(sample, local=lane, host=HostSample(cpus=4.0))
+    pool = replace(sample.local, load_s=sample.local.load_s * factor, **local)
+    return replace(sample, local=pool, machine=MachineSample(cpus=4.0))
 
 
 @pytest.mark.parametrize(
@@ -195,3 +196,34 @@ def test_growth_whose_workers_only_queue_is_undone_however_uncertain_it_is() -> 
 def test_growth_has_paid_off_if_each_worker_brought_half_of_what_those_before_bring() -> None:
     assert trial(SLOW, window(10, 0.003)).paid_off
     assert not trial(SLOW, window(10, 0.008)).paid_off
+
+
+def test_where_workers_queue_as_many_are_kept_as_make_what_came() -> None:
+    """Of ten workers, 61 batches a second at 20 ms each without a queue take two, and four were there before."""
+    ten = Settings(local=10, prefetch=30)
+    made = trial(SLOW, *[dearer(window(10, 0.0064), 2.4)] * 4, new=ten)
+    assert made.knee() == Settings(local=4, prefetch=12)
+    fast = trial(record(*[window(10, 0.0)] * 4), *[dearer(window(90, 0.0, step_s=0.003), 2.0)] * 4, new=ten)
+    assert fast.knee() == Settings(local=7, prefetch=21)
+
+
+def test_what_lay_ready_does_not_make_the_past_better_than_it_was() -> None:
+    """Of 40 batches delivered 10 were made meanwhile: each of these took 80 ms, and 50 ms since."""
+    stocked = replace(window(40, 0.01), local=PoolSample(running=4, tickets=10, load_s=3.2))
+    assert record(stocked).lived_on_stock_s == pytest.approx(0.08)
+    assert record(window(40, 0.01)).lived_on_stock_s == 0.0
+    assert trial(record(stocked, stocked), *[window(10, 0.04)] * 4).was_good(work(), CONFIG)
+
+
+def test_dearer_batches_are_no_fault_of_greater_prefetch() -> None:
+    """As many workers ask for no more at once than before."""
+    deeper = replace(FOUR, prefetch=4 * FOUR.prefetch)
+    after = [dearer(window(10, 0.025), 2.0, cpu_s=2.0) for _ in range(6)]
+    assert trial(SLOW, *after, new=deeper, reason="spread").was_good(work(), CONFIG)
+    assert not trial(SLOW, *after).was_good(work(), CONFIG)
+
+
+def test_what_dearer_batches_do_not_explain_is_the_setting_s_fault() -> None:
+    assert trial(SLOW, *[dearer(window(10, 0.19), 2.0)] * 3).is_worse_than_dearer
+    assert not trial(SLOW, *[dearer(window(10, 0.05), 3.0)] * 3).is_worse_than_dearer
+    assert not trial(SLOW, *[window(10, 0.19)] * 3, new=Settings(local=2, prefetch=4)).is_worse_than_dearer

@@ -7,40 +7,41 @@ from typing import Any
 
 import pytest
 
-from dpex.autotune.estimator import Windows
+from dpex.autotune.estimator import WorkEstimator
+from dpex.autotune.felt import FeltSample
 from dpex.autotune.model import Estimate
 from dpex.autotune.types import Sample, Settings
-from dpex.measure.samples import HostSample, LaneSample
+from dpex.measure.samples import MachineSample, PoolSample
 
 
-def window(at: float, lane: dict[str, Any], *, here: bool = False, cpus: float = 4.0, **host: Any) -> Sample:
+def window(at: float, pool: dict[str, Any], *, here: bool = False, cpus: float = 4.0, **machine: Any) -> Sample:
     """A second in which two workers, or the training process, made batches for a consumer that has nothing to do."""
-    made = LaneSample(**{"running": 0 if here else 2, "requested": 0 if here else 2, **lane})
-    lanes = {"made_here": made} if here else {"local": made}
+    made = PoolSample(**{"running": 0 if here else 2, "requested": 0 if here else 2, **pool})
+    pools = {"made_here": made} if here else {"local": made}
     times = {"own_s": 0.99, "work_s": 0.01} if here else {"wait_s": 0.98, "own_s": 0.01, "work_s": 0.01}
-    values = {"trainer_cpu_s": made.cpu_s if here else 0.02, "trainer_queued_s": 0.0, **host}
+    values = {"trainer_cpu_s": made.cpu_s if here else 0.02, "trainer_queued_s": 0.0, **machine}
     return Sample(
         at=at,
         seconds=1.0,
-        settings=Settings(local=0 if here else 2, depth=8),
+        settings=Settings(local=0 if here else 2, prefetch=8),
         batches=made.tickets,
-        host=HostSample(cpus=cpus, **values),
+        machine=MachineSample(cpus=cpus, **values),
         **times,
-        **lanes,  # type: ignore[arg-type]
+        **pools,  # type: ignore[arg-type]
     )
 
 
 def estimate(*samples: Sample, cpus: float = 4.0) -> Estimate:
-    windows = Windows()
+    windows = WorkEstimator()
     for sample in samples:
-        windows.add(sample)
+        windows.add(FeltSample(sample=sample))
     return windows.estimate(cpus, float("inf"), float("inf"))
 
 
 @pytest.mark.parametrize("here", [False, True])
 def test_cpu_time_beyond_wall_time_is_several_threads(here: bool) -> None:
-    lane = {"tickets": 20, "read_s": 1.0, "cpu_s": 3.0, "queued_s": 0.0}
-    work = estimate(*(window(at, lane, here=here) for at in range(4)))
+    pool = {"tickets": 20, "load_s": 1.0, "cpu_s": 3.0, "queued_s": 0.0}
+    work = estimate(*(window(at, pool, here=here) for at in range(4)))
     assert work.cpu_s == pytest.approx(0.15)
     assert work.at_once == pytest.approx(3.0)
     assert work.wait_s == 0.0
@@ -49,15 +50,15 @@ def test_cpu_time_beyond_wall_time_is_several_threads(here: bool) -> None:
 
 def test_threads_that_queue_are_as_many() -> None:
     """On two CPUs three threads of a batch are slower, and no fewer."""
-    lane = {"tickets": 20, "read_s": 1.5, "cpu_s": 2.0, "queued_s": 2.5}
-    work = estimate(*(window(at, lane, cpus=2.0) for at in range(4)), cpus=2.0)
+    pool = {"tickets": 20, "load_s": 1.5, "cpu_s": 2.0, "queued_s": 2.5}
+    work = estimate(*(window(at, pool, cpus=2.0) for at in range(4)), cpus=2.0)
     assert work.at_once == pytest.approx(3.0, rel=0.02)
     assert work.here_s == pytest.approx(0.05, rel=0.01)  # two CPUs at once, and no more
 
 
 def test_on_a_full_machine_one_thread_is_not_seen_in_place_of_several() -> None:
-    alone = {"tickets": 20, "read_s": 1.0, "cpu_s": 2.0, "queued_s": 0.0}
-    crowded = {"tickets": 20, "read_s": 2.0, "cpu_s": 1.9, "queued_s": 3.0}
+    alone = {"tickets": 20, "load_s": 1.0, "cpu_s": 2.0, "queued_s": 0.0}
+    crowded = {"tickets": 20, "load_s": 2.0, "cpu_s": 1.9, "queued_s": 3.0}
     work = estimate(*(window(at, alone) for at in range(4)), *(window(at, crowded, others=3.0) for at in range(4, 9)))
     assert work.at_once > 1.5
 
@@ -67,21 +68,21 @@ def test_noise_of_queueing_does_not_add_up_to_waiting() -> None:
     noise = random.Random(0)
     samples = []
     for at in range(40):
-        lane = {"tickets": 8, "read_s": 2.0, "cpu_s": 0.4, "queued_s": 1.6 * noise.uniform(0.8, 1.2)}
-        samples.append(window(at, lane, cpus=2.0, others=1.8))
+        pool = {"tickets": 8, "load_s": 2.0, "cpu_s": 0.4, "queued_s": 1.6 * noise.uniform(0.8, 1.2)}
+        samples.append(window(at, pool, cpus=2.0, others=1.8))
     assert estimate(*samples, cpus=2.0).waiting < 0.1
 
 
 def test_waiting_is_still_seen_beside_queueing() -> None:
-    lane = {"tickets": 8, "read_s": 2.0, "cpu_s": 0.4, "queued_s": 0.4}
-    work = estimate(*(window(at, lane, cpus=2.0, others=1.8) for at in range(8)), cpus=2.0)
+    pool = {"tickets": 8, "load_s": 2.0, "cpu_s": 0.4, "queued_s": 0.4}
+    work = estimate(*(window(at, pool, cpus=2.0, others=1.8) for at in range(8)), cpus=2.0)
     assert work.wait_s == pytest.approx(0.15)
 
 
 def test_where_nobody_tells_of_queueing_a_crowd_does() -> None:
     """Ten threads want two CPUs: a batch of 50 ms of CPU takes five times as long, and does not wait."""
-    lane = {"tickets": 8, "read_s": 2.0, "cpu_s": 0.4, "queued_s": None}
-    host = {"cpus": 2.0, "others": 1.6, "trainer_queued_s": None}
-    crowded, lonely = (window(at=0, lane=lane, runnable=runnable, **host) for runnable in (10.0, None))
+    pool = {"tickets": 8, "load_s": 2.0, "cpu_s": 0.4, "queued_s": None}
+    machine = {"cpus": 2.0, "others": 1.6, "trainer_queued_s": None}
+    crowded, lonely = (window(at=0, pool=pool, runnable=runnable, **machine) for runnable in (10.0, None))
     assert estimate(crowded, cpus=2.0).waiting == 0.0
     assert estimate(lonely, cpus=2.0).waiting > 0.3

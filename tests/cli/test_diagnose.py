@@ -67,15 +67,15 @@ def test_the_cause_is_found(arguments: str, cause: str, tmp_path: Path) -> None:
     words = ("waits.py", *arguments.split())
     found = diagnosed(tmp_path, *words)
     assert found["verdict"]["cause"] == cause, found
-    lane = "inline" if arguments.startswith("0") else "local"
-    assert found["facts"]["lanes"][lane]["tickets"] == found["facts"]["batches"]
+    pool = "inline" if arguments.startswith("0") else "local"
+    assert found["facts"]["pools"][pool]["tickets"] == found["facts"]["batches"]
     assert found["facts"]["batch_bytes"] == 24
     names = [one["name"] for one in found["facts"]["transforms"]]
     assert names == ["Samples.__getitem__", "Samples.__getitem__ > prepared", "collate"]
     ours = found["with_dpex"]
     if cause == "storage":
-        assert ours["stall"] < found["facts"]["stall_ratio"] - 0.1
-        more = "--also-in-process " if lane == "inline" else ""
+        assert ours["wait"] < found["facts"]["wait_ratio"] - 0.1
+        more = "--also-in-process " if pool == "inline" else ""
         assert ours["command"] == f"dpex run {more}{' '.join(words)}"
     if cause == "consumer":
         assert (ours["command"], ours["settings"]) == ("", None)
@@ -88,31 +88,32 @@ def test_streams_and_spawned_workers_are_counted_too(kind: str, tmp_path: Path) 
     assert max(shares, key=shares.__getitem__) == "storage"
     assert found["verdict"]["cause"] in ("storage", "mixed", *["startup"] * (kind == "Spawned")), found
     assert (found["facts"]["transforms"] is None) == (kind == "Stream")
-    assert found["facts"]["lanes"]["local"]["load_s"] >= 2.4
+    assert found["facts"]["pools"]["local"]["load_s"] >= 2.4
     if kind == "Stream":
         assert "an IterableDataset keeps its number of workers" in found["with_dpex"]["sentence"]
 
 
 def test_the_report_is_on_stderr_after_the_script_and_ends_with_dpex() -> None:
     done = dpex("diagnose", "--no-probe", "waits.py", "0", "0.02", "0", "0.001")
-    title, *_, sentence, command = done.stderr.splitlines()
+    title, *_, command = done.stderr.splitlines()
     assert title.startswith("dpex diagnosis of PyTorch's loader (Samples, batch size 2): 60 batches")
     assert "STORAGE-BOUND READING" in done.stderr
     assert "single transforms: --no-probe" in done.stderr
-    assert re.match(r"with dpex: \d+ local, depth \d+ instead of in-process: the stall falls from \d+ %", sentence)
+    told = " ".join(done.stderr.split())
+    assert re.search(r"With dpex: \d+ local, prefetch \d+ instead of in-process: the wait falls from \d+ %", told)
     assert command == "  dpex run --also-in-process waits.py 0 0.02 0 0.001"
 
 
 def test_too_little_is_said_to_be_too_little(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, "waits.py", "0", "0", "0", "0.001", "5")
     assert found["verdict"]["cause"] == "too-early"
-    assert found["with_dpex"]["sentence"] == "with dpex: too little was seen to predict anything"
+    assert found["with_dpex"]["sentence"] == "With dpex: too little was measured to predict anything."
 
 
 def test_a_page_is_written(tmp_path: Path) -> None:
     name = tmp_path / "page-{rank}.html"
     done = dpex("diagnose", "--html", str(name), "waits.py", "0", "0", "0", "0.001", "5", env={"RANK": "3"})
-    assert "with dpex: too little" in (tmp_path / "page-3.html").read_text()
+    assert "With dpex: too little" in (tmp_path / "page-3.html").read_text()
     assert done.stderr == ""  # rank 0 speaks
 
 

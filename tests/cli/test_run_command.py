@@ -98,7 +98,7 @@ def test_processes_that_the_script_starts_hear_of_it_and_keep_their_sitecustomiz
     (tmp_path / "child.py").write_text(CHILD)
     (tmp_path / "script.py").write_text("import subprocess, sys; subprocess.run([sys.executable, 'child.py'])")
     path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    assert dpex("run", "script.py", cwd=tmp_path, env=path).stdout == "_Finder True\n"
+    assert dpex("run", "script.py", cwd=tmp_path, env=path).stdout == "_TorchFinder True\n"
     assert python("script.py", cwd=tmp_path, env=path).stdout != "_Finder True\n"
 
 
@@ -120,7 +120,7 @@ WRONG = {
     "--memory-budget much": "'much': give a number of bytes, such as 500000000, 500M or 2G",
     "--memory-budget 0": "memory_budget=0: give a positive number of bytes",
     "--metrics-port 70000": "metrics_port=70000: give a port from 1 to 65535",
-    "--head-address here": "head_address='here': give 'auto', 'local' or 'host:port'",
+    "--head-address here": "head_address='here': give 'auto', 'local', 'host:port' or 'ray://host:port'",
     "--num-workers keep --trace t.jsonl": "with --num-workers keep nothing is tuned; give auto",
     "--num-workers keep --also-in-process": "--num-workers keep leaves every loader its number",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -25,7 +26,9 @@ def plain() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def kept() -> dict[str, Any]:
-    return told(dpex("run", "--num-workers", "keep", "train.py", "--epochs", "3"))
+    done = dpex("run", "--num-workers", "keep", "--quiet", "train.py", "--epochs", "3")
+    assert "dpex run" not in done.stderr
+    return told(done)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +65,18 @@ def test_with_auto_augmentations_are_others_but_the_same_each_time(plain: Any, a
 
 def test_a_loader_without_workers_stays_in_the_process_and_a_line_says_so(plain: Any, auto: Any) -> None:
     assert told(auto)["passes"]["in process"] == plain["passes"]["in process"]
-    lines = [line for line in auto.stderr.splitlines() if line.startswith("dpex")]
+    lines = [line for line in auto.stderr.splitlines() if "num_workers=0" in line]
     assert len(lines) == 1
     assert "num_workers=0 and stays in the training process; --also-in-process" in lines[0]
+
+
+def test_a_line_for_each_loader_says_at_the_end_what_came_of_it(auto: Any) -> None:
+    lines = [line for line in auto.stderr.splitlines() if "Next: " in line]
+    pattern = r"dpex run: an? \w+ of a \w+: 2 workers( became [^:]+)?, .*(\d batches|of the time).*\. Next: [A-Z].*\."
+    assert [line for line in lines if not re.fullmatch(pattern, line)] == []
+    told = "\n".join(lines)
+    assert "an InfiniteLoader of a Rows: 2 workers" in told
+    assert len(lines) <= 7
 
 
 def test_the_scripts_arguments_are_its_own(auto: Any) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from dpex import DpexDataLoader
-from dpex.diagnose.counters import Account, Book
+from dpex.diagnose.counters import LoaderCounters
 from dpex.measure.sampling import KEPT, Reservoir, SlowBatch, Slowest
+from dpex.measure.sums import SERVICES_KEPT, PoolSums
 from tests.diagnose.planted import Planted
 
 ROOT = Path(__file__).parents[2]
@@ -84,11 +85,11 @@ def test_ended_pages_are_folded() -> None:
         iterator = iter(loader)
         list(iterator)
         _sums = iterator._engine.sums()  # type: ignore[attr-defined]
-    book = Book()
+    book = LoaderCounters()
     for _ in range(5):
         book.open(Ended()).end()
-    assert len(book._pages) <= 2
-    assert book.read().sums["batches"] == 10
+    assert len(book._pages.entries) <= 2
+    assert book.read().batches == 10
 
 
 def test_of_many_service_times_some_are_kept() -> None:
@@ -99,10 +100,10 @@ def test_of_many_service_times_some_are_kept() -> None:
     assert len(reservoir.kept) == KEPT
     shares = [reservoir.kept.count(float(digit)) / KEPT for digit in range(10)]
     assert max(shares) < 0.2
-    merged = Account(services={"local": [1.0]})
+    pool = PoolSums(kept_s=[1.0])
     for _ in range(4):
-        merged.add(Account(services={"local": reservoir.kept}))
-    assert len(merged.services["local"]) == 2 * KEPT
+        pool = pool.then(PoolSums(kept_s=reservoir.kept))
+    assert len(pool.kept_s) == SERVICES_KEPT
 
 
 def test_early_and_late_values_are_kept_alike() -> None:

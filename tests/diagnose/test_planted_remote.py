@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from math import ceil
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from tests.diagnose.test_transforms import check_dear
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(240)]
 STORE_BYTES = 300 << 20
+NODES = {"slow": "", "quick": ""}
+"""Their numbers, by what they call themselves."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,8 +31,9 @@ def cluster() -> Iterator[None]:
 
     quiet = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
-    for _ in range(2):
-        started.add_node(num_cpus=4, object_store_memory=STORE_BYTES)
+    for name in NODES:
+        node = started.add_node(num_cpus=4, object_store_memory=STORE_BYTES, env_vars={"DPEX_TEST_NODE": name})
+        NODES[name] = node.node_id
     ray.cloudpickle.register_pickle_by_value(planted)
     ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
     yield
@@ -42,12 +46,13 @@ def cluster() -> Iterator[None]:
 def test_the_planted_bottleneck_is_found(name: str) -> None:
     diagnosis = check(REMOTE[name])
     if name == "stragglers":
-        assert all(int(slow.index) % 32 == 0 for slow in diagnosis.facts.slow_samples[:3])
-        assert diagnosis.facts.slow_samples[0].seconds > 0.2
+        planted_ones = [slow for slow in diagnosis.facts.slow_samples if int(slow.index) % 32 == 0]
+        assert len(planted_ones) >= 3  # a busy machine may make others as slow
+        assert planted_ones[0].seconds > 0.2
 
 
 def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.pools.ray.pool.stream_address", lambda: None)
+    monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
     diagnosis = replace(REMOTE["large batches"], dataset=partial(Large, 1600)).run()
     assert diagnosis.verdict.cause == "transfer", str(diagnosis)
     assert "the object store" in diagnosis.verdict.where
@@ -59,23 +64,21 @@ def test_the_dear_transform_is_named() -> None:
     check_dear(diagnosis)
     assert "the transform Dear" in diagnosis.verdict.where
     assert diagnosis.facts.nodes is not None
-    assert [node.tickets for node in diagnosis.facts.nodes] == [diagnosis.facts.lanes["remote"].tickets]
+    assert [node.tickets for node in diagnosis.facts.nodes] == [diagnosis.facts.pools["remote"].tickets]
     assert "All batches were made on one machine" in str(diagnosis)
 
 
 def test_the_slower_machine_is_named() -> None:
-    """Two actors on two nodes of which each has room for one."""
-    own = ray.get_runtime_context().get_node_id()
-    slow, quick = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own)
-    options = {"distribute_mode": True, "num_workers": 2, "worker_resources": {"num_cpus": 3}}
-    diagnosis = Case(dataset=partial(Uneven, 800, slow), accepted=("storage",), options=options).run()
+    """Two workers on two nodes of which each has room for one."""
+    options = {"distribute_mode": True, "num_workers": 2, "ray_remote_args": {"num_cpus": 3}}
+    diagnosis = Case(dataset=partial(Uneven, 800), accepted=("storage",), options=options).run()
     nodes = diagnosis.facts.nodes
     assert nodes is not None
     slower, quicker = sorted(nodes, key=lambda node: -node.busy_s / node.tickets)
-    assert slow[:8] in slower.name
-    assert quick[:8] in quicker.name
+    assert NODES["slow"][:8] in slower.name
+    assert NODES["quick"][:8] in quicker.name
     assert slower.busy_s / slower.tickets > 0.03
-    assert slower.tickets + quicker.tickets == diagnosis.facts.lanes["remote"].tickets
+    assert slower.tickets + quicker.tickets == diagnosis.facts.pools["remote"].tickets
     text = str(diagnosis)
     assert text.index(slower.name) < text.index(quicker.name)
 
@@ -86,7 +89,8 @@ BURN = "import os; os.nice(15)\nwhile True: pass"
 
 def test_waiting_for_a_cpu_there_is_no_waiting_for_data() -> None:
     """An actor computes while others want the CPUs, too."""
-    with DpexDataLoader(Planted(4000, cpu_s=0.005), batch_size=2, num_workers=1, distribute_mode=True) as loader:
+    options: dict[str, Any] = {"num_workers": 1, "distribute_mode": True, "local_while_starting": False}
+    with DpexDataLoader(Planted(4000, cpu_s=0.005), batch_size=2, **options) as loader:
         running = iter(loader)
         next(running)
         burning = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(2 * ceil(usable_cpus()))]
@@ -98,7 +102,7 @@ def test_waiting_for_a_cpu_there_is_no_waiting_for_data() -> None:
             for process in burning:
                 process.kill()
                 process.wait()
-    remote = diagnosis.facts.lanes["remote"]
+    remote = diagnosis.facts.pools["remote"]
     assert remote.queued_s is not None
     assert remote.queued_s > 0.2 * remote.busy_s
     assert remote.queued_s + remote.cpu_s == pytest.approx(remote.busy_s, rel=0.2)

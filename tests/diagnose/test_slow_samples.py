@@ -12,12 +12,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dpex import DpexDataLoader
-from dpex.diagnose.counters import Account
+from dpex.core.sample_policy import AS_TORCH
 from dpex.diagnose.diagnosis import diagnose
 from dpex.diagnose.facts import SampleFacts
 from dpex.measure.sampling import SLOWEST, SlowestSamples, merged
-from dpex.worker import core
-from dpex.worker.core import Fetcher, SampleClock
+from dpex.measure.sums import Sums
+from dpex.worker import fetch
+from dpex.worker.fetch import Fetcher, SampleClock
 from tests.diagnose.test_verdict import PLANTED
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -99,7 +100,7 @@ class Clock:
 @pytest.fixture
 def quick_and_slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(0.5, *[1e-6] * 8, *[1e-3] * 6, 0.25)
-    monkeypatch.setattr(core, "time", SimpleNamespace(perf_counter=clock.perf_counter, thread_time=lambda: 0.0))
+    monkeypatch.setattr(fetch, "time", SimpleNamespace(perf_counter=clock.perf_counter, thread_time=lambda: 0.0))
     return clock
 
 
@@ -114,7 +115,7 @@ def test_the_first_sample_is_left_out(quick_and_slow: Clock) -> None:
 
 
 def test_samples_of_little_time_are_not_timed(quick_and_slow: Clock) -> None:
-    options = {"iterable": False, "auto_collation": True, "drop_last": False}
+    options = {"iterable": False, "auto_collation": True, "drop_last": False, "samples": AS_TORCH}
     fetcher = Fetcher(SimpleNamespace(**options), quick_and_slow, list)  # type: ignore[arg-type]
     batch, stages = fetcher.fetch([1, 2])
     assert (batch, stages.slowest) == ([1, 2], ())
@@ -162,10 +163,9 @@ def test_pages_are_added_up() -> None:
     slowest = SlowestSamples()
     slowest.add(2.0, [3], 0)
     once = slowest.found()
-    account = Account(slow_samples=once)
-    account.add(Account(slow_samples=once))
+    account = Sums(slow_samples=once).then(Sums(slow_samples=once))
     assert [(slow.shown, slow.times) for slow in account.slow_samples] == [("3", 2)]
-    assert account.since(Account()).slow_samples == account.slow_samples == merged([*once, *once])
+    assert account.since(Sums()).slow_samples == account.slow_samples == merged([*once, *once])
 
 
 @pytest.mark.parametrize(("times", "ratio", "is_named"), [(3, 20.0, True), (1, 20.0, False), (3, 2.0, False)])

@@ -11,23 +11,24 @@ from hypothesis import strategies as st
 
 from dpex.diagnose.attribution import losses
 from dpex.diagnose.diagnosis import diagnose
-from dpex.diagnose.facts import Facts, LaneFacts
+from dpex.diagnose.facts import Facts, PoolFacts
+from dpex.diagnose.report import advice
 from dpex.diagnose.verdict import SURE, Verdict, judge
-from dpex.measure.stall_causes import CAUSES
+from dpex.measure.wait_causes import CAUSES
 
 N = 400
 
 
-def lane(**changes: Any) -> LaneFacts:
+def pool(**changes: Any) -> PoolFacts:
     """Four workers that were busy for 10 s each."""
-    return LaneFacts(**{"tickets": N, "workers": 4, "queued_s": 0.0, "services_s": (0.1,) * 64, **changes})
+    return PoolFacts(**{"tickets": N, "workers": 4, "queued_s": 0.0, "services_s": (0.1,) * 64, **changes})
 
 
-READING = lane(load_s=40.0, load_cpu_s=0.4)
-COMPUTING = lane(load_s=40.0, load_cpu_s=39.0)
+READING = pool(load_s=40.0, load_cpu_s=0.4)
+COMPUTING = pool(load_s=40.0, load_cpu_s=39.0)
 
 
-def facts(causes: dict[str, float], local: LaneFacts | None = None, **changes: Any) -> Facts:
+def facts(causes: dict[str, float], local: PoolFacts | None = None, **changes: Any) -> Facts:
     """A run of 10 s, of which the consumer worked what it did not wait."""
     values: dict[str, Any] = {
         "batches": N,
@@ -35,9 +36,9 @@ def facts(causes: dict[str, float], local: LaneFacts | None = None, **changes: A
         "passes": 1,
         "causes": dict.fromkeys(CAUSES, 0.0) | causes,
         "work_s": 10.0 - sum(causes.values()),
-        "lanes": {"local": local or READING},
+        "pools": {"local": local or READING},
         "cpus": 8.0,
-        "depth": 8,
+        "prefetch": 8,
         "batch_bytes": 1e6,
         "trainer_cpu_s": 1.0,
         "trainer_queued_s": 0.0,
@@ -46,12 +47,12 @@ def facts(causes: dict[str, float], local: LaneFacts | None = None, **changes: A
     return Facts(**values | changes)
 
 
-HERE = LaneFacts(tickets=N, load_s=6.0, load_cpu_s=5.9)
-QUEUEING = lane(load_s=40.0, load_cpu_s=10.0, queued_s=29.0)
-COLLATING = lane(load_s=4.0, load_cpu_s=4.0, collate_s=36.0, collate_cpu_s=35.0)
-SENDING = lane(load_s=4.0, load_cpu_s=4.0, transit_s=36.0)
-ENCODING = lane(load_s=4.0, load_cpu_s=4.0, encode_s=36.0, encode_cpu_s=35.0)
-TINY = lane(load_s=0.1, load_cpu_s=0.1, collate_s=0.02, collate_cpu_s=0.02, encode_s=0.01)
+HERE = PoolFacts(tickets=N, load_s=6.0, load_cpu_s=5.9)
+QUEUEING = pool(load_s=40.0, load_cpu_s=10.0, queued_s=29.0)
+COLLATING = pool(load_s=4.0, load_cpu_s=4.0, collate_s=36.0, collate_cpu_s=35.0)
+SENDING = pool(load_s=4.0, load_cpu_s=4.0, transit_s=36.0)
+ENCODING = pool(load_s=4.0, load_cpu_s=4.0, encode_s=36.0, encode_cpu_s=35.0)
+TINY = pool(load_s=0.1, load_cpu_s=0.1, collate_s=0.02, collate_cpu_s=0.02, encode_s=0.01)
 NETWORK = {"network": 1e9, "object_store": 1e3}
 STORE = {"network": 0.0, "object_store": 1e9}
 
@@ -62,7 +63,7 @@ PLANTED: dict[str, tuple[str, str, Facts]] = {
     "computing in this process": (
         "cpu",
         "the dataset",
-        facts({"read": 0.1, "transform": 5.9}, lanes={"inline": HERE}),
+        facts({"read": 0.1, "transform": 5.9}, pools={"inline": HERE}),
     ),
     "queueing for CPUs": ("cpu", "the dataset", facts({"read": 4.5, "transform": 1.5}, QUEUEING, cpus=2.0)),
     "collating": ("cpu", "the collate function", facts({"transform": 0.6, "collate": 5.4}, COLLATING)),
@@ -71,20 +72,31 @@ PLANTED: dict[str, tuple[str, str, Facts]] = {
         "the collate function",
         facts({"read": 0.1, "collate": 5.9}, replace(COLLATING, collate_cpu_s=0.4)),
     ),
-    "network": ("transfer", "the network", facts({"transform": 0.6, "fetch": 5.4}, SENDING, moved_bytes=NETWORK)),
-    "object store": ("transfer", "the object store", facts({"transform": 0.6, "fetch": 5}, SENDING, moved_bytes=STORE)),
-    "host to device": ("transfer", "host-to-device", facts({"transform": 0.3, "h2d": 5.0})),
-    "large objects": ("transfer", "serialisation", facts({"transform": 0.6, "serialize": 5.4}, ENCODING)),
+    "network": ("transfer", "the network", facts({"transform": 0.6, "transit": 5.4}, SENDING, moved_bytes=NETWORK)),
+    "object store": (
+        "transfer",
+        "the object store",
+        facts({"transform": 0.6, "transit": 5}, SENDING, moved_bytes=STORE),
+    ),
+    "machine to device": ("transfer", "host-to-device", facts({"transform": 0.3, "h2d": 5.0})),
+    "large objects": ("transfer", "serialisation", facts({"transform": 0.6, "encode": 5.4}, ENCODING)),
     "stragglers": ("straggler", "", facts({"read": 0.5, "straggler": 5.0}, head_idle_s=3.75)),
-    "a queue too short": ("memory", "prefetch", facts({"read": 6.0}, other_idle_s=4.5, depth=1)),
+    "a queue too short": ("memory", "prefetch", facts({"read": 6.0}, other_idle_s=4.5, prefetch=1)),
     "tiny batches": ("dispatch", "", facts({"transform": 4.0, "unknown": 1.0}, TINY, transfer_s=1.0)),
-    "a slow sampler": ("unknown", "", facts({"unknown": 4.0, "read": 0.5})),
+    "a slow sampler": ("sampler", "10 ms per batch", facts({"sampler": 4.0, "read": 0.5})),
+    "messages": ("dispatch", "5 ms per batch", facts({"dispatch": 2.0, "unknown": 0.2, "read": 0.1})),
+    "messages to a cluster": (
+        "dispatch",
+        "5 ms per batch, with workers on the cluster",
+        facts({"dispatch": 2.0, "unknown": 0.2}, pools={"remote": READING}),
+    ),
+    "something else": ("unknown", "", facts({"unknown": 4.0, "read": 0.5})),
     "CPUs that others hold": ("crowding", "", facts({"unknown": 3.0, "read": 0.2}, loop_queued_s=2.9)),
     "start": ("startup", "", facts({"startup": 5.0, "read": 0.3})),
     "read and compute": (
         "mixed",
         "",
-        facts({"read": 3.0, "transform": 2.6}, lane(load_s=40.0, load_cpu_s=19.0)),
+        facts({"read": 3.0, "transform": 2.6}, pool(load_s=40.0, load_cpu_s=19.0)),
     ),
     "compute and stragglers": ("mixed", "", facts({"transform": 3.0, "straggler": 3.0}, COMPUTING, head_idle_s=2.25)),
     "too few batches": ("too-early", "", facts({"read": 6.0}, batches=49)),
@@ -106,7 +118,7 @@ def test_what_is_planted_is_found(name: str) -> None:
 
 def test_what_costs_less_than_what_matters_is_told_beside_the_training_step() -> None:
     """94 % of the time in the step, batches of 4.53 ms, and a little of this and that."""
-    made = lane(load_s=N * 0.0045, load_cpu_s=0.4, collate_s=N * 0.00003)
+    made = pool(load_s=N * 0.0045, load_cpu_s=0.4, collate_s=N * 0.00003)
     verdict = judge(facts({"unknown": 0.42, "read": 0.18}, made))
     assert verdict.cause == "consumer"
     assert "4 % to causes that were not measured, 2 % to waiting for data" in verdict.sentence
@@ -114,7 +126,7 @@ def test_what_costs_less_than_what_matters_is_told_beside_the_training_step() ->
 
 
 def test_several_small_losses_together_matter() -> None:
-    verdict = judge(facts({"unknown": 0.45, "read": 0.45, "transform": 0.45}, lane(load_s=40.0, load_cpu_s=20.0)))
+    verdict = judge(facts({"unknown": 0.45, "read": 0.45, "transform": 0.45}, pool(load_s=40.0, load_cpu_s=20.0)))
     assert verdict.cause == "mixed"
 
 
@@ -122,6 +134,22 @@ def test_only_tiny_batches_are_said_to_be_small() -> None:
     causes = {"transform": 1.0, "unknown": 4.0}
     assert judge(facts(causes, TINY)).cause == "dispatch"
     assert judge(facts(causes, COMPUTING)).cause == "unknown"
+
+
+def test_dispatch_to_a_cluster_says_what_changes_it() -> None:
+    told = diagnose(PLANTED["messages to a cluster"][2])
+    assert "keeps the training loop itself busy (5 ms per batch, with workers on the cluster)" in told.verdict.sentence
+    assert "so small" not in told.verdict.sentence
+    advised = advice(told.facts, told.verdict, None, None)
+    assert "batches larger" in advised
+    assert "workers of this machine" in advised
+    assert "so small" in judge(facts({"transform": 1.0, "dispatch": 4.0}, TINY)).sentence
+
+
+@pytest.mark.parametrize("cause", ["sampler", "dispatch", "unknown"])
+def test_what_the_training_thread_does_while_others_hold_the_cpus_takes_long_for_that(cause: str) -> None:
+    assert judge(facts({cause: 3.0, "read": 0.2}, loop_queued_s=2.9)).cause == "crowding"
+    assert judge(facts({cause: 3.0, "read": 0.2}, loop_queued_s=0.2)).cause == cause
 
 
 def test_a_training_loop_that_waits_for_a_cpu_now_and_then_is_not_data_bound() -> None:
@@ -151,11 +179,17 @@ def test_a_queue_that_memory_keeps_short_is_the_memorys_fault_only_if_a_longer_o
 
 
 def test_the_gpu_has_the_last_word() -> None:
-    """The host waits while the GPU still has work: nothing is lost."""
+    """The machine waits while the GPU still has work: nothing is lost."""
     measured = facts({"read": 6.0})
     verdict = judge(replace(measured, gpu_stall_s=0.1))
     assert (verdict.cause, verdict.gpu_lost_ratio) == ("consumer", 0.01)
-    assert judge(replace(measured, gpu_stall_s=5.0)).cause == "storage"
+    assert "by CUDA events, it is idle for 1 %" in verdict.sentence
+    starved = judge(replace(measured, gpu_stall_s=5.0))
+    assert (starved.cause, starved.signal) == ("storage", "events")
+    assert starved.sentence.endswith("The GPU waits for data for 50 % of the time, by CUDA events.")
+    alone = judge(measured)
+    assert alone.signal == "wait"
+    assert "GPU" not in alone.sentence
 
 
 def test_a_full_machine_that_does_not_tell_who_waits_is_no_sure_storage() -> None:
@@ -185,7 +219,7 @@ seconds = st.floats(0.0, 50.0)
     idle=st.lists(seconds, min_size=2, max_size=2),
     queued=st.none() | seconds,
     workers=st.integers(0, 8),
-    depth=st.integers(1, 64),
+    prefetch=st.integers(1, 64),
     transfer_s=seconds,
     loop_queued_s=seconds,
 )
@@ -195,15 +229,15 @@ def test_every_lost_second_has_one_cause(
     idle: list[float],
     queued: float | None,
     workers: int,
-    depth: int,
+    prefetch: int,
     transfer_s: float,
     loop_queued_s: float,
 ) -> None:
     stages = dict(
         zip(("load_s", "load_cpu_s", "collate_s", "collate_cpu_s", "encode_s", "transit_s"), made, strict=True)
     )
-    lanes = {"local": lane(workers=workers, queued_s=queued, **stages)}
-    changes = {"lanes": lanes, "depth": depth, "head_idle_s": idle[0], "other_idle_s": idle[1]}
+    pools = {"local": pool(workers=workers, queued_s=queued, **stages)}
+    changes = {"pools": pools, "prefetch": prefetch, "head_idle_s": idle[0], "other_idle_s": idle[1]}
     measured = facts(causes, work_s=1.0, transfer_s=transfer_s, loop_queued_s=loop_queued_s, **changes)
     found = losses(measured)
     assert found.total_s == pytest.approx(measured.wait_s + transfer_s, abs=1e-9)
@@ -214,5 +248,5 @@ def test_every_lost_second_has_one_cause(
 
 @given(share=st.floats(0.4, 0.6))
 def test_two_causes_alike_are_never_told_apart_with_confidence(share: float) -> None:
-    measured = facts({"read": 6.0 * share, "transform": 6.0 * (1.0 - share)}, lane(load_s=40.0, load_cpu_s=20.0))
+    measured = facts({"read": 6.0 * share, "transform": 6.0 * (1.0 - share)}, pool(load_s=40.0, load_cpu_s=20.0))
     assert judge(measured).cause == "mixed"

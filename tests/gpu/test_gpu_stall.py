@@ -128,11 +128,16 @@ def train(
 @pytest.mark.parametrize("pin_memory", [False, True])
 @pytest.mark.parametrize("percent", [0, 10, 50, 90])
 def test_a_planted_stall_is_what_the_profiler_sees(
-    spin: Callable[[float], None], tmp_path: Path, percent: int, pin_memory: bool
+    spin: Callable[[float], None],
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+    percent: int,
+    pin_memory: bool,
 ) -> None:
     kernel_s = WAIT_S * (1.2 if percent == 0 else 1 - percent / 100)
     with DpexDataLoader(Paced(STEPS, WAIT_S), num_workers=1, pin_memory=pin_memory) as loader:
         stall, seen = train(loader, lambda: spin(kernel_s), tmp_path)
+    record_property("stall by dpex, stall and idle by the profiler", (stall, seen.stall, seen.idle))
     assert seen.idle == pytest.approx(percent / 100, abs=PLANTED), "the plant did not grow"
     assert stall == pytest.approx(seen.stall, abs=POINTS)
 

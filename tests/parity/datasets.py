@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from waiting import until
 
-GATE_POLL_S = 0.005
 GATE_GIVE_UP_S = 30.0
 
 
@@ -120,11 +119,7 @@ class Gate:
         self.path.unlink(missing_ok=True)
 
     def wait(self) -> None:
-        for _ in range(int(GATE_GIVE_UP_S / GATE_POLL_S)):
-            if not self.path.exists():
-                return
-            time.sleep(GATE_POLL_S)
-        raise RuntimeError("the script never opened the gate")
+        until(lambda: not self.path.exists(), GATE_GIVE_UP_S, told=lambda: "the script to open the gate")
 
 
 class Gated(Of):

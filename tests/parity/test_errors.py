@@ -5,17 +5,18 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from waiting import until
 
-from .datasets import Bulk, Counting, Failing, Gate, Gated, Of, Stream, as_is, epochs, take, worker_id
+from .datasets import GATE_GIVE_UP_S, Bulk, Counting, Failing, Gate, Gated, Of, Stream, as_is, epochs, take, worker_id
 from .harness import Caught, Loader, candidate, caught, drain, parity
 
 # torch's half-built iterators complain in __del__
@@ -416,11 +417,13 @@ def test_a_timeout_that_is_long_enough(cls: Loader) -> Any:
 
 def wait_until_it_sleeps(pid: int) -> None:
     """Return when a process's main thread has slept for a while: it waits, and not for a CPU or the interpreter."""
-    asleep = 0
-    while asleep < 20:
-        state = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        asleep = asleep + 1 if state == "S" else 0
-        time.sleep(0.005)
+    states: deque[str] = deque(maxlen=20)
+
+    def sleeps_on() -> bool:
+        states.append(Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        return states.count("S") == states.maxlen
+
+    until(sleeps_on, GATE_GIVE_UP_S, pause_s=0.005)
 
 
 class Interrupting(Counting):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch_features import needs_in_order
 
 from dpex import DpexDataLoader
 
@@ -67,6 +68,7 @@ def test_a_sampler_that_fills_the_same_list_again(kind: Any, sizes: dict[str, An
     assert [batch.tolist() for batch in loader] == [[number, number + 1] for number in range(200)]
 
 
+@needs_in_order
 @parity
 def test_out_of_order(cls: Loader) -> Any:
     """Worker 0 is stuck at item 0 and holds item 2; all else goes to worker 1, who has room."""
@@ -77,6 +79,7 @@ def test_out_of_order(cls: Loader) -> Any:
     return lists(first), lists(list(iterator))
 
 
+@needs_in_order
 @pytest.mark.parametrize("prefetch_factor", [1, 3])
 @parity
 def test_out_of_order_with_other_prefetch(cls: Loader, prefetch_factor: int) -> Any:
@@ -87,6 +90,7 @@ def test_out_of_order_with_other_prefetch(cls: Loader, prefetch_factor: int) -> 
     return lists(first), lists(list(iterator))
 
 
+@needs_in_order
 @parity
 def test_out_of_order_stream(cls: Loader) -> Any:
     dataset = GatedStream(10)
@@ -96,6 +100,7 @@ def test_out_of_order_stream(cls: Loader) -> Any:
     return lists(first), lists(list(iterator))
 
 
+@needs_in_order
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @parity
 def test_out_of_order_gives_the_same_batches(cls: Loader, workers: int) -> Any:
@@ -103,6 +108,7 @@ def test_out_of_order_gives_the_same_batches(cls: Loader, workers: int) -> Any:
     return [sorted(batch.tolist() for batch in epoch) for epoch in epochs(loader, 2)]
 
 
+@needs_in_order
 @parity
 def test_out_of_order_over_persistent_epochs(cls: Loader) -> Any:
     loader = cls(Counting(11), num_workers=2, in_order=False, persistent_workers=True, shuffle=True)
@@ -115,6 +121,7 @@ def fail_for_three(index: int) -> int:
     return index
 
 
+@needs_in_order
 @parity
 def test_out_of_order_with_an_error(cls: Loader) -> Any:
     seen = drain(iter(cls(Of(fail_for_three, 8), num_workers=2, in_order=False)))

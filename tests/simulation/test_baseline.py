@@ -21,7 +21,7 @@ KEPT = Achieved(regrets=(0.02, 0.06), missed={"regret": 0.06, "decisions": 4.0})
 
 
 def score(**changes: float) -> Score:
-    static = Static(settings=Settings(local=10, depth=20), rate=100.0, settled_rate=100.0)
+    static = Static(settings=Settings(local=10, prefetch=20), rate=100.0, settled_rate=100.0)
     good = {"start": 0.0, "end": 60.0, "rate": 98.0, "settle_s": 2.0, "settle_allowed_s": 5.0, "decisions": 3}
     good |= {"settled_rate": 98.0, "best_settled_rate": 100.0}
     rest = {"workers": 10.0, "changes": 0.0, "over_bytes": -1e9}

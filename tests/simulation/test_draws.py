@@ -51,7 +51,7 @@ def made(settings: Settings) -> dict[int, tuple[float, float, float]]:
 
 
 def test_settings_change_nothing_about_the_work() -> None:
-    few, many = made(Settings(local=1, depth=2)), made(Settings(local=8, depth=64))
+    few, many = made(Settings(local=1, prefetch=2)), made(Settings(local=8, prefetch=64))
     assert len(many) > 3 * len(few) > 30
     assert {ticket: many[ticket] for ticket in few} == few
 

@@ -32,7 +32,7 @@ def test_worlds_make_sense(number: int) -> None:
     assert phase.step is None or phase.step.gpu_s + phase.step.cpu_s <= 1
     assert 10 <= scenario.seconds <= 1800
     start = cold_start(world.cpus / world.ranks, scenario.config)
-    assert world.ranks * (start.local * world.worker_bytes + start.depth * phase.work.batch_bytes) <= world.memory
+    assert world.ranks * (start.local * world.worker_bytes + start.prefetch * phase.work.batch_bytes) <= world.memory
 
 
 def test_every_trouble_happens_in_some_world() -> None:

@@ -35,7 +35,7 @@ def world(work: Work, step: Step | None = None, **changes: Any) -> World:
 
 def run(of: World, local: int = 0, remote: int = 0, seconds: float = 20.0) -> History:
     SAMPLES.clear()
-    settings = Settings(local=local, remote=remote, depth=max(2, 4 * (local + remote)))
+    settings = Settings(local=local, remote=remote, prefetch=max(2, 4 * (local + remote)))
     return simulate(of, [Watching(settings)], seconds)[0]
 
 
@@ -113,7 +113,9 @@ def test_everything_stops_and_goes_on_where_it_was() -> None:
 
 def test_where_the_system_tells_nothing_of_run_queues_nothing_is_known() -> None:
     run(world(Work(cpu_s=0.05), cpus=2, knows_queue=False), 4, seconds=5.0)
-    assert {(s.local.queued_s, s.made_here.queued_s, s.host.trainer_queued_s) for s in SAMPLES} == {(None, None, None)}
+    assert {(s.local.queued_s, s.made_here.queued_s, s.machine.trainer_queued_s) for s in SAMPLES} == {
+        (None, None, None)
+    }
     run(world(Work(cpu_s=0.05), cpus=2), 4, seconds=5.0)
     assert SAMPLES[-1].local.queued_s
 
@@ -123,7 +125,7 @@ def test_clocks_that_count_ticks_are_right_on_average() -> None:
     shown = [sample.local.cpu_s for sample in SAMPLES]
     assert all(abs(seconds / 0.01 - round(seconds / 0.01)) < 1e-6 for seconds in shown)
     assert sum(shown) == pytest.approx(0.003 * len(history.delivered), rel=0.05)
-    trainer_s = sum(sample.host.trainer_cpu_s for sample in SAMPLES)
+    trainer_s = sum(sample.machine.trainer_cpu_s for sample in SAMPLES)
     assert trainer_s == pytest.approx(0.001 * len(history.delivered), rel=0.05)
 
 

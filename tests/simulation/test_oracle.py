@@ -44,14 +44,14 @@ def test_it_finds_that_no_worker_is_best() -> None:
 def test_it_stays_within_memory() -> None:
     phase = Phase(work=Work(wait_s=0.1, batch_bytes=2e8), step=Step(gpu_s=0.001))
     settings = search(World(memory=1.5e9, worker_bytes=1e8, phases=(phase,))).best.settings
-    assert settings.local * 1e8 + settings.depth * 2e8 <= 1.5e9
+    assert settings.local * 1e8 + settings.prefetch * 2e8 <= 1.5e9
     assert settings.local == 5  # with as many batches; a sixth leaves room for four
 
 
 def test_it_stays_within_limits() -> None:
     phase = Phase(work=Work(wait_s=0.1), step=Step(gpu_s=0.001), nodes=8)
-    config = AutotuneConfig(min_local=2, max_local=5, max_remote=0, max_depth=9)
-    assert search(World(phases=(phase,)), config).best.settings == Settings(local=5, depth=9)
+    config = AutotuneConfig(min_local=2, max_local=5, max_remote=0, max_prefetch=9)
+    assert search(World(phases=(phase,)), config).best.settings == Settings(local=5, prefetch=9)
 
 
 def test_it_spends_few_remote_workers() -> None:

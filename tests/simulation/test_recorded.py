@@ -15,31 +15,31 @@ from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.steering import Fixed
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.replay import load
-from dpex.autotune.trace.format import Header, Origin, Section, Step, Trace
+from dpex.autotune.trace.format import Header, Trace, TraceOrigin, TraceSection, TraceStep
 from dpex.autotune.types import Sample, Settings
-from dpex.measure.samples import HostSample, LaneSample
+from dpex.measure.samples import MachineSample, PoolSample
 
 
 def sample(at: float, **changes: Any) -> Sample:
     """A second in which two workers made four batches: 0.1 s of CPU, 0.3 s of waiting, 0.05 s without a CPU each."""
-    lane = LaneSample(
+    pool = PoolSample(
         requested=2,
         running=2,
         tickets=4,
-        read_s=1.8,
+        load_s=1.8,
         encode_s=0.08,
         cpu_s=0.48,
         queued_s=0.2,
         services_s=(0.47, 0.47, 0.94),
     )
-    host = HostSample(cpus=3.0, others=0.5, memory_free=10**9, worker_bytes=1e8)
-    fields = {"batches": 4, "own_s": 0.008, "work_s": 0.4, "batch_bytes": 2e6, "local": lane, "host": host}
-    return Sample(at=at, seconds=1.0, settings=Settings(local=2, depth=4), **fields | changes)
+    machine = MachineSample(cpus=3.0, others=0.5, memory_free=10**9, worker_bytes=1e8)
+    fields = {"batches": 4, "own_s": 0.008, "work_s": 0.4, "batch_bytes": 2e6, "local": pool, "machine": machine}
+    return Sample(at=at, seconds=1.0, settings=Settings(local=2, prefetch=4), **fields | changes)
 
 
 def trace(*samples: Sample) -> Trace:
-    origin = Origin(config=AutotuneConfig(), start=Settings(local=2, depth=4))
-    section = Section(origin=origin, steps=tuple(Step(sample=each) for each in samples))
+    origin = TraceOrigin(config=AutotuneConfig(), start=Settings(local=2, prefetch=4))
+    section = TraceSection(origin=origin, steps=tuple(TraceStep(sample=each) for each in samples))
     return Trace(header=Header(version="1.0", dpex="0", started_s=0.0), sections=(section,), decisions=())
 
 
@@ -48,7 +48,7 @@ def scenario(*samples: Sample) -> Scenario:
 
 
 def test_services_come_in_their_order_divided_as_their_window_was() -> None:
-    slow = LaneSample(running=2, tickets=2, read_s=2.0, cpu_s=0.0, queued_s=0.0, services_s=(1.0,))
+    slow = PoolSample(running=2, tickets=2, load_s=2.0, cpu_s=0.0, queued_s=0.0, services_s=(1.0,))
     work = scenario(sample(1.0), sample(2.0, local=slow)).world.phases[0].work
     assert work is not None
     cpu, waiting = 0.4 / 1.88, 1.2 / 1.88
@@ -59,7 +59,7 @@ def test_services_come_in_their_order_divided_as_their_window_was() -> None:
 
 
 def test_steps_machine_and_others_are_those_of_the_run() -> None:
-    others = sample(7.0, work_s=0.8, host=HostSample(cpus=3.0, others=2.0, memory_free=10**9, worker_bytes=1e8))
+    others = sample(7.0, work_s=0.8, machine=MachineSample(cpus=3.0, others=2.0, memory_free=10**9, worker_bytes=1e8))
     made = scenario(sample(1.0), others)
     first, later = made.world.phases
     assert first.step is not None
@@ -71,7 +71,7 @@ def test_steps_machine_and_others_are_those_of_the_run() -> None:
 
 def test_a_run_without_batches_is_no_world() -> None:
     with pytest.raises(ValueError, match="made: no batch was made in this run"):
-        scenario(sample(1.0, local=LaneSample()))
+        scenario(sample(1.0, local=PoolSample()))
 
 
 class Waiting:
@@ -97,9 +97,9 @@ def test_a_real_run_becomes_a_world(tmp_path: Path, capsys: pytest.CaptureFixtur
     work = made.world.phases[0].work
     assert work is not None
     seen = load(str(path)).samples
-    tickets = sum(lane.tickets for each in seen for lane in (each.made_here, each.local))
+    tickets = sum(pool.tickets for each in seen for pool in (each.made_here, each.local))
     assert 60 <= len(work.recorded) <= tickets
-    longest_s = max(service for each in seen for lane in (each.made_here, each.local) for service in lane.services_s)
+    longest_s = max(service for each in seen for pool in (each.made_here, each.local) for service in pool.services_s)
     assert all(0 <= wait_s + cpu_s <= 1.01 * longest_s for wait_s, cpu_s in work.recorded)
-    (history,) = simulate(made.world, [Fixed(Settings(local=2, depth=8))], 20.0)
+    (history,) = simulate(made.world, [Fixed(Settings(local=2, prefetch=8))], 20.0)
     assert history.delivered

@@ -59,7 +59,7 @@ def test_scenarios_make_sense(of: str, name: str) -> None:
     start = cold_start(scenario.world.cpus / scenario.world.ranks, scenario.config)
     work = scenario.world.phases[0].work
     assert work is not None
-    held = scenario.world.ranks * (start.local * scenario.world.worker_bytes + start.depth * work.batch_bytes)
+    held = scenario.world.ranks * (start.local * scenario.world.worker_bytes + start.prefetch * work.batch_bytes)
     assert held <= scenario.world.memory, "nobody could keep memory that the cold start has exceeded"
 
 

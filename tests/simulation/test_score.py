@@ -7,16 +7,18 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulation.__main__ import main
+from benchmarks.simulation.kept import truths
 from benchmarks.simulation.oracle import Static
+from benchmarks.simulation.report import summary
 from benchmarks.simulation.scenarios import HOLDS, load
-from benchmarks.simulation.score import Result, Score, cold_start
+from benchmarks.simulation.score import Result, Score, cold_start, play
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
 
 
 def score(**changes: object) -> Score:
-    best = Static(settings=Settings(local=10, depth=20), rate=100.0, settled_rate=100.0)
-    cheapest = Static(settings=Settings(local=8, depth=16), rate=98.0, settled_rate=98.0)
+    best = Static(settings=Settings(local=10, prefetch=20), rate=100.0, settled_rate=100.0)
+    cheapest = Static(settings=Settings(local=8, prefetch=16), rate=98.0, settled_rate=98.0)
     good = {
         "start": 0.0,
         "end": 60.0,
@@ -56,9 +58,9 @@ def test_each_target_can_be_missed(hold: str, changes: dict[str, object], figure
 
 def test_the_cold_start_knows_only_the_cpus_and_the_limits() -> None:
     assert [cold_start(cpus).local for cpus in (0.5, 1.0, 3.5, 64.0)] == [1, 1, 3, 4]
-    assert cold_start(2.0) == Settings(local=2, depth=4)
-    assert cold_start(8.0, AutotuneConfig(max_local=3, max_depth=4)) == Settings(local=3, depth=4)
-    assert cold_start(1.0, AutotuneConfig(min_local=2, min_remote=1)) == Settings(local=2, remote=1, depth=6)
+    assert cold_start(2.0) == Settings(local=2, prefetch=4)
+    assert cold_start(8.0, AutotuneConfig(max_local=3, max_prefetch=4)) == Settings(local=3, prefetch=4)
+    assert cold_start(1.0, AutotuneConfig(min_local=2, min_remote=1)) == Settings(local=2, remote=1, prefetch=6)
 
 
 def test_only_what_a_scenario_holds_to_counts() -> None:
@@ -74,6 +76,25 @@ def test_a_whole_run_is_judged_by_what_was_delivered() -> None:
     result = Result(load()["cpu-4-cores"], [], [first, second])
     assert result.regret == pytest.approx(1 - (60 * 95 + 30 * 80) / 9000)
     assert result.settled_regret == pytest.approx(0.04)
+
+
+def test_being_better_than_any_fixed_setting_makes_up_for_nothing_elsewhere() -> None:
+    result = Result(load()["cpu-4-cores"], [], [score(rate=110.0)])
+    assert result.gain == pytest.approx(0.1)
+    assert result.regret == 0.0
+
+
+def test_a_search_that_missed_a_better_setting_is_found_out() -> None:
+    scenario = load()["consumer-two"]
+    truth = truths("development", scenario)[0]
+    poor = replace(truth, best=replace(truth.best, settings=Settings(local=1, prefetch=2), rate=truth.best.rate / 2))
+    result = play(scenario, [poor])
+    assert len(result.doubts) == 1
+    assert result.scores[0].best.rate == pytest.approx(truth.best.rate, rel=0.02)
+    assert any(
+        "ERROR, the search missed a setting in consumer-two" in line for line in summary("development", [result])
+    )
+    assert play(scenario, [truth]).doubts == []
 
 
 @pytest.mark.parametrize("options", [[], ["--decisions"], ["--json"]])

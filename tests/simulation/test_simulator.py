@@ -13,6 +13,7 @@ from benchmarks.simulation.history import History
 from benchmarks.simulation.simulator import Simulator, simulate
 from benchmarks.simulation.steering import Fixed
 from benchmarks.simulation.world import Phase, Step, Work, World
+from dpex.autotune.runtime.windows import BATCHES_IF_STARVING, SHORTEST_S
 from dpex.autotune.types import Decision, Sample, Settings
 
 
@@ -39,7 +40,7 @@ class Recorder:
             text="",
             evidence={},
             predicted_rate=0.0,
-            predicted_stall=0.0,
+            predicted_wait=0.0,
         )
 
 
@@ -60,8 +61,8 @@ def recorded(of: World, start: Settings, *changes: tuple[float, Settings], secon
     return recorder.samples
 
 
-def workers(local: int = 0, remote: int = 0, depth: int | None = None) -> Settings:
-    return Settings(local=local, remote=remote, depth=4 * (local + remote) if depth is None else depth)
+def workers(local: int = 0, remote: int = 0, prefetch: int | None = None) -> Settings:
+    return Settings(local=local, remote=remote, prefetch=4 * (local + remote) if prefetch is None else prefetch)
 
 
 # -- sharing -----------------------------------------------------------------------------------------------------------
@@ -133,9 +134,9 @@ def test_the_consumer_takes_its_cpu_from_the_workers() -> None:
     assert history.rate(10, 60) == pytest.approx(2 / 0.04, rel=0.02)
 
 
-@pytest.mark.parametrize(("local", "depth", "rate"), [(1, 4, 10), (16, 64, 160), (16, 5, 50)])
-def test_wait_bound_by_workers_or_by_depth(local: int, depth: int, rate: float) -> None:
-    history = run(world(Work(wait_s=0.1), cpus=1), workers(local, depth=depth))
+@pytest.mark.parametrize(("local", "prefetch", "rate"), [(1, 4, 10), (16, 64, 160), (16, 5, 50)])
+def test_wait_bound_by_workers_or_by_prefetch(local: int, prefetch: int, rate: float) -> None:
+    history = run(world(Work(wait_s=0.1), cpus=1), workers(local, prefetch=prefetch))
     assert history.rate(5, 20) == pytest.approx(rate, rel=0.01)
 
 
@@ -158,7 +159,7 @@ def test_link_bound() -> None:
     assert history.rate(5, 20) == pytest.approx(25, rel=0.03)
 
 
-def test_both_lanes_add_up() -> None:
+def test_both_pools_add_up() -> None:
     history = run(world(Work(cpu_s=0.1), cpus=2, nodes=3), workers(2, 3))
     assert history.rate(5, 20) == pytest.approx(50, rel=0.01)
 
@@ -184,13 +185,13 @@ def test_two_ranks_get_half_of_the_machine_each() -> None:
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0])
 def test_spread_has_mean_one(sigma: float) -> None:
-    history = run(world(Work(wait_s=0.05, spread=sigma)), workers(8, depth=500), 400)
+    history = run(world(Work(wait_s=0.05, spread=sigma)), workers(8, prefetch=500), 400)
     assert history.rate(20, 400) == pytest.approx(160, rel=0.05)
 
 
 def test_stragglers_hold_up_a_shallow_window() -> None:
     of = world(Work(wait_s=0.02, rare=0.01, rare_factor=20), Step(gpu_s=0.004))
-    shallow, deep = (run(of, workers(8, depth=depth), 60).rate(5, 60) for depth in (8, 200))
+    shallow, deep = (run(of, workers(8, prefetch=prefetch), 60).rate(5, 60) for prefetch in (8, 200))
     assert shallow < 0.8 * deep
     assert deep == pytest.approx(250, rel=0.02)
 
@@ -201,10 +202,27 @@ def test_stragglers_hold_up_a_shallow_window() -> None:
 BUSY = world(Work(cpu_s=0.02, wait_s=0.03, spread=0.5), Step(gpu_s=0.01, cpu_s=0.002), cpus=3, own_s=0.001)
 
 
-def test_windows_are_short_at_first() -> None:
-    seconds = [sample.seconds for sample in recorded(BUSY, workers(2))]
-    assert (seconds[0], seconds[-1]) == pytest.approx((0.1, 1.0))
-    assert sum(seconds) == pytest.approx(20.0, abs=1.0)
+def test_windows_are_the_tuner_s_own() -> None:
+    """Short at first, then each twice as long, up to a second; and so again after a change."""
+    changed_at = 10.0
+    starving = world(Work(wait_s=0.03), Step(gpu_s=0.01))
+    samples = recorded(starving, workers(2), (changed_at, workers(1)))
+    for since, until in ((0.0, changed_at), (changed_at, 20.0)):
+        seconds = [sample.seconds for sample in samples if since < sample.at - sample.seconds < until - 1.0]
+        assert SHORTEST_S <= min(seconds[:3]) < 0.2
+        assert seconds[-1] == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_window_waits_for_batches() -> None:
+    samples = recorded(world(Work(wait_s=0.4)), workers(1))
+    assert min(sample.batches for sample in samples) >= BATCHES_IF_STARVING
+
+
+def test_the_first_batch_is_in_no_window() -> None:
+    """It is a second late, as the worker has to start."""
+    samples = recorded(world(Work(wait_s=0.1), fork_s=1.0), workers(1))
+    assert samples[0].wait_s < 0.5
+    assert sum(sample.batches for sample in samples) == pytest.approx(10 * 18.9, abs=12)
 
 
 def test_the_consumer_s_time_adds_up_but_for_what_is_under_way() -> None:
@@ -221,7 +239,7 @@ def test_utilisation_is_rate_times_service() -> None:
 
 
 def test_saturated_workers_are_always_at_work_and_the_window_is_full() -> None:
-    samples = recorded(world(Work(wait_s=0.08), cpus=2), workers(6, depth=10))[-10:]
+    samples = recorded(world(Work(wait_s=0.08), cpus=2), workers(6, prefetch=10))[-10:]
     assert sum(s.local.busy_s for s in samples) / sum(s.seconds for s in samples) == pytest.approx(6, rel=0.02)
     assert {sample.ready + sample.in_flight for sample in samples} == {10}
 
@@ -229,49 +247,49 @@ def test_saturated_workers_are_always_at_work_and_the_window_is_full() -> None:
 def test_little_s_law_for_the_window() -> None:
     """Batches drawn and not delivered are the rate times the time from drawing to delivery."""
     of = world(Work(wait_s=0.1), cpus=2)
-    drawn_to_delivered_s = 10 / run(of, workers(5, depth=10)).rate(5, 20)
+    drawn_to_delivered_s = 10 / run(of, workers(5, prefetch=10)).rate(5, 20)
     assert drawn_to_delivered_s == pytest.approx(0.2, rel=0.01)
 
 
 def test_stages_of_a_local_worker() -> None:
-    lane = recorded(world(Work(cpu_s=0.02, wait_s=0.03, encode_s=0.005), cpus=8), workers(2))[-1].local
-    assert lane.cpu_s / lane.tickets == pytest.approx(0.025)
-    assert lane.encode_s / lane.tickets == pytest.approx(0.005)
-    assert lane.busy_s / lane.tickets == pytest.approx(0.055)
-    assert lane.services_s == pytest.approx([0.055] * len(lane.services_s))
+    pool = recorded(world(Work(cpu_s=0.02, wait_s=0.03, encode_s=0.005), cpus=8), workers(2))[-1].local
+    assert pool.cpu_s / pool.tickets == pytest.approx(0.025)
+    assert pool.encode_s / pool.tickets == pytest.approx(0.005)
+    assert pool.busy_s / pool.tickets == pytest.approx(0.055)
+    assert pool.services_s == pytest.approx([0.055] * len(pool.services_s))
 
 
 def test_a_remote_worker_s_time_is_without_the_way_back() -> None:
-    lane = recorded(world(Work(cpu_s=0.02, batch_bytes=1e6), nodes=2, link=2e7, rtt_s=0.5), workers(remote=2))[
+    pool = recorded(world(Work(cpu_s=0.02, batch_bytes=1e6), nodes=2, link=2e7, rtt_s=0.5), workers(remote=2))[
         -1
     ].remote
-    assert lane.tickets
-    assert lane.busy_s / lane.tickets == pytest.approx(0.02)
+    assert pool.tickets
+    assert pool.busy_s / pool.tickets == pytest.approx(0.02)
 
 
 def test_thrashing_is_measured_as_cpu_time() -> None:
-    lane = recorded(world(Work(cpu_s=0.04), cpus=2, thrash=0.1), workers(6))[-1].local
-    assert lane.cpu_s / lane.tickets == pytest.approx(0.04 * 1.4, rel=0.02)
+    pool = recorded(world(Work(cpu_s=0.04), cpus=2, thrash=0.1), workers(6))[-1].local
+    assert pool.cpu_s / pool.tickets == pytest.approx(0.04 * 1.4, rel=0.02)
 
 
 def test_the_trainer_s_cpu_time() -> None:
     made_here = recorded(world(Work(cpu_s=0.02), Step(gpu_s=0.01, cpu_s=0.005), own_s=0.5), Settings())[-1]
-    assert made_here.host.trainer_cpu_s / made_here.batches == pytest.approx(0.025, rel=0.05)
+    assert made_here.machine.trainer_cpu_s / made_here.batches == pytest.approx(0.025, rel=0.05)
     handed_over = recorded(world(Work(cpu_s=0.01), Step(gpu_s=0.01, cpu_s=0.005), own_s=0.005), workers(1))[-1]
-    assert handed_over.host.trainer_cpu_s / handed_over.batches == pytest.approx(0.01, rel=0.05)
+    assert handed_over.machine.trainer_cpu_s / handed_over.batches == pytest.approx(0.01, rel=0.05)
 
 
 def test_in_process_wall_time_counts_what_others_take() -> None:
     of = world(Work(cpu_s=0.02), Step(gpu_s=0.01), cpus=1)
-    lane = recorded(replace(of, phases=(*of.phases, Phase(others=1))), Settings())[-1].made_here
-    assert (lane.busy_s / lane.tickets, lane.cpu_s / lane.tickets) == pytest.approx((0.04, 0.02))
+    pool = recorded(replace(of, phases=(*of.phases, Phase(others=1))), Settings())[-1].made_here
+    assert (pool.busy_s / pool.tickets, pool.cpu_s / pool.tickets) == pytest.approx((0.04, 0.02))
 
 
 @pytest.mark.parametrize(("local", "others", "had"), [(1, 1.0, 1.0), (1, 8.0, 3.556), (4, 4.0, 2.0)])
 def test_others_are_a_mean_over_the_window(local: int, others: float, had: float) -> None:
     of = world(Work(cpu_s=0.05), cpus=4)
     sample = recorded(replace(of, phases=(*of.phases, Phase(others=others))), workers(local))[-1]
-    assert sample.host.others == pytest.approx(had, rel=0.01)
+    assert sample.machine.others == pytest.approx(had, rel=0.01)
 
 
 def test_waiting_for_the_next_in_turn_while_later_ones_are_ready() -> None:
@@ -288,24 +306,24 @@ def test_noise_is_on_measurements_only() -> None:
     assert sum(s.wait_s + s.own_s + s.work_s for s in noisy) != pytest.approx(20.0, rel=1e-3)
 
 
-# -- order and depth ---------------------------------------------------------------------------------------------------
+# -- order and prefetch ------------------------------------------------------------------------------------------------
 
 
 def test_delivery_is_in_order() -> None:
     """The first batch takes a second, the other three of the window a tenth; nothing overtakes it."""
     work = Work(recorded=((1.0, 0.0), *[(0.1, 0.0)] * 3, *[(100.0, 0.0)] * 10))
-    assert run(world(work), workers(4, depth=4), 5).delivered == pytest.approx([1.0] * 4)
+    assert run(world(work), workers(4, prefetch=4), 5).delivered == pytest.approx([1.0] * 4)
 
 
-@pytest.mark.parametrize("depth", [1, 3, 17])
-def test_depth_is_never_exceeded(depth: int) -> None:
-    held = [sample.ready + sample.in_flight for sample in recorded(BUSY, workers(8, depth=depth))]
-    assert max(held) == depth
+@pytest.mark.parametrize("prefetch", [1, 3, 17])
+def test_prefetch_is_never_exceeded(prefetch: int) -> None:
+    held = [sample.ready + sample.in_flight for sample in recorded(BUSY, workers(8, prefetch=prefetch))]
+    assert max(held) == prefetch
 
 
-def test_less_depth_is_reached_by_delivering() -> None:
+def test_less_prefetch_is_reached_by_delivering() -> None:
     of = world(Work(wait_s=0.05), Step(gpu_s=0.04))
-    samples = recorded(of, workers(4, depth=20), (5.0, workers(4, depth=4)))
+    samples = recorded(of, workers(4, prefetch=20), (5.0, workers(4, prefetch=4)))
     assert max(s.ready + s.in_flight for s in samples if s.at <= 5.0) == 20
     assert max(s.ready + s.in_flight for s in samples if s.at > 7.0) == 4
 
@@ -326,7 +344,7 @@ def test_growth_and_giving_back() -> None:
 
 
 @pytest.mark.parametrize("change", [1.03, 1.5, 2.22])
-def test_any_way_between_lanes_goes_on_delivering(change: float) -> None:
+def test_any_way_between_pools_goes_on_delivering(change: float) -> None:
     of = world(Work(wait_s=0.1, spread=1.0), nodes=4, actor_s=0.3, fork_s=0.05)
     places = [workers(2), Settings(), workers(remote=3), workers(1, 2), Settings(), workers(remote=1), workers(4)]
     changes = [(change * (number + 1), place) for number, place in enumerate(places * 3)]
@@ -339,15 +357,17 @@ def test_lost_nodes_lose_no_batch() -> None:
     of = world(
         Work(cpu_s=0.1, spread=0.5), cpus=2, nodes=6, phases=[Phase(at=10.05, nodes=1), Phase(at=20.05, nodes=6)]
     )
-    history = run(of, workers(2, 6, depth=64), 30)
+    history = run(of, workers(2, 6, prefetch=64), 30)
     assert [history.rate(start, start + 7) for start in (3, 13, 23)] == pytest.approx([80, 30, 80], rel=0.12)
 
 
 def test_the_last_node_is_lost_while_batches_are_to_be_made_here() -> None:
     of = world(Work(wait_s=1.0), nodes=2, phases=[Phase(at=5.5, nodes=0)])
-    recorder = Recorder(workers(remote=2), (5.1, Settings(depth=2)))
-    history = simulate(of, [recorder], 12)[0]
-    assert history.rate(7, 12) == pytest.approx(1.0, rel=0.21)
+    simulator = Simulator(of, [Fixed(workers(remote=2))])
+    simulator.run(5.1)
+    simulator.set(Settings(prefetch=2))
+    simulator.run(6.9)
+    assert simulator.ranks[0].history.rate(7, 12) == pytest.approx(1.0, rel=0.21)
 
 
 def test_loss_hits_ranks_alike() -> None:
@@ -363,7 +383,7 @@ def test_room_is_a_fair_share_of_what_is_free() -> None:
     assert [recorder.samples[-1].remote.running for recorder in recorders] == [2, 4]
 
 
-def test_worker_seconds_are_counted_by_lane() -> None:
+def test_worker_seconds_are_counted_by_pool() -> None:
     history = run(world(Work(cpu_s=0.1), cpus=2, nodes=3, fork_s=0.0), workers(2, 3), 20.0)
     assert (history.local_s / 2, history.remote_s / 3) == pytest.approx((20, 20), rel=0.06)
 
@@ -374,22 +394,22 @@ def test_worker_seconds_are_counted_by_lane() -> None:
 def test_memory_is_workers_and_batches_in_flight() -> None:
     """The consumer is slow, so all eight batches of the window are ready."""
     of = world(Work(cpu_s=0.01, batch_bytes=1e8), Step(gpu_s=0.5), cpus=2, worker_bytes=3e8, memory=4e9)
-    recorder = Recorder(workers(3, depth=8))
+    recorder = Recorder(workers(3, prefetch=8))
     history = simulate(of, [recorder], 20)[0]
     assert max(mark.memory for mark in history.marks) == pytest.approx(3 * 3e8 + 8 * 1e8)
-    free = [sample.host.memory_free for sample in recorder.samples]
+    free = [sample.machine.memory_free for sample in recorder.samples]
     assert min(left for left in free if left is not None) == pytest.approx(4e9 - 1.7e9)
 
 
 def test_a_window_remembers_its_most_memory() -> None:
     """Between samples two batches are held; at samples, every whole second, one of them has just been taken."""
     of = world(Work(wait_s=0.5, batch_bytes=1e8), Step(gpu_s=1.0), worker_bytes=0.0)
-    assert {mark.memory for mark in run(of, workers(1, depth=2)).marks[-5:]} == {2e8}
+    assert {mark.memory for mark in run(of, workers(1, prefetch=2)).marks[-5:]} == {2e8}
 
 
 def test_remote_workers_need_no_memory_here() -> None:
     of = world(Work(cpu_s=0.1, batch_bytes=1e6), nodes=4, worker_bytes=5e8)
-    assert max(mark.memory for mark in run(of, workers(remote=4, depth=8)).marks) <= 8e6
+    assert max(mark.memory for mark in run(of, workers(remote=4, prefetch=8)).marks) <= 8e6
 
 
 # -- time and chance ---------------------------------------------------------------------------------------------------
@@ -399,7 +419,7 @@ def test_a_seed_gives_the_same_run_and_another_another() -> None:
     of = replace(BUSY, noise=0.1)
     same = [run(of, workers(3)) for _ in range(2)]
     assert same[0].delivered == same[1].delivered
-    assert [mark.stall for mark in same[0].marks] == [mark.stall for mark in same[1].marks]
+    assert [mark.wait for mark in same[0].marks] == [mark.wait for mark in same[1].marks]
     assert run(replace(of, seed=1), workers(3)).delivered != same[0].delivered
 
 

@@ -1,4 +1,4 @@
-"""A training script whose stall can be planted: a line on its input is milliseconds to load, and milliseconds to train.
+"""A training script whose wait can be planted: a line on its input is milliseconds to load, and milliseconds to train.
 
 It says its port first, and ``done`` once a line has taken effect. At the end of its input it ends.
 """

@@ -10,14 +10,14 @@ import pytest
 from test_ledger import Engine
 
 from dpex import DpexDataLoader
-from dpex.diagnose.counters import Book, Context, Page
-from dpex.diagnose.source import Case
-from dpex.measure.consumer_time import LaneSums, Spent
+from dpex.diagnose.counters import Context, LoaderCounters, Page
+from dpex.diagnose.source import DiagnosisSource
 from dpex.measure.sampling import SlowBatch
-from dpex.measure.stall_causes import READ, STARTUP
+from dpex.measure.sums import PoolSums, Sums
+from dpex.measure.wait_causes import CAUSES, READ, STARTUP
 from dpex.telemetry.exporter import exporter
-from dpex.telemetry.http.diagnoses import KEPT_S, Diagnoses, Stretch, Told, as_html, as_json
-from dpex.telemetry.loader_metrics import Ledger
+from dpex.telemetry.http.diagnoses import KEPT_S, Diagnoses, Stretch, TimedDiagnosis, as_html, as_json
+from dpex.telemetry.loader_metrics import LoaderMetrics
 
 
 @dataclass
@@ -27,13 +27,13 @@ class World:
     now: float = 100.0
     cpu: float = 0.0
     cpu_s: float = 0.0
-    ledgers: list[Ledger] = field(default_factory=lambda: [Ledger("a")])
+    ledgers: list[LoaderMetrics] = field(default_factory=lambda: [LoaderMetrics("a")])
 
     def __post_init__(self) -> None:
-        self.engine = Engine(lanes={"local": LaneSums(running=2)})
-        self.book = Book()
+        self.engine = Engine(pools={"local": PoolSums(running=2)})
+        self.book = LoaderCounters()
         self.book.open(self.engine)
-        self.ledgers[0].case = Case(book=self.book, context=Context(dataset="Photos"))
+        self.ledgers[0].case = DiagnosisSource(book=self.book, context=Context(dataset="Photos"))
         self.diagnoses = Diagnoses(
             lambda: self.ledgers, clock=lambda: self.now, wall=lambda: 1e9 + self.now, cpu=self.cpu_clock
         )
@@ -47,18 +47,18 @@ class World:
         for _ in range(count):
             self.now += 1.0
             now = self.engine.now
-            causes = list(now.spent.causes)
-            causes[cause] += wait_s
-            lane = now.lanes["local"]
+            waits = {CAUSES[cause]: wait_s}
+            pool = now.pools["local"]
             self.engine.now = replace(
                 now,
-                spent=Spent(tuple(causes), 0.0, now.spent.work_s + 1.0 - wait_s),
+                causes=now.plus(Sums(causes=waits)).causes,
+                work_s=now.work_s + 1.0 - wait_s,
                 batches=now.batches + batches,
-                lanes={"local": replace(lane, running=workers, tickets=lane.tickets + batches, load_s=lane.load_s + 1)},
+                pools={"local": replace(pool, running=workers, tickets=pool.tickets + batches, load_s=pool.load_s + 1)},
             )
             self.diagnoses.mark()
 
-    def told(self, stretch: Stretch = "recent") -> Told:
+    def told(self, stretch: Stretch = "recent") -> TimedDiagnosis:
         found = self.diagnoses.tell("a", stretch)
         assert found is not None
         (one,) = found
@@ -149,18 +149,18 @@ def test_slow_batches_are_those_of_the_run(world: World) -> None:
     world.seconds(60, wait_s=0.5)
     for stretch in ("recent", "run"):
         assert [slow.indices for slow in world.told(stretch).diagnosis.facts.slowest] == ["[1]"]
-        assert "Of all since the loader was made." in str(world.told(stretch).diagnosis)
+        assert "Since the loader was made." in str(world.told(stretch).diagnosis)
 
 
 def test_loaders_come_and_go_and_may_have_the_name_of_one_before(world: World) -> None:
-    world.ledgers.append(Ledger("b"))  # has no iterator yet
+    world.ledgers.append(LoaderMetrics("b"))  # has no iterator yet
     world.seconds(60, wait_s=0.5)
     assert world.diagnoses.tell("b", "run") is None
     assert [one.name for one in world.diagnoses.tell(None, "run") or ()] == ["a"]
-    other = Engine(batches=70, spent=Spent((0.0,) * 9, 0.0, 7.0))
-    book = Book()
+    other = Engine(batches=70, work_s=7.0)
+    book = LoaderCounters()
     book.open(other)
-    world.ledgers[0].case = Case(book=book, context=Context())
+    world.ledgers[0].case = DiagnosisSource(book=book, context=Context())
     world.now += KEPT_S
     assert world.told().diagnosis.facts.batches == 70
     world.ledgers.clear()
@@ -206,8 +206,10 @@ def test_the_training_threads_run_queue_is_asked_about_whoever_asks(monkeypatch:
 def test_a_real_loader_is_diagnosed_at_its_endpoint() -> None:
     with DpexDataLoader(list(range(400)), batch_size=4, num_workers=1, metrics_port=0, name="real") as loader:
         list(loader)
-        assert exporter.port is not None
+        assert loader.metrics_url == f"http://127.0.0.1:{exporter.port}/"
         (ledger,) = exporter.ledgers()
         assert ledger.case is not None
         assert ledger.case.diagnose().facts.batches == 100
         assert str(ledger.case.diagnose()) == str(loader.diagnose())
+        assert str(loader.diagnose()).split()[:40] == loader.diagnose().summary.split()[:40]
+    assert loader.metrics_url is None

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import until
+from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.telemetry.directories import is_safe, opened, own_directories, to_look_in
+from dpex.system.directories import is_safe, opened, own_directories, to_look_in
 from dpex.telemetry.discovery import Announcement, identity, started_at, tidy_up
 from dpex.telemetry.discovery import targets as announced
 from dpex.telemetry.exporter import exporter
@@ -90,7 +90,7 @@ def test_two_ranks_with_one_fixed_port_are_both_found_by_their_labels_and_leave(
         said = [rank.communicate("\n", timeout=30)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert targets(tmp_path) == []
-    assert f"metrics_port={port} is taken on 127.0.0.1 by rank 0 of run job-7; this process serves" in said[1]
+    assert f"metrics: port {port} is taken on 127.0.0.1 by rank 0 of run job-7; this process serves" in said[1]
     assert "is taken" not in said[0]
 
 
@@ -171,7 +171,7 @@ def test_what_is_the_users_own_is_nobody_elses_to_read(tmp_path: Path) -> None:
 
 def test_a_directory_everybody_may_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError, match=f"everybody may change what is in {tmp_path}: chmod it.*metrics_dir="):
+    with pytest.raises(PermissionError, match=f"everybody may change what is in {tmp_path}: chmod it.*directory=..."):
         Announcement(tmp_path, "127.0.0.1:9", LABELS)
     tmp_path.chmod(0o1777)
     Announcement(tmp_path, "127.0.0.1:9", LABELS).withdraw()

@@ -23,12 +23,14 @@ from typing import Any
 
 import pytest
 import torch
-from families import Augmented, until
+from families import Augmented
 from torch.utils.data import IterableDataset
+from waiting import until
 
-from dpex import DpexDataLoader
+from dpex import DpexDataLoader, MetricsConfig, TLSConfig
 from dpex.errors import OptionError
-from dpex.telemetry.catalog import BY_NAME, CAUSES, METRICS
+from dpex.measure.wait_causes import CAUSES
+from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.exporter import exporter
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +114,7 @@ def test_a_training_loop_is_scraped(kind: str) -> None:
                 assert not shrunk
                 before = now
         wait_s = value(before, "dpex_consumer_seconds_total", state="wait")
-        assert value(before, "dpex_stall_seconds_total") == pytest.approx(wait_s)
+        assert value(before, "dpex_wait_seconds_total") == pytest.approx(wait_s)
         made = value(before, "dpex_worker_batch_seconds_count")
         assert 50 <= made <= 50 + 4 * 2
         assert value(before, "dpex_worker_seconds_total", stage="load") >= 0.0005 * 4 * 50
@@ -151,7 +153,7 @@ def test_wall_time_is_wait_transfer_and_work() -> None:
     wait_s, work_s = (value(found, "dpex_consumer_seconds_total", state=state) for state in ("wait", "work"))
     assert wait_s >= 20 * 0.02
     assert work_s >= 20 * 0.02
-    assert value(found, "dpex_stall_seconds_total", cause="read") > 0.5 * wait_s  # sleeping is no computing
+    assert value(found, "dpex_wait_seconds_total", cause="read") > 0.5 * wait_s  # sleeping is no computing
 
 
 class OneIsSlow(Augmented):
@@ -171,7 +173,7 @@ def causes_of(loader: DpexDataLoader[torch.Tensor]) -> dict[str, float]:
     with loader:
         list(loader)
         found = scrape()
-        return {cause: value(found, "dpex_stall_seconds_total", cause=cause) for cause in CAUSES}
+        return {cause: value(found, "dpex_wait_seconds_total", cause=cause) for cause in CAUSES}
 
 
 def test_a_batch_that_holds_up_others_is_a_straggler() -> None:
@@ -203,8 +205,10 @@ def test_every_series_is_in_the_catalogue_with_its_labels() -> None:
         allowed = {label.name: label.values for label in metric.labels if label.values}
         assert all(one in allowed[name] for name, one in labels if name in allowed)
     expected = {m.name for m in METRICS if m.group in ("consumer", "workers", "queue")}
+    expected -= {"dpex_device_feed_seconds_total"}  # of a loader with a device
+    expected -= {m.name for m in METRICS if any(label.values == ("remote",) for label in m.labels)}  # of a cluster
     assert expected <= set(types)
-    assert all(value(found, "dpex_stall_seconds_total", cause=cause) >= 0 for cause in CAUSES)
+    assert all(value(found, "dpex_wait_seconds_total", cause=cause) >= 0 for cause in CAUSES)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
@@ -233,7 +237,7 @@ def test_errors_of_the_dataset_and_deaths_are_counted() -> None:
         os.kill(iterator._workers[0].pid, 9)
         with pytest.warns(RuntimeWarning, match="The epoch goes on"):
             list(iterator)
-        assert value(scrape(), "dpex_worker_restarts_total", lane="local") == 1
+        assert value(scrape(), "dpex_worker_restarts_total", pool="local") == 1
 
 
 def test_two_loaders_share_an_endpoint() -> None:
@@ -315,7 +319,7 @@ def test_where_a_port_is_taken_another_is_and_prometheus_finds_it(
         assert [found["targets"] for found in announced(tmp_path / "sd")] == [[f"127.0.0.1:{served}"]]
         assert value(scrape(), "dpex_batches_total", loader="validation") == 2
     (said,) = caplog.messages
-    assert f"metrics_port={port} is taken on 127.0.0.1 by another program" in said
+    assert f"metrics: port {port} is taken on 127.0.0.1 by another program" in said
     assert f"serves its metrics on port {served}, and Prometheus finds it through {tmp_path / 'sd'}" in said
     assert "DPEX_METRICS_PORT=0" in said
     for loader in loaders:
@@ -327,17 +331,41 @@ def test_the_loaders_of_a_process_share_one_port(caplog: pytest.LogCaptureFixtur
     assert list(first)
     assert list(second)
     assert value(scrape(), "dpex_batches_total", loader="second") == 3
-    assert "metrics_port=1: the loaders of a process share one endpoint, and this one's metrics are served with " in (
-        caplog.text
-    )
+    assert "metrics: port 1 is not opened: the loaders of a process share one endpoint" in caplog.text
     assert f"on port {exporter.port}" in caplog.text
     first.close()
     second.close()
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"metrics_host='192\.0\.2\.1', metrics_port=0: cannot listen there"):
-        iter(DpexDataLoader([1, 2], metrics_port=0, metrics_host="192.0.2.1"))
+    with pytest.raises(OptionError, match=r"nothing can listen on host='192\.0\.2\.1', port=0: .* Give an address of"):
+        iter(DpexDataLoader([1, 2], metrics=MetricsConfig(host="192.0.2.1")))
+
+
+def test_a_configuration_goes_before_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("DPEX_METRICS_PORT", str(taken.getsockname()[1]))
+        config = MetricsConfig(port=0, directory=str(tmp_path / "given"), allowed_hosts=("train.example",))
+        with DpexDataLoader([1, 2], metrics=config) as loader:
+            list(loader)
+            assert [found["targets"] for found in announced(tmp_path / "given")] == [[f"127.0.0.1:{exporter.port}"]]
+            request = urllib.request.Request(f"{loader.metrics_url}metrics", headers={"Host": "train.example"})
+            assert urllib.request.urlopen(request, timeout=10).status == 200
+    assert "is taken" not in caplog.text
+
+
+def test_what_a_configuration_leaves_open_is_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("DPEX_METRICS_PORT", str(port))
+        with DpexDataLoader([1, 2], metrics=MetricsConfig()) as loader:
+            list(loader)
+            assert announced(tmp_path / "sd")
+    assert f"metrics: port {port} is taken" in caplog.text
 
 
 def test_the_environment_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,10 +434,8 @@ def certificates(tmp_path: Path) -> Path:
 
 
 def test_tls(certificates: Path) -> None:
-    files = {
-        f"metrics_{kind}file": str(certificates / f"server.{end}") for kind, end in (("cert", "pem"), ("key", "key"))
-    }
-    with DpexDataLoader([1, 2], metrics_port=0, **files) as loader:
+    files = TLSConfig(certfile=str(certificates / "server.pem"), keyfile=str(certificates / "server.key"))
+    with DpexDataLoader([1, 2], metrics=MetricsConfig(tls=files)) as loader:
         list(loader)
         context = ssl.create_default_context(cafile=str(certificates / "server.pem"))
         assert "dpex_batches_total" in text(context=context)
@@ -419,11 +445,9 @@ def test_tls(certificates: Path) -> None:
 
 
 def test_only_clients_with_a_certificate(certificates: Path) -> None:
-    files = {
-        f"metrics_{kind}file": str(certificates / f"server.{end}") for kind, end in (("cert", "pem"), ("key", "key"))
-    }
+    own = {"certfile": str(certificates / "server.pem"), "keyfile": str(certificates / "server.key")}
     authority = str(certificates / "client.pem")
-    with DpexDataLoader([1, 2], metrics_port=0, metrics_client_cafile=authority, **files) as loader:
+    with DpexDataLoader([1, 2], metrics=MetricsConfig(tls=TLSConfig(**own, client_cafile=authority))) as loader:
         list(loader)
         context = ssl.create_default_context(cafile=str(certificates / "server.pem"))
         with pytest.raises((urllib.error.URLError, OSError)):
@@ -433,8 +457,9 @@ def test_only_clients_with_a_certificate(certificates: Path) -> None:
 
 
 def test_a_certificate_that_is_not_there_is_named() -> None:
-    loader = DpexDataLoader([1, 2], metrics_port=0, metrics_certfile="/nowhere.pem", metrics_keyfile="/nowhere.key")
-    with pytest.raises(OptionError, match=r"metrics_certfile='/nowhere\.pem'"):
+    files = TLSConfig(certfile="/nowhere.pem", keyfile="/nowhere.key")
+    loader = DpexDataLoader([1, 2], metrics=MetricsConfig(tls=files))
+    with pytest.raises(OptionError, match=r"TLSConfig\(certfile='/nowhere\.pem'.*No such file.* Give PEM files"):
         iter(loader)
 
 

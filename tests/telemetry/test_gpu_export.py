@@ -29,6 +29,7 @@ from dpex import DpexDataLoader
 from dpex.system.gpu import watch
 from dpex.system.gpu.stall import GpuStall
 from dpex.telemetry.exporter import exporter
+from waiting import until
 
 def scrape():
     with urllib.request.urlopen(f"http://localhost:{exporter.port}/metrics", timeout=10) as answer:
@@ -40,13 +41,6 @@ def of_gpus(found):
 
 def threads():
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("dpex-nvml"))
-
-def until(ask):
-    deadline = time.monotonic() + 20
-    while not (found := ask()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return found
 """
 PRETEND = """
 stub = ctypes.CDLL("libnvidia-ml.so.1")
@@ -67,6 +61,7 @@ class Stream:
     record = staticmethod(lambda like=None: time.perf_counter())
     is_passed = staticmethod(lambda mark: True)
     apart_s = staticmethod(lambda first, second: second - first)
+    share_stream = staticmethod(lambda first, second: True)
     reuse = staticmethod(lambda mark: None)
 
 stalls = []
@@ -89,7 +84,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(script: str, tmp_path: Path, library: Path | None, prelude: str = PRELUDE + PRETEND) -> Any:
     """What ``script`` puts into ``answer``."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DPEX_", "CUDA_VISIBLE"))}
-    environment |= {"PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(library or "/nonexistent")}
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environment |= {"PYTHONPATH": paths, "LD_LIBRARY_PATH": str(library or "/nonexistent")}
     environment["DPEX_METRICS_DIR"] = str(tmp_path / "sd")
     done = subprocess.run(
         [sys.executable, "-c", f"{prelude}\n{script}\nprint(json.dumps(answer))"],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.engine.engine import Plan
+from dpex.engine.plan import EnginePlan
 from dpex.system.clock import ManualClock
 from dpex.system.gpu import events as cudaevents
 from dpex.system.gpu.stall import AT_ONCE, PENDING, GpuStall
@@ -68,6 +68,9 @@ class Stream:
     def apart_s(self, first: FakeMark, second: FakeMark) -> float:
         assert max(first.at_s, second.at_s) <= self.clock(), "read before it was passed: this would have to wait"
         return second.at_s - first.at_s
+
+    def share_stream(self, first: FakeMark, second: FakeMark) -> bool:
+        return True
 
     def reuse(self, mark: FakeMark) -> None:
         assert mark not in self.idle
@@ -189,7 +192,7 @@ def test_a_gpu_far_behind_costs_neither_marks_nor_questions() -> None:
     training = Training()
     for _ in range(10 * PENDING):
         training.step(Step(0.0, 1.0))
-    assert training.stream.made == 2 * PENDING
+    assert training.stream.made == 2 * PENDING + 1
     assert training.stream.asked <= 10 * PENDING  # one a call, which is answered "not yet"
     training.end()
     assert training.gpu.stall_s == 0.0
@@ -247,6 +250,87 @@ def test_an_error_of_the_gpu_ends_the_measurement_and_nothing_else(inside: bool)
         training.visit(1 * MS)
     assert training.gpu.stall_s == 3 * MS
     assert training.stream.asked == 2
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "took_ms"),
+    [
+        (Step(1 * MS, 20 * MS, host_s=2 * MS), 20),  # the loop runs ahead of the GPU
+        (Step(30 * MS, 20 * MS, host_s=2 * MS), 22),  # the GPU starves: it has each step for itself
+        (Step(1 * MS, 2 * MS, host_s=30 * MS), 32),  # launching is what takes long
+    ],
+)
+def test_a_step_takes_what_the_slower_of_loop_and_gpu_takes(step: Step, took_ms: int) -> None:
+    training = Training()
+    for number in range(30):
+        training.step(step, starting=number == 0)
+        if step.host_s + step.kernel_s > step.wait_s and step.host_s > step.kernel_s:
+            training.clock.advance(step.kernel_s)
+    training.end()
+    assert training.gpu.steps.number == 29
+    assert training.gpu.steps.mean_s == pytest.approx(took_ms * MS, rel=0.07)
+
+
+def test_a_synchronised_step_is_the_loops_own() -> None:
+    training, took = Training(), []
+    for number in range(20):
+        training.visit(5 * MS, starting=number == 0)
+        left = training.clock()
+        training.stream.launch((number % 3 + 1) * MS)
+        training.clock.advance(training.stream.free_at - training.clock())
+        took.append(training.clock() - left)
+    training.end()
+    took = took[1:]  # the first compiles and allocates
+    assert training.gpu.steps == (19, sum(took), sum(one * one for one in took))
+
+
+def test_what_lies_between_passes_is_no_step() -> None:
+    training = Training()
+    for _ in range(3):
+        training.visit(1 * MS, starting=True)
+        for _ in range(2):
+            training.clock.advance(4 * MS)
+            training.visit(1 * MS)
+        training.visit(0.0, over=True)
+        training.clock.advance(0.5)
+    training.visit(0.0, over=True)
+    assert training.gpu.steps.number == 8
+    assert training.gpu.steps.seconds == 5 * 4 * MS
+
+
+def test_an_evaluation_is_no_step_and_steps_that_become_slow_are() -> None:
+    training = Training()
+    for number in range(20):
+        training.visit(1 * MS, starting=number == 0)
+        training.clock.advance(4 * MS if number != 15 else 5.0)
+    assert training.gpu.steps.mean_s == 4 * MS
+    for _ in range(20):
+        training.visit(1 * MS)
+        training.clock.advance(2.0)
+    training.end()
+    assert training.gpu.steps.seconds > 30.0
+
+
+@pytest.mark.parametrize("trouble", ["a graph is captured", "another stream"])
+def test_marks_that_do_not_follow_each_other_make_no_step(trouble: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training()
+    training.visit(1 * MS)
+    training.clock.advance(4 * MS)
+    training.stream.capturing = trouble == "a graph is captured"
+    training.visit(1 * MS)
+    training.stream.capturing = False
+    if trouble == "another stream":
+        monkeypatch.setattr(training.stream, "share_stream", lambda first, second: False)
+    training.clock.advance(4 * MS)
+    for _ in range(2):
+        training.visit(1 * MS)
+    monkeypatch.undo()
+    training.clock.advance(4 * MS)
+    training.end()
+    assert training.gpu.steps.seconds <= (4 + 4) * MS
 
 
 # -- in a loader -------------------------------------------------------------------------------------------------------
@@ -309,12 +393,13 @@ def test_a_visit_that_raises_is_left_too(streams: list[HostStream], workers: int
         for _ in range(3):
             with pytest.raises(ValueError, match="bad sample"):
                 next(iterator)
-        assert len(streams[0].idle) + 2 * len(iterator._engine._plan.gpu._pending) == streams[0].made
+        kept = 2 * len(iterator._engine._plan.gpu._pending) + 1  # and the latest return that was read
+        assert len(streams[0].idle) + kept == streams[0].made
 
 
 def test_without_cuda_no_iterator_has_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.backends.cuda.is_built", lambda: False)
-    plans: list[Plan] = []
+    plans: list[EnginePlan] = []
     with DpexDataLoader(Slow(), num_workers=1) as loader:
         iterator = iter(loader)
         plans.append(iterator._engine._plan)
@@ -379,12 +464,15 @@ def test_events_stay_on_their_device_and_a_visit_on_its_stream(monkeypatch: pyte
     assert first.event.streams == second.event.streams == [mine]
     assert events.is_passed(second)
     assert events.apart_s(first, second) == 1.5
+    assert events.share_stream(first, second)
     events.reuse(first)
     events.reuse(second)
     assert events.record().event.streams == [mine, other]
     cuda.device = 1
     assert events.is_open()
-    assert events.record().event.streams == [cuda.streams[1]]
+    elsewhere = events.record()
+    assert elsewhere.event.streams == [cuda.streams[1]]
+    assert not events.share_stream(first, elsewhere)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,8 @@ def test_the_machines_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     known = ["node7.rack.example", "node7.cluster.example", "node7.other.example", "bound.example", "two.example"]
     assert all(map(hosts.allow, known))
     assert not any(map(hosts.allow, ["rack.example", "node8.cluster.example", "three.example"]))
+    given = hosts_of("bound.example", "0.0.0.0", {"DPEX_METRICS_ALLOWED_HOSTS": "one.example"}, ["four.example"])
+    assert (given.allow("four.example"), given.allow("one.example")) == (True, False)
     monkeypatch.setattr(headers, "_RESOLVER", tmp_path / "missing")
     assert hosts_of("x", "::1", {}).allow("node7.rack.example")
     assert not hosts_of("x", "fe80::1%eth0", {}).allow("node7.cluster.example")

@@ -9,26 +9,14 @@ from typing import Any
 import pytest
 
 from dpex.autotune.types import Decision, Outcome, Settings
-from dpex.measure.consumer_time import LaneSums, Spent, Sums
-from dpex.measure.stall_causes import CAUSES
+from dpex.measure.sums import NodeSums, PoolSums, Sums
+from dpex.measure.wait_causes import CAUSES
 from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.collector import Collector
-from dpex.telemetry.loader_metrics import Ledger, Readings
+from dpex.telemetry.loader_metrics import LoaderMetrics, Readings, readings_of
 
-NOTHING = Sums(
-    spent=Spent((0.0,) * len(CAUSES), 0.0, 0.0),
-    batches=0,
-    samples=0,
-    delivered_at=0.0,
-    waits=(0,) * 14,
-    waited_s=0.0,
-    steps=(0,) * 14,
-    stepped_s=0.0,
-    errors={},
-    moved_bytes={},
-    lanes={},
-)
+NOTHING = Sums(causes=dict.fromkeys(CAUSES, 0.0), waits=(0,) * 14, steps=(0,) * 14)
 
 
 class Engine:
@@ -41,12 +29,12 @@ class Engine:
         return self.now
 
 
-def batches(ledger: Ledger) -> float:
+def batches(ledger: LoaderMetrics) -> float:
     return ledger.read().counters["dpex_batches_total",]
 
 
 def test_what_has_ended_stays_counted() -> None:
-    ledger = Ledger("a")
+    ledger = LoaderMetrics("a")
     for epoch in range(4):
         engine = Engine(batches=10, ready=3, waits=(1,) * 14, waited_s=0.5)
         entry = ledger.watch(engine)
@@ -58,11 +46,11 @@ def test_what_has_ended_stays_counted() -> None:
         assert found.counters["dpex_batches_total",] == 10 * (epoch + 1)
         assert found.gauges["dpex_ready_batches",] == 0
         assert found.histograms["dpex_batch_wait_seconds",] == ([epoch + 1] * 14, 0.5 * (epoch + 1))
-    assert len(ledger._state[1]) <= 2  # the rest is folded
+    assert len(ledger._ledger.entries) <= 2  # the rest is folded
 
 
 def test_gpu_stall_is_kept_over_iterators_and_absent_without_a_gpu() -> None:
-    ledger, key = Ledger("a"), ("dpex_gpu_stall_seconds_total",)
+    ledger, key = LoaderMetrics("a"), ("dpex_gpu_stall_seconds_total",)
     before = ledger.watch(Engine())  # CUDA is not used yet
     assert key not in ledger.read().counters
     seen = []
@@ -79,17 +67,17 @@ def test_gpu_stall_is_kept_over_iterators_and_absent_without_a_gpu() -> None:
 
 
 def test_iterators_at_the_same_time_add_up() -> None:
-    ledger = Ledger("a")
-    entries = [ledger.watch(Engine(batches=5, ready=2, window=4)) for _ in range(2)]
+    ledger = LoaderMetrics("a")
+    entries = [ledger.watch(Engine(batches=5, ready=2, prefetch=4)) for _ in range(2)]
     assert batches(ledger) == 10
     assert ledger.read().gauges["dpex_ready_batches",] == 4
     entries[0].end()
     assert batches(ledger) == 10
-    assert ledger.read().gauges["dpex_prefetch_limit_batches",] == 4
+    assert ledger.read().gauges["dpex_prefetch_batches",] == 4
 
 
 def test_a_count_that_was_read_in_the_middle_of_a_change_does_not_shrink() -> None:
-    ledger, engine = Ledger("a"), Engine(batches=7)
+    ledger, engine = LoaderMetrics("a"), Engine(batches=7)
     ledger.watch(engine)
     assert batches(ledger) == 7
     engine.now = replace(engine.now, batches=5)
@@ -98,13 +86,22 @@ def test_a_count_that_was_read_in_the_middle_of_a_change_does_not_shrink() -> No
     assert batches(ledger) == 8
 
 
+def test_the_way_from_each_machine_is_told_of_eight_and_of_all_others_together() -> None:
+    machines = {f"m{number}": NodeSums(links=1, sent_bytes=number, round_trip_s=0.1) for number in range(12)}
+    found = readings_of(Sums(pools={"remote": PoolSums(sent_bytes=66, nodes=machines), "local": PoolSums()}))
+    sent = {key[2]: value for key, value in found.counters.items() if key[0] == "dpex_network_sent_bytes_total"}
+    assert sent == {**{f"m{number}": number for number in range(1, 8)}, "others": 8 + 9 + 10 + 11}
+    assert found.gauges["dpex_network_round_trip_seconds", "remote", "m1"] == 0.1
+    assert found.gauges["dpex_network_round_trip_seconds", "remote", "others"] == 0.1
+
+
 def test_time_stamps_are_compared_not_added() -> None:
     found = Readings(gauges={("dpex_last_batch_timestamp_seconds",): 5.0, ("dpex_ready_batches",): 1.0})
     found.add(Readings(gauges={("dpex_last_batch_timestamp_seconds",): 4.0, ("dpex_ready_batches",): 1.0}))
     assert list(found.gauges.values()) == [5.0, 2.0]
 
 
-def a_decision(old: Settings, new: Settings, stall: float, outcome: Outcome | None = None) -> Decision:
+def a_decision(old: Settings, new: Settings, wait: float, outcome: Outcome | None = None) -> Decision:
     return Decision(
         at=0.0,
         old=old,
@@ -113,22 +110,22 @@ def a_decision(old: Settings, new: Settings, stall: float, outcome: Outcome | No
         text="",
         evidence={},
         predicted_rate=10.0,
-        predicted_stall=stall,
+        predicted_wait=wait,
         outcome=outcome,
     )
 
 
 def test_decisions_by_knob_and_direction_and_what_they_brought() -> None:
-    few, many = Settings(local=1, depth=2), Settings(local=4, remote=2, depth=8)
+    few, many = Settings(local=1, prefetch=2), Settings(local=4, remote=2, prefetch=8)
 
     class Tuner:
         decisions = (
-            a_decision(few, many, 0.1, Outcome(rate=9.0, stall=0.2, kept=True, at=1.0)),
-            a_decision(many, few, 0.0, Outcome(rate=8.0, stall=0.3, kept=False, at=2.0)),
-            a_decision(few, replace(few, depth=3), 0.7),
+            a_decision(few, many, 0.1, Outcome(rate=9.0, wait=0.2, kept=True, at=1.0)),
+            a_decision(many, few, 0.0, Outcome(rate=8.0, wait=0.3, kept=False, at=2.0)),
+            a_decision(few, replace(few, prefetch=3), 0.7),
         )
 
-    ledger = Ledger("a")
+    ledger = LoaderMetrics("a")
     ledger.tuner = Tuner()
     found = ledger.read()
     changes = {key[1:]: value for key, value in found.counters.items() if key[0] == "dpex_tuner_decisions_total"}
@@ -137,12 +134,12 @@ def test_decisions_by_knob_and_direction_and_what_they_brought() -> None:
         ("local", "down"): 1,
         ("remote", "up"): 1,
         ("remote", "down"): 1,
-        ("depth", "up"): 2,
-        ("depth", "down"): 1,
+        ("prefetch", "up"): 2,
+        ("prefetch", "down"): 1,
     }
     assert found.counters["dpex_tuner_undone_total",] == 1
-    assert found.gauges["dpex_tuner_predicted_stall_ratio",] == 0.0
-    assert found.gauges["dpex_tuner_measured_stall_ratio",] == 0.3
+    assert found.gauges["dpex_tuner_predicted_wait_ratio",] == 0.0
+    assert found.gauges["dpex_tuner_measured_wait_ratio",] == 0.3
     assert found.gauges["dpex_tuner_prediction_error_ratio",] == pytest.approx(0.2)
 
 
@@ -173,7 +170,7 @@ def test_all_families_are_described_under_their_names() -> None:
 
 @pytest.mark.parametrize("source", [None, Gpus()])
 def test_as_long_as_no_gpu_was_seen_there_are_no_gpu_series(source: Gpus | None) -> None:
-    ledger = Ledger("a")
+    ledger = LoaderMetrics("a")
     ledger.watch(Engine(batches=1))
     collector = Collector(lambda: [ledger], source)
     assert not [key for key in samples(collector) if "gpu" in key[0] or ("collector", "gpu") in key[1]]
@@ -200,7 +197,7 @@ def test_every_gpu_metric_of_the_catalogue_can_be_had() -> None:
         pcie_rx_bytes=3,
         pcie_tx_bytes=4,
     )
-    ledger = Ledger("a")
+    ledger = LoaderMetrics("a")
     ledger.watch(Engine(gpu_stall_s=1.5))
     found = samples(Collector(lambda: [ledger], Gpus(full)))
     assert {name for name, _ in found if "gpu" in name} == {m.name for m in METRICS if m.group == "gpu"}
@@ -224,8 +221,8 @@ def test_a_source_that_fails_is_counted_and_the_rest_is_there(caplog: pytest.Log
         def gpus(self) -> tuple[GpuSample, ...]:
             raise RuntimeError("the driver is gone")
 
-    ledger = Ledger("a", ("D", "4", "batch"))
-    ledger.watch(Engine(batches=3, lanes={"local": LaneSums(services=(0,) * 14, running=2)}))
+    ledger = LoaderMetrics("a", ("D", "4", "batch"))
+    ledger.watch(Engine(batches=3, pools={"local": PoolSums(services=(0,) * 14, running=2)}))
     collector = Collector(lambda: [ledger], Broken())
     for scrape in (1, 2):
         found = samples(collector)
@@ -235,7 +232,7 @@ def test_a_source_that_fails_is_counted_and_the_rest_is_there(caplog: pytest.Log
 
 
 def test_buckets_are_cumulative_and_end_in_all() -> None:
-    ledger = Ledger("a")
+    ledger = LoaderMetrics("a")
     ledger.watch(Engine(waits=(1, 2, 0, 3, *(0,) * 9, 4), waited_s=9.5))
     found = samples(Collector(lambda: [ledger]))
     counts = {
@@ -247,7 +244,7 @@ def test_buckets_are_cumulative_and_end_in_all() -> None:
 
 
 def test_many_scrapes_at_once_agree() -> None:
-    ledger, engine = Ledger("a"), Engine()
+    ledger, engine = LoaderMetrics("a"), Engine()
     ledger.watch(engine)
     collector = Collector(lambda: [ledger])
     seen: list[list[float]] = [[] for _ in range(4)]

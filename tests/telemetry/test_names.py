@@ -12,13 +12,13 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
-from families import until
 from rich.console import Console
+from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.autotune.runtime.recorder import TraceFile
 from dpex.autotune.trace import format as trace_format
-from dpex.cli.top import Watch, asking, screen
+from dpex.cli.top import ProcessWatch, asking, screen
 from dpex.core.names import encodable
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.exporter import exporter
@@ -94,7 +94,7 @@ def test_a_diagnosis_can_be_printed_and_written(tmp_path: Path) -> None:
 
 
 def test_the_terminal(url: str, tmp_path: Path) -> None:
-    watch, out = Watch([url], [tmp_path], asking(None)), StringIO()
+    watch, out = ProcessWatch([url], [tmp_path], asking(None)), StringIO()
     watch.turn()
     Console(file=out, width=200).print(screen(list(watch.watched.values()), "/place"))
     text = out.getvalue()

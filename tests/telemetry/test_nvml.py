@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from nvmlstub import built_in
+from waiting import until
 
 from dpex.system.gpu.nvml import GpuSample, Reader, RunningCount, cuda_devices, parse_visible
 from dpex.system.gpu.watch import GpuWatcher, view
@@ -82,7 +83,7 @@ def test_a_gpu_that_offers_everything(library: Path) -> None:
     script = """
 say(0, "gpm", 1); say(0, "busy", 40); say(0, "sm", 20); say(0, "used", 5 << 30); say(0, "tx", 1000); say(0, "rx", 7)
 first = read()
-say(0, "busy", 90); say(0, "sm", 60); say(0, "tx", 1500); say(0, "rx", 107)
+say(0, "busy", 90); say(0, "sm", 60); say(0, "tx", 1500); say(0, "rx", 107); say(0, "throttle", 0x44)
 second = read()
 say(0, "sm", 80)
 third = read()
@@ -102,7 +103,9 @@ answer = first, second, third, "torch" in sys.modules, notes
         "memory_total_bytes": 80 << 30,
         "pcie_tx_bytes": 0,
         "pcie_rx_bytes": 0,
+        "held_back": [],
     }
+    assert second["held_back"] == ["the power limit", "the temperature, by the hardware"]
     assert second["kernel_active_ratio"] == 0.9
     assert (second["sm_active_ratio"], second["sm_occupancy_ratio"], second["dram_active_ratio"]) == (0.4, 0.2, 0.4)
     assert (second["pcie_tx_bytes"], second["pcie_rx_bytes"]) == (500, 100)
@@ -136,7 +139,7 @@ answer = found, [calls(name) for name in names], notes
     assert calls == [1, 1, 0, 1, 5]
     for (sample,) in found:
         known = {name for name, value in sample.items() if value is not None}
-        assert known == {"uuid", "ordinal", "index", "model", "memory_used_bytes", "memory_total_bytes"}
+        assert known == {"uuid", "ordinal", "index", "model", "memory_used_bytes", "memory_total_bytes", "held_back"}
     assert len(notes) == 3  # one each for utilisation, GPM, PCIe
 
 
@@ -262,6 +265,7 @@ say(3, "rc:nvmlDeviceGetFieldValues", 3)
 say(3, "rc:nvmlGpmQueryDeviceSupport", 2)
 say(3, "rc:nvmlDeviceGetIndex", 2)
 say(3, "rc:nvmlDeviceGetName", 3)
+say(3, "rc:nvmlDeviceGetCurrentClocksThrottleReasons", 3)
 say(3, "used", 1 << 20)
 answer = read() + read()
 """
@@ -313,8 +317,8 @@ def test_only_gpus_with_a_context_are_asked(monkeypatch: pytest.MonkeyPatch) -> 
         return SimpleNamespace(uuid=f"uuid-{ordinal}")
 
     cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 8, get_device_properties=properties)
-    internals = SimpleNamespace(_cuda_hasPrimaryContext=lambda ordinal: ordinal in (3, 5))
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, _C=internals))
+    monkeypatch.setattr("torch._C._cuda_hasPrimaryContext", lambda ordinal: ordinal in (3, 5), raising=False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     assert cuda_devices() == {3: "uuid-3", 5: "uuid-5"}
     cuda.is_initialized = lambda: False
     assert cuda_devices() == {}
@@ -375,9 +379,7 @@ def watching(readers: list[Fake], is_used: Callable[[], bool] = lambda: True, **
 def seen(view: Any, reader: Fake) -> None:
     """Until the thread has published what it read."""
     assert reader.read.wait(5.0)
-    deadline = threading.Event()
-    while not view.gpus and nvml_threads():
-        deadline.wait(0.001)
+    until(lambda: view.gpus or not nvml_threads())
 
 
 def test_users_share_one_thread_which_ends_with_the_last(readers: list[Fake]) -> None:
@@ -483,11 +485,12 @@ def test_a_forked_process_begins_anew(readers: list[Fake]) -> None:
 
 def test_a_tuned_loader_asks_and_stops_asking(readers: list[Fake]) -> None:
     from dpex.autotune.config import AutotuneConfig
-    from dpex.autotune.runtime.tuner import Limits, Tuner
+    from dpex.autotune.runtime.allowed import Limits
+    from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Settings
 
     watcher = watching(readers)
-    tuner = Tuner(AutotuneConfig(), Settings(local=1, depth=2), Limits(), gpu_view=watcher.view)
+    tuner = Tuner(AutotuneConfig(), Settings(local=1, prefetch=2), Limits(), gpu_view=watcher.view)
     assert readers == []
 
     class Engine:

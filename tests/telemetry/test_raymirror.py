@@ -16,11 +16,12 @@ from typing import Any
 
 import families
 import pytest
-from families import Augmented, until
+from families import Augmented
+from waiting import until
 
-from dpex import DpexDataLoader
+from dpex import DpexDataLoader, MetricsConfig
 from dpex.telemetry.catalog import BY_NAME
-from dpex.telemetry.loader_metrics import Ledger
+from dpex.telemetry.loader_metrics import LoaderMetrics
 from dpex.telemetry.ray_metrics import HEADLINES, RayMirror, mirror
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
@@ -115,7 +116,7 @@ def test_a_scrape_of_the_cluster_shows_the_loader(cluster: str) -> None:
 
 
 def test_only_what_is_new_is_added(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger, added = Ledger("a"), []
+    ledger, added = LoaderMetrics("a"), []
 
     class Metric:
         def inc(self, value: float, tags: dict[str, str]) -> None:
@@ -144,7 +145,7 @@ def test_only_what_is_new_is_added(cluster: str, monkeypatch: pytest.MonkeyPatch
 def test_an_endpoint_beside_it(cluster: str, tmp_path: Any) -> None:
     """A loader that serves metrics shows them in Ray too, once Ray is there, and one thread is enough for all."""
     loaders = [
-        DpexDataLoader(Augmented(8), batch_size=2, metrics_port=0, metrics_dir=str(tmp_path), name=name)
+        DpexDataLoader(Augmented(8), batch_size=2, metrics=MetricsConfig(directory=str(tmp_path)), name=name)
         for name in ("beside-1", "beside-2")
     ]
     for loader in loaders:
@@ -158,9 +159,9 @@ def test_an_endpoint_beside_it(cluster: str, tmp_path: Any) -> None:
 
 
 def test_when_ray_ends_nothing_breaks(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.telemetry.ray_metrics.ray_is_up", lambda: False)
+    monkeypatch.setattr("dpex.telemetry.ray_metrics.is_ray_connected", lambda: False)
     own = RayMirror(every_s=0.01)
-    token = own.join(Ledger("b"))
+    token = own.join(LoaderMetrics("b"))
     turns = time.monotonic() + 0.1
     until(lambda: time.monotonic() > turns)
     assert own._thread is not None

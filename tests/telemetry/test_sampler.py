@@ -11,12 +11,12 @@ import pytest
 from test_ledger import NOTHING, Engine
 
 from dpex.autotune.types import Decision, Outcome, Settings
-from dpex.measure.consumer_time import LaneSums, Spent
-from dpex.measure.stall_causes import CAUSES, STARTUP, TRANSFORM
+from dpex.measure.sums import NodeSums, PoolSums, Sums
+from dpex.measure.wait_causes import CAUSES, STARTUP, TRANSFORM
 from dpex.telemetry.http import history as module
-from dpex.telemetry.http.frames import Frame, latest
-from dpex.telemetry.http.history import Sampler
-from dpex.telemetry.loader_metrics import Ledger
+from dpex.telemetry.http.frames import frame, latest
+from dpex.telemetry.http.history import HistorySampler
+from dpex.telemetry.loader_metrics import LoaderMetrics
 
 HOSTILE = '<script>alert("x")</script>\u2028 & \\'
 
@@ -26,25 +26,25 @@ class World:
     """One loader whose engine says what it is told to, and a sampler on a clock that is moved by hand."""
 
     now: float = 100.0
-    ledgers: list[Ledger] = field(default_factory=lambda: [Ledger("a", ("Photos", "16", "batch"))])
+    ledgers: list[LoaderMetrics] = field(default_factory=lambda: [LoaderMetrics("a", ("Photos", "16", "batch"))])
 
     def __post_init__(self) -> None:
         self.engine = Engine()
         self.ledger.watch(self.engine)
-        self.sampler = Sampler(lambda: self.ledgers, {"rank": "3"}, clock=lambda: self.now, wall=lambda: 1e9 + self.now)
+        self.sampler = HistorySampler(
+            lambda: self.ledgers, {"rank": "3"}, clock=lambda: self.now, wall=lambda: 1e9 + self.now
+        )
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> LoaderMetrics:
         return self.ledgers[0]
 
     def second(self, *, wait_s: float = 0.0, cause: int = TRANSFORM, work_s: float = 0.0, batches: int = 0) -> None:
         """A second in which that happened, and its frame."""
         self.now += 1.0
         now = self.engine.now
-        causes = list(now.spent.causes)
-        causes[cause] += wait_s
-        spent = Spent(tuple(causes), now.spent.transfer_s, now.spent.work_s + work_s)
-        self.engine.now = replace(now, spent=spent, batches=now.batches + batches, samples=now.samples + 16 * batches)
+        more = Sums(causes={CAUSES[cause]: wait_s}, work_s=work_s, batches=batches, samples=16 * batches)
+        self.engine.now = now.plus(more)
         self.sampler.turn()
 
     def state(self, since: int = 0) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_the_columns_name_every_cause_and_every_row_fits(world: World) -> None:
     state = world.state()
     assert [c for c in state["columns"] if c.startswith("wait_") and c != "wait_s"] == [f"wait_{c}_s" for c in CAUSES]
     assert rows(state)[0]["number"] == 1
-    assert (state["version"], state["process"]["rank"]) == (2, "3")
+    assert (state["version"], state["process"]["rank"]) == (3, "3")
 
 
 def test_frames_are_differences(world: World) -> None:
@@ -82,21 +82,33 @@ def test_frames_are_differences(world: World) -> None:
     ] * 3
     assert [row["at"] for row in rows(state)] == [1e9 + 100, 1e9 + 101, 1e9 + 102, 1e9 + 103]
     now = state["loaders"][0]["now"]
-    assert (now["stall_ratio"], now["work_ratio"], now["transfer_ratio"]) == (0.4, 0.6, 0.0)
+    assert (now["wait_ratio"], now["work_ratio"], now["transfer_ratio"]) == (0.4, 0.6, 0.0)
     assert (now["batches_per_second"], now["samples_per_second"]) == (10.0, 160.0)
 
 
 def test_now_is_five_seconds(world: World) -> None:
     for _ in range(10):
         world.second(wait_s=0.4, work_s=0.6, batches=10)
-    assert world.loader()["now"]["stall_ratio"] == 0.4
+    assert world.loader()["now"]["wait_ratio"] == 0.4
     for _ in range(5):
         world.second(work_s=1.0, batches=10)
-    assert world.loader()["now"]["stall_ratio"] == 0.0
+    assert world.loader()["now"]["wait_ratio"] == 0.0
+
+
+def test_the_way_from_each_machine_is_told(world: World) -> None:
+    assert (world.loader()["machines"], world.loader()["left_alone"]) == ([], 0)
+    for sent in (1000, 3500):
+        node = NodeSums(links=1, sent_bytes=sent, sending_s=0.5, round_trip_s=0.02)
+        remote = PoolSums(nodes={"a": node, "here": NodeSums(tickets=3)}, nodes_left_alone=2)
+        world.engine.now = replace(world.engine.now, pools={"remote": remote})
+        world.now += 1.0
+        world.sampler.turn()
+    way = {"name": "a", "bytes_per_s": 2500.0, "bandwidth": 7000.0, "round_trip_s": 0.02, "loss": 0.0}
+    assert (world.loader()["machines"], world.loader()["left_alone"]) == ([way], 2)
 
 
 def test_empty_running_and_idle(world: World) -> None:
-    assert (world.loader()["state"], world.loader()["now"]["stall_ratio"]) == ("empty", None)
+    assert (world.loader()["state"], world.loader()["now"]["wait_ratio"]) == ("empty", None)
     world.second(wait_s=0.2, cause=STARTUP, batches=1)
     assert world.loader()["state"] == "running"
     for _ in range(6):
@@ -130,14 +142,14 @@ def test_ten_minutes_are_kept(world: World) -> None:
 
 
 def test_stages_are_per_batch_and_reading_is_what_took_no_cpu(world: World) -> None:
-    lane = LaneSums(load_s=3.0, load_cpu_s=1.0, collate_s=0.5, encode_s=0.25, services=(4, 6), running=2, wanted=3)
-    world.engine.now = replace(NOTHING, lanes={"local": lane}, ready=4, window=9, batches=1)
+    pool = PoolSums(load_s=3.0, load_cpu_s=1.0, collate_s=0.5, encode_s=0.25, tickets=10, running=2, wanted=3)
+    world.engine.now = replace(NOTHING, pools={"local": pool}, ready=4, prefetch=9, batches=1)
     world.second(work_s=1.0)
     found = world.loader()
-    assert found["now"]["stages_s"] == {"read": 0.2, "transform": 0.1, "collate": 0.05, "serialize": 0.025}
+    assert found["now"]["stages_s"] == {"read": 0.2, "transform": 0.1, "collate": 0.05, "encode": 0.025}
     row = rows(world.state())[-1]
-    levels = (row["local_running"], row["local_wanted"], row["remote_running"], row["ready"], row["limit"], row["made"])
-    assert levels == (2, 3, 0, 4, 9, 10)
+    levels = ("local_running", "local_wanted", "remote_running", "ready", "prefetch", "made")
+    assert [row[name] for name in levels] == [2, 3, 0, 4, 9, 10]
 
 
 def test_gpu_stall_is_none_until_somebody_measures_it(world: World) -> None:
@@ -159,13 +171,13 @@ def decision(**changes: Any) -> Decision:
     return replace(
         Decision(
             at=1.5,
-            old=Settings(local=2, depth=4),
-            new=Settings(local=5, remote=1, depth=12),
+            old=Settings(local=2, prefetch=4),
+            new=Settings(local=5, remote=1, prefetch=12),
             reason="too few",
             text="57 % of the time is lost",
             evidence={},
             predicted_rate=14.62,
-            predicted_stall=0.15,
+            predicted_wait=0.15,
         ),
         **changes,
     )
@@ -174,22 +186,22 @@ def decision(**changes: Any) -> Decision:
 def test_decisions_are_told_with_the_time_they_were_seen_at(world: World) -> None:
     world.ledger.tuner = tuner = Tuner([decision()])
     world.second()
-    judged = decision(outcome=Outcome(rate=15.0, stall=0.08, kept=True, at=3.0))
-    tuner.decisions = [judged, decision(predicted_rate=float("inf"), predicted_stall=float("nan"))]
+    judged = decision(outcome=Outcome(rate=15.0, wait=0.08, kept=True, at=3.0))
+    tuner.decisions = [judged, decision(predicted_rate=float("inf"), predicted_wait=float("nan"))]
     world.second()
     one, two = world.loader()["decisions"]
     assert (one["number"], one["at"], one["reason"]) == (1, 1e9 + 101, "too few")
-    assert (one["from"]["text"], one["to"]["text"]) == ("2 local, depth 4", "5 local + 1 remote, depth 12")
-    assert one["outcome"] == {"stall_ratio": 0.08, "batches_per_second": 15.0, "kept": True}
+    assert (one["from"]["text"], one["to"]["text"]) == ("2 local, prefetch 4", "5 local + 1 remote, prefetch 12")
+    assert one["outcome"] == {"wait_ratio": 0.08, "batches_per_second": 15.0, "kept": True}
     assert (two["at"], two["outcome"]) == (1e9 + 102, None)
-    assert two["predicted"] == {"stall_ratio": None, "batches_per_second": None}
+    assert two["predicted"] == {"wait_ratio": None, "batches_per_second": None}
     assert world.loader()["tuned"]
 
 
 def test_a_loader_that_went_is_forgotten_and_one_of_its_name_begins_anew(world: World) -> None:
     world.ledger.tuner = Tuner([decision()])
     world.second(wait_s=0.5, work_s=0.5, batches=100)
-    world.ledgers[0] = Ledger("a")
+    world.ledgers[0] = LoaderMetrics("a")
     world.ledger.watch(Engine(batches=7))
     world.second()
     assert rows(world.state())[-1]["batches"] == 7
@@ -200,13 +212,13 @@ def test_a_loader_that_went_is_forgotten_and_one_of_its_name_begins_anew(world: 
 
 
 def test_names_reach_the_page_as_json_only() -> None:
-    world = World(ledgers=[Ledger(HOSTILE, (HOSTILE, "1", "batch"))])
+    world = World(ledgers=[LoaderMetrics(HOSTILE, (HOSTILE, "1", "batch"))])
     world.sampler.turn()
     assert (world.loader()["name"], world.loader()["info"]["dataset"]) == (HOSTILE, HOSTILE)
 
 
 def test_latest_is_the_shortest_end_that_suffices() -> None:
-    frames = [Frame(n, 0.0, 1.0, 2, *([0] * (len(Frame._fields) - 4))) for n in range(10)]
-    assert [one.number for one in latest(frames, 3.0)] == [7, 8, 9]
+    frames = [frame(number, 0.0, 1.0, Sums(), Sums()) for number in range(10)]
+    assert [one["number"] for one in latest(frames, 3.0)] == [7, 8, 9]
     assert latest(frames, 99.0) == frames
     assert latest([], 1.0) == []

@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dpex import DpexDataLoader, iterators
-from dpex.engine import engine, inprocess_meter, snapshots, unmeasured
-from dpex.engine.inprocess_sampling import TURN_S, Stretch
-from dpex.measure.consumer_time import STEP_BUCKETS, Sums
-from dpex.measure.stall_causes import CAUSES
+from dpex import AutotuneConfig, DpexDataLoader, iterators
+from dpex.engine import engine, inprocess_meter, making_here, snapshots, supply, unmeasured, unmeasured_calls, waiting
+from dpex.engine.inprocess_sampling import TURN_S, UnmeasuredRun
+from dpex.measure.consumer_time import STEP_BUCKETS
+from dpex.measure.sums import Sums
 from dpex.profile.live_timer import SWITCH
 from dpex.system.clock import ManualClock
 
@@ -45,7 +46,17 @@ class Timed(Dataset[Any]):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock(100.0)
-    for module in (inprocess_meter, iterators, unmeasured, engine, snapshots):
+    for module in (
+        engine,
+        inprocess_meter,
+        iterators,
+        making_here,
+        snapshots,
+        supply,
+        unmeasured,
+        unmeasured_calls,
+        waiting,
+    ):
         monkeypatch.setattr(module, "monotonic", clock)
     monkeypatch.setattr("time.perf_counter", clock)
     monkeypatch.setenv(SWITCH, "0")
@@ -70,8 +81,8 @@ def begun(request: pytest.FixtureRequest) -> Begun:
     return begin
 
 
-def stretch_of(batches: Any) -> Stretch:
-    stretch: Stretch = getattr(batches, "_engine", batches)._stretch
+def stretch_of(batches: Any) -> UnmeasuredRun:
+    stretch: UnmeasuredRun = getattr(batches, "_engine", batches)._stretch
     return stretch
 
 
@@ -82,7 +93,7 @@ def sums_of(batches: Any) -> Sums:
 
 
 def whole_s(sums: Sums) -> float:
-    return sums.spent.wait_s + sums.spent.transfer_s + sums.spent.work_s
+    return sums.wall_s
 
 
 def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock, begun: Begun) -> None:
@@ -94,12 +105,12 @@ def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock, 
         passed += stretch_of(batches).left > 0
     sums = sums_of(batches)
     assert passed > 1000
-    assert (sums.batches, sums.samples, sums.lanes["inline"].tickets) == (1501, len(data), 1501)
+    assert (sums.batches, sums.samples, sums.pools["inline"].tickets) == (1501, len(data), 1501)
     assert whole_s(sums) == pytest.approx(clock.now_s - began)
-    assert sums.spent.work_s == sums.stepped_s == pytest.approx(1501 * STEP_S)
-    assert sums.lanes["inline"].load_s == pytest.approx(len(data) * LOAD_S)
+    assert sums.work_s == sums.stepped_s == pytest.approx(1501 * STEP_S)
+    assert sums.pools["inline"].load_s == pytest.approx(len(data) * LOAD_S)
     assert sums.stepped_squared == pytest.approx(1501 * STEP_S**2)
-    assert sum(sums.steps) == sum(sums.lanes["inline"].services) == 1501
+    assert sum(sums.steps) == sum(sums.pools["inline"].services) == 1501
     assert sum(sums.waits) == 1500  # the first of a pass is none
     assert sums.delivered_at == pytest.approx(clock.now_s - STEP_S)
 
@@ -113,8 +124,8 @@ def test_a_pass_that_is_broken_off_is_counted_so_far(clock: ManualClock, begun: 
         next(batches)
         clock.advance(STEP_S)
     sums = sums_of(batches)
-    assert sums.batches == sums.lanes["inline"].tickets == int(batches._num_yielded)
-    assert sums.spent.work_s == pytest.approx(sums.batches * STEP_S)
+    assert sums.batches == sums.pools["inline"].tickets == int(batches._num_yielded)
+    assert sums.work_s == pytest.approx(sums.batches * STEP_S)
 
 
 def test_a_user_s_statistics_know_of_batches_that_passed(clock: ManualClock, begun: Begun) -> None:
@@ -122,11 +133,50 @@ def test_a_user_s_statistics_know_of_batches_that_passed(clock: ManualClock, beg
     source = getattr(batches, "_engine", None) or batches._meter
     for number, _ in enumerate(batches):
         stats = source.stats()
-        made = stats.lanes["inline"]
+        made = stats.pools["inline"]
         assert stats.batches == made.tickets == number + 1
         assert stats.wait_s + stats.work_s == pytest.approx(clock.now_s - began)
-        assert made.fetch_s == pytest.approx(2 * LOAD_S * (number + 1))
+        assert made.load_s == pytest.approx(2 * LOAD_S * (number + 1))
         clock.advance(STEP_S)
+
+
+def test_the_tuner_s_look_knows_of_batches_that_passed(clock: ManualClock) -> None:
+    loader = DpexDataLoader(Timed(3000, clock), batch_size=2, num_workers=0, seeding="batch")
+    batches: Any = iter(loader)
+    began, passed = None, 0
+    for number, _ in enumerate(batches):
+        began = clock.now_s if began is None else began  # the first call is the start's
+        look = batches._engine.look()
+        assert (look.times.batches, look.made_here.tickets, look.away_s) == (number, number + 1, 0.0)
+        assert look.times.seconds == pytest.approx(clock.now_s - began)
+        assert look.times.work_s == pytest.approx(number * STEP_S)
+        assert look.made_here.load_s == pytest.approx(2 * LOAD_S * (number + 1))
+        passed += stretch_of(batches).left > 0
+        clock.advance(STEP_S)
+    assert passed > 1000
+
+
+@pytest.mark.parametrize("how", ["tuned", "after workers"])
+def test_batches_pass_wherever_they_are_made_here(how: str) -> None:
+    """Also those of a loader that is tuned, or whose workers have left."""
+    data = torch.utils.data.TensorDataset(torch.arange(200_000))
+    options: dict[str, Any] = {"num_workers": 1, "seeding": "batch"}
+    if how == "tuned":
+        options = {"num_workers": "auto", "autotune": AutotuneConfig(max_local=0)}
+    with DpexDataLoader(data, batch_size=2, **options) as loader:
+        batches: Any = iter(loader)
+        got = [next(batches)]
+        if how == "after workers":
+            loader.resize(local=0)
+        while not stretch_of(batches).passed:
+            got.append(next(batches))
+        got += islice(batches, 100)
+        assert loader.stats().batches == len(got)
+        if how == "after workers":
+            loader.resize(local=1)
+            got += islice(batches, 100)
+            assert not stretch_of(batches).size
+        assert torch.equal(torch.cat([values for (values,) in got]), torch.arange(2 * len(got)))
 
 
 def test_a_sudden_long_step_is_work_while_it_lasts_and_afterwards(clock: ManualClock, begun: Begun) -> None:
@@ -137,10 +187,10 @@ def test_a_sudden_long_step_is_work_while_it_lasts_and_afterwards(clock: ManualC
     before = sums_of(batches)
     for second in range(1, 6):
         clock.advance(1.0)
-        assert sums_of(batches).spent.work_s == pytest.approx(before.spent.work_s + second)
+        assert sums_of(batches).work_s == pytest.approx(before.work_s + second)
     next(batches)
     after = sums_of(batches)
-    assert after.spent.work_s == pytest.approx(before.spent.work_s + 5.0)
+    assert after.work_s == pytest.approx(before.work_s + 5.0)
     assert after.steps[bisect_left(STEP_BUCKETS, 5.0)] == 1
     assert stretch_of(batches).passed == 0
 
@@ -155,19 +205,19 @@ def test_a_sudden_long_batch_is_the_datasets(clock: ManualClock, begun: Begun) -
     slow.append(int(batches._num_yielded))
     next(batches)
     for found in (sums_of(batches), (next(batches), sums_of(batches))[1]):
-        assert found.lanes["inline"].load_s - before.lanes["inline"].load_s == pytest.approx(3.0, rel=0.001)
-        assert found.spent.work_s == pytest.approx(before.spent.work_s, abs=1e-4)
-        assert found.spent.causes[CAUSES.index("unknown")] < 0.001
+        assert found.pools["inline"].load_s - before.pools["inline"].load_s == pytest.approx(3.0, rel=0.001)
+        assert found.work_s == pytest.approx(before.work_s, abs=1e-4)
+        assert found.causes["unknown"] < 0.001
 
 
 def counts(sums: Sums) -> list[float]:
-    lane = sums.lanes["inline"]
-    parts = (lane.tickets, lane.load_s, lane.load_cpu_s, lane.collate_s, lane.collate_cpu_s)
-    histograms = (*sums.waits, *sums.steps, *lane.services, sums.waited_s, sums.stepped_squared)
+    pool = sums.pools["inline"]
+    parts = (pool.tickets, pool.load_s, pool.load_cpu_s, pool.collate_s, pool.collate_cpu_s)
+    histograms = (*sums.waits, *sums.steps, *pool.services, sums.waited_s, sums.stepped_squared)
     return [
-        *sums.spent.causes,
-        sums.spent.transfer_s,
-        sums.spent.work_s,
+        *sums.causes.values(),
+        sums.transfer_s,
+        sums.work_s,
         sums.batches,
         sums.samples,
         *parts,

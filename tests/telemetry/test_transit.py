@@ -6,60 +6,77 @@ from typing import Any
 
 import pytest
 
-from dpex.measure.consumer_time import NodeSums
-from dpex.pools.ray.cluster import Actor
-from dpex.pools.ray.handles import Call, Host, node_sums, transit_s
-from dpex.pools.ray.results import Landed
-
-
-def call(sent_at: float) -> Call:
-    made = Call("work", lambda: None, [])
-    made.sent_at = sent_at
-    return made
-
-
-def landed(at: float, *busy: tuple[float, float, float]) -> Landed:
-    """An answer with a batch for each (load_s, collate_s, encode_s)."""
-    results: list[tuple[Any, ...]] = [
-        (0, number, 0, None, (load_s, collate_s, 0.0, 0.0, 1), 0.0, encode_s, 0)
-        for number, (load_s, collate_s, encode_s) in enumerate(busy)
-    ]
-    return Landed(results, None, at, streamed=True)
+from dpex.core.schedule import Ticket
+from dpex.measure.sums import NodeSums
+from dpex.pools.agent.handles import AgentHandle, node_sums
 
 
 @pytest.fixture
-def host() -> Host:
-    return Host(1, 0, Actor(None))
+def agent() -> AgentHandle:
+    nowhere: Any = None
+    return AgentHandle(number=1, place="a node", link=nowhere)
 
 
-def test_of_one_call_it_is_what_the_worker_was_not_busy(host: Host) -> None:
-    assert transit_s(host, call(10.0), landed(12.0, (0.5, 0.25, 0.25))) == pytest.approx(1.0)
+def send(agent: AgentHandle, at: float, *numbers: int, worker: int | None = None) -> None:
+    agent.sent([Ticket(number, None, 0) for number in numbers], numbers[0], worker, at)
 
 
-def test_a_call_that_waited_behind_another_was_not_on_its_way(host: Host) -> None:
-    transit_s(host, call(10.0), landed(12.0, (1.0, 0.0, 0.0)))
-    assert transit_s(host, call(10.0), landed(13.5, (1.0, 0.0, 0.0))) == pytest.approx(0.5)
+def answer(agent: AgentHandle, number: int, here_s: float, at: float) -> float:
+    way_s = agent.answered(number, here_s, at)
+    agent.answered_at = at
+    return way_s
 
 
-def test_a_call_sent_later_counts_from_there(host: Host) -> None:
-    transit_s(host, call(10.0), landed(12.0, (1.0, 0.0, 0.0)))
-    assert transit_s(host, call(20.0), landed(21.25, (1.0, 0.0, 0.0))) == pytest.approx(0.25)
+def test_it_is_what_the_agent_did_not_have_the_ticket_for(agent: AgentHandle) -> None:
+    send(agent, 10.0, 0)
+    assert answer(agent, 0, 1.0, 12.0) == pytest.approx(1.0)
 
 
-def test_the_batches_of_an_answer_share_it_evenly(host: Host) -> None:
-    assert transit_s(host, call(0.0), landed(4.0, (1.0, 0.0, 0.0), (0.5, 0.25, 0.25))) == pytest.approx(1.0)
+def test_a_batch_behind_another_costs_what_came_after_that(agent: AgentHandle) -> None:
+    """The link is full: the second one waited for the first, which counts once."""
+    send(agent, 10.0, 0, 1)
+    assert answer(agent, 0, 0.5, 12.0) == pytest.approx(1.5)
+    assert answer(agent, 1, 0.5, 12.25) == pytest.approx(0.25)
 
 
-def test_it_is_never_negative(host: Host) -> None:
-    """The worker's clock may run faster than ours."""
-    assert transit_s(host, call(0.0), landed(1.0, (1.5, 0.0, 0.0))) == 0.0
+def test_a_ticket_sent_later_counts_from_there(agent: AgentHandle) -> None:
+    send(agent, 10.0, 0)
+    answer(agent, 0, 1.0, 12.0)
+    send(agent, 20.0, 1)
+    assert answer(agent, 1, 1.0, 21.25) == pytest.approx(0.25)
+
+
+def test_it_is_never_negative(agent: AgentHandle) -> None:
+    """The agent's clock may run faster than ours."""
+    send(agent, 0.0, 0)
+    assert answer(agent, 0, 1.5, 1.0) == 0.0
+
+
+def test_a_ticket_that_it_does_not_hold_was_not_on_its_way(agent: AgentHandle) -> None:
+    send(agent, 0.0, 0)
+    agent.new_epoch()
+    assert answer(agent, 0, 0.5, 1.0) == 0.0
+
+
+def test_a_message_is_open_until_its_last_ticket_is_back(agent: AgentHandle) -> None:
+    send(agent, 0.0, 0, 1, 2)
+    answer(agent, 0, 0.0, 1.0)
+    agent.took_back(2)
+    assert list(agent.messages.values()) == [1]
+    answer(agent, 1, 0.0, 1.0)
+    assert not agent.messages
+
+
+def test_what_is_lost_with_a_worker_is_what_it_was_sent_itself(agent: AgentHandle) -> None:
+    send(agent, 0.0, 0, 1, worker=3)
+    send(agent, 0.0, 2, worker=4)
+    send(agent, 0.0, 5)
+    assert agent.lost_with(3) == [0, 1]
+    assert sorted(agent.held) == [2, 5]
 
 
 def test_what_an_answer_adds_to_its_machine() -> None:
     """Run queues count for the batches that they were asked of."""
-    answer = landed(12.0, (0.5, 0.25, 0.25), (1.0, 0.0, 0.0))
-    known = node_sums(answer._replace(queued_s=0.5))
-    assert known == NodeSums(tickets=2, busy_s=2.0, cpu_s=0.0, queued_s=0.5, asked_s=2.0)
-    unknown = node_sums(answer)
-    assert unknown == NodeSums(tickets=2, busy_s=2.0)
-    assert known.plus(unknown) == NodeSums(tickets=4, busy_s=4.0, queued_s=0.5, asked_s=2.0)
+    known = node_sums(2.0, 1.0, 2, delay=0.5)
+    assert known == NodeSums(tickets=2, busy_s=2.0, cpu_s=1.0, queued_s=0.5, asked_s=2.0)
+    assert node_sums(2.0, 1.0, 2, delay=None) == NodeSums(tickets=2, busy_s=2.0, cpu_s=1.0)

@@ -18,17 +18,18 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from families import no_descriptor_left, until
+from families import no_descriptor_left
+from waiting import until
 
-from dpex.diagnose.counters import Book, Context
-from dpex.diagnose.source import Case
+from dpex.diagnose.counters import Context, LoaderCounters
+from dpex.diagnose.source import DiagnosisSource
 from dpex.telemetry.http import server as serving
 from dpex.telemetry.http import site
 from dpex.telemetry.http.diagnoses import Diagnoses
-from dpex.telemetry.http.history import Sampler
+from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import Answer, Request, Server, parsed
-from dpex.telemetry.http.site import PAGE, Kept, Site, asset
-from dpex.telemetry.loader_metrics import Ledger
+from dpex.telemetry.http.site import PAGE, CachedAnswer, Site, asset
+from dpex.telemetry.loader_metrics import LoaderMetrics
 
 HOSTILE = '"><img src=x onerror=alert(1)>'
 
@@ -40,10 +41,10 @@ def metrics(environ: dict[str, str], start_response: Any) -> list[bytes]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    ledgers = [Ledger(HOSTILE)]
-    ledgers[0].case = Case(book=Book(), context=Context(dataset=HOSTILE))
+    ledgers = [LoaderMetrics(HOSTILE)]
+    ledgers[0].case = DiagnosisSource(book=LoaderCounters(), context=Context(dataset=HOSTILE))
     diagnoses = Diagnoses(lambda: ledgers)
-    sampler = Sampler(lambda: ledgers, {"node": HOSTILE}, diagnoses.mark)
+    sampler = HistorySampler(lambda: ledgers, {"node": HOSTILE}, diagnoses.mark)
     sampler.turn()
     found = Server("127.0.0.1", 0, Site(metrics, sampler, diagnoses))
     found.start()
@@ -106,7 +107,7 @@ def test_the_report_has_no_scripts_and_what_users_name_is_text_in_it(server: Ser
     text = answer.read().decode()
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'unsafe-inline';")
     assert (HOSTILE in text, html.escape(HOSTILE) in text) == (False, True)
-    assert "Too early to say" in text
+    assert "A conclusion needs" in text
 
 
 def test_diagnoses_by_loader_and_stretch(server: Server) -> None:
@@ -190,7 +191,7 @@ def test_a_storm_is_rendered_seldom_the_more_so_the_dearer_it_is(
     cost_s: float, renderings: int, oldest_s: float
 ) -> None:
     now, rendered_at, app = [0.0], [0.0], Counting()
-    kept = Kept(app, clock=lambda: now[0], cpu=lambda: app.asked * cost_s)
+    kept = CachedAnswer(app, clock=lambda: now[0], cpu=lambda: app.asked * cost_s)
     ages = []
     for number in range(500):
         now[0] = number * 0.01
@@ -204,7 +205,7 @@ def test_a_storm_is_rendered_seldom_the_more_so_the_dearer_it_is(
 @pytest.mark.usefixtures("kept_as_usual")
 def test_who_scrapes_seldom_sees_what_is_new() -> None:
     now, app = [0.0], Counting()
-    kept = Kept(app, clock=lambda: now[0], cpu=lambda: 9.0 * app.asked)
+    kept = CachedAnswer(app, clock=lambda: now[0], cpu=lambda: 9.0 * app.asked)
     for number in range(5):
         now[0] = number * 2.0
         assert kept.answer(metrics_request()).body == str(number + 1).encode()
@@ -212,7 +213,7 @@ def test_who_scrapes_seldom_sees_what_is_new() -> None:
 
 @pytest.mark.usefixtures("kept_as_usual")
 def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
-    kept = Kept(Counting(), clock=lambda: 0.0)
+    kept = CachedAnswer(Counting(), clock=lambda: 0.0)
     accepts, queries = ("", "application/openmetrics-text"), ("name[]=a", "name[]=b")
     answers = {kept.answer(metrics_request(accept, query)).body for accept in accepts for query in queries}
     assert len(answers) == 4
@@ -224,7 +225,7 @@ def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
 @pytest.mark.usefixtures("kept_as_usual")
 def test_who_words_it_otherwise_gets_the_same_rendering() -> None:
     app = Counting()
-    kept = Kept(app, clock=lambda: 0.0)
+    kept = CachedAnswer(app, clock=lambda: 0.0)
     for number in range(20):
         kept.answer(metrics_request(f"text/plain; a={number}, */*", f"name[]=b&x={number}&name[]=a"))
     kept.answer(metrics_request("", "name[]=a&name[]=b&name[]=a"))
@@ -235,7 +236,7 @@ def test_who_words_it_otherwise_gets_the_same_rendering() -> None:
 def test_all_who_come_meanwhile_share_one_rendering() -> None:
     gate = threading.Event()
     app = Counting(gate)
-    kept, bodies = Kept(app, clock=lambda: 0.0), []
+    kept, bodies = CachedAnswer(app, clock=lambda: 0.0), []
     threads = [threading.Thread(target=lambda: bodies.append(kept.answer(metrics_request()).body)) for _ in range(8)]
     for thread in threads:
         thread.start()

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.system.gpu.nvml import GpuSample
+from dpex.system.gpu.stall import GpuSteps
 from dpex.telemetry.exporter import exporter
 
 GPU_STALL = 0.25
@@ -57,6 +58,9 @@ class OneGpu:
         )
 
 
+GPU_STEP_S = 0.04
+
+
 class Stalls:
     """Misses its share of the time from now on."""
 
@@ -68,6 +72,11 @@ class Stalls:
         return GPU_STALL * (time.monotonic() - self.began)
 
     stall_s = total_s
+
+    @property
+    def steps(self) -> GpuSteps:
+        number = int((1.0 - GPU_STALL) * (time.monotonic() - self.began) / GPU_STEP_S)
+        return GpuSteps(number, number * GPU_STEP_S, number * GPU_STEP_S**2)
 
 
 def train(batches: Iterator[torch.Tensor], step_s: float, log: Path, over: threading.Event) -> None:

@@ -1,7 +1,8 @@
 """Scenarios: simulated worlds, why they are there, and what a controller must achieve in them.
 
-Two sets are kept as files, a folder each with a file per family: ``development``, on which the controller is made
-better, and ``validation``, which only says whether it became so. A file holds a list of objects: ``name``, ``why``,
+Three sets are kept as files, a folder each with a file per family: ``development``, on which the controller is made
+better, ``validation``, which only says whether it became so, and ``gpu``, the worlds whose trainer has a GPU that works
+beside it. A file holds a list of objects: ``name``, ``why``,
 ``seconds``, ``world`` (fields of `World`), ``phases`` (fields of `Phase`), and perhaps ``config`` (fields of
 `AutotuneConfig`), ``holds``, ``judged_at``, ``repeat_s`` and ``memory_grace_s``.
 """
@@ -30,14 +31,16 @@ _PARTS: Mapping[str, type[Any]] = {
     "bursts": parts.Bursts,
     "slow": parts.SlowSpells,
     "pauses": parts.Pauses,
+    "gpu": parts.Gpu,
+    "evaluation": parts.Pauses,
 }
 FOLDER = Path(__file__).parent
 ORACLE = "oracle.json"
 BASELINE = "baseline.json"
 HOLDS = ("regret", "settle", "decisions", "cost", "oscillation", "memory")
 """What can be asked of a controller, see `benchmarks.simulation.score`."""
-DEVELOPMENT, VALIDATION = "development", "validation"
-SETS = (DEVELOPMENT, VALIDATION)
+DEVELOPMENT, VALIDATION, GPU = "development", "validation", "gpu"
+SETS = (DEVELOPMENT, VALIDATION, GPU)
 _SETTLING_S = 30.0
 """An interval is calm at the latest so long after workers can be there."""
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import dpex
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.trace.format import Facts, Recorder, line
+from dpex.autotune.trace.format import Recorder, RunFacts, line
 from dpex.errors import OptionError
 from dpex.system.cpus import local_ranks, usable_cpus
 
@@ -123,10 +123,10 @@ def _names(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
-def facts() -> Facts:
+def facts() -> RunFacts:
     """About this process and its machine."""
     torch = sys.modules.get("torch")
-    host: dict[str, Any] = {
+    machine: dict[str, Any] = {
         "name": os.uname().nodename,
         "system": f"{os.uname().sysname} {os.uname().release}",
         "python": sys.version.split()[0],
@@ -137,7 +137,7 @@ def facts() -> Facts:
         "cpus": os.cpu_count(),
         "usable_cpus": usable_cpus(),
     }
-    return Facts(dpex=dpex.__version__, wall_s=time.time(), host=host)
+    return RunFacts(dpex=dpex.__version__, wall_s=time.time(), machine=machine)
 
 
 def recorder(config: AutotuneConfig) -> Recorder | None:

@@ -1,7 +1,7 @@
 """Tunes a running loader: takes windows of measurements, asks the controller, carries out what it decides.
 
 One daemon thread ("dpex-tuner") per loader looks at the loader's engines while there are any. It never waits for the
-consumer and never makes it wait: what it reads it reads without the engine's lock, and what it wishes the consumer's
+consumer and never makes it wait: what it reads it reads without the engine's lock, and what it requests the consumer's
 thread carries out within its next turn. `dpex.autotune.runtime.windows` tells when a window of measurements begins and
 ends.
 
@@ -18,69 +18,50 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Protocol
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.controller import Controller
+from dpex.autotune.course import Course
+from dpex.autotune.felt import by_events
+from dpex.autotune.rank_load import load_of, with_cpus
+from dpex.autotune.room import Room, RoomWanted, made_without, node_links, remote_need
+from dpex.autotune.runtime.allowed import Limits, brought_inside, within
 from dpex.autotune.runtime.recorder import recorder
-from dpex.autotune.runtime.windows import BATCHES, GLANCE_S, SHORTEST_S, Mark, Windows
-from dpex.autotune.trace.format import Origin, Recorded
-from dpex.autotune.types import Decision, Sample, Settings
+from dpex.autotune.runtime.window_sample import Window
+from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows
+from dpex.autotune.trace.format import RecordingController, TraceOrigin
+from dpex.autotune.types import Decision, Reason, Sample, Settings
+from dpex.autotune.wording import named
+from dpex.core.names import KNOBS, LOCAL, REMOTE
 from dpex.core.prefetch import Sizes
-from dpex.measure.consumer_time import Look, since
-from dpex.measure.samples import HostSample, LaneSample
+from dpex.measure.consumer_time import EngineLook
+from dpex.measure.gpu_use import GpuUse
+from dpex.measure.samples import MachineSample, PoolSample
 from dpex.system.clock import Clock, monotonic
-from dpex.system.cpus import local_ranks, usable_cpus
 from dpex.system.gpu.watch import GpuView, view
-from dpex.system.host import HostMeter
-from dpex.system.run_queue import Ran
+from dpex.system.machine import MachineMeter
+from dpex.system.rank_board import RankShare, rank_share
 
 logger = logging.getLogger("dpex")
 
-COLD_WORKERS = 4
 JOIN_S = 2.0
-ROOM_EVERY_S = 2.0
-
-Room = Callable[[int, int], "tuple[int, int] | None"]
-"""From remote workers requested and those of them that run: how many more this loader may ask for, and how many of the
-requested find no place. None: there can be none."""
-
-
-def cold_start(cpus: float | None = None, ranks: int | None = None) -> Settings:
-    """Where tuning begins when nothing is known: few enough to start quickly, enough to see what a worker costs."""
-    cpus = usable_cpus() if cpus is None else cpus
-    ranks = local_ranks(os.environ) if ranks is None else ranks
-    local = max(1, min(COLD_WORKERS, math.floor(cpus / ranks)))
-    return Settings(local=local, depth=2 * local)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the loader rules out, whatever the configuration allows.
-
-    streams: why workers keep their number, where each reads a stream of its own, else "". may_inline: batches may be
-    made in this process.
-    memory_budget: bytes in flight at most. prefetch_factor: batches in flight per worker at most. pins: what the user
-    fixed with ``resize``, by name ("local", "remote", "prefetch").
-    most_local: local workers that the system allows, once it refused one.
-    """
-
-    streams: str = ""
-    may_inline: bool = True
-    memory_budget: int | None = None
-    prefetch_factor: int | None = None
-    pins: Mapping[str, int] | None = None
-    most_local: int | None = None
+"""The thread only looks and asks, and is done by then, unless the machine hardly runs it."""
+RANKS_EVERY_S = 0.5
+"""How often ranks tell each other of their need, at most: it takes a tenth of a millisecond."""
+ROOM_EVERY_S = 1.0
+"""How often the cluster is asked for room, at most: each question is a call to Ray's head node."""
 
 
 class Tunable(Protocol):
     """What of an engine the tuner uses."""
 
-    def look(self) -> Look:
+    def look(self) -> EngineLook:
         """What there is to see."""
 
-    def wish(self, sizes: Sizes) -> None:
+    def request(self, sizes: Sizes) -> None:
         """Have other sizes within the consumer's next turn."""
 
     @property
@@ -99,20 +80,25 @@ class Tuner:
         *,
         room: Room | None = None,
         clock: Clock = monotonic,
-        host: HostMeter | None = None,
+        machine: MachineMeter | None = None,
         gpu_view: Callable[[], GpuView | None] = view,
+        ranks: RankShare = rank_share,
     ) -> None:
         self._config = config
         self._limits = limits
         self._room = room
         self._clock = clock
-        self._host = host
+        self._machine = machine
         self._gpu_view = gpu_view
+        self._ranks = ranks
+        self._rank_cpus: float | None = None
+        self._ranks_told_at = -math.inf
         self._gpus: GpuView | None = None
         self._engines: list[Tunable] = []
-        self._windows = Windows()
+        self._windows = MeasurementWindows()
         self._began_at: float | None = None
         self._past: list[Decision] = []
+        self._notes: list[Decision] = []
         self._start = start
         self._has_failed = False
         self._refused = False
@@ -121,31 +107,36 @@ class Tuner:
         self._changing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._recorder = recorder(config)
+        self.course = Course()
+        self.gpu_use: GpuUse | None = None
         self.settings = start
         self._renew("")
-        if limits.streams:
-            self._past.append(_on_streams(self.settings, limits.streams))
-            logger.info("auto: %s", limits.streams)
+        if said := limits.streams or limits.reading:
+            self._past.append(_stays(0.0, self.settings, "start", said))
+            logger.info("auto: %s", said)
 
     # -- what is wanted ----------------------------------------------------------------------------------------------
 
     def _renew(self, why: str) -> None:
         """A controller for the limits as they are now, from the present setting, brought inside them."""
         config = self._allowed()
-        self.settings = _brought_inside(self.settings, config)
+        self.settings = brought_inside(self.settings, config)
         self._controller = self._on_record(Controller(config, self.settings), config, why)
         self.settings = self._controller.begin()
 
     def _allowed(self) -> AutotuneConfig:
         remote = self._room is not None and not self._refused
-        return _within(self._config, self._limits, self.settings, remote=remote)
+        return within(self._config, self._limits, self.settings, remote=remote)
 
-    def _on_record(self, controller: Controller, config: AutotuneConfig, why: str) -> Controller | Recorded:
+    def _on_record(self, controller: Controller, config: AutotuneConfig, why: str) -> Controller | RecordingController:
         if self._recorder is None:
             return controller
         limits = asdict(replace(self._limits, pins=dict(self._limits.pins or {})))
         limits["streams"] = bool(self._limits.streams)
-        return Recorded(controller, self._recorder, Origin(config=config, start=self.settings, limits=limits, why=why))
+        del limits["reading"]
+        return RecordingController(
+            controller, self._recorder, TraceOrigin(config=config, start=self.settings, limits=limits, why=why)
+        )
 
     @property
     def sizes(self) -> Sizes:
@@ -154,17 +145,18 @@ class Tuner:
         prefetch = (limits.pins or {}).get("prefetch")
         if prefetch is None and limits.prefetch_factor is not None:
             prefetch = limits.prefetch_factor * max(1, now.workers)
-        return Sizes(local=now.local, remote=now.remote, prefetch=prefetch, depth=now.depth)
+        return Sizes(local=now.local, remote=now.remote, prefetch=prefetch, tuned_prefetch=now.prefetch)
 
     @property
     def decisions(self) -> list[Decision]:
         """All so far, oldest first."""
-        return [*self._past, *self._controller.decisions]
+        decisions = [*self._past, *self._controller.decisions]
+        return sorted([*decisions, *self._notes], key=lambda decision: decision.at) if self._notes else decisions
 
     @property
     def is_frozen(self) -> bool:
         """Whether there is nothing to decide any more: the user fixed everything, or tuning has failed."""
-        return self._has_failed or {"local", "remote", "prefetch"} <= set(self._limits.pins or {})
+        return self._has_failed or set(KNOBS) <= set(self._limits.pins or {})
 
     def pin(self, pins: Mapping[str, int]) -> None:
         """From now on these are the user's; the rest is tuned on."""
@@ -172,7 +164,7 @@ class Tuner:
         with self._changing:
             now = self.settings
             self._limits = replace(self._limits, pins=dict(pins))
-            self.settings = replace(now, local=pins.get("local", now.local), remote=pins.get("remote", now.remote))
+            self.settings = replace(now, local=pins.get(LOCAL, now.local), remote=pins.get(REMOTE, now.remote))
             self._past += self._controller.decisions
             self._renew(f"{fixed} is fixed by resize()")
             self._windows.clear()
@@ -197,7 +189,9 @@ class Tuner:
             self._stop = threading.Event()
             self._windows.shorten()
             self._gpus = self._gpu_view()
-            arguments = (weakref.ref(self), self._stop)
+            self._rank_cpus, self._ranks_told_at = None, -math.inf
+            leave = partial(self._ranks.leave, id(self))
+            arguments = (weakref.ref(self), self._stop, self._room, leave)
             self._thread = threading.Thread(target=_run, args=arguments, name="dpex-tuner", daemon=True)
             self._thread.start()
 
@@ -205,7 +199,7 @@ class Tuner:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._engines, self._thread, self._gpus = [], None, None
-            self._windows, self._changing = Windows(), threading.Lock()
+            self._windows, self._changing = MeasurementWindows(), threading.Lock()
 
     def leave(self, engine: Tunable) -> None:
         """It has ended; with the last of them the thread ends. Idempotent."""
@@ -230,12 +224,14 @@ class Tuner:
         """One look; returns the seconds until the next."""
         now = self._clock()
         if self.is_frozen:
-            if isinstance(self._controller, Recorded):
+            if isinstance(self._controller, RecordingController):
                 self._controller.announce(0.0 if self._began_at is None else now - self._began_at)
+            if self._room is not None:
+                self._room.rest()
             return self._config.interval_s
-        if self._host is None:
-            self._host = HostMeter(self._clock)
-            self._host.sample((), 0.0)
+        if self._machine is None:
+            self._machine = MachineMeter(self._clock)
+            self._machine.sample((), 0.0)
         if self._began_at is None:
             self._began_at = now
         cpu_s = time.process_time()
@@ -243,88 +239,113 @@ class Tuner:
         found = self._windows.turn(looks, cpu_s)
         if isinstance(found, float):
             return found
-        self._step(found[1].look, self._sample(*found))
-        return min(GLANCE_S, self._windows.length_s)
+        window = Window(*found)
+        self._step(window.after.look, self._sample(window))
+        return self._windows.pause_s
 
-    def _sample(self, before: Mark, after: Mark) -> Sample:
-        base, look = before.look, after.look
-        then, now = base.times, look.times
-        wait_s, own_s = max(0.0, now.wait_s - then.wait_s), max(0.0, now.own_s - then.own_s)
-        work_s = max(0.0, now.work_s - then.work_s)
-        batches = max(0, now.batches - then.batches)
-        part = min(1.0, (wait_s + own_s + work_s) / max(1e-6, look.at - base.at))  # the rest was between passes
-        ran = after.queued.since(before.queued)
-        return Sample(
-            at=look.at - (self._began_at or 0.0),
-            seconds=wait_s + own_s + work_s,
-            settings=replace(self.settings, local=look.sizes.local, remote=look.sizes.remote),
-            epoch=look.epoch,
-            batches=batches,
-            wait_s=wait_s,
-            own_s=own_s,
-            work_s=work_s,
-            head_s=max(0.0, now.head_s - then.head_s),
-            step_spread=_spread(batches, work_s, now.work_squared - then.work_squared),
-            ready=look.ready,
-            in_flight=look.in_flight,
-            batch_bytes=look.batch_bytes,
-            made_here=with_queue(since(base.made_here, look.made_here), ran.here),
-            local=with_queue(since(base.local, look.local), ran.workers),
-            remote=self._with_room(since(base.remote, look.remote)),
-            host=self._host_sample(look, (after.cpu_s - before.cpu_s) * part, ran.trainer),
-            gpu_busy=self._gpus.busy_ratio() if self._gpus is not None else None,
-            gpu_stall_s=_gpu_stall_s(base, look),
+    def _sample(self, window: Window) -> Sample:
+        look = window.after.look
+        sample = window.sample(self._began_at or 0.0, self.settings)
+        sample = replace(
+            sample,
+            remote=self._with_room(sample, window),
+            machine=self._machine_sample(look, window),
+            gpu_busy=self._gpu_busy(sample),
         )
+        self._tell_ranks(sample)
+        return sample if self._rank_cpus is None else with_cpus(sample, self._rank_cpus)
 
-    def _host_sample(self, look: Look, trainer_cpu_s: float, trainer: Ran | None) -> HostSample:
+    def _tell_ranks(self, sample: Sample) -> None:
+        """Tell the other ranks of this machine what this loader needs, now and then, and take what it may have."""
+        now, load = self._clock(), load_of(sample)
+        if load is None or now - self._ranks_told_at < RANKS_EVERY_S:
+            return
+        self._ranks_told_at = now
+        found = self._ranks.report(id(self), load)
+        self._rank_cpus = None if found is None else found.cpus
+        if self._machine is not None:
+            self._machine.used_by_ranks = None if found is None else found.used_by_others
+
+    def _gpu_busy(self, sample: Sample) -> float | None:
+        """Share of about the last second in which the GPU ran kernels; notes that, and what holds its clocks back."""
+        busy = self._gpus.busy_ratio() if self._gpus is not None else None
+        if self._gpus is not None and busy is not None and sample.seconds > 0:
+            reasons = dict.fromkeys(reason for gpu in self._gpus.gpus for reason in gpu.held_back or ())
+            use = self.gpu_use or GpuUse()
+            self.gpu_use = use.with_window(sample.seconds, busy, is_supplied=sample.ready > 0, held_back=tuple(reasons))
+        return busy
+
+    def _machine_sample(self, look: EngineLook, window: Window) -> MachineSample:
         """The machine; of its free memory as much as leaves the trainer what it may need."""
-        assert self._host is not None
-        host = self._host.sample(look.pids, trainer_cpu_s, look.local.running)
-        free = host.memory_free
+        assert self._machine is not None
+        machine = self._machine.sample(look.pids, window.trainer_cpu_s, look.local.running)
+        free = machine.memory_free
         if free is not None:
             workers = look.local.running + look.remote.running
             batches = look.ready + min(look.in_flight, workers)
-            held = batches * look.batch_bytes + look.local.requested * host.worker_bytes
+            held = batches * look.batch_bytes + look.local.requested * machine.worker_bytes
             free = int(self._config.memory_share * (free + held) - held)
         budget = self._limits.memory_budget
-        queued_s = None if trainer is None else trainer.queued_s
-        return replace(host, memory_free=free, batch_budget=budget, trainer_queued_s=queued_s)
+        return replace(machine, memory_free=free, batch_budget=budget, trainer_queued_s=window.trainer_queued_s)
 
-    def _with_room(self, remote: LaneSample) -> LaneSample:
-        found = None if self._room is None or self._refused else self._room(remote.requested, remote.running)
-        return remote if found is None else replace(remote, room=found[0], unplaced=found[1])
+    def _with_room(self, sample: Sample, window: Window) -> PoolSample:
+        remote = sample.remote
+        if self._room is None or self._refused:
+            return remote
+        links = node_links(window.before.look.nodes, window.after.look.nodes, sample.seconds)
+        found = self._room.look(replace(self._wanted(sample), links=links))
+        if found is None:
+            return remote
+        if found.told:
+            self._note(sample.at, found.told)
+        return replace(remote, room=found.more, unplaced=found.unplaced, granted=found.granted)
+
+    def _wanted(self, sample: Sample) -> RoomWanted:
+        """What is told of the need for remote workers. Nodes are asked for only up to a number that the user gave."""
+        most = self._allowed().max_remote
+        felt = sample if sample.gpu_stall_s is None else by_events(sample).sample
+        return RoomWanted(
+            requested=sample.remote.requested,
+            running=sample.remote.running,
+            need=remote_need(felt, self._config.wait_goal),
+            own=made_without(sample),
+            useful=self._controller.useful_remote(most) if most else None,
+            may_grow=bool(most),
+        )
+
+    def _note(self, at: float, text: str) -> None:
+        """Tell of a request to the cluster, which changes no setting."""
+        logger.info("auto: %s", text)
+        self._notes.append(_stays(at, self.settings, "demand", text))
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _step(self, look: Look, sample: Sample) -> None:
+    def _step(self, look: EngineLook, sample: Sample) -> None:
         if look.refused is not None and not self._refused:
             self._refuse(look)
             return
         if look.most_local is not None and self._is_news(*look.most_local):
             self._learn_most_local(*look.most_local)
             return
-        running = sample.local.running + sample.remote.running
-        coming = sample.local.requested + sample.remote.requested - sample.remote.unplaced
+        self.course.add(sample)
         controller = self._controller
         decision = controller.step(sample)
         if decision is not None:
             self._carry_out(decision, controller)
-            self._windows.shorten()
-        elif running == coming or running >= sample.settings.workers:
-            self._windows.lengthen(self._config.interval_s)
+        self._windows.go_on(sample, self._config.interval_s, is_changed=decision is not None)
 
-    def _refuse(self, look: Look) -> None:
+    def _refuse(self, look: EngineLook) -> None:
         """There can be no remote workers for this loader: its dataset cannot travel, or the cluster is gone."""
         with self._changing:
             self._refused = True
             self.settings = replace(self.settings, local=look.sizes.local, remote=0)
             self._past += self._controller.decisions
             self._renew(f"there can be no remote workers: {look.refused}")
-            self._wish()
+            self._request()
 
     def _is_news(self, most: int, _why: str) -> bool:
         known = self._limits.most_local
-        return (known is None or most < known) and "local" not in (self._limits.pins or {})
+        return (known is None or most < known) and LOCAL not in (self._limits.pins or {})
 
     def _learn_most_local(self, most: int, why: str) -> None:
         """The system refused to start a worker: what runs is the most there can be."""
@@ -333,17 +354,17 @@ class Tuner:
             self._past += self._controller.decisions
             self._renew(f"no more than {most} local workers can be started: {why}")
             self._windows.clear()
-            self._wish()
+            self._request()
         logger.info("auto: no more than %d local workers can be started: %s", most, why)
 
-    def _carry_out(self, decision: Decision, controller: Controller | Recorded) -> None:
+    def _carry_out(self, decision: Decision, controller: Controller | RecordingController) -> None:
         """Unless the user fixed a size meanwhile, and another controller decides."""
         with self._changing:
             if controller is not self._controller:
                 return
             logger.info("auto: %s", decision.text)
             self.settings = decision.new
-            self._wish()
+            self._request()
 
     def give_up(self, error: Exception) -> None:
         """Something in tuning has failed: go back to the last setting that was seen to work, and stay there."""
@@ -352,34 +373,34 @@ class Tuner:
             old, new = self.settings, self._last_good()
             now = self._clock() - (self._began_at if self._began_at is not None else self._clock())
             self._past = [*self.decisions, _given_up(now, old, new, error)]
+            self._notes = []
             self._controller = Controller(self._allowed(), new)
             self.settings = new
-            self._wish()
+            self._request()
 
     def _last_good(self) -> Settings:
         kept = [d.new for d in self.decisions if d.outcome is not None and d.outcome.kept]
-        return _brought_inside((kept or [self._start])[-1], self._allowed())
+        return brought_inside((kept or [self._start])[-1], self._allowed())
 
-    def _wish(self) -> None:
+    def _request(self) -> None:
         sizes = self.sizes
         for engine in self._engines:
             if not engine.closed:
-                engine.wish(sizes)
+                engine.request(sizes)
 
 
-def with_queue(lane: LaneSample, ran: Ran | None) -> LaneSample:
-    """The lane with the time its batches were on run queues, by what those who make them had to wait for a CPU."""
-    return lane if ran is None or not lane.tickets else replace(lane, queued_s=lane.cpu_s * ran.delay)
+def _run(
+    reference: weakref.ReferenceType[Tuner], stop: threading.Event, room: Room | None, leave: Callable[[], None]
+) -> None:
+    try:
+        _turns(reference, stop)
+    finally:
+        leave()
+        if room is not None:
+            room.rest()
 
 
-def _spread(steps: int, sum_s: float, squares: float) -> float | None:
-    """Standard deviation over mean, of that many; None if they are too few."""
-    if steps < BATCHES or sum_s <= 0:
-        return None
-    return math.sqrt(max(0.0, squares * steps / sum_s**2 - 1.0))
-
-
-def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event) -> None:
+def _turns(reference: weakref.ReferenceType[Tuner], stop: threading.Event) -> None:
     pause_s = SHORTEST_S
     while not stop.wait(pause_s):
         tuner = reference()
@@ -395,53 +416,17 @@ def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event) -> None
         del tuner
 
 
-def _on_streams(now: Settings, why: str) -> Decision:
+def _stays(at: float, now: Settings, reason: Reason, text: str) -> Decision:
     return Decision(
-        at=0.0, old=now, new=now, reason="start", text=why, evidence={}, predicted_rate=0.0, predicted_stall=0.0
+        at=at, old=now, new=now, reason=reason, text=text, evidence={}, predicted_rate=0.0, predicted_wait=0.0
     )
 
 
 def _given_up(at: float, old: Settings, new: Settings, error: Exception) -> Decision:
-    stay = "The present setting stays" if old == new else f"Back from {old} to {new}, the last known to work"
-    text = f"Tuning has stopped, as something in dpex failed: {error!r}. {stay}, and nothing is tuned any more."
-    return Decision(
-        at=at, old=old, new=new, reason="failed", text=text, evidence={}, predicted_rate=0.0, predicted_stall=0.0
+    stay = (
+        "The present setting stays" if old == new else f"Back from {named(old)} to {named(new)}, the last that worked"
     )
-
-
-def _gpu_stall_s(base: Look, look: Look) -> float | None:
-    return None if look.gpu_stall_s is None else max(0.0, look.gpu_stall_s - (base.gpu_stall_s or 0.0))
-
-
-def _within(config: AutotuneConfig, limits: Limits, now: Settings, *, remote: bool) -> AutotuneConfig:
-    """The configuration, narrowed to what this loader can do."""
-    pins = dict(limits.pins or {})
-    if limits.streams:
-        pins |= {"local": now.local, "remote": now.remote}
-    changes: dict[str, Any] = {}
-    if not limits.may_inline and not config.min_local and not config.min_remote:
-        changes["min_remote" if config.max_local == 0 else "min_local"] = 1
-    if not remote:
-        changes |= {"min_remote": 0, "max_remote": 0}
-    if limits.most_local is not None:
-        most = limits.most_local if config.max_local is None else min(config.max_local, limits.most_local)
-        changes |= {"max_local": most, "min_local": min(config.min_local, most)}
-    for lane in ("local", "remote"):
-        if lane in pins:
-            changes |= {f"min_{lane}": pins[lane], f"max_{lane}": pins[lane]}
-    if "prefetch" in pins:
-        changes["max_depth"] = pins["prefetch"]
-    return replace(config, **changes)
-
-
-def _brought_inside(settings: Settings, config: AutotuneConfig) -> Settings:
-    """The nearest setting that the configuration allows."""
-
-    def clip(value: int, low: int, high: int | None) -> int:
-        return max(low, value if high is None else min(value, high))
-
-    return Settings(
-        local=clip(settings.local, config.min_local, config.max_local),
-        remote=clip(settings.remote, config.min_remote, config.max_remote),
-        depth=clip(settings.depth, 1, config.max_depth),
+    text = f"Tuning has stopped because of an error in dpex: {error!r}. {stay}, and nothing is tuned any more."
+    return Decision(
+        at=at, old=old, new=new, reason="failed", text=text, evidence={}, predicted_rate=0.0, predicted_wait=0.0
     )

@@ -1,8 +1,9 @@
-"""When a window of measurements begins and ends, for the tuner. Pure but for what it reads of run queues.
+"""When a window of measurements begins and ends, for the tuner. Pure but for `kernel_queues`.
 
-Windows are short at first and after each change (`Windows.shorten`), and grow (`Windows.lengthen`). One that holds few
-batches waits a while for more. In none of them are: the first batch of a pass, the time between passes, long absences
-of the consumer (a validation), and time in which a change was not carried out yet.
+Windows are short at first and after each change (`MeasurementWindows.shorten`), and grow
+(`MeasurementWindows.lengthen`). One that holds few batches waits a while for more. In none of them are: the first batch
+of a pass, the time between passes, long absences of the consumer (a validation), and time in which a change was not
+carried out yet.
 
 Between two ends there are glances. In one of them the consumer may begin to wait for most of its time, as the work has
 changed: then the window in progress, mostly of the work before, is given up for a short one of the new.
@@ -10,19 +11,22 @@ changed: then the window in progress, mostly of the work before, is given up for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-from dpex.measure.consumer_time import Look
+from dpex.autotune.types import Sample
+from dpex.measure.consumer_time import EngineLook
 from dpex.system import run_queue
 
 SHORTEST_S = 0.05
+"""The first window after a decision; they get longer from there on."""
 BATCHES, BATCHES_IF_STARVING = 4, 2
 """A window with fewer waits a while for more of them."""
 PATIENCE = 4.0
 """How many times its length a window waits for that."""
 GLANCE_S = 0.125
+"""How long the thread sleeps at most, so that a sudden change is seen soon."""
 SUDDEN, NEARLY_ALL = 0.5, 0.75
 """From a glance since which the consumer waits for the first share of its time a short window begins; if it waited for
 the second share since the glance before, from that one."""
@@ -36,45 +40,46 @@ AWAY_APART = 10
 
 
 @dataclass(frozen=True)
-class Mark:
+class WindowMark:
     """An engine at one moment: a look at it, this process's CPU seconds, and what was queued for a CPU."""
 
-    look: Look
+    look: EngineLook
     cpu_s: float
     queued: run_queue.Queued
 
-    @classmethod
-    def of(cls, look: Look, cpu_s: float) -> Mark:
-        """Now; reads the run queues."""
-        return cls(look, cpu_s, run_queue.look(look.pids, look.thread))
-
-    def seconds_to(self, look: Look) -> float:
+    def seconds_to(self, look: EngineLook) -> float:
         """The consumer's, until then."""
         return look.times.seconds - self.look.times.seconds
 
-    def batches_to(self, look: Look) -> int:
+    def batches_to(self, look: EngineLook) -> int:
         """That it got until then."""
         return look.times.batches - self.look.times.batches
 
-    def progress_to(self, look: Look) -> tuple[int, float]:
+    def progress_to(self, look: EngineLook) -> tuple[int, float]:
         """Batches and seconds until then."""
         return self.batches_to(look), self.seconds_to(look)
 
-    def waited_to(self, look: Look) -> float:
+    def waited_to(self, look: EngineLook) -> float:
         """Share of its time until then that the consumer waited; 0 to 1."""
         return (look.times.wait_s - self.look.times.wait_s) / max(1e-9, self.seconds_to(look))
 
 
-class Windows:
+def kernel_queues(look: EngineLook) -> run_queue.Queued:
+    """What the kernel says of an engine's processes and of the training thread."""
+    return run_queue.look(look.pids, look.thread)
+
+
+class MeasurementWindows:
     """Of several engines at once: all begin and end with the one that got on most. Engines are numbered by the caller.
 
-    May be used from several threads. length_s: how long the present one is to be.
+    May be used from several threads. length_s: how long the present one is to be. queues: asked at each end of one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, queues: Callable[[EngineLook], run_queue.Queued] = kernel_queues) -> None:
         self.length_s = SHORTEST_S
-        self._bases: dict[int, Mark] = {}
-        self._glances: dict[int, Mark] = {}
+        self._queues = queues
+        self._bases: dict[int, WindowMark] = {}
+        self._glances: dict[int, WindowMark] = {}
         self._away: dict[int, int] = {}
         self._waited = 1.0
         self._lock = Lock()
@@ -86,6 +91,20 @@ class Windows:
     def lengthen(self, longest_s: float) -> None:
         """All goes on as it did."""
         self.length_s = min(longest_s, 2 * self.length_s)
+
+    def go_on(self, sample: Sample, longest_s: float, *, is_changed: bool) -> None:
+        """A window has ended with this sample: the next is short after a change, and no longer while workers start."""
+        running = sample.local.running + sample.remote.running
+        coming = sample.local.requested + sample.remote.requested - sample.remote.unplaced
+        if is_changed:
+            self.shorten()
+        elif running == coming or running >= sample.settings.workers:
+            self.lengthen(longest_s)
+
+    @property
+    def pause_s(self) -> float:
+        """From the end of a window to the first look into the next."""
+        return min(GLANCE_S, self.length_s)
 
     def clear(self) -> None:
         """Begin anew with the next look."""
@@ -99,7 +118,7 @@ class Windows:
             for known in (self._bases, self._glances, self._away):
                 known.pop(number, None)
 
-    def turn(self, looks: Iterable[tuple[int, Look]], cpu_s: float) -> tuple[Mark, Mark] | float:
+    def turn(self, looks: Iterable[tuple[int, EngineLook]], cpu_s: float) -> tuple[WindowMark, WindowMark] | float:
         """After a look at each engine: the window that ends with it, as its two ends, or seconds until the next look.
 
         cpu_s: CPU time of this process so far.
@@ -107,7 +126,7 @@ class Windows:
         with self._lock:
             return self._turn(list(looks), cpu_s)
 
-    def _turn(self, looks: list[tuple[int, Look]], cpu_s: float) -> tuple[Mark, Mark] | float:
+    def _turn(self, looks: list[tuple[int, EngineLook]], cpu_s: float) -> tuple[WindowMark, WindowMark] | float:
         there = {number for number, _ in looks}
         self._bases = {number: base for number, base in self._bases.items() if number in there}
         self._glances = {number: glance for number, glance in self._glances.items() if number in there}
@@ -126,18 +145,21 @@ class Windows:
         if few or look.away_s > max(AWAY_S / 4, AWAY_STEPS / 2 * _step_s(look)):
             return min(GLANCE_S, max(SHORTEST_S / 2, self.length_s / 4))
         for other, its_look in looks:
-            self._bases[other] = Mark.of(its_look, cpu_s)
+            self._bases[other] = self._mark(its_look, cpu_s)
         self._waited = waiting
         return base, self._bases[number]
 
-    def _starves_suddenly(self, looks: Sequence[tuple[int, Look]], cpu_s: float) -> bool:
+    def _mark(self, look: EngineLook, cpu_s: float) -> WindowMark:
+        return WindowMark(look, cpu_s, self._queues(look))
+
+    def _starves_suddenly(self, looks: Sequence[tuple[int, EngineLook]], cpu_s: float) -> bool:
         """Whether the consumer waits since the last glance, and did not in the last window: another window begins."""
         if self._waited > SUDDEN / 2:
             self._glances.clear()
             return False
         if any(look.at - self._glances[n].look.at < GLANCE_S / 2 for n, look in looks if n in self._glances):
             return False
-        before, self._glances = self._glances, {number: Mark.of(look, cpu_s) for number, look in looks}
+        before, self._glances = self._glances, {number: self._mark(look, cpu_s) for number, look in looks}
         waited = max((before[number].waited_to(look) for number, look in looks if number in before), default=0.0)
         if waited < SUDDEN:
             return False
@@ -149,18 +171,18 @@ class Windows:
         self._waited, self.length_s = 1.0, SHORTEST_S
         return True
 
-    def _has_base(self, number: int, look: Look, cpu_s: float) -> bool:
+    def _has_base(self, number: int, look: EngineLook, cpu_s: float) -> bool:
         """Whether a window of that engine is open; opens one where there is none, or where it would mislead."""
         entry = self._bases.get(number)
         if entry is not None and entry.progress_to(look) < (0, 0.0):
             entry = None  # a number that is used again, for another engine
-        if entry is None or look.unwilling or self._is_away(number, look, entry.look):
-            self._bases[number] = Mark.of(look, cpu_s)
+        if entry is None or look.resizing or self._is_away(number, look, entry.look):
+            self._bases[number] = self._mark(look, cpu_s)
             self._glances.pop(number, None)
             return False
         return True
 
-    def _is_away(self, number: int, look: Look, base: Look) -> bool:
+    def _is_away(self, number: int, look: EngineLook, base: EngineLook) -> bool:
         """Whether the consumer is, or was until now, at something else than training."""
         left_at = self._away.get(number)
         if left_at is not None and look.times.batches == left_at:
@@ -174,7 +196,7 @@ class Windows:
         return False
 
 
-def _step_s(look: Look) -> float:
+def _step_s(look: EngineLook) -> float:
     """What a step took so far, on average, the present one left out."""
     steps = look.times.batches
     return (look.times.work_s - look.away_s) / steps if steps else AWAY_UNKNOWN_S / AWAY_STEPS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,17 +10,22 @@ from typing import Any, Protocol
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.trace.format import Trace
-from dpex.autotune.types import Decision, Sample, Settings
+from dpex.autotune.types import Decision, Sample, Settings, Veto
+from dpex.autotune.wording import named
+from dpex.core.readable import duration, fine_percent, rounded, size
 
 _ROWS = 12
+"""Lines of the course of a run: it fits on a screen."""
 _BAR = 20
+"""Characters of a bar: each is 5 %."""
 _WIDTH = 116
+"""Columns of the text."""
 _TIMELINE = "{:>15}  {:>10}  {:>5}  {:20}  {:>7}  {:20}  {}"
 _WINDOW = "{:>5} {:>8} {:>7} {:>7} {:>8} {:>5} {:>5} {:>5}  {:>6} {:>6}  {:>7} {:>7} {:>5}  {:>8} {:>7} {:>7} {:>8}  {}"
 
 
-class Seen(Protocol):
-    """A window and the decisions on it, see `dpex.autotune.replay.Window`."""
+class WindowView(Protocol):
+    """A window and the decisions on it, see `dpex.autotune.replay.ReplayedWindow`."""
 
     @property
     def number(self) -> int:
@@ -40,6 +44,10 @@ class Seen(Protocol):
         """What is decided now."""
 
     @property
+    def vetoes(self) -> Sequence[Veto]:
+        """What is suggested now and not done."""
+
+    @property
     def is_same(self) -> bool:
         """Whether both are the same."""
 
@@ -48,7 +56,7 @@ class Seen(Protocol):
 class Summary:
     """A run in figures. seconds: from the first window's beginning to the last one's end; measured_s: in windows.
 
-    stall: share of the measured time lost to loading. last: the settings after the last decision; None if there is no
+    wait: share of the measured time lost to loading. last: the settings after the last decision; None if there is no
     window and hence nothing is known.
     """
 
@@ -56,7 +64,7 @@ class Summary:
     measured_s: float
     windows: int
     batches: int
-    stall: float
+    wait: float
     decisions: int
     undone: int
     first: Settings
@@ -76,7 +84,7 @@ def summary(trace: Trace) -> Summary:
         measured_s=measured,
         windows=len(samples),
         batches=sum(sample.batches for sample in samples),
-        stall=lost / total if total > 0 else 0.0,
+        wait=lost / total if total > 0 else 0.0,
         decisions=len(decisions),
         undone=sum(d.outcome is not None and not d.outcome.kept for d in decisions),
         first=trace.sections[0].origin.start,
@@ -91,7 +99,7 @@ def _times(samples: Sequence[Sample]) -> tuple[float, float, float]:
 
 
 def report(
-    trace: Trace, windows: Sequence[Seen], changes: Mapping[str, Any], *, every_window: bool = False
+    trace: Trace, windows: Sequence[WindowView], changes: Mapping[str, Any], *, every_window: bool = False
 ) -> Iterator[str]:
     """The lines to show."""
     yield from _head(trace)
@@ -99,18 +107,26 @@ def report(
     if every_window:
         yield from _window_table(windows)
     yield from _decisions(trace, windows)
+    yield from _vetoes(windows)
     yield from _verdict(windows, changes)
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-def _head(trace: Trace) -> Iterator[str]:
-    header, run, host = trace.header, summary(trace), trace.header.host
-    where = f" on {host['name']}" if "name" in host else ""
+def head_facts(trace: Trace) -> Iterator[str]:
+    """When, where and by what the run was recorded, and what is known of the process."""
+    header, machine = trace.header, trace.header.machine
+    where = f" on {machine['name']}" if "name" in machine else ""
     yield f"Recorded {_date(header.started_s)}{where} by dpex {header.dpex}"
-    if host:
-        facts = (f"{name.replace('_', ' ')} {value}" for name, value in host.items() if name != "name")
+    yield from (f"{name.replace('_', ' ')} {value}" for name, value in machine.items() if name != "name")
+
+
+def _head(trace: Trace) -> Iterator[str]:
+    run = summary(trace)
+    first, *facts = head_facts(trace)
+    yield first
+    if facts:
         yield from _wrapped("  process   ", ", ".join(facts))
     if trace.is_torn:
         yield "  note      the last line is incomplete (the run was killed, or the disk was full) and was left out"
@@ -119,7 +135,7 @@ def _head(trace: Trace) -> Iterator[str]:
     else:
         rate = run.batches / run.measured_s if run.measured_s else 0.0
         yield f"  run       {run.seconds:.1f} s, {run.measured_s:.1f} s of it measured in {run.windows} windows"
-        yield f"  batches   {run.batches}, {rate:.3g}/s; {_percent(run.stall)} of the time was lost to loading"
+        yield f"  batches   {run.batches}, {rounded(rate)}/s; {fine_percent(run.wait)} of the time was lost to loading"
     for number, section in enumerate(trace.sections):
         origin = section.origin
         at = f" from {section.steps[0].sample.at:.1f} s on" if number and section.steps else ""
@@ -154,7 +170,7 @@ def _not_default(config: AutotuneConfig) -> list[str]:
     return [f"{name}={value}" for name, value in asdict(config).items() if value != default[name] and name != "trace"]
 
 
-def _timeline(windows: Sequence[Seen]) -> Iterator[str]:
+def _timeline(windows: Sequence[WindowView]) -> Iterator[str]:
     """A row for each twelfth of the run; fewer rows where windows are longer than that."""
     if not windows:
         return
@@ -166,19 +182,19 @@ def _timeline(windows: Sequence[Seen]) -> Iterator[str]:
     numbers = {w.number: n for n, w in enumerate((w for w in windows if w.recorded), 1)}
     yield ""
     yield _TIMELINE.format("seconds", "batches/s", "lost", "", "workers", "", "decisions").rstrip()
-    rows: dict[int, list[Seen]] = {}
+    rows: dict[int, list[WindowView]] = {}
     for window in windows:
         rows.setdefault(min(count - 1, int((window.sample.at - start) / width)), []).append(window)
     for row, inside in sorted(rows.items()):
         samples = [window.sample for window in inside]
         lost, measured, total = _times(samples)
-        stall = lost / total if total > 0 else 0.0
+        wait = lost / total if total > 0 else 0.0
         workers = sum(map(_running, samples)) / len(samples)
         yield _TIMELINE.format(
             f"{start + row * width:.1f} - {start + (row + 1) * width:.1f}",
             f"{sum(s.batches for s in samples) / measured:.3g}" if measured else "",
-            _percent(stall),
-            "#" * round(_BAR * min(1.0, stall)),
+            fine_percent(wait),
+            "#" * round(_BAR * min(1.0, wait)),
             f"{workers:.1f}",
             "=" * round(_BAR * workers / most),
             " ".join(f"[{numbers[window.number]}]" for window in inside if window.number in numbers),
@@ -189,19 +205,19 @@ def _running(sample: Sample) -> int:
     return sample.local.running + sample.remote.running
 
 
-def _window_table(windows: Sequence[Seen]) -> Iterator[str]:
+def _window_table(windows: Sequence[WindowView]) -> Iterator[str]:
     heads = ("#", "at", "length", "batches", "rate", "wait", "own", "work", "ready", "flight")
-    lanes = ("local", "remote", "here", "busy", "CPU", "others", "free", "settings")
+    pools = ("local", "remote", "here", "busy", "CPU", "others", "free", "settings")
     yield ""
-    yield _WINDOW.format(*heads, *lanes)
+    yield _WINDOW.format(*heads, *pools)
     for window in windows:
-        sample, host = window.sample, window.sample.host
-        lanes_of = (sample.local, sample.remote, sample.made_here)
-        tickets = sum(lane.tickets for lane in lanes_of)
-        times = (sum(lane.busy_s for lane in lanes_of), sum(lane.cpu_s for lane in lanes_of))
-        busy, cpu = (f"{1e3 * each / tickets:.3g} ms" if tickets else "" for each in times)
+        sample, machine = window.sample, window.sample.machine
+        pools_of = (sample.local, sample.remote, sample.made_here)
+        tickets = sum(pool.tickets for pool in pools_of)
+        times = (sum(pool.busy_s for pool in pools_of), sum(pool.cpu_s for pool in pools_of))
+        busy, cpu = (duration(each / tickets) if tickets else "" for each in times)
         total = sample.wait_s + sample.own_s + sample.work_s
-        shares = (_percent(each / total) if total else "" for each in (sample.wait_s, sample.own_s, sample.work_s))
+        shares = (fine_percent(each / total) if total else "" for each in (sample.wait_s, sample.own_s, sample.work_s))
         yield _WINDOW.format(
             window.number,
             f"{sample.at:.2f} s",
@@ -211,21 +227,21 @@ def _window_table(windows: Sequence[Seen]) -> Iterator[str]:
             *shares,
             sample.ready,
             sample.in_flight,
-            *(f"{lane.running}/{lane.requested}" for lane in (sample.local, sample.remote)),
+            *(f"{pool.running}/{pool.requested}" for pool in (sample.local, sample.remote)),
             sample.made_here.tickets,
             busy,
             cpu,
-            f"{host.others:.2f}",
-            "" if host.memory_free is None else _size(host.memory_free),
+            f"{machine.others:.2f}",
+            "" if machine.memory_free is None else size(machine.memory_free),
             f"{sample.settings}{' *' if window.recorded else ''}",
         )
-    yield "      lanes: running/requested; busy and CPU: of a batch in its worker; others: CPUs; *: decided after it"
+    yield "      pools: running/requested; busy and CPU: of a batch in its worker; others: CPUs; *: decided after it"
 
 
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
-def _decisions(trace: Trace, windows: Sequence[Seen]) -> Iterator[str]:
+def _decisions(trace: Trace, windows: Sequence[WindowView]) -> Iterator[str]:
     yield ""
     decided = [window for window in windows if window.recorded is not None]
     yield f"Decisions: {len(decided) or 'none'}"
@@ -234,21 +250,51 @@ def _decisions(trace: Trace, windows: Sequence[Seen]) -> Iterator[str]:
             yield from _explain(number, window, window.recorded)
 
 
-def _explain(number: int, window: Seen, decision: Decision) -> Iterator[str]:
+def _explain(number: int, window: WindowView, decision: Decision) -> Iterator[str]:
     yield ""
     yield f"[{number}] at {decision.at:.2f} s: {decision.old} -> {decision.new} ({decision.reason})"
     yield from _wrapped("    why       ", decision.text)
     if decision.evidence:
         yield from _wrapped("    evidence  ", ", ".join(quantity(*pair) for pair in decision.evidence.items()))
-    yield f"    expected  {decision.predicted_rate:.3g}/s, {_percent(decision.predicted_stall)} lost to loading"
+    yield f"    expected  {rounded(decision.predicted_rate)}/s, {fine_percent(decision.predicted_wait)} lost to loading"
     outcome = decision.outcome
     if outcome is None:
         yield "    measured  never: the run ended, or something else was decided or fixed first"
     else:
         verdict = "kept" if outcome.kept else "undone"
         after = f"{outcome.at - decision.at:.1f} s later"
-        yield f"    measured  {outcome.rate:.3g}/s, {_percent(outcome.stall)} lost to loading, {after}: {verdict}"
+        measured = f"{rounded(outcome.rate)}/s, {fine_percent(outcome.wait)} lost to loading"
+        yield f"    measured  {measured}, {after}: {verdict}"
     yield f"    replayed  {'the same' if window.is_same else _short(window.replayed)}"
+
+
+def _vetoes(windows: Sequence[WindowView]) -> Iterator[str]:
+    """One entry for what the same policy suggests in successive windows, with why it was not done in the last one."""
+    found: list[_Vetoed] = []
+    for window in windows:
+        for veto in window.vetoes:
+            before = next((v for v in found if v.last == window.number - 1 and v.is_like(veto)), None)
+            if before is None:
+                found.append(_Vetoed(window.sample.at, window.number, window.sample.at, veto))
+            else:
+                before.last, before.until, before.veto = window.number, window.sample.at, veto
+    if found:
+        yield ""
+        yield "Suggested on these windows by this version of dpex, and not done:"
+    for vetoed in found:
+        label = f"    {vetoed.since:8.2f} to {vetoed.until:8.2f} s  "
+        yield from _wrapped(label, f"{vetoed.veto.policy}: {named(vetoed.veto.wanted)}, as {vetoed.veto.why}")
+
+
+@dataclass
+class _Vetoed:
+    since: float
+    last: int
+    until: float
+    veto: Veto
+
+    def is_like(self, veto: Veto) -> bool:
+        return (veto.policy, veto.wanted) == (self.veto.policy, self.veto.wanted)
 
 
 def _short(decision: Decision | None) -> str:
@@ -266,36 +312,26 @@ def quantity(name: str, value: float) -> str:
             return f"{name.removesuffix(ending).replace('_', ' ')} {show(value)}"
     label = name.replace("_", " ")
     if "rate" in name:
-        return f"{label} {value:.3g}/s"
-    if "stall" in name:
-        return f"{label} {_percent(value)}"
+        return f"{label} {rounded(value)}/s"
+    if "wait" in name:
+        return f"{label} {fine_percent(value)}"
     return f"{label} {value:.4g}"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.{1 if 0 < share < 0.1 else 0}f} %"
-
-
-def _size(size: float) -> str:
-    if not math.isfinite(size):
-        return str(size)
-    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
-
-
 _UNITS: Mapping[str, Callable[[float], str]] = {
-    "_ms": lambda value: f"{value:.3g} ms",
-    "_s": lambda value: f"{value:.3g} s",
-    "_bytes": _size,
-    "_free": lambda value: f"free {_size(value)}",
-    "_share": _percent,
-    "_ratio": _percent,
+    "_ms": lambda value: duration(1e-3 * value),
+    "_s": duration,
+    "_bytes": size,
+    "_free": lambda value: f"free {size(value)}",
+    "_share": fine_percent,
+    "_ratio": fine_percent,
 }
 
 
 # -- the same again? ---------------------------------------------------------------------------------------------------
 
 
-def _verdict(windows: Sequence[Seen], changes: Mapping[str, Any]) -> Iterator[str]:
+def _verdict(windows: Sequence[WindowView], changes: Mapping[str, Any]) -> Iterator[str]:
     who = "This version of dpex"
     if changes:
         who += f" with {', '.join(f'{name}={value}' for name, value in changes.items())}"

@@ -1,9 +1,9 @@
 """A run on record: what a controller was shown, what it decided, what that brought. JSON, one object a line. PURE.
 
-A trace begins with a ``header`` (format, version, who and where, the first controller's `Origin`). Then follow, in the
-order in which they happened: ``sample`` (before the controller sees it), ``outcome`` (of an earlier decision, by its
-number), ``decision`` (as taken), and ``renewed`` where a new controller took over (`Origin` again). Numbers are exact;
-those that JSON lacks are the strings "inf", "-inf" and "nan".
+A trace begins with a ``header`` (format, version, who and where, the first controller's `TraceOrigin`). Then follow, in
+the order in which they happened: ``sample`` (before the controller sees it), ``outcome`` (of an earlier decision, by
+its number), ``decision`` (as taken), and ``renewed`` where a new controller took over (`TraceOrigin` again). Numbers
+are exact; those that JSON lacks are the strings "inf", "-inf" and "nan".
 
 A reader takes a version whose first number it knows. A newer second number adds: kinds of lines and fields that an
 older reader passes over, and that a newer one finds missing in an old trace and fills with defaults.
@@ -21,22 +21,19 @@ from typing import Any, Literal, Protocol, TypeVar, Union, get_args, get_origin,
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
-from dpex.measure.samples import LaneSample
+from dpex.errors import TraceError
+from dpex.measure.samples import PoolSample
 
 FORMAT = "dpex-trace"
-VERSION = (1, 0)
+VERSION = (1, 1)
 """What is written. The first number: who reads another cannot read this. The second: additions."""
 _NOT_JSON = ("inf", "-inf", "nan")
-_EMPTY = LaneSample()
+_EMPTY = PoolSample()
 _T = TypeVar("_T")
 
 
-class TraceError(ValueError):
-    """A trace that cannot be read; the message names the file, the line and what would help."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Origin:
+class TraceOrigin:
     """What a controller was made from. config: narrowed to what the loader can do. start: the settings it began with.
 
     limits: what the loader or the user ruled out, by name. why: why a controller took over from another, else "".
@@ -49,12 +46,12 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What no sample holds. dpex: its version. wall_s: seconds since 1970. host: the machine and the process."""
+class RunFacts:
+    """What no sample holds. dpex: its version. wall_s: seconds since 1970. machine: the machine and the process."""
 
     dpex: str
     wall_s: float
-    host: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +61,11 @@ class Header:
     version: str
     dpex: str
     started_s: float
-    host: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class TraceStep:
     """A sample, and the number of the decision that followed from it, if one did."""
 
     sample: Sample
@@ -76,11 +73,11 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class TraceSection:
     """The life of one controller."""
 
-    origin: Origin
-    steps: tuple[Step, ...]
+    origin: TraceOrigin
+    steps: tuple[TraceStep, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +85,7 @@ class Trace:
     """A whole trace. decisions: all, by number, with their outcomes. is_torn: an incomplete last line was left out."""
 
     header: Header
-    sections: tuple[Section, ...]
+    sections: tuple[TraceSection, ...]
     decisions: tuple[Decision, ...]
     is_torn: bool = False
 
@@ -112,17 +109,20 @@ class Controls(Protocol):
     def step(self, sample: Sample) -> Decision | None:
         """Take a window in."""
 
+    def useful_remote(self, most: int) -> int | None:
+        """See `Controller.useful_remote`."""
+
 
 class Recorder:
     """Makes the records of a run and hands each to ``emit``; ``facts`` is called once, for the header."""
 
-    def __init__(self, emit: Callable[[dict[str, Any]], object], facts: Callable[[], Facts]) -> None:
+    def __init__(self, emit: Callable[[dict[str, Any]], object], facts: Callable[[], RunFacts]) -> None:
         self._emit = emit
         self._facts = facts
         self._has_header = False
         self._decisions = 0
 
-    def origin(self, origin: Origin, at: float) -> None:
+    def origin(self, origin: TraceOrigin, at: float) -> None:
         """A controller begins, ``at`` seconds into the run."""
         if self._has_header:
             self._emit({"kind": "renewed", "origin": plain(origin)})
@@ -130,11 +130,11 @@ class Recorder:
         self._has_header = True
         facts = self._facts()
         version = ".".join(map(str, VERSION))
-        header = Header(version=version, dpex=facts.dpex, started_s=facts.wall_s - at, host=facts.host)
+        header = Header(version=version, dpex=facts.dpex, started_s=facts.wall_s - at, machine=facts.machine)
         self._emit({"kind": "header", "format": FORMAT} | plain(header) | {"origin": plain(origin)})
 
     def sample(self, sample: Sample) -> None:
-        """A controller is about to see it. Lanes in which nothing is are left out."""
+        """A controller is about to see it. Pools in which nothing is are left out."""
         said = {name: value for name, value in vars(sample).items() if value != _EMPTY}
         self._emit({"kind": "sample"} | plain(said))
 
@@ -151,10 +151,10 @@ class Recorder:
         self._emit({"kind": "outcome", "number": number} | plain(outcome))
 
 
-class Recorded:
+class RecordingController:
     """A controller on record. Lines are written in `step`, or by `announce` where no step may come."""
 
-    def __init__(self, controller: Controls, recorder: Recorder, origin: Origin) -> None:
+    def __init__(self, controller: Controls, recorder: Recorder, origin: TraceOrigin) -> None:
         self.controller = controller
         self._recorder = recorder
         self._origin = origin
@@ -169,6 +169,10 @@ class Recorded:
     def begin(self) -> Settings:
         """The controller's."""
         return self.controller.begin()
+
+    def useful_remote(self, most: int) -> int | None:
+        """The controller's."""
+        return self.controller.useful_remote(most)
 
     def announce(self, at: float = 0.0) -> None:
         """Write down that this controller begins; once."""
@@ -226,8 +230,8 @@ class _Reader:
     def __init__(self, name: str) -> None:
         self._name = name
         self._header: Header | None = None
-        self._origins: list[Origin] = []
-        self._steps: list[list[Step]] = []
+        self._origins: list[TraceOrigin] = []
+        self._steps: list[list[TraceStep]] = []
         self._decisions: list[Decision] = []
         self._is_torn = False
 
@@ -245,7 +249,7 @@ class _Reader:
                 ) from error
         if self._header is None:
             raise TraceError(f"{self._name}: empty; a trace begins with the first window, some batches into the run")
-        sections = (Section(origin=o, steps=tuple(s)) for o, s in zip(self._origins, self._steps, strict=True))
+        sections = (TraceSection(origin=o, steps=tuple(s)) for o, s in zip(self._origins, self._steps, strict=True))
         return Trace(
             header=self._header,
             sections=tuple(sections),
@@ -299,7 +303,7 @@ class _Reader:
         elif kind == "renewed":
             self._begin(record)
         elif kind == "sample":
-            self._steps[-1].append(Step(sample=build(Sample, record)))
+            self._steps[-1].append(TraceStep(sample=build(Sample, record)))
         elif kind == "decision":
             self._decide(record)
         elif kind == "outcome":
@@ -308,7 +312,7 @@ class _Reader:
             self._decisions[number] = replace(decided, outcome=build(Outcome, record))
 
     def _begin(self, record: Mapping[str, Any]) -> None:
-        self._origins.append(build(Origin, record["origin"]))
+        self._origins.append(build(TraceOrigin, record["origin"]))
         self._steps.append([])
 
     def _decide(self, record: Mapping[str, Any]) -> None:

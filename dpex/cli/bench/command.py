@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
+from dpex.cli import subcommand
 from dpex.system.user_warnings import forgive
 
 STEPS_S = (0.005, 0.020, 0.100)
@@ -25,22 +25,22 @@ examples:
 
 def register(subparsers: Any) -> None:
     """Add the subcommand."""
-    parser = subparsers.add_parser(
-        "bench",
-        help="measure a dataset alone, and what workers it needs",
-        description=textwrap.fill(_DESCRIPTION.strip(), 100),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    summary = "measure a dataset alone, and what workers it needs"
+    parser = subcommand.add(subparsers, "bench", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("target", metavar="TARGET", help="module:attribute")
-    parser.add_argument("--batch-size", type=_count, metavar="N", help="samples of a batch (the DataLoader's, or 32)")
-    parser.add_argument("--collate", metavar="TARGET", help="module:function (the DataLoader's, or torch's)")
-    parser.add_argument("--seconds", type=_positive, default=10.0, help="to measure for (10)")
     parser.add_argument(
-        "--step-ms", type=_positive, action="append", metavar="MS", help="a training step's time; may be repeated"
+        "--batch-size", type=_count, metavar="N", help="samples in a batch (default: the DataLoader's, else 32)"
     )
-    parser.add_argument("--json", action="store_true", help="for programs; times are seconds, sizes bytes")
+    parser.add_argument("--collate", metavar="TARGET", help="module:function (default: the DataLoader's, else torch's)")
+    parser.add_argument("--seconds", type=_positive, default=10.0, help="how long to measure (default: 10)")
+    parser.add_argument(
+        "--step-ms",
+        type=_positive,
+        action="append",
+        metavar="MS",
+        help="milliseconds of a training step; may be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: times in seconds, sizes in bytes")
     parser.set_defaults(command=_command)
 
 

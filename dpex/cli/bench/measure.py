@@ -12,27 +12,35 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from dpex.autotune.forecast import Work
+from dpex.autotune.forecast import MeasuredWork
+from dpex.errors import DpexError
 from dpex.profile.instrument import Profile
-from dpex.profile.spans import Book, Spans
+from dpex.profile.spans import Spans
 from dpex.system import run_queue
-from dpex.system.host import HostMeter
+from dpex.system.machine import MachineMeter
 from dpex.transport.arena import Arena
 from dpex.transport.codec import INLINE_BYTES, Encoder
-from dpex.worker.core import ArenaCollate, Fetcher, WorkerSetup, prepare_process
+from dpex.worker.collate import ArenaCollate
+from dpex.worker.current_batch import current
+from dpex.worker.fetch import Fetcher
+from dpex.worker.setup import WorkerSetup, prepare_process
 
 SEVERAL = 1.1
 """CPU time of so many times the wall time shows that a batch keeps several CPUs busy."""
 _BATCHES = 3
 """Measured at least, however long they take."""
+_SEED = 0
+"""Of all batches, for a dataset that asks `dpex.batch_seed`."""
+_TIMED_EVERY = 4
+"""The last of so many batches is one whose steps are timed."""
 
 
-class BenchError(ValueError):
+class BenchError(DpexError, ValueError):
     """What was asked for cannot be measured; the message says what would do."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class BenchSubject:
     """What is measured. batch_size: None where the dataset makes batches itself."""
 
     name: str
@@ -43,19 +51,20 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Means over ``batches``, in seconds per batch but for ``spans``; the first batch is not among them.
+class DatasetTimes:
+    """Means over ``batches``, in seconds per batch; the first batch is not among them.
 
     CPU times are the process's, with all threads that libraries started. queued_s: these could have run and had no CPU;
-    it is in none of the CPU times, but in the wall times.
+    it is in none of the CPU times, but in the wall times. Batches whose steps were timed are in none of these.
     walls_s: of single batches. others: CPUs of this machine that other programs kept busy.
+    spans: steps and samples of ``timed_batches`` others, as timing the steps takes time itself.
     """
 
     batches: int
     seconds: float
     first_s: float
-    fetch_s: float
-    fetch_cpu_s: float
+    load_s: float
+    load_cpu_s: float
     collate_s: float
     collate_cpu_s: float
     encode_s: float
@@ -63,20 +72,21 @@ class Measured:
     queued_s: float
     batch_bytes: float
     walls_s: tuple[float, ...]
+    timed_batches: int
     spans: Spans
     cpus: float
     others: float
 
-    def work(self) -> Work:
+    def work(self) -> MeasuredWork:
         """What the model wants to know; other programs are not in it, as they may be gone tomorrow."""
-        cpu_s = self.fetch_cpu_s + self.collate_cpu_s + self.encode_cpu_s
-        wall_s = self.fetch_s + self.collate_s + self.encode_s
+        cpu_s = self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
+        wall_s = self.load_s + self.collate_s + self.encode_s
         mean_s = sum(self.walls_s) / len(self.walls_s)
         several = cpu_s > SEVERAL * wall_s
         at_once = (cpu_s + self.queued_s) / wall_s if several else 1.0
         making_s = (cpu_s - self.encode_cpu_s) / min(at_once, max(1.0, self.cpus))
-        return Work(
-            here_s=making_s if several else max(making_s, self.fetch_s + self.collate_s - self.queued_s),
+        return MeasuredWork(
+            here_s=making_s if several else max(making_s, self.load_s + self.collate_s - self.queued_s),
             cpu_s=cpu_s,
             wait_s=max(0.0, wall_s - cpu_s - self.queued_s),
             batch_bytes=self.batch_bytes,
@@ -89,7 +99,7 @@ class Measured:
 class _Bench:
     """Makes batches as a worker does, and forgets each."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: BenchSubject) -> None:
         self._subject = subject
         self._lent: list[Any] = []
         self._arena = _Lending(Arena(shared=True), self._lent)
@@ -103,8 +113,10 @@ class _Bench:
 
     def begin(self) -> None:
         """Forget what was measured."""
-        self.profile = Profile.of(self._subject.dataset, self._collate_fn, Book(cpu=time.process_time))
+        self.profile = Profile.of(self._subject.dataset, self._collate_fn, time.process_time)
         self._fetcher = self._new_fetcher()
+        self.timed = 0
+        self.timed_queued_s = 0.0
         self.rows.clear()
 
     def _new_fetcher(self) -> Any:
@@ -116,13 +128,15 @@ class _Bench:
             auto_collation=self._subject.batch_size is not None,
             drop_last=False,
             num_workers=1,
-            base_seed=0,
+            base_seed=_SEED,
             per_batch_seed=False,
         )
         return Fetcher(setup, setup.dataset, setup.collate_fn)
 
     def make(self, index: Any) -> None:
-        """One batch."""
+        """One batch, which is measured, or whose steps are timed."""
+        is_timed = self.profile.is_on = (len(self.rows) + self.timed) % _TIMED_EVERY == _TIMED_EVERY - 1
+        queued = _queues() if is_timed else None
         try:
             batch, stages = self._fetcher.fetch(index)
         except StopIteration:
@@ -133,9 +147,24 @@ class _Bench:
         cpu_began, began = time.process_time(), time.perf_counter()
         self._encoder.encode(batch)
         encode_s, encode_cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-        self.rows.append((*stages[:4], encode_s, encode_cpu_s, self._encoder.nbytes))
+        if queued is not None:
+            self.timed += 1
+            self.timed_queued_s += _queued_s(queued)
+        else:
+            self.rows.append((*stages[:4], encode_s, encode_cpu_s, self._encoder.nbytes))
         del batch
         self._arena.take_all_back()
+
+
+def _queues() -> run_queue.Queued:
+    """Those of this process's threads, now."""
+    return run_queue.look((os.getpid(),), 0)
+
+
+def _queued_s(then: run_queue.Queued) -> float:
+    """How long this process's threads could have run and had no CPU since then; 0 where the kernel tells nothing."""
+    ran = _queues().since(then).workers
+    return ran.queued_s if ran is not None else 0.0
 
 
 class _Lending:
@@ -158,7 +187,8 @@ class _Lending:
         self._lent.clear()
 
 
-def measure(subject: Subject, seconds: float) -> Measured:
+@current.seeded(_SEED)
+def measure(subject: BenchSubject, seconds: float) -> DatasetTimes:
     """Make batches for so many seconds, after a first one, in an order that touches the dataset all over.
 
     Raises:
@@ -173,36 +203,37 @@ def measure(subject: Subject, seconds: float) -> Measured:
         raise BenchError(f"{subject.name!r}: the dataset has no samples") from None
     first_s = time.perf_counter() - began
     bench.begin()
-    host, own = HostMeter(), (os.getpid(),)
-    host.sample((), 0.0)
-    queued, began = run_queue.look(own, 0), time.perf_counter()
-    while time.perf_counter() - began < seconds or len(bench.rows) < _BATCHES:
+    machine = MachineMeter()
+    machine.sample((), 0.0)
+    queued, began = _queues(), time.perf_counter()
+    while time.perf_counter() - began < seconds or len(bench.rows) < _BATCHES or not bench.timed:
         bench.make(next(indices))
     took_s = time.perf_counter() - began
-    ran = run_queue.look(own, 0).since(queued).workers
+    queued_s = max(0.0, _queued_s(queued) - bench.timed_queued_s)
     batches = len(bench.rows)
     means = [sum(column) / batches for column in zip(*bench.rows, strict=True)]
-    fetch_s, collate_s, fetch_cpu_s, collate_cpu_s, encode_s, encode_cpu_s, batch_bytes = means
-    return Measured(
+    load_s, collate_s, load_cpu_s, collate_cpu_s, encode_s, encode_cpu_s, batch_bytes = means
+    return DatasetTimes(
         batches=batches,
         seconds=took_s,
         first_s=first_s,
-        fetch_s=fetch_s,
-        fetch_cpu_s=fetch_cpu_s,
+        load_s=load_s,
+        load_cpu_s=load_cpu_s,
         collate_s=collate_s,
         collate_cpu_s=collate_cpu_s,
         encode_s=encode_s,
         encode_cpu_s=encode_cpu_s,
-        queued_s=ran.queued_s / batches if ran is not None else 0.0,
+        queued_s=queued_s / batches,
         batch_bytes=batch_bytes,
         walls_s=tuple(row[0] + row[1] + row[4] for row in bench.rows),
+        timed_batches=bench.timed,
         spans=bench.profile.spans(),
-        cpus=host.cpus,
-        others=host.sample((), 0.0).others,
+        cpus=machine.cpus,
+        others=machine.sample((), 0.0).others,
     )
 
 
-def _indices(subject: Subject) -> Iterator[Any]:
+def _indices(subject: BenchSubject) -> Iterator[Any]:
     """Of batches without end: each sample once, in disorder, then again. The global generators are left alone."""
     size = subject.batch_size
     if subject.iterable:

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
-from dpex.cli.bench.measure import BenchError, Subject
+from dpex.cli.bench.measure import BenchError, BenchSubject
 
 _SHOWN = 12
+"""Names of a module that are offered where the one given is none of them."""
 
 
 def resolve(target: str) -> Any:
@@ -47,7 +48,7 @@ def _choice(found: Any) -> str:
     return ", ".join(names[-_SHOWN:]) or "nothing to choose from"
 
 
-def subject(target: str, batch_size: int | None = None, collate: str | None = None) -> Subject:
+def subject(target: str, batch_size: int | None = None, collate: str | None = None) -> BenchSubject:
     """What is to be measured, from the names.
 
     Raises:
@@ -75,7 +76,7 @@ def subject(target: str, batch_size: int | None = None, collate: str | None = No
         if not callable(collate_fn):
             raise BenchError(f"--collate {collate!r}: a {type(collate_fn).__name__} cannot be called")
     usual = default_convert if size is None else default_collate
-    return Subject(name=target, dataset=found, batch_size=size, collate_fn=collate_fn or usual, iterable=iterable)
+    return BenchSubject(name=target, dataset=found, batch_size=size, collate_fn=collate_fn or usual, iterable=iterable)
 
 
 def _called(target: str, factory: Any) -> Any:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from dpex.core.prefetch import Sizes
+from dpex.core.names import LOCAL
 from dpex.engine.inprocess_meter import InlineMeter
-from dpex.measure.consumer_time import LaneSums, Look, Sums, Tally
-from dpex.measure.samples import LaneSample
-from dpex.measure.stall_causes import NONE_YET, STARTUP, STRAGGLER, Making, split
+from dpex.measure.consumer_time import Tally
+from dpex.measure.sums import PoolSums, Sums
+from dpex.measure.wait_causes import NONE_YET, STARTUP, STRAGGLER, Making, split
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import GpuStall
 from dpex.system.run_queue import OwnQueue
@@ -30,8 +30,9 @@ _SIZED = 8
 """Batches whose bytes are looked up; what comes later is taken to be like them."""
 _OWED_S = 0.1
 """Waits are put down to stages when so much has come together: rows of workers need not be read for each batch."""
-_TICKETS, _LOAD, _LOAD_CPU, _COLLATE, _COLLATE_CPU, _SAMPLES = range(6)
-_HEAD = 6
+_COLUMNS = ("load_s", "load_cpu_s", "collate_s", "collate_cpu_s", "samples", "tickets")
+"""What a worker's row begins with, as in `dpex.measure.sums.StageSums`; the times of single batches follow."""
+_SAMPLES, _TICKETS, _HEAD = _COLUMNS.index("samples"), _COLUMNS.index("tickets"), len(_COLUMNS)
 
 
 class WorkerTimes:
@@ -44,26 +45,27 @@ class WorkerTimes:
         """One more batch of that worker: load, load CPU, collate and collate CPU seconds."""
         row = self._rows[worker].numpy()
         row[_HEAD + int(row[_TICKETS]) % KEPT] = stages[0] + stages[2]
-        row[_LOAD:_SAMPLES] += stages
+        row[:_SAMPLES] += stages
         row[_SAMPLES] += samples
         row[_TICKETS] += 1
 
     def making(self) -> Making:
         """Of all batches so far."""
-        load_s, load_cpu_s, collate_s = self._rows[:, _LOAD : _COLLATE + 1].numpy().sum(axis=0).tolist()
-        return Making(load_s=load_s, load_cpu_s=load_cpu_s, collate_s=collate_s)
+        found = self._totals()
+        return Making(load_s=found["load_s"], load_cpu_s=found["load_cpu_s"], collate_s=found["collate_s"])
 
-    def sums(self, running: int) -> LaneSums:
+    def _totals(self) -> dict[str, float]:
+        """Of all workers, by column."""
+        return dict(zip(_COLUMNS, self._rows[:, :_HEAD].numpy().sum(axis=0).tolist(), strict=True))
+
+    def sums(self, running: int) -> PoolSums:
         """All of it."""
         rows = self._rows.numpy().copy()
-        totals = rows[:, :_HEAD].sum(axis=0).tolist()
+        found = self._totals()
         kept = [value for row in rows for value in row[_HEAD : _HEAD + min(KEPT, int(row[_TICKETS]))].tolist()]
-        return LaneSums(
-            load_s=totals[_LOAD],
-            load_cpu_s=totals[_LOAD_CPU],
-            collate_s=totals[_COLLATE],
-            collate_cpu_s=totals[_COLLATE_CPU],
-            tickets=int(totals[_TICKETS]),
+        return PoolSums(
+            tickets=int(found.pop("tickets")),
+            **{name: value for name, value in found.items() if name != "samples"},  # type: ignore[arg-type]
             kept_s=tuple(kept),
             running=running,
             wanted=running,
@@ -71,7 +73,7 @@ class WorkerTimes:
         )
 
 
-class Attended:
+class CountedIterator:
     """In a worker: the collate function and ``fetch`` of its fetcher, timed."""
 
     def __init__(self, times: WorkerTimes, worker: int, fetcher: Any) -> None:
@@ -102,10 +104,10 @@ class Attended:
 class WorkersMeter:
     """Of an iterator with workers: told of each call of ``next()`` and of each wait for whatever batch comes next."""
 
-    def __init__(self, workers: int, depth: int, gpu: GpuStall[Any] | None = None) -> None:
+    def __init__(self, workers: int, prefetch: int, gpu: GpuStall[Any] | None = None) -> None:
         self.times = WorkerTimes(workers)
         self.pids: tuple[int, ...] = ()
-        self._workers, self._depth, self._gpu = workers, depth, gpu
+        self._workers, self._prefetch, self._gpu = workers, prefetch, gpu
         self._mark: Any = None
         self._entered = 0.0
         self._tally = Tally(detailed=True, queue=OwnQueue().seconds)
@@ -175,21 +177,17 @@ class WorkersMeter:
     def sums(self) -> Sums:
         """The counts so far."""
         self._settle()
-        lane = self.times.sums(self._workers)
+        gpu = self._gpu
         return self._tally.sums(
             monotonic(),
-            errors={},
-            lanes={"local": lane},
-            moved_bytes={},
-            window=self._depth,
-            gpu_stall_s=self._gpu.total_s if self._gpu is not None else None,
-        )
-
-    def look(self) -> Look:
-        """The same at one moment."""
-        gpu_stall_s = self._gpu.total_s if self._gpu is not None else None
-        return _look(
-            self._tally, self._passes, self._sizes.mean_bytes, self.pids, self._thread, self._workers, gpu_stall_s
+            passes=max(1, self._passes),
+            pools={LOCAL: self.times.sums(self._workers)},
+            prefetch=self._prefetch,
+            batch_bytes=self._sizes.mean_bytes,
+            gpu_stall_s=gpu.total_s if gpu is not None else None,
+            gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
+            pids=self.pids,
+            thread=self._thread,
         )
 
 
@@ -209,40 +207,8 @@ class HereMeter(InlineMeter):
         """The consumer has this batch."""
         self._sizes.add(data)
 
-    def look(self) -> Look:
-        """See `Look`."""
-        gpu_stall_s = self._gpu.total_s if self._gpu is not None else None
-        return _look(self._tally, 1, self._sizes.mean_bytes, (), self._thread, 0, gpu_stall_s)
-
-
-def _look(
-    tally: Tally,
-    passes: int,
-    batch_bytes: float,
-    pids: tuple[int, ...],
-    thread: int,
-    workers: int,
-    gpu_stall_s: float | None,
-) -> Look:
-    now = monotonic()
-    return Look(
-        at=now,
-        epoch=max(0, passes - 1),
-        times=tally.times(now),
-        sizes=Sizes(local=workers, remote=0, prefetch=None),
-        unwilling=False,
-        refused=None,
-        away_s=tally.away_s(now),
-        ready=0,
-        in_flight=0,
-        batch_bytes=batch_bytes,
-        made_here=LaneSample(),
-        local=LaneSample(),
-        remote=LaneSample(),
-        pids=pids,
-        thread=thread,
-        gpu_stall_s=gpu_stall_s,
-    )
+    def _measured_sums(self, now: float, **others: Any) -> Sums:
+        return super()._measured_sums(now, batch_bytes=self._sizes.mean_bytes, thread=self._thread, **others)
 
 
 class _Sizes:

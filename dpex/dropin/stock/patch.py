@@ -15,23 +15,22 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import dataloader as torchs_module
 from torch.utils.data import get_worker_info
-from torch.utils.data.dataloader import _DatasetKind
 
+from dpex._torch import BaseDataLoaderIter, DatasetKind, MultiProcessingDataLoaderIter, SingleProcessDataLoaderIter
 from dpex.dropin.options import DiagnoseOptions
 from dpex.dropin.stock import report
-from dpex.dropin.stock.counters import Attended, HereMeter, WorkersMeter, WorkerTimes
+from dpex.dropin.stock.counters import CountedIterator, HereMeter, WorkersMeter, WorkerTimes
 from dpex.system.clock import monotonic
 from dpex.system.gpu.events import cuda_stall
 
 _METER, _PAGE = "_dpex_meter", "_dpex_page"
 _MARK = "_dpex_is_counted"
 _making = threading.local()
-_base: Any = torchs_module._BaseDataLoaderIter
-_single: Any = torchs_module._SingleProcessDataLoaderIter
-_multi: Any = torchs_module._MultiProcessingDataLoaderIter
-_kinds: Any = _DatasetKind
+_base: Any = BaseDataLoaderIter
+_single: Any = SingleProcessDataLoaderIter
+_multi: Any = MultiProcessingDataLoaderIter
+_kinds: Any = DatasetKind
 
 
 class CountedCollate:
@@ -135,7 +134,7 @@ def _fetcher(torchs: Any, kind: Any, dataset: Any, auto_collation: Any, collate_
     fetcher = torchs(kind, dataset, auto_collation, collate_fn.collate_fn, drop_last)
     info = get_worker_info()
     if info is not None:
-        Attended(collate_fn.times, info.id, fetcher)
+        CountedIterator(collate_fn.times, info.id, fetcher)
     return fetcher
 
 

@@ -1,5 +1,6 @@
-"""Times the transforms of a dataset after a run, in this process, alone and for a moment. The dataset is copied
-shallowly for that (`dpex.profile.instrument`); what its code does besides giving samples, it does here once more."""
+"""Times the transforms of a dataset after a run, in this process, alone and for a moment, by `dpex.profile.instrument`.
+What the dataset's code does besides giving samples, it does here once more.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +10,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from dpex.diagnose.facts import TransformFacts
+from dpex.errors import DpexError
 from dpex.profile.instrument import Profile
+from dpex.worker.current_batch import current
 
 MOST_S = 5.0
 """A batch that was begun is finished."""
 MOST_BATCHES = 64
+"""Whatever comes first ends the probe, this or `MOST_S`."""
+_SEED = 0
+"""Of all batches, for a dataset that asks `dpex.batch_seed`."""
 
 
-class ProbeError(Exception):
+class ProbeError(DpexError):
     """The dataset could not be measured alone; the message says why."""
 
 
+@current.seeded(_SEED)
 def transforms_of(
     dataset: Any, collate_fn: Any, batch_size: int | None
 ) -> tuple[tuple[TransformFacts, ...], int, float]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpex.autotune.types import Settings
-from dpex.diagnose.report import percent
-from dpex.diagnose.what_if import WORTH, Prediction, present
+from dpex.core.readable import percent, rounded
+from dpex.diagnose.measured_work import present
+from dpex.diagnose.what_if import WORTH, Prediction
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WithDpex:
-    """``sentence``; the setting, rate (batches per second) and stall (0 to 1) predicted, None where nothing is or the
+    """``sentence``; the setting, rate (batches per second) and wait (0 to 1) predicted, None where nothing is or the
     present setting is as good; the command, "" where there is nothing to gain."""
 
     sentence: str
     settings: Settings | None = None
     rate: float | None = None
-    stall: float | None = None
+    wait: float | None = None
     command: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -34,20 +35,20 @@ class WithDpex:
 def with_dpex(diagnosis: Diagnosis, script: Sequence[str], *, is_stream: bool) -> WithDpex:
     """By the tuner's model, as `WhatIf` has asked it; script: the words of the command line after ``dpex run``.
 
-    A loader of an iterable dataset (``is_stream``) keeps its workers there, and only its depth is tuned.
+    A loader of an iterable dataset (``is_stream``) keeps its workers there, and only its prefetch is tuned.
     """
     what_if = diagnosis.what_if
     if diagnosis.verdict.cause == "too-early" or what_if is None:
-        return WithDpex(sentence="with dpex: too little was seen to predict anything")
+        return WithDpex(sentence="With dpex: too little was measured to predict anything.")
     now = present(diagnosis.facts)
     chosen = _best([one for one in what_if.predictions if _is_tuned(one, now, is_stream)])
-    if chosen is None or what_if.stall - chosen.stall < WORTH:
-        stays = f"the stall stays at about {percent(what_if.stall)} ({now})"
-        why = "an IterableDataset keeps its number of workers, and no depth" if is_stream else "no setting"
+    if chosen is None or what_if.wait - chosen.wait < WORTH:
+        stays = f"the wait stays at about {percent(what_if.wait)} ({now})"
+        why = "an IterableDataset keeps its number of workers, and no prefetch" if is_stream else "no setting"
         return WithDpex(
-            sentence=f"with dpex: {why} loses less; {stays}",
+            sentence=f"With dpex: {why} loses less; {stays}.",
             rate=what_if.rate,
-            stall=what_if.stall,
+            wait=what_if.wait,
         )
     more = ["--also-in-process"] if not now.workers else []
     command = shlex.join(["dpex", "run", *more, *script])
@@ -55,26 +56,27 @@ def with_dpex(diagnosis: Diagnosis, script: Sequence[str], *, is_stream: bool) -
     condition = f", if {chosen.condition}" if chosen.condition else ""
     return WithDpex(
         sentence=(
-            f"with dpex: {chosen.settings} instead of {now}: the stall falls from {percent(what_if.stall)} to about "
-            f"{percent(chosen.stall)} ({span}), {chosen.rate:.3g} batches/s instead of {what_if.rate:.3g}{condition}"
+            f"With dpex: {chosen.settings} instead of {now}: the wait falls from {percent(what_if.wait)} to about "
+            f"{percent(chosen.wait)} ({span}), {rounded(chosen.rate)} batches/s instead of {rounded(what_if.rate)}"
+            f"{condition}."
         ),
         settings=chosen.settings,
         rate=chosen.rate,
-        stall=chosen.stall,
+        wait=chosen.wait,
         command=command,
     )
 
 
 def _is_tuned(prediction: Prediction, now: Settings, is_stream: bool) -> bool:
-    if prediction.kind not in ("workers", "depth"):
+    if prediction.kind not in ("workers", "prefetch"):
         return False
     return not is_stream or (now.workers > 0 and prediction.settings.workers == now.workers)
 
 
 def _best(predictions: Sequence[Prediction]) -> Prediction | None:
-    """The least stall, within what is worth it the fewest workers and the least depth."""
+    """The least wait, within what is worth it the fewest workers and the least prefetch."""
     if not predictions:
         return None
-    least = min(one.stall for one in predictions)
-    good = [one for one in predictions if one.stall <= least + WORTH / 3]
-    return min(good, key=lambda one: (one.settings.workers, one.settings.depth))
+    least = min(one.wait for one in predictions)
+    good = [one for one in predictions if one.wait <= least + WORTH / 3]
+    return min(good, key=lambda one: (one.settings.workers, one.settings.prefetch))

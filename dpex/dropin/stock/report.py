@@ -13,20 +13,21 @@ import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.utils.data.dataloader import _DatasetKind
-
+from dpex._torch import DatasetKind
 from dpex.autotune.runtime.recorder import rank
 from dpex.diagnose.at_exit import free_path
-from dpex.diagnose.counters import Book, Context, facts_of
+from dpex.diagnose.counters import Context, LoaderCounters, facts_of
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts, TransformFacts, of_all
+from dpex.diagnose.report import wrapped
 from dpex.dropin.options import DiagnoseOptions
 from dpex.dropin.stock.probe import ProbeError, transforms_of
 from dpex.dropin.stock.projection import WithDpex, with_dpex
+from dpex.system.html_page import write_text
 
 _SHOWN = 6
 """Further loaders that get a line each."""
-_IN_TORCH = "serialisation and pinning: PyTorch's workers and threads do it unseen; it is part of the waiting"
+_IN_TORCH = "encoding and pinning: PyTorch's workers and threads do both unobserved; they are part of the wait"
 
 
 @dataclass(kw_only=True)
@@ -40,7 +41,7 @@ class _Entry:
     is_stream: bool
     workers: int
     subject: tuple[Any, Any, int | None] | None
-    book: Book = field(default_factory=Book)
+    book: LoaderCounters = field(default_factory=LoaderCounters)
 
 
 _entries: list[_Entry] = []
@@ -58,7 +59,7 @@ def has_counted() -> bool:
     return bool(_counted)
 
 
-def book_of(loader: Any, options: DiagnoseOptions, torch_rank: int) -> Book:
+def book_of(loader: Any, options: DiagnoseOptions, torch_rank: int) -> LoaderCounters:
     """Where this loader is counted."""
     kind = (type(loader.dataset), loader.batch_size, loader.num_workers)
     for entry in _entries:
@@ -89,7 +90,7 @@ def _new(loader: Any, kind: tuple[Any, ...], options: DiagnoseOptions, torch_ran
         kind=kind,
         context=context,
         options=options,
-        is_stream=loader._dataset_kind == _DatasetKind.Iterable,
+        is_stream=loader._dataset_kind == DatasetKind.Iterable,
         workers=loader.num_workers,
         subject=None,
     )
@@ -127,7 +128,11 @@ def _report(entries: list[_Entry]) -> None:
     found.sort(key=lambda pair: -pair[1].wall_s)
     for number, (entry, facts) in enumerate(found):
         is_first = number == 0
-        facts = _probed(entry, facts) if is_first else _without_transforms(facts, "they are timed for one loader")
+        facts = (
+            _probed(entry, facts)
+            if is_first
+            else _without_transforms(facts, "they are timed for the first loader only")
+        )
         diagnosis = diagnose(facts)
         ours = with_dpex(diagnosis, entry.options.again, is_stream=entry.is_stream)
         _write(entry.options, diagnosis, ours)
@@ -138,16 +143,16 @@ def _report(entries: list[_Entry]) -> None:
 def _probed(entry: _Entry, facts: Facts) -> Facts:
     """With the transforms timed, in this process and now, where that can be and may be."""
     if entry.is_stream:
-        return _without_transforms(facts, "an iterable dataset is not run again for that")
+        return _without_transforms(facts, "an iterable dataset is not read again for that")
     if entry.subject is None:
         return _without_transforms(facts, "--no-probe")
     if facts.rank != 0:
-        return _without_transforms(facts, "rank 0 times them")
+        return _without_transforms(facts, "they are timed in rank 0")
     try:
         steps, batches, seconds = transforms_of(*entry.subject)
     except ProbeError as error:
         return _without_transforms(facts, str(error))
-    how = f"transforms in the run itself: they were timed after it, alone, in {batches} batches over {seconds:.1f} s"
+    how = f"transforms during the run: they were timed after it, alone, in {batches} batches over {seconds:.1f} s"
     return _with_transforms(facts, steps, how)
 
 
@@ -157,16 +162,16 @@ def _without_transforms(facts: Facts, why: str) -> Facts:
 
 def _with_transforms(facts: Facts, transforms: tuple[TransformFacts, ...] | None, said: str) -> Facts:
     gaps = (*(gap for gap in facts.unmeasured if not gap.startswith("single transforms")), said)
-    known = None if transforms is None else of_all(transforms, facts.lanes.values())
+    known = None if transforms is None else of_all(transforms, facts.pools.values())
     return replace(facts, transforms=known, unmeasured=gaps)
 
 
 def _print(options: DiagnoseOptions, diagnosis: Diagnosis, ours: WithDpex, *, in_full: bool) -> None:
-    lines = [ours.sentence, *([f"  {ours.command}"] if ours.command else [])]
+    lines = [*wrapped(ours.sentence), *([f"  {ours.command}"] if ours.command else [])]
     if options.html or options.json or not in_full:
         facts = diagnosis.facts
         head = f"dpex diagnosis of {facts.name} ({facts.dataset}, batch size {facts.batch_size})"
-        lines = [f"{head}: {diagnosis.verdict.title.upper()}: {diagnosis.verdict.sentence}", *lines]
+        lines = [*wrapped(f"{head}: {diagnosis.verdict.title.upper()}: {diagnosis.verdict.sentence}"), *lines]
     else:
         lines = [str(diagnosis), "", *lines]
     print("\n".join(lines), file=sys.stderr, flush=True)
@@ -177,7 +182,7 @@ def _write(options: DiagnoseOptions, diagnosis: Diagnosis, ours: WithDpex) -> No
         if name and (diagnosis.facts.rank == 0 or "{rank}" in name):
             path = free_path(name, diagnosis.facts.rank)
             try:
-                path.write_text(write(diagnosis, ours), encoding="utf-8", errors="backslashreplace")
+                write_text(path, write(diagnosis, ours))
             except OSError as error:
                 print(f"dpex diagnose: {path} cannot be written: {error}", file=sys.stderr)
 

@@ -5,8 +5,8 @@ There is one for the whole trainer. It takes seconds to start, as it imports tor
 lie in its socket until it reads them. From then on a template comes within milliseconds.
 
 A request carries two descriptors: the template's control socket, and the parcel, a file in memory that is written once
-for each lane. The server ends with the trainer, and when it has been without templates for a while; a lane that is
-closed before the server came up ends it at once, unless another lane waits for it.
+for each pool. The server ends with the trainer, and when it has been without templates for a while; a pool that is
+closed before the server came up ends it at once, unless another pool waits for it.
 
 The trainer's side may be used from several threads.
 """
@@ -32,10 +32,11 @@ from typing import Any
 import torch.multiprocessing
 
 from dpex.pools.local import signals
-from dpex.pools.local.fork_server import ContextStarter, Parcel, Starter, pidfd, private_pair, template_main
+from dpex.pools.local.fork_server import ContextFile, ContextStarter, Starter, private_pair, template_main
 from dpex.pools.local.handles import ProcessHandle
 from dpex.pools.local.worker_process import WorkerPlan
-from dpex.pools.ray.cluster import is_connected
+from dpex.system.processes import pidfd
+from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 
 IDLE_S = 60.0
@@ -48,6 +49,7 @@ from dpex.pools.local.clean_fork_server import serve
 serve({fd}, {pid})
 """
 _LENGTH_BYTES = 8
+"""A message begins with its length."""
 _ENVIRONMENT = "environment"
 """Among a template's surroundings: the trainer's environment variables as they are when it is asked for."""
 
@@ -93,7 +95,7 @@ class CleanStarter:
 
 def starter_for(context: Any, plan: WorkerPlan) -> Starter:
     """The user's start method, or torch's; the clean server where Ray's threads make forking unsafe."""
-    context = _usable(context)
+    context = usable_context(context)
     if _is_needed(context):
         try:
             return CleanStarter(plan)
@@ -108,27 +110,28 @@ def starter_for(context: Any, plan: WorkerPlan) -> Starter:
 def start_early(context: Any) -> None:
     """Start the server, if workers of that context will need it and there is none: importing torch takes seconds."""
     global _server
-    if not _is_needed(_usable(context)):
+    if not _is_needed(usable_context(context)):
         return
     with _lock, contextlib.suppress(OSError):  # who needs it will try again, and be told
         if _server is None or not _server.is_there():
-            _server = _Server()
+            _server = _CleanServer()
 
 
-def _usable(context: Any) -> Any:
+def usable_context(context: Any) -> Any:
+    """The `multiprocessing` context that workers are started with: the user's, or torch's."""
     if context is None:
         return torch.multiprocessing.get_context()
     return context if hasattr(context, "get_start_method") else torch.multiprocessing
 
 
 def _is_needed(context: Any) -> bool:
-    return context.get_start_method() == "fork" and is_connected()
+    return context.get_start_method() == "fork" and is_ray_connected()
 
 
 class BorrowedProcess(ProcessHandle):
     """A template that is the server's child; its ``pid`` is None until it says that it came up."""
 
-    def __init__(self, server: _Server | None, why_not: str = "") -> None:
+    def __init__(self, server: _CleanServer | None, why_not: str = "") -> None:
         super().__init__("dpex-template")
         self._server = server
         self._why_not = why_not
@@ -150,7 +153,7 @@ class BorrowedProcess(ProcessHandle):
         self._server = None
 
 
-class _Server:
+class _CleanServer:
     """The server's process and the socket for requests to it."""
 
     def __init__(self) -> None:
@@ -203,11 +206,11 @@ class _Server:
         return "forked a process that ended before it was ready (what it printed says more)"
 
 
-_server: _Server | None = None
+_server: _CleanServer | None = None
 _lock = threading.Lock()
 
 
-def _request(control: socket.socket, parcel: int) -> _Server:
+def _request(control: socket.socket, parcel: int) -> _CleanServer:
     """Ask the server for a template; starts one if there is none, or none any more."""
     global _server
     with _lock:
@@ -215,7 +218,7 @@ def _request(control: socket.socket, parcel: int) -> _Server:
             with contextlib.suppress(OSError):
                 _server.request(control, parcel)
                 return _server
-        _server = _Server()
+        _server = _CleanServer()
         with contextlib.suppress(BrokenPipeError):  # it has ended already: `control` hangs up, and tells so
             _server.request(control, parcel)
         return _server
@@ -287,7 +290,7 @@ def _enter_template(requests: socket.socket, trainer: int, fds: list[int], train
     surroundings = pickle.loads(memory[_LENGTH_BYTES:start])
     _replace_environment(surroundings.pop(_ENVIRONMENT))
     spawn.prepare(surroundings)
-    template_main(socket.socket(fileno=control), trainer_pid, Parcel(None, memory[start:]), [])
+    template_main(socket.socket(fileno=control), trainer_pid, ContextFile(None, memory[start:]), [])
 
 
 def _replace_environment(environment: dict[str, str]) -> None:

@@ -27,65 +27,112 @@ import time
 import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from dpex.errors import ClusterError
 from dpex.pools.local import signals
 from dpex.pools.local.handles import readable_within
 from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.pools.local.worker_threads import run_threads
 from dpex.system.clock import monotonic
 from dpex.system.forks import watch
+from dpex.system.processes import pidfd
 from dpex.system.user_warnings import warn
 from dpex.transport import descendants
 
 MESSAGE_BYTES = 1 << 18
+"""The longest message of the control socket."""
 START_LIMIT_S = 120.0
 """Importing torch from a slow disk can take a minute; a template that is not there after this never will be."""
+_LONGEST_REASON = 4000
+"""Characters; a message of the control socket must hold it."""
 _PR_SET_PDEATHSIG = 1
-_BODIES: dict[str, Callable[..., None]] = {"host": run_worker, "threads": run_threads}
+"""Of `prctl`: the signal that this process gets when its parent ends (linux/prctl.h)."""
+_BODIES: dict[str, Callable[..., None]] = {"worker": run_worker, "threads": run_threads}
 _trainers_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def keep_from_templates(sock: socket.socket) -> None:
+    """No template that is forked keeps this socket open."""
+    _trainers_sockets.add(sock)
 
 
 def private_pair() -> tuple[socket.socket, socket.socket]:
     """Two connected sockets; the first, which does not block, is the trainer's own: no forked template keeps it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
-    _trainers_sockets.add(ours)
+    keep_from_templates(ours)
     return ours, theirs
 
 
-class Parcel:
+@runtime_checkable
+class PackedPlan(Protocol):
+    """A plan that is still to be unpacked."""
+
+    def opened(self) -> WorkerPlan:
+        """Unpack it; may raise anything."""
+
+
+class ContextFile:
     """What the workers need, carried into the template by whatever way its start method carries arguments.
 
     Forked, it is simply inherited. Otherwise it is pickled to bytes once, within the start method's own rules (so that
     locks, queues and shared tensors travel), and each worker unpickles them for itself, as a spawned worker does.
     """
 
-    def __init__(self, plan: WorkerPlan | None, data: bytes | memoryview = b"") -> None:
-        self._plan = plan
+    def __init__(self, plan: WorkerPlan | PackedPlan | None, data: bytes | memoryview = b"") -> None:
+        self._plan: Any = plan
         self._data = data
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": None, "_data": self._data or bytes(ForkingPickler.dumps(self._plan))}
+        return {"_plan": None, "_data": self._data or _pickled(self._plan)}
+
+    def open_early(self) -> None:
+        """Unpack a plan that knows how, in the process that forks the workers: these share it."""
+        if isinstance(self._plan, PackedPlan):
+            self._plan = self._plan.opened()
 
     def open(self) -> WorkerPlan:
         """The plan, in a worker."""
-        return self._plan if self._plan is not None else pickle.loads(self._data)
+        plan: WorkerPlan = self._plan if self._plan is not None else pickle.loads(self._data)
+        return plan
 
 
-def template_main(control: socket.socket, trainer_pid: int, parcel: Parcel, inherited: list[socket.socket]) -> None:
+def _pickled(plan: Any) -> bytes:
+    """The plan in bytes, while a start method starts a process.
+
+    What a session without a script defines, such as a notebook, cannot be imported there. It travels by value where
+    Ray's cloudpickle is installed.
+    """
+    data, main = bytes(ForkingPickler.dumps(plan)), sys.modules["__main__"]
+    if b"__main__" in data and getattr(main, "__spec__", None) is None and not hasattr(main, "__file__"):
+        from dpex.transport.pickling import cloud_dumps
+
+        with contextlib.suppress(ClusterError):
+            return cloud_dumps(plan)
+    return data
+
+
+def template_main(
+    control: socket.socket, trainer_pid: int, parcel: ContextFile, inherited: list[socket.socket]
+) -> None:
     """Body of the template process: fork workers on request until told to end."""
     signals.forget()
     for foreign in inherited:
         foreign.close()
     descendants.forget_inherited()
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    try:
+        parcel.open_early()
+    except Exception as error:
+        control.send(pickle.dumps(("unfit", f"{type(error).__name__}: {error}"[:_LONGEST_REASON])))
+        return
     gc.freeze()
     _Template(control, trainer_pid, parcel).run()
 
 
 class _Template:
-    def __init__(self, control: socket.socket, trainer_pid: int, parcel: Parcel) -> None:
+    def __init__(self, control: socket.socket, trainer_pid: int, parcel: ContextFile) -> None:
         self._control = control
         self._parcel = parcel
         self._children: dict[int, tuple[int, Any]] = {}
@@ -205,16 +252,8 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
-def pidfd(pid: int) -> int:
-    """A descriptor that turns readable when that process ends; -1 where there is none."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
-
-
 def _enter_worker(
-    parcel: Parcel,
+    parcel: ContextFile,
     control: socket.socket,
     trainer_fd: int,
     template_pid: int,
@@ -266,9 +305,9 @@ class Starter(Protocol):
 class ContextStarter:
     """Starts templates as processes of a `multiprocessing` context: with "fork" at once, else within seconds."""
 
-    def __init__(self, context: Any, plan: WorkerPlan) -> None:
+    def __init__(self, context: Any, plan: WorkerPlan | PackedPlan) -> None:
         self._context = context
-        self._parcel = Parcel(plan)
+        self._parcel = ContextFile(plan)
         self._processes: list[Any] = []
         watch(self)
         self.is_quick = context.get_start_method() == "fork"
@@ -338,7 +377,7 @@ class TemplateHandle:
         """Why it has not become ready: the end of a sentence that begins with its name."""
         return f"was not ready within {START_LIMIT_S:.0f} s" if self.overdue else str(self._process.why_not())
 
-    def fork(self, number: int, fork_for: Literal["host", "threads"], fds: list[int], arguments: Any) -> None:
+    def fork(self, number: int, fork_for: Literal["worker", "threads"], fds: list[int], arguments: Any) -> None:
         """Ask for a process with these descriptors: a worker, or one for several. `news` says if it ended.
 
         Some hundred requests find room in the socket; it is for the caller not to ask for more at once. (When it was a
@@ -350,7 +389,8 @@ class TemplateHandle:
     def news(self) -> list[tuple[Any, ...]]:
         """What happened since last time.
 
-        ``("ready", pid)``; ``("up", number, pid)`` or ``("refused", number, why)``; ``("exit", number, pid, code)``;
+        ``("ready", pid)`` or ``("unfit", why)``;
+        ``("up", number, pid)`` or ``("refused", number, why)``; ``("exit", number, pid, code)``;
         ``("dead",)`` once it ended.
         """
         found: list[tuple[Any, ...]] = []
@@ -374,6 +414,12 @@ class TemplateHandle:
         """Tell the template to end its workers within ``grace_s`` seconds."""
         with contextlib.suppress(OSError):
             self._control.send(pickle.dumps(("end", grace_s)))
+
+    def forget(self) -> None:
+        """Leave the template to itself: it ends its workers as it was told, and then itself."""
+        self._closed = True
+        self._control.close()
+        self._process.close()
 
     def join(self, timeout_s: float) -> list[tuple[Any, ...]]:
         """Wait for the template's end, kill it if it overstays; returns the last news.

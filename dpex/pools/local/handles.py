@@ -9,22 +9,25 @@ import pickle
 import select
 import signal
 import socket
+import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from dpex.core.schedule import Ticket
+from dpex.core.worker_life import ASKED, Stage
 from dpex.pools.local.worker_process import BATCH, END, receive
 from dpex.transport.arena import Segment, SegmentSpec, open_segment
 from dpex.transport.codec import Decoder
-from dpex.worker.core import Failure, StreamEnd
+from dpex.worker.outcome import Failure, StreamEnd
 
 
 class ProcessHandle:
     """Somebody else's child; offers what `multiprocessing.Process` offers to onlookers."""
 
-    def __init__(self, name: str, host: int = -1) -> None:
+    def __init__(self, name: str, worker: int = -1) -> None:
         self.name = name
-        self.host = host
+        self.worker = worker
         self.pid: int | None = None
         self.exitcode: int | None = None
         self.daemon = True
@@ -63,19 +66,19 @@ class ProcessHandle:
 
 
 class WorkerProcess:
-    """A process and the hosts that live there: one, or, with a ``control`` socket, one for each of its threads."""
+    """A process and the workers that live there: one, or, with a ``control`` socket, one for each of its threads."""
 
-    def __init__(self, number: int, host: int, control: socket.socket | None = None) -> None:
+    def __init__(self, number: int, worker: int, control: socket.socket | None = None) -> None:
         self.number = number
         self.control = control
-        self.handle = ProcessHandle(f"dpex-worker-{number}", host)
-        self.hosts: dict[int, Host] = {}
+        self.handle = ProcessHandle(f"dpex-worker-{number}", worker)
+        self.workers: dict[int, LocalWorkerHandle] = {}
         self.drew = False
         """A ticket made here moved a global generator, and the process may end for that."""
 
     @property
     def takes_more(self) -> bool:
-        """Whether it may be asked for a further host."""
+        """Whether it may be asked for a further worker."""
         return self.control is not None and not self.drew
 
     def shut(self) -> None:
@@ -85,10 +88,10 @@ class WorkerProcess:
             self.control = None
 
 
-class Host:
-    """One host: its process, its socket, its segments, what it was sent, and its row on the board.
+class LocalWorkerHandle:
+    """One worker: its process, its socket, its segments, what it was sent, and its row on the board.
 
-    worker_id: what ``get_worker_info().id`` says there, where hosts are all alike: the lowest that was free.
+    worker_id: what ``get_worker_info().id`` says there, where workers are all alike: the lowest that was free.
     """
 
     def __init__(self, number: int, worker_id: int, process: WorkerProcess, sock: socket.socket, row: int) -> None:
@@ -99,15 +102,17 @@ class Host:
         self.row = row
         self.is_thread = process.control is not None
         self.segments: dict[int, Segment] = {}
-        self.decoder = Decoder(self._lease)
+        self.decoder = Decoder(_without_owning(self.lease))
         self.held: dict[tuple[int, int], Ticket] = {}
         self.leased: dict[tuple[int, int], Any] = {}
         """Slots of the batch that is being decoded: were decoding broken off, they would go back and be overwritten."""
         self.outbox: deque[bytes] = deque()
         """What is still to be sent, as its socket is full; nothing else may be sent before."""
-        self.leaving = False
-        self.started = False
-        self.ended = False
+        self.stage: Stage = ASKED
+        self.hung_up = False
+        """Its end of the socket is closed; how it ended comes from the template."""
+        self.hung: tuple[int, str] | None = None
+        """It ends because the sample at that place of its batch takes too long; why and where, for people."""
         self.announces_memory = False
         """Its next message brings descriptors: `map_announced` must be called before that is received."""
 
@@ -126,7 +131,7 @@ class Host:
         segments = {}
         try:
             for spec in marshal.loads(buffer[:count])[0][1]:
-                segments[spec[0]] = open_segment(SegmentSpec(*spec), fds.pop(0))
+                segments[spec[0]] = self.open_segment(SegmentSpec(*spec), fds.pop(0))
         except OSError as error:
             kept = f"what worker {self.process.handle.pid} made is kept, and comes once there is room"
             raise OSError(error.errno, f"{error.strerror}; {kept}") from error
@@ -135,34 +140,46 @@ class Host:
                 os.close(fd)
         self.segments.update(segments)
 
-    def _lease(self, segment: int, slot: int, nbytes: int) -> Any:
+    def open_segment(self, spec: SegmentSpec, fd: int) -> Segment:
+        """Map a segment that the worker announced; the descriptor is closed. Raises OSError."""
+        return open_segment(spec, fd)
+
+    def lease(self, segment: int, slot: int, nbytes: int) -> Any:
+        """A slot of the result that is being read, as an array; it goes back once that and `leased` are gone."""
         leased, key = self.leased, (segment, slot)
         if key not in leased:  # it goes there without a turn of the interpreter: see `dpex.system.interrupts`
             leased.update(zip((key,), map(self.segments[segment].view, (slot,), (nbytes,)), strict=False))
         return leased[key]
 
 
-class Result:
+def _without_owning(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method for somebody whom its object owns. Else the two would own each other, and the memory of a worker
+    that has left would be mapped until Python collects garbage, which may be in a long time."""
+    found = weakref.WeakMethod(method)
+    return lambda *arguments: found()(*arguments)  # type: ignore[misc]
+
+
+class LocalResult:
     """An undecoded result; calling it decodes, a second time it gives None: the memory may be another batch's by then.
 
     Decoding that an exception broke off can be done again.
     """
 
-    __slots__ = ("_host", "_kind", "_node")
+    __slots__ = ("_kind", "_node", "_worker")
 
-    def __init__(self, host: Host, kind: int, node: Any) -> None:
-        self._host, self._kind, self._node = host, kind, node
+    def __init__(self, worker: LocalWorkerHandle, kind: int, node: Any) -> None:
+        self._worker, self._kind, self._node = worker, kind, node
 
     def __call__(self) -> Any:
         if self._kind == END:
             return StreamEnd()
         if self._node is None:
             return None
-        value = self._host.decoder.decode(self._node)
+        value = self._worker.decoder.decode(self._node)
         if self._kind != BATCH:
             value = Failure(pickle.loads(value))
         self._node = None  # from here on without a call: see `dpex.system.interrupts`
-        self._host.leased = {}
+        self._worker.leased = {}
         return value
 
 

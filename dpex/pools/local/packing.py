@@ -1,10 +1,11 @@
-"""How the hosts of the local lane are packed into processes. PURE.
+"""How the workers of the local pool are packed into processes. PURE.
 
-As long as there are no more hosts than CPUs each is a process. Where the dataset allows it, further hosts are threads
-of those processes, spread evenly. Before that some process must have made a ticket without moving a global generator;
-once one moved, and where processes with several hosts keep dying, every new host is a process again (*apart*).
+As long as there are no more workers than CPUs each is a process. Where the dataset allows it, further workers are
+threads of those processes, spread evenly. Before that some process must have made a ticket without moving a global
+generator; once one moved, and where processes with several workers keep dying, every new worker is a process again
+(*apart*).
 
-A `Packing` outlives a lane: what was learned in one epoch holds in the next.
+A `Packing` outlives a pool: what was learned in one epoch holds in the next.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections.abc import Mapping
 
 NEW, LATER = -1, -2
 DEATHS_TOGETHER = 2
-"""Deaths in one epoch of processes with several hosts at work until new hosts are apart: any may have been at fault."""
+"""Deaths in one epoch of processes with several workers at work until new workers are apart: any may have been at
+fault."""
 
 
 class Packing:
-    """``most_processes``: processes before hosts become threads; None: never."""
+    """``most_processes``: processes before workers become threads; None: never."""
 
     def __init__(self, most_processes: int | None = None) -> None:
         self._most = most_processes
@@ -26,7 +28,7 @@ class Packing:
 
     @property
     def together(self) -> bool:
-        """Whether a new process may get several hosts."""
+        """Whether a new process may get several workers."""
         return self._most is not None
 
     @property
@@ -39,7 +41,7 @@ class Packing:
         self._tried = True
 
     def keep_apart(self) -> bool:
-        """No further host shares a process; False if that was so before."""
+        """No further worker shares a process; False if that was so before."""
         before, self._most = self._most, None
         return before is not None
 
@@ -48,14 +50,15 @@ class Packing:
         self._deaths = 0
 
     def died_together(self) -> bool:
-        """A process died while several of its hosts worked; True if hosts are apart from now on for it."""
+        """A process died while several of its workers worked; True if workers are apart from now on for it."""
         self._deaths += 1
         return self._deaths >= DEATHS_TOGETHER and self.keep_apart()
 
-    def place(self, hosts_of: Mapping[int, int]) -> int:
-        """Where the next host goes, given the hosts of each process that takes more: one of those, `NEW` or `LATER`."""
-        if self._most is None or len(hosts_of) < self._most:
+    def place(self, workers_of: Mapping[int, int]) -> int:
+        """Where the next worker goes, given the workers of each process that takes more: one of those, `NEW` or
+        `LATER`."""
+        if self._most is None or len(workers_of) < self._most:
             return NEW
         if not self._tried:
             return LATER
-        return min(hosts_of, key=lambda number: hosts_of[number])
+        return min(workers_of, key=lambda number: workers_of[number])

@@ -1,21 +1,21 @@
-"""The worker processes of a local lane, and in which of them a new host goes.
+"""The worker processes of a local pool, and in which of them a new worker goes.
 
-A process is forked with its one host, or, where hosts may share it, with a control socket over which it is asked for
-each (see `worker_threads`).
+A process is forked with its one worker, or, where workers may share it, with a control socket over which it is asked
+for each (see `worker_threads`).
 """
 
 from __future__ import annotations
 
 from dpex.pools.local.fork_server import TemplateHandle, private_pair
-from dpex.pools.local.handles import Host, ProcessHandle, WorkerProcess
+from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle, WorkerProcess
 from dpex.pools.local.packing import LATER, NEW, Packing
 from dpex.pools.local.shared_queue import BOARD_BYTES
-from dpex.pools.local.worker_threads import ask_for_host
+from dpex.pools.local.worker_threads import ask_for_worker
 
 DREW = (
     "The dataset declares itself thread-safe, but one of its batches moved {generator}, which all threads of a process "
     "share. The batches stay right; but each worker is a process of its own from now on, which takes more memory. Draw "
-    "from a generator that is made for the sample, for example numpy.random.default_rng((dpex.ticket_seed(), index))."
+    "from a generator that is made for the sample, for example numpy.random.default_rng((dpex.batch_seed(), index))."
 )
 DIED_TOGETHER = (
     "Processes whose threads make batches died repeatedly: each worker is a process of its own from now on, so that "
@@ -23,7 +23,7 @@ DIED_TOGETHER = (
 )
 
 
-class Fleet:
+class WorkerProcesses:
     """``fds`` are what every worker gets: the board, and the shared ticket socket if there is one."""
 
     def __init__(self, packing: Packing, fds: list[int]) -> None:
@@ -35,33 +35,34 @@ class Fleet:
         self._last = -1
 
     def has_room(self) -> bool:
-        """Whether a host can be placed now; else when `Packing.tried` or `Packing.keep_apart` has been called."""
+        """Whether a worker can be placed now; else when `Packing.tried` or `Packing.keep_apart` has been called."""
         return self._choose() != LATER
 
     def _choose(self) -> int:
-        return self.packing.place({p.number: len(p.hosts) for p in self.processes.values() if p.takes_more})
+        return self.packing.place({p.number: len(p.workers) for p in self.processes.values() if p.takes_more})
 
-    def start(self, host: int, worker_id: int, row: int, results: int, template: TemplateHandle) -> WorkerProcess:
-        """The process of a new host, which gets the descriptor ``results``. One that cannot start is heard of there."""
+    def start(self, worker: int, worker_id: int, row: int, results: int, template: TemplateHandle) -> WorkerProcess:
+        """The process of a new worker, which gets the descriptor ``results``. One that cannot start is heard of
+        there."""
         place = self._choose()
         if place != NEW:
             process = self.processes[place]
-            if ask_for_host(process.control, worker_id, row, results):
+            if ask_for_worker(process.control, worker_id, row, results):
                 return process
-            process.shut()  # its last host is about to leave
-        process = self._new_process(host)
+            process.shut()  # its last worker is about to leave
+        process = self._new_process(worker)
         if not self.packing.together:
-            template.fork(process.number, "host", [results, *self._fds], (BOARD_BYTES, worker_id, row))
+            template.fork(process.number, "worker", [results, *self._fds], (BOARD_BYTES, worker_id, row))
             return process
         process.control, theirs = private_pair()
         with theirs:
             template.fork(process.number, "threads", [theirs.fileno(), *self._fds], (BOARD_BYTES,))
-        ask_for_host(process.control, worker_id, row, results)
+        ask_for_worker(process.control, worker_id, row, results)
         return process
 
-    def _new_process(self, host: int) -> WorkerProcess:
+    def _new_process(self, worker: int) -> WorkerProcess:
         self._last += 1
-        process = self.processes[self._last] = WorkerProcess(self._last, host)
+        process = self.processes[self._last] = WorkerProcess(self._last, worker)
         for place, former in enumerate(self.handles):
             if former.exitcode is not None:
                 self.handles[place] = process.handle
@@ -69,12 +70,12 @@ class Fleet:
         self.handles.append(process.handle)
         return process
 
-    def ended(self, number: int, code: int) -> list[Host]:
-        """A process has ended; returns the hosts that were still there."""
+    def ended(self, number: int, code: int) -> list[LocalWorkerHandle]:
+        """A process has ended; returns the workers that were still there."""
         process = self.processes.pop(number)
         process.shut()
         process.handle.exitcode = code
-        return list(process.hosts.values())
+        return list(process.workers.values())
 
     def close(self) -> None:
         """Idempotent."""

@@ -1,4 +1,4 @@
-"""Messages to workers, and what all workers of a lane share: the socket they take tickets from, and the board.
+"""Messages to workers, and what all workers of a pool share: the socket they take tickets from, and the board.
 
 The kernel hands each message of the shared socket to exactly one worker. Which one it was is on the *board*, a page of
 shared memory where each worker has a row (see `worker_process`); the trainer's own row tells the workers the epoch, and
@@ -27,9 +27,11 @@ from dpex.pools.local.fork_server import private_pair
 from dpex.pools.local.worker_process import BOARD_ROW, CONTROL_ROW, IDLE, TICKET_BYTES, receive
 
 BOARD_ROWS = 4096
+"""As many workers as a pool may have at once, and more than a machine can run."""
 BOARD_BYTES = BOARD_ROWS * BOARD_ROW.size
 LEAVE = pickle.dumps(("leave",))
 _LONGEST_MESSAGE = 100 << 10
+"""Bytes; a longer one goes as a file. A socket usually holds 208 KB (net.core.wmem_default), bookkeeping included."""
 
 
 class Board:

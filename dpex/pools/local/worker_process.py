@@ -23,38 +23,44 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch._utils import ExceptionWrapper
-
+from dpex._torch import ExceptionWrapper
+from dpex.core.logical_log import START
+from dpex.measure.sampling import as_text
 from dpex.system.cpu_clocks import SampledCpu
+from dpex.system.user_warnings import warn
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
-from dpex.worker.core import (
-    ArenaCollate,
-    Failure,
-    StreamEnd,
-    WorkerCore,
-    WorkerSetup,
-    get_rng_state,
-    prepare_process,
-    where,
-)
+from dpex.transport.far_encoder import FarEncoder
+from dpex.transport.pickling import cloud_dumps
+from dpex.worker.collate import ArenaCollate
+from dpex.worker.core import WorkerCore
+from dpex.worker.current_batch import current
+from dpex.worker.outcome import Failure, StreamEnd, where
+from dpex.worker.sample_watch import begin_watch
+from dpex.worker.setup import WorkerSetup, prepare_process
 
 TICKET_BYTES = 1 << 18
 """Longest ticket or result message; longer ones go through a file or a slot."""
 _RESULT_BYTES = 48 << 10
+"""What is longer goes through a slot; results that are together longer are sent at once."""
 _ERROR_ENDS = 4000
 """Characters of each end of an error's text that are sent where there is no memory for all of it."""
 _FLUSH_S = 0.001
+"""Results of tiny batches are kept so long at most, and go together."""
 _SNAPSHOT_S = 0.25
+"""How often a logical worker tells its state, unless the loader says after how many batches."""
 _SNAPSHOT_TICKETS = 1024
+"""It does so after that many, too: as many would be made again after a death."""
 BOARD_ROW = struct.Struct("<QQ")
 """What a worker writes of itself: number of the message it works on, and 1 + the ticket's number (0: none)."""
 CONTROL_ROW = 0
 """Row of the trainer: 1 once the workers shall end, and the current epoch."""
 IDLE = (0, 0)
 NO_GROUP = 0
+"""In place of the message of tickets that is done: this one is not yet."""
 
 BATCH, ERROR, END = 0, 1, 2
 
@@ -63,10 +69,12 @@ fd_array_bytes = socket.CMSG_LEN(64 * array.array("i").itemsize)
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What every worker of a lane is told: the setup, and whether tickets come from the shared socket."""
+    """What every worker of a pool is told: the setup, whether tickets come from the shared socket, and whether the
+    trainer is on another machine (``far``), so that classes and functions travel by value where they must."""
 
     setup: WorkerSetup
     shared_queue: bool
+    far: bool = False
 
 
 def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[memoryview, list[int]] | None:
@@ -99,20 +107,46 @@ def read_ticket_message(view: memoryview, fds: list[int]) -> Any:
         return pickle.loads(memory)
 
 
+class SnapshotPace:
+    """When each logical worker tells its state: after ``every`` tickets; None: by time."""
+
+    def __init__(self, every: int | None) -> None:
+        self._every = every
+        self._told: dict[int, tuple[float, int]] = {}
+
+    def is_due(self, logical: int, made: int) -> bool:
+        """Whether it is time, after so many further tickets."""
+        now = time.perf_counter()
+        at, since = self._told.setdefault(logical, (now, 0))
+        since += made
+        is_due = since >= (self._every or _SNAPSHOT_TICKETS) or (not self._every and now - at > _SNAPSHOT_S)
+        self._told[logical] = (now, 0) if is_due else (at, since)
+        return is_due
+
+
 class LocalWorker:
     """Serves tickets until its socket ends or it is told to leave."""
 
     def __init__(
-        self, core: WorkerCore, shared_queue: bool, host: int, results: socket.socket, board: mmap.mmap, row: int
+        self,
+        core: WorkerCore,
+        shared_queue: bool,
+        worker: int,
+        results: socket.socket,
+        board: mmap.mmap,
+        row: int,
+        *,
+        far: bool = False,
     ) -> None:
-        self._host = host
+        self._worker = worker
         self._results = results
         self._board = board
         self._row = row
         self._segments: list[SegmentSpec] = []
         self._fds: list[int] = []
         self._arena = Arena(self._announce)
-        self._encoder = Encoder(self._arena)
+        self._encoder = FarEncoder(self._arena) if far else Encoder(self._arena)
+        self._dumps = cloud_dumps if far else _dumps
         self._core = core
         self._shared_queue = shared_queue
         self.collate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
@@ -120,15 +154,18 @@ class LocalWorker:
         self._out_bytes = 0
         self._flushed = 0.0
         self._cpu = SampledCpu(core.cpu)
-        self._snapshot_at = time.perf_counter()
-        self._since_snapshot = 0
+        self._snapshots = SnapshotPace(core.snapshot_every)
+        self._has_stream_ended = False
+        self._cannot_tell = False
 
     def serve(self, tickets: socket.socket) -> None:
         """The loop: read, make, answer."""
         self._send(("serving", os.getpid()))
+        if (timeout_s := self._core.sample_timeout_s) is not None:
+            begin_watch(timeout_s, partial(self._hangs, timeout_s))
         if self._shared_queue:
-            self._core.adopt(self._host)
-            if why := self._core.unfit(self._host):
+            self._core.adopt(self._worker)
+            if why := self._core.unfit(self._worker):
                 self._send(("refused", why))
                 return
         buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
@@ -141,7 +178,7 @@ class LocalWorker:
             if message[0] == "tickets":
                 self._group(*message[1:])
             elif message[0] == "adopt":
-                self._core.adopt(message[1], message[2])
+                self._adopt(message[1], message[2])
             elif message[0] == "release":
                 state = self._core.release(message[1])
                 self._send(("released", message[1], state))
@@ -149,10 +186,21 @@ class LocalWorker:
                 self._send(("bye",))
                 return
 
+    def _hangs(self, timeout_s: float, place: int, index: Any, stack: str) -> None:
+        """A sample takes too long: told by the thread that watches, just before it ends the process."""
+        what = f"loading sample {as_text(index)} took longer than sample_timeout_s={timeout_s:g}"
+        why = f"worker {os.getpid()} was ended, as {what}\nIt was here:\n{stack}"
+        self._results.send(marshal.dumps((("hung", place, why), ())))
+
+    def _adopt(self, logical: int, state: bytes | None) -> None:
+        self._core.adopt(logical, state)
+        if state is None:
+            self._tell_state(logical, *START, self._core.first_snapshot)
+
     def _group(self, group: int, epoch: int, logical: int, tickets: list[tuple[int, Any]]) -> None:
-        logical = self._host if self._shared_queue else logical
+        logical = self._worker if self._shared_queue else logical
         stale_below = BOARD_ROW.unpack_from(self._board, CONTROL_ROW)[1] if self._shared_queue else 0
-        last = tickets[-1][0]
+        last, count = tickets[-1][0], len(tickets)
         for number, index in tickets:
             if self._board[CONTROL_ROW]:
                 raise BrokenPipeError("the trainer closed the loader")
@@ -165,8 +213,9 @@ class LocalWorker:
                 self._flush(NO_GROUP)
         tickets.clear()
         self._flush(group)
-        if not self._shared_queue:
-            self._maybe_snapshot(logical, epoch, last)
+        if not self._shared_queue and (self._snapshots.is_due(logical, count) or self._has_stream_ended):
+            self._has_stream_ended = False
+            self._tell_state(logical, epoch, last, self._core.snapshot)
         BOARD_ROW.pack_into(self._board, self._row, *IDLE)
 
     def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
@@ -182,6 +231,7 @@ class LocalWorker:
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:
         if isinstance(made, StreamEnd):
+            self._has_stream_ended = True
             return END, None
         if isinstance(made, Failure):
             return ERROR, self._error(made.wrapper)
@@ -204,19 +254,25 @@ class LocalWorker:
     def _error(self, wrapper: ExceptionWrapper) -> Any:
         """Encode an error; of a long one the middle is left out if there is no memory to send it in."""
         try:
-            return self._fitting(_pickled(wrapper))
+            return self._fitting(_pickled(wrapper, self._dumps))
         except Exception:
             text = wrapper.exc_msg
             if len(text) > 2 * _ERROR_ENDS:
                 text = f"{text[:_ERROR_ENDS]}\n[{len(text)} characters in all]\n{text[-_ERROR_ENDS:]}"
-            return self._fitting(_pickled(_replacement(wrapper, text)))
+            return self._fitting(_dumps(_replacement(wrapper, text)))
 
-    def _maybe_snapshot(self, logical: int, epoch: int, last: int) -> None:
-        self._since_snapshot += 1
-        now = time.perf_counter()
-        if now - self._snapshot_at > _SNAPSHOT_S or self._since_snapshot >= _SNAPSHOT_TICKETS:
-            self._send(("snapshot", logical, epoch, last, get_rng_state()))
-            self._snapshot_at, self._since_snapshot = now, 0
+    def _tell_state(self, logical: int, epoch: int, number: int, ask: Callable[[int], bytes | None]) -> None:
+        """Tell the state of a logical worker after that ticket, if it can be told."""
+        if self._cannot_tell:
+            return
+        try:
+            state = ask(logical)
+        except Exception as error:
+            self._cannot_tell = True
+            warn(f"state_dict() of the dataset failed in worker {logical}, so nothing can go on from there: {error!r}")
+            return
+        if state is not None:
+            self._send(("snapshot", logical, epoch, number, state))
 
     def _announce(self, spec: SegmentSpec, fd: int) -> None:
         self._segments.append(spec)
@@ -246,19 +302,23 @@ class LocalWorker:
         self._segments, self._fds = [], []
 
 
-def _pickled(wrapper: ExceptionWrapper) -> bytes:
+def _dumps(value: Any) -> bytes:
+    return pickle.dumps(value, 5)
+
+
+def _pickled(wrapper: ExceptionWrapper, dumps: Callable[[Any], bytes]) -> bytes:
     try:
-        return pickle.dumps(wrapper, 5)
+        return dumps(wrapper)
     except Exception:
         text = f"{wrapper.exc_type.__name__} (its type cannot be pickled)\n{wrapper.exc_msg}"
-        return pickle.dumps(_replacement(wrapper, text), 5)
+        return _dumps(_replacement(wrapper, text))
 
 
 def _replacement(wrapper: ExceptionWrapper, text: str) -> ExceptionWrapper:
     return ExceptionWrapper((RuntimeError, RuntimeError(text), None), wrapper.where)
 
 
-def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes: int, host: int, row: int) -> None:
+def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes: int, worker: int, row: int) -> None:
     """Process body; ``fds`` are the worker's own socket, the board, and the shared ticket socket if there is one."""
     prepare_process()
     results = socket.socket(fileno=fds[0])
@@ -267,6 +327,8 @@ def run_worker(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes:
     tickets = socket.socket(fileno=fds[2]) if len(fds) > 2 else results
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone, or closed the loader
         plan = open_plan()
-        worker = LocalWorker(WorkerCore(plan.setup), plan.shared_queue, host, results, board, row)
-        worker.collate.install()
-        worker.serve(tickets)
+        current.begin_worker(is_per_batch=plan.setup.per_batch_seed)
+        core = WorkerCore(plan.setup)
+        local_worker = LocalWorker(core, plan.shared_queue, worker, results, board, row, far=plan.far)
+        local_worker.collate.install()
+        local_worker.serve(tickets)

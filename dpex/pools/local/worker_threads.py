@@ -1,9 +1,9 @@
-"""Body of a worker process whose hosts are threads; see `dpex.worker.threads`.
+"""Body of a worker process whose workers are threads; see `dpex.worker.threads`.
 
-The main thread owns the control socket, over which the trainer asks for one host after the other. Each host has a
+The main thread owns the control socket, over which the trainer asks for one worker after the other. Each worker has a
 thread, a socket, a row on the board and slots of its own, and serves as a worker process does. The process ends with
-its last host: who leaves last closes the control socket for writing, so that either the trainer's request for a further
-host is still read, or the trainer sees that it came too late.
+its last worker: who leaves last closes the control socket for writing, so that either the trainer's request for a
+further worker is still read, or the trainer sees that it came too late.
 
 A thread that ends otherwise than by leaving ends the process.
 """
@@ -19,14 +19,15 @@ import traceback
 from collections.abc import Callable
 
 from dpex.pools.local.worker_process import LocalWorker, WorkerPlan
-from dpex.worker.core import prepare_process
-from dpex.worker.threads import Commons, ThreadCore, end_process, stack_here
+from dpex.worker.setup import prepare_process
+from dpex.worker.threads import SharedProcessState, ThreadCore, end_process, stack_here
 
 _REQUEST_BYTES = 256
+"""Longer than any request for a worker, which is its number and its row."""
 
 
-def ask_for_host(control: socket.socket | None, number: int, row: int, results: int) -> bool:
-    """The trainer's side: ask a process for a further host; False if it has ended, or is about to."""
+def ask_for_worker(control: socket.socket | None, number: int, row: int, results: int) -> bool:
+    """The trainer's side: ask a process for a further worker; False if it has ended, or is about to."""
     if control is None:
         return False
     try:
@@ -41,10 +42,10 @@ def run_threads(open_plan: Callable[[], WorkerPlan], fds: list[int], board_bytes
     prepare_process()
     board = mmap.mmap(fds[1], board_bytes)
     os.close(fds[1])
-    _HostThreads(open_plan, socket.socket(fileno=fds[0]), board, socket.socket(fileno=fds[2])).run()
+    _WorkerThreads(open_plan, socket.socket(fileno=fds[0]), board, socket.socket(fileno=fds[2])).run()
 
 
-class _HostThreads:
+class _WorkerThreads:
     def __init__(
         self, open_plan: Callable[[], WorkerPlan], control: socket.socket, board: mmap.mmap, tickets: socket.socket
     ) -> None:
@@ -52,7 +53,7 @@ class _HostThreads:
         self._control = control
         self._board = board
         self._tickets = tickets
-        self._commons: Commons | None = None
+        self._commons: SharedProcessState | None = None
         self._lock = threading.Lock()
         self._running = 0
         self._threads: list[threading.Thread] = []
@@ -72,13 +73,13 @@ class _HostThreads:
 
     def _start(self, number: int, row: int, results: socket.socket) -> None:
         if self._commons is None:
-            self._commons = Commons(self._open_plan().setup, number)
+            self._commons = SharedProcessState(self._open_plan().setup, number)
         else:
             self._commons.generators.share()
         with self._lock:
             self._running += 1
         thread = threading.Thread(
-            target=self._serve, args=(self._commons, number, row, results), name=f"dpex-host-{number}"
+            target=self._serve, args=(self._commons, number, row, results), name=f"dpex-worker-{number}"
         )
         self._threads = [other for other in self._threads if other.is_alive()]
         try:
@@ -91,7 +92,7 @@ class _HostThreads:
             return
         self._threads.append(thread)
 
-    def _serve(self, commons: Commons, number: int, row: int, results: socket.socket) -> None:
+    def _serve(self, commons: SharedProcessState, number: int, row: int, results: socket.socket) -> None:
         def tell(generator: str) -> None:
             results.send(marshal.dumps((("draws", generator), ())))
 

@@ -1,57 +1,92 @@
-"""The Ray cluster of this process, and the worker processes on it that wait for their next loader.
+"""The Ray cluster of this process, and what it has on it that waits for the next loader.
 
-There is at most one connection at a time; every lane holds a share of it. An initialised Ray is used as it is;
+There is at most one connection at a time; every pool holds a share of it. An initialised Ray is used as it is;
 else the address that was given, or ``RAY_ADDRESS``; else a private Ray is started on this machine. A cluster that is
 merely recorded on this machine, as ``ray.init()`` would join, is never joined.
 
-Starting an actor takes a second or two, so an actor whose lane has closed is parked and prepared anew for the next
-lane, which sends it the dataset as it is then. Parked actors are given back when the last share is, and after a while.
+Starting an agent takes a second or two, so agents whose pool has closed are parked for the next pool, which sends them
+the dataset as it is then. Parked ones are given back when the last share is, and after a while.
 
 Importing this module does not import Ray.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import os
-import sys
+import socket
 import threading
-import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+from dpex._ray import available_resources_per_node, is_client
+from dpex.core.failing_nodes import FailingNodes
 from dpex.errors import ClusterError
+from dpex.system.clock import monotonic
+from dpex.system.ray_package import import_ray, is_ray_connected
 from dpex.transport.arena import Arena
 
 logger = logging.getLogger("dpex")
 
 PARKED_S = 60.0
-"""How long a parked actor keeps its place on the cluster."""
-_WAIT_FOR_BUSY_S = 1.0
+"""How long parked agents keep their room on the cluster."""
+_END_S = 2.0
+"""How long the last to close waits, at most, until the cluster was told what is given back."""
+LOOPBACK = "127.0.0.1"
+KNOCK_S = 5.0
+"""How long a cluster may take to accept a connection."""
 
 
-def is_connected() -> bool:
-    """Whether this process is connected to a Ray cluster; does not import Ray."""
-    ray = sys.modules.get("ray")
-    return ray is not None and hasattr(ray, "is_initialized") and bool(ray.is_initialized())
+def living_nodes() -> list[dict[str, Any]]:
+    """Return the nodes that Ray counts as alive, as ``ray.nodes()`` has them. Asks Ray, which may take long."""
+    return [node for node in importlib.import_module("ray").nodes() if node["Alive"]]
+
+
+def own_node() -> str | None:
+    """The node that this process is on, by number in hex; None where it is a client of the cluster, and on none."""
+    return None if is_client() else str(importlib.import_module("ray").get_runtime_context().get_node_id())
+
+
+def join(address: str | None) -> None:
+    """Connect to the cluster at ``address``; None: at ``RAY_ADDRESS``, or the one that runs on this machine.
+
+    For whoever looks at a cluster. Loaders use `connect`, which joins no cluster that nobody named.
+
+    Raises:
+        ClusterError: Ray is not installed, or there is no such cluster.
+    """
+    ray = import_ray()
+    named = address or os.environ.get("RAY_ADDRESS", "").strip() or "auto"
+    try:
+        _knock(named)
+        ray.init(address=named, logging_level=logging.WARNING, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        raise ClusterError(
+            f"no Ray cluster answers at address={named!r}: {error}; name one with --address, as `ray start --head` "
+            "prints it"
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """OSError where nothing listens there: Ray itself tries for minutes."""
+    machine, _, port = address.removeprefix("ray://").rpartition(":")
+    if machine and port.isdigit():
+        socket.create_connection((machine.strip("[]"), int(port)), timeout=KNOCK_S).close()
 
 
 def slots(needs: Mapping[str, float]) -> tuple[int, int]:
-    """Actors with these needs that there is room for: now, and if everything were free. Asks Ray, which may take long.
+    """Workers with these needs that there is room for: now, and if everything were free. Asks Ray, which may take long.
 
-    The trainer's own node does not count: what it has to spare serves better as local workers. This process's own
-    parked actors count as free.
+    The trainer's own node does not count: what it has to spare serves better as local workers. What this process has
+    parked counts as free.
     """
-    ray = importlib.import_module("ray")
-    state = importlib.import_module("ray._private.state")
-    own = ray.get_runtime_context().get_node_id()
-    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own}
-    free = state.available_resources_per_node()
+    own = own_node()
+    nodes = {node["NodeID"]: node["Resources"] for node in living_nodes() if node["NodeID"] != own}
+    free = available_resources_per_node()
     capacity = sum(_fit(has, needs) for has in nodes.values())
-    parked = len(_current.pool) if _current is not None else 0
+    parked = _current.parked.workers if _current is not None else 0
     return min(capacity, sum(_fit(free.get(node, {}), needs) for node in nodes) + parked), capacity
 
 
@@ -63,117 +98,77 @@ def _fit(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
 def stream_address() -> str | None:
     """The address at which the cluster's nodes reach this process, or None where it is no part of the cluster.
 
-    Where Ray encrypts its traffic nothing goes beside it.
+    Where Ray encrypts its traffic nothing goes beside it. All nodes of a private Ray are on this machine.
     """
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return None
     ray = importlib.import_module("ray")
-    client = sys.modules.get("ray.util.client")
-    if client is not None and client.ray.is_connected():
+    if is_client():
         return None
+    if _current is not None and _current.private:
+        return LOOPBACK
     return str(ray.util.get_node_ip_address())
 
 
-@dataclass(eq=False)
-class Actor:
-    """An actor process: Ray's handle, and where it is (None while that is not known)."""
+class ParkedNodes(Protocol):
+    """See `dpex.pools.ray.nodes.RayNodes`."""
 
-    handle: Any
-    node: str | None = None
-    place: str = ""
-    pid: int = 0
-    calls: list[Any] = field(default_factory=list)
-    """Unanswered calls of the lane that parked it."""
-    parked_at: float = 0.0
+    key: Hashable
+
+    @property
+    def workers(self) -> int:
+        """Workers that they have room for."""
+
+    def end(self) -> None:
+        """Give everything back."""
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until that is done."""
 
 
-class ActorPool:
-    """Parked actors, by what they were started with."""
+class Parked:
+    """Nodes without a pool, with their agents, by what they were reserved with. From any thread."""
 
     def __init__(self) -> None:
-        self._parked: dict[Hashable, list[Actor]] = {}
+        self._parked: list[Any] = []
         self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
 
-    def __len__(self) -> int:
-        return sum(map(len, self._parked.values()))
+    @property
+    def workers(self) -> int:
+        """Workers that they have room for."""
+        return sum(nodes.workers for nodes in list(self._parked))
 
-    def park(self, key: Hashable, actor: Actor) -> None:
-        """Keep an actor for the next lane."""
-        actor.parked_at = time.monotonic()
+    def park(self, nodes: ParkedNodes) -> None:
+        """Keep them for the next pool."""
         with self._lock:
-            self._parked.setdefault(key, []).append(actor)
-            if self._timer is None:
-                self._set_timer(PARKED_S)
+            self._parked.append(nodes)
 
-    def take(self, key: Hashable, count: int) -> list[Actor]:
-        """Up to ``count`` actors; one that still works for its old lane after a moment is killed instead."""
+    def take(self, key: Hashable) -> Any:
+        """The latest that suit, or None."""
         with self._lock:
-            waiting = self._parked.pop(key, [])
-        idle = [actor for actor in waiting if not actor.calls or actor.node is None]
-        busy = [actor for actor in waiting if actor.calls and actor.node is not None]
-        if busy and len(idle) < count:
-            freed = _wait(busy, count - len(idle))
-            idle += freed
-            busy = [actor for actor in busy if actor not in freed]
-        taken, left = idle[:count], idle[count:]
-        for actor in busy:
-            kill(actor.handle)
-        for actor in left:
-            self.park(key, actor)
-        return taken
+            found = next((nodes for nodes in self._parked[::-1] if nodes.key == key), None)
+            if found is not None:
+                self._parked.remove(found)
+            return found
+
+    def discard(self, nodes: ParkedNodes) -> bool:
+        """Whether they were still there, and now are not: the caller ends them."""
+        with self._lock:
+            was_there = nodes in self._parked
+            if was_there:
+                self._parked.remove(nodes)
+            return was_there
 
     def clear(self) -> None:
-        """Kill everybody who is parked."""
+        """End all, within `_END_S` seconds. It is waited for: a call of Ray that came after the user's
+        ``ray.shutdown()`` would start another Ray."""
         with self._lock:
-            parked, self._parked = self._parked, {}
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        for actors in parked.values():
-            for actor in actors:
-                kill(actor.handle)
-
-    def _set_timer(self, after_s: float) -> None:
-        self._timer = threading.Timer(after_s, self._expire)
-        self._timer.name = "dpex-parked-actors"
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _expire(self) -> None:
-        now, old = time.monotonic(), []
-        with self._lock:
-            self._timer = None
-            for key, actors in list(self._parked.items()):
-                old += [actor for actor in actors if now - actor.parked_at >= PARKED_S - 1]
-                self._parked[key] = [actor for actor in actors if actor not in old]
-            oldest = min((a.parked_at for actors in self._parked.values() for a in actors), default=None)
-            if oldest is not None:
-                self._set_timer(max(1.0, oldest + PARKED_S - now))
-        for actor in old:
-            kill(actor.handle)
-
-
-def _wait(busy: list[Actor], count: int) -> list[Actor]:
-    """The actors that finish what they were at within a moment, ``count`` at most."""
-    ray = importlib.import_module("ray")
-    deadline, freed = time.monotonic() + _WAIT_FOR_BUSY_S, []
-    for actor in busy[:]:
-        left = max(0.0, deadline - time.monotonic())
-        with contextlib.suppress(Exception):
-            ready, _ = ray.wait(actor.calls, num_returns=len(actor.calls), timeout=left, fetch_local=False)
-            if len(ready) == len(actor.calls):
-                freed.append(actor)
-        if len(freed) == count:
-            break
-    return freed
-
-
-def kill(handle: Any) -> None:
-    """End an actor at once; harmless if it is gone, or Ray is."""
-    if is_connected():
-        with contextlib.suppress(Exception):
-            importlib.import_module("ray").kill(handle, no_restart=True)
+            parked, self._parked = self._parked, []
+        for nodes in parked:
+            nodes.end()
+        deadline = monotonic() + _END_S
+        for nodes in parked:
+            nodes.join(max(0.0, deadline - monotonic()))
 
 
 @dataclass(eq=False)
@@ -182,15 +177,28 @@ class Cluster:
 
     session: str
     private: bool
-    pool: ActorPool = field(default_factory=ActorPool)
+    parked: Parked = field(default_factory=Parked)
     probed: set[tuple[str, str]] = field(default_factory=set)
     """(node, kind of dataset) that served."""
     unfit: dict[tuple[str, str], str] = field(default_factory=dict)
     """(node, kind of dataset) that did not, and why."""
-    landing: Arena = field(default_factory=lambda: Arena(shared=False))
-    """Where results land in the trainer, under the lock."""
-    landing_lock: threading.Lock = field(default_factory=threading.Lock)
+    failing: FailingNodes = field(default_factory=FailingNodes)
+    """Nodes on which agents failed."""
+    unreached: set[str] = field(default_factory=set)
+    """Nodes that cannot reach the trainer."""
     shares: int = 0
+    _landing: Arena = field(default_factory=lambda: Arena(shared=False))
+    """Where results land in the trainer, under the lock."""
+    _landing_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def memory(self, nbytes: int) -> Any:
+        """Writable memory for a buffer that is received, faulted in as a rule. From any thread."""
+        with self._landing_lock:
+            return self._landing.array(nbytes)[0]
+
+    def is_connected(self) -> bool:
+        """Whether this is still the Ray that this process is connected to."""
+        return is_ray_connected() and _session() == self.session
 
 
 _current: Cluster | None = None
@@ -200,12 +208,12 @@ _lock = threading.RLock()
 def connect(head_address: str) -> Cluster:
     """A share of the connection; to be given back with `release`. Starts a private Ray if there is none to join.
 
-    Raises `ClusterError` where ``head_address`` or ``RAY_ADDRESS`` does not answer.
+    Raises `ClusterError` where Ray is not installed, or ``head_address`` or ``RAY_ADDRESS`` does not answer.
     """
     global _current
     with _lock:
         private = False
-        if not is_connected():
+        if not is_ray_connected():
             _current = None
             private = _initialise(head_address)
         session = _session()
@@ -216,14 +224,15 @@ def connect(head_address: str) -> Cluster:
 
 
 def release(cluster: Cluster, *, shut_down: bool = False) -> None:
-    """Give a share back. With the last one parked actors go; ``shut_down`` ends a private Ray then, else exit does."""
+    """Give a share back. With the last one what is parked goes; ``shut_down`` ends a private Ray then, else exit
+    does."""
     global _current
     with _lock:
         cluster.shares -= 1
         if cluster.shares > 0:
             return
-        cluster.pool.clear()
-        if cluster.private and shut_down and cluster is _current and is_connected():
+        cluster.parked.clear()
+        if cluster.private and shut_down and cluster is _current and is_ray_connected():
             importlib.import_module("ray").shutdown()
             _current = None
 
@@ -236,12 +245,13 @@ def _session() -> str:
 
 def _initialise(head_address: str) -> bool:
     """Connect; True if that started a private Ray."""
-    ray = importlib.import_module("ray")
+    ray = import_ray()
     given = os.environ.get("RAY_ADDRESS", "").strip() if head_address == "auto" else head_address
     address = given or "local"
     options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": True}
-    if address == "local":
+    if not given:
         logger.warning("no Ray cluster is connected or named: dpex starts a private Ray on this machine")
+    if address == "local":
         options["include_dashboard"] = False
     try:
         ray.init(address=address, **options)

@@ -65,6 +65,10 @@ class CudaEvents:
         """See `Events`."""
         return float(first.event.elapsed_time(second.event)) / 1e3
 
+    def share_stream(self, first: CudaMark, second: CudaMark) -> bool:
+        """See `Events`."""
+        return bool(first.stream == second.stream)
+
     def reuse(self, mark: CudaMark) -> None:
         """See `Events`."""
         self._idle[mark.stream.device_index].append(mark.event)

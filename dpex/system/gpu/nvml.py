@@ -27,10 +27,20 @@ TRIES = 3
 """Other errors in a row until a question is not asked any more."""
 PCIE_BYTES = {197: "pcie_tx_bytes", 198: "pcie_rx_bytes"}
 """NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES: from the GPU, to the GPU; running counts that may wrap."""
+CLOCKS_HELD_BACK = {
+    0x04: "the power limit",
+    0x08: "a hardware slowdown",
+    0x20: "the temperature, by the driver",
+    0x40: "the temperature, by the hardware",
+    0x80: "the power supply",
+}
+"""What nvmlClocksThrottleReason* says that keeps clocks below what the work would have: SwPowerCap, HwSlowdown,
+SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown. Idling, and clocks that somebody set, are none of these."""
 GPM_RATIOS = {2: "sm_active_ratio", 3: "sm_occupancy_ratio", 10: "dram_active_ratio"}
 """NVML_GPM_METRIC_SM_UTIL, _SM_OCCUPANCY, _DRAM_BW_UTIL; Hopper and later."""
 _VALUE_FIELDS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal"}
 _UNSIGNED_INT = 1
+"""NVML_VALUE_TYPE_UNSIGNED_INT."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +51,8 @@ class GpuSample:
     driver's last sampling period (up to a second) in which at least one kernel ran, however small. Over the time since
     the sample before: sm_active_ratio: of the multiprocessors, on average, that had work; sm_occupancy_ratio: of the
     warps they could hold; dram_active_ratio: of the memory's bandwidth. memory_used_bytes: by everybody. pcie_tx_bytes,
-    pcie_rx_bytes: from and to the GPU since sampling began.
+    pcie_rx_bytes: from and to the GPU since sampling began. held_back: by what its clocks are held back at this moment,
+    in words.
     """
 
     uuid: str
@@ -56,6 +67,7 @@ class GpuSample:
     memory_total_bytes: int | None = None
     pcie_tx_bytes: int | None = None
     pcie_rx_bytes: int | None = None
+    held_back: tuple[str, ...] | None = None
 
 
 # -- which GPUs --------------------------------------------------------------------------------------------------------
@@ -63,8 +75,9 @@ class GpuSample:
 
 def has_context(ordinal: int) -> bool:
     """Whether this process uses that GPU; CUDA is initialised. Asking changes nothing."""
-    ask = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", None)
-    return ask is None or bool(ask(ordinal))
+    from dpex._torch import has_cuda_context  # not when this module is loaded: `dpex top` needs no torch
+
+    return has_cuda_context(ordinal)
 
 
 def uses_cuda() -> bool:
@@ -224,6 +237,7 @@ class _Gpu:
             "memory": self._ask_memory,
             "GPM": self._ask_gpm,
             "PCIe counts": self._ask_pcie,
+            "clocks": self._ask_clocks,
         }
         self._failures = dict.fromkeys(self._questions, 0)
 
@@ -256,6 +270,10 @@ class _Gpu:
 
     def _ask_utilisation(self) -> Mapping[str, Any]:
         return {"kernel_active_ratio": self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100}
+
+    def _ask_clocks(self) -> Mapping[str, Any]:
+        reasons = int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+        return {"held_back": tuple(name for bit, name in CLOCKS_HELD_BACK.items() if reasons & bit)}
 
     def _ask_memory(self) -> Mapping[str, Any]:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)

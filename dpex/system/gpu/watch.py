@@ -16,7 +16,9 @@ from collections.abc import Callable
 from dpex.system.gpu.nvml import GpuSample, Reader, may_have_gpu, uses_cuda
 
 PERIOD_S = 1.0
+"""NVML's utilisation is that of a sixth of a second to a second: asking more often tells nothing new."""
 JOIN_S = 2.0
+"""A driver that hangs is not waited for."""
 
 
 class _Run:

@@ -21,21 +21,25 @@ from typing import Any, Literal
 from urllib.parse import urlencode
 
 from dpex.diagnose import html, report
-from dpex.diagnose.counters import Account
 from dpex.diagnose.diagnosis import Diagnosis
-from dpex.diagnose.source import Case
+from dpex.diagnose.source import DiagnosisSource
 from dpex.diagnose.verdict import ENOUGH_BATCHES, Verdict
+from dpex.measure.sums import Sums
 from dpex.system.clock import Clock, monotonic
-from dpex.telemetry.loader_metrics import Ledger
+from dpex.telemetry.loader_metrics import LoaderMetrics
 
 VERSION = 1
 """Of what `Diagnoses.json` returns; that of a diagnosis itself is in it."""
 MARK_EVERY_S = 5.0
+"""A stretch begins at a mark: that of half a minute is no more than so much too long."""
 MOST_MARKS = 120
+"""Ten minutes of them."""
 RECENT_S, NEW_S = 30.0, 10.0
 """A stretch is at least so long, the second where other workers were at it before."""
 KEPT_S = 5.0
+"""A diagnosis serves everybody who asks within that time."""
 MOST_SHARE = 0.01
+"""Of a core, for all diagnoses together."""
 MUCH = 0.20
 """XProf calls an input pipeline highly bound from there on (openxla/xprof, input_pipeline_analysis)."""
 
@@ -53,12 +57,12 @@ def level(verdict: Verdict) -> Level:
     return "bad" if verdict.lost_ratio >= MUCH else "fair"
 
 
-class Past:
+class CounterHistory:
     """One loader's marks."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: DiagnosisSource) -> None:
         self.case = case
-        self._marks: deque[Account] = deque(maxlen=MOST_MARKS)
+        self._marks: deque[Sums] = deque(maxlen=MOST_MARKS)
 
     def mark(self) -> None:
         """Now, if anything came since the mark before."""
@@ -66,9 +70,9 @@ class Past:
         if self._marks and account.wall_s < self._marks[-1].wall_s:  # `diagnose(reset=True)`
             self._marks.clear()
         if not self._marks or account.wall_s > self._marks[-1].wall_s:
-            self._marks.append(replace(account, services={}))
+            self._marks.append(_without_choices(account))
 
-    def recent(self, account: Account) -> Account:
+    def recent(self, account: Sums) -> Sums:
         """What of these counts is new since the latest mark that leaves enough to conclude from; else all."""
         marks = list(self._marks)
         for index in range(len(marks) - 1, -1, -1):
@@ -79,8 +83,13 @@ class Past:
         return account
 
 
+def _without_choices(account: Sums) -> Sums:
+    """Without the times of single batches, which are never subtracted."""
+    return replace(account, pools={name: replace(pool, kept_s=()) for name, pool in account.pools.items()})
+
+
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class TimedDiagnosis:
     """A diagnosis, its Unix time, how long the run's passes took till then, its CPU time; is_whole: of all of it."""
 
     name: str
@@ -132,7 +141,7 @@ class Diagnoses:
 
     def __init__(
         self,
-        ledgers: Callable[[], Iterable[Ledger]],
+        ledgers: Callable[[], Iterable[LoaderMetrics]],
         *,
         clock: Clock = monotonic,
         wall: Callable[[], float] = time.time,
@@ -143,8 +152,8 @@ class Diagnoses:
         self._wall = wall
         self._cpu = cpu
         self._lock = threading.Lock()
-        self._pasts: dict[str, Past] = {}
-        self._told: dict[tuple[str, Stretch], Told] = {}
+        self._pasts: dict[str, CounterHistory] = {}
+        self._told: dict[tuple[str, Stretch], TimedDiagnosis] = {}
         self._marked_at = float("-inf")
 
     def mark(self) -> None:
@@ -155,7 +164,7 @@ class Diagnoses:
         for past in self._known().values():
             past.mark()
 
-    def _known(self) -> Mapping[str, Past]:
+    def _known(self) -> Mapping[str, CounterHistory]:
         """Of the loaders that are there."""
         with self._lock:
             found = {}
@@ -163,12 +172,12 @@ class Diagnoses:
                 case, past = ledger.case, self._pasts.get(ledger.name)
                 if case is not None:
                     fits = past is not None and past.case.book is case.book
-                    found[ledger.name] = past if past is not None and fits else Past(case)
+                    found[ledger.name] = past if past is not None and fits else CounterHistory(case)
                     found[ledger.name].case = case
             self._pasts = found
             return dict(found)
 
-    def tell(self, name: str | None, stretch: Stretch) -> list[Told] | None:
+    def tell(self, name: str | None, stretch: Stretch) -> list[TimedDiagnosis] | None:
         """Of the loader of that name, or of all; None: there is none of that name."""
         known = self._known()
         self._told = {key: told for key, told in self._told.items() if key[0] in known}
@@ -176,7 +185,7 @@ class Diagnoses:
             return None
         return [self._one(one, known[one], stretch) for one in known if name in (None, one)]
 
-    def _one(self, name: str, past: Past, stretch: Stretch) -> Told:
+    def _one(self, name: str, past: CounterHistory, stretch: Stretch) -> TimedDiagnosis:
         kept = self._told.get((name, stretch))
         if kept is not None and self._clock() - kept.made_at < self._keep_s():
             return kept
@@ -188,11 +197,11 @@ class Diagnoses:
     def _keep_s(self) -> float:
         return max(KEPT_S, sum(told.cost_s for told in self._told.values()) / MOST_SHARE)
 
-    def _made(self, name: str, past: Past, stretch: Stretch, account: Account) -> Told:
+    def _made(self, name: str, past: CounterHistory, stretch: Stretch, account: Sums) -> TimedDiagnosis:
         began = self._cpu()
         seen = past.recent(account) if stretch == "recent" else account
         case = replace(past.case, context=replace(past.case.context, name=name))
-        return Told(
+        return TimedDiagnosis(
             name=name,
             stretch=stretch,
             diagnosis=case.diagnose(seen),
@@ -204,12 +213,12 @@ class Diagnoses:
         )
 
 
-def as_json(told: Sequence[Told]) -> bytes:
+def as_json(told: Sequence[TimedDiagnosis]) -> bytes:
     """What ``/diagnosis.json`` answers."""
     return json.dumps({"version": VERSION, "loaders": [one.as_data() for one in told]}, allow_nan=False).encode()
 
 
-def as_html(told: Sequence[Told]) -> bytes:
+def as_html(told: Sequence[TimedDiagnosis]) -> bytes:
     """What ``/diagnosis`` answers."""
     nobody = "<p>No loader of this process has been iterated yet. <a href='/'>The live page</a></p>"
     title = told[0].diagnosis.verdict.title if len(told) == 1 else "diagnosis"

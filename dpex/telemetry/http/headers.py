@@ -89,14 +89,18 @@ class Hosts:
         return not self._is_loopback and ("." not in name or name.endswith(_RESERVED))
 
 
-def hosts_of(bound_to: str, address: str, environment: Mapping[str, str]) -> Hosts:
-    """Those of an endpoint: what was given to bind to, this machine's names, ``$DPEX_METRICS_ALLOWED_HOSTS``.
+def hosts_of(
+    bound_to: str, address: str, environment: Mapping[str, str], further: Iterable[str] | None = None
+) -> Hosts:
+    """Those of an endpoint: what was given to bind to, this machine's names, and ``further`` ones.
 
-    ``address``: what it is bound to. Nothing is looked up in the network.
+    ``further``: None for those of ``$DPEX_METRICS_ALLOWED_HOSTS``. ``address``: what it is bound to.
+
+    No name is looked up in the network.
     """
     is_loopback = ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    allowed = [bound_to, *environment.get(HOSTS_VARIABLE, "").split(","), *_names()]
-    return Hosts(allowed, is_loopback=is_loopback)
+    given = environment.get(HOSTS_VARIABLE, "").split(",") if further is None else further
+    return Hosts([bound_to, *given, *_names()], is_loopback=is_loopback)
 
 
 def _is_address(text: str) -> bool:

@@ -19,21 +19,28 @@ from typing import Any
 
 import dpex
 from dpex.autotune.types import Decision, Settings
+from dpex.core.names import REMOTE
+from dpex.measure.sums import Sums
 from dpex.system.clock import Clock, monotonic
-from dpex.telemetry.http.frames import Frame, frame, latest, summary
-from dpex.telemetry.loader_metrics import Ledger, Readings
+from dpex.telemetry.http.frames import COLUMNS, Frame, frame, latest, machines, summary
+from dpex.telemetry.loader_metrics import LoaderMetrics
 
 logger = logging.getLogger("dpex")
 
-VERSION = 2
-"""Of what `Sampler.state` returns; grows when a field changes its meaning or goes."""
+VERSION = 3
+"""Of what `HistorySampler.state` returns; grows when a field changes its meaning or goes."""
 EVERY_S = 1.0
+"""A frame a second: as often as a person can follow."""
 KEEP = 600
+"""Frames that are kept: ten minutes."""
 NOW_S = 5.0
 """What counts as now: shares of a single second jump about."""
 MOST_DECISIONS = 100
+"""The latest that the page is told."""
 MOST_ANSWERS = 16
+"""Answers that are kept for others who ask the same within the second."""
 STOP_S = 2.0
+"""The thread is done within milliseconds, unless the machine hardly runs it."""
 
 
 class History:
@@ -41,20 +48,22 @@ class History:
 
     def __init__(self, keep: int = KEEP) -> None:
         self._frames: deque[tuple[Frame, str]] = deque(maxlen=keep)
-        self._before: tuple[Readings, float] | None = None
+        self._before: tuple[Sums, float] | None = None
         self._seen_at: list[float] = []
         self._decisions: Sequence[Decision] = ()
-        self._ledger: Ledger | None = None
+        self._ledger: LoaderMetrics | None = None
+        self._machines: list[Mapping[str, Any]] = []
 
-    def add(self, number: int, ledger: Ledger, at: float, now: float) -> None:
+    def add(self, number: int, ledger: LoaderMetrics, at: float, now: float) -> None:
         """The frame that ends now: at that Unix time, and that monotonic one."""
-        readings = ledger.read()
+        sums = ledger.sums()
+        before, then = self._before or (Sums(), now)
         if self._ledger is not ledger:  # the loader of that name before it is no more
-            self._ledger, self._seen_at = ledger, []
-        before, then = self._before or (Readings(), now)
-        one = frame(number, at, now - then, before, readings)
-        self._frames.append((one, json.dumps(one, separators=(",", ":"), allow_nan=False)))
-        self._before = (readings, now)
+            self._ledger, self._seen_at, before = ledger, [], Sums()
+        one = frame(number, at, now - then, before, sums)
+        self._frames.append((one, json.dumps(tuple(one.values()), separators=(",", ":"), allow_nan=False)))
+        self._machines = machines(now - then, before, sums)
+        self._before = (sums, now)
         self._decisions = () if ledger.tuner is None else tuple(ledger.tuner.decisions)
         self._seen_at += [round(at, 3)] * (len(self._decisions) - len(self._seen_at))
 
@@ -64,20 +73,21 @@ class History:
         assert self._before is not None
         frames = [one for one, _ in self._frames]
         head = json.dumps(self._head(self._ledger, self._before[0], frames), separators=(",", ":"), allow_nan=False)
-        texts = ",".join(text for one, text in self._frames if one.number > since)
+        texts = ",".join(text for one, text in self._frames if one["number"] > since)
         return f'{head[:-1]},"frames":[{texts}]}}'
 
-    def _head(self, ledger: Ledger, readings: Readings, frames: Sequence[Frame]) -> Mapping[str, Any]:
+    def _head(self, ledger: LoaderMetrics, sums: Sums, frames: Sequence[Frame]) -> Mapping[str, Any]:
         now = summary(latest(frames, NOW_S))
-        batches = int(readings.counters.get(("dpex_batches_total",), 0))
         return {
             "name": ledger.name,
             "info": dict(zip(("dataset", "batch_size", "seeding"), ledger.info, strict=False)),
-            "state": "empty" if not batches else "running" if now["stall_ratio"] is not None else "idle",
+            "state": "empty" if not sums.batches else "running" if now["wait_ratio"] is not None else "idle",
             "tuned": ledger.tuner is not None,
-            "batches": batches,
-            "samples": int(readings.counters.get(("dpex_samples_total",), 0)),
+            "batches": sums.batches,
+            "samples": sums.samples,
             "now": now,
+            "machines": self._machines,
+            "left_alone": sums.pools[REMOTE].nodes_left_alone if REMOTE in sums.pools else 0,
             "decisions": self._told(),
         }
 
@@ -97,13 +107,13 @@ def told(number: int, at: float, decision: Decision) -> Mapping[str, Any]:
         "from": _settings(decision.old),
         "to": _settings(decision.new),
         "predicted": {
-            "stall_ratio": _finite(decision.predicted_stall),
+            "wait_ratio": _finite(decision.predicted_wait),
             "batches_per_second": _finite(decision.predicted_rate),
         },
         "outcome": None
         if outcome is None
         else {
-            "stall_ratio": _finite(outcome.stall),
+            "wait_ratio": _finite(outcome.wait),
             "batches_per_second": _finite(outcome.rate),
             "kept": outcome.kept,
         },
@@ -111,20 +121,20 @@ def told(number: int, at: float, decision: Decision) -> Mapping[str, Any]:
 
 
 def _settings(settings: Settings) -> Mapping[str, Any]:
-    return {"text": str(settings), "local": settings.local, "remote": settings.remote, "depth": settings.depth}
+    return {"text": str(settings), "local": settings.local, "remote": settings.remote, "prefetch": settings.prefetch}
 
 
 def _finite(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
 
 
-class Sampler:
+class HistorySampler:
     """See the module. ``process``: what the page says of this process, by name. ``mark``: what else is to be done each
     second, see `dpex.telemetry.http.diagnoses`."""
 
     def __init__(
         self,
-        ledgers: Callable[[], Iterable[Ledger]],
+        ledgers: Callable[[], Iterable[LoaderMetrics]],
         process: Mapping[str, str],
         mark: Callable[[], None] = lambda: None,
         *,
@@ -196,7 +206,7 @@ class Sampler:
             "number": self._number,
             "every_s": EVERY_S,
             "keep": KEEP,
-            "columns": Frame._fields,
+            "columns": COLUMNS,
         }
         loaders = ",".join(history.state(since) for history in self._histories.values())
         return f'{json.dumps(head, separators=(",", ":"))[:-1]},"loaders":[{loaders}]}}'

@@ -24,8 +24,11 @@ from dpex.system.listening import Listener, one_to_drop, peer_of
 logger = logging.getLogger("dpex")
 
 LONGEST_HEAD = 16384
+"""Bytes of a request's head; those of browsers, cookies included, have a few thousand."""
 MOST_CONNECTIONS = 64
+"""Open at a time; beyond that, an idle one makes room."""
 BACKLOG = 128
+"""Connections that the kernel keeps while nobody accepts them."""
 IDLE_S = 30.0
 """How long a connection may ask for nothing."""
 REQUEST_S = 10.0
@@ -35,6 +38,7 @@ ANSWER_S = 30.0
 TICK_S = 5.0
 """How often deadlines are looked at where nothing else happens."""
 STOP_S = 2.0
+"""What hangs is not waited for."""
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
@@ -144,7 +148,7 @@ class Server:
         if hasattr(socket, "TCP_DEFER_ACCEPT"):  # wakes the loop once per request, not twice
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
         self.address, self.port = self._socket.getsockname()[:2]
-        self._bell, self._ear = socket.socketpair()
+        self._wakeup, self._ear = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._ear, READ)
         self._listener = Listener(self._socket, self._selector)
@@ -160,14 +164,14 @@ class Server:
         """Idempotent; from any thread, and within `STOP_S` if it is to wait."""
         self._stopping = True
         with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+            self._wakeup.send(b"!")
         if wait and threading.current_thread() is not self.thread:
             self.thread.join(STOP_S)
 
     def abandon(self) -> None:
         """In a forked process: give up what is the parent's."""
         self._listener.close()
-        for one in (self._bell, self._ear, *(found.socket for found in self._connections)):
+        for one in (self._wakeup, self._ear, *(found.socket for found in self._connections)):
             one.close()
         self._selector.close()
 

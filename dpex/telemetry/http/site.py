@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlencode
 from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.http.diagnoses import STRETCHES, Diagnoses, as_html, as_json
 from dpex.telemetry.http.headers import HOSTS_VARIABLE, Hosts, metrics_format, takes_gzip
-from dpex.telemetry.http.history import Sampler
+from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import Answer, Request
 
 logger = logging.getLogger("dpex")
@@ -33,6 +33,7 @@ KEPT_S, MOST_KEPT_S = 0.25, 2.0
 MOST_SHARE = 0.005
 """Of a core, for rendering: metrics of many loaders take milliseconds, and are kept for longer."""
 MOST_COPIES = 16
+"""Rendered answers that are kept: one for each format and loader."""
 MOST_SHOWN = 200
 """Letters of a host's name in an answer or a warning."""
 PAGE = {"/": "index.html"} | {
@@ -101,7 +102,7 @@ class _Copy(NamedTuple):
     until: float
 
 
-class Kept:
+class CachedAnswer:
     """A WSGI application's answers, each asked for once, handed out for a while, and waited for meanwhile."""
 
     def __init__(self, app: Wsgi, clock: Clock = monotonic, cpu: Callable[[], float] = time.thread_time) -> None:
@@ -156,10 +157,10 @@ def _asked(request: Request) -> tuple[str, str, str]:
 class Site:
     """See the module; ``metrics`` is prometheus-client's application. hosts: those it answers for, None: any."""
 
-    def __init__(self, metrics: Wsgi, sampler: Sampler, diagnoses: Diagnoses) -> None:
+    def __init__(self, metrics: Wsgi, sampler: HistorySampler, diagnoses: Diagnoses) -> None:
         self.hosts: Hosts | None = None
         self._warned = False
-        self._metrics = Kept(metrics)
+        self._metrics = CachedAnswer(metrics)
         self._sampler = sampler
         self._diagnoses = diagnoses
         self._made: Mapping[str, Callable[[Request], Answer]] = {

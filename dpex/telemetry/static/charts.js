@@ -24,7 +24,7 @@ const spent = (c) => sums(c.wait_s.map((v, i) => v + c.transfer_s[i] + c.work_s[
 
 // always: is listed also while it is 0 throughout. stacked: series lie on top of each other.
 const CHARTS = {
-  stall: {
+  wait: {
     format: percent, top: 0.2, most: 1,
     series: [
       { label: "training loop", color: "orange", fill: true, always: true, values: (c) => over(sums(c.wait_s), spent(c)) },
@@ -34,10 +34,10 @@ const CHARTS = {
   workers: {
     format: count, top: 2, stepped: true, whole: true,
     series: [
-      { label: "this machine", color: "blue", always: true, values: (c) => c.local_running },
-      { label: "wanted here", color: "blue", dashed: true, values: (c) => c.local_wanted },
-      { label: "cluster", color: "green", values: (c) => c.remote_running },
-      { label: "wanted there", color: "green", dashed: true, values: (c) => c.remote_wanted },
+      { label: "local", color: "blue", always: true, values: (c) => c.local_running },
+      { label: "local, wanted", color: "blue", dashed: true, values: (c) => c.local_wanted },
+      { label: "remote", color: "green", values: (c) => c.remote_running },
+      { label: "remote, wanted", color: "green", dashed: true, values: (c) => c.remote_wanted },
     ],
   },
   queue: {
@@ -45,16 +45,16 @@ const CHARTS = {
     series: [
       { label: "ready", color: "blue", fill: true, always: true, values: (c) => c.ready },
       { label: "being made", color: "amber", always: true, values: (c) => c.local_in_flight.map((v, i) => v + c.remote_in_flight[i]) },
-      { label: "limit", color: "gray", dashed: true, always: true, values: (c) => c.limit },
+      { label: "prefetch", color: "gray", dashed: true, always: true, values: (c) => c.prefetch },
     ],
   },
   stages: {
     format: duration, top: 0.001, stacked: true,
     series: [
-      { label: "read", color: "blue", always: true, values: (c) => over(sums(c.make_read_s), sums(c.made)) },
-      { label: "compute", color: "amber", always: true, values: (c) => over(sums(c.make_transform_s), sums(c.made)) },
+      { label: "load", color: "blue", always: true, values: (c) => over(sums(c.make_read_s), sums(c.made)) },
+      { label: "transform", color: "amber", always: true, values: (c) => over(sums(c.make_transform_s), sums(c.made)) },
       { label: "collate", color: "green", values: (c) => over(sums(c.make_collate_s), sums(c.made)) },
-      { label: "hand over", color: "violet", values: (c) => over(sums(c.make_serialize_s), sums(c.made)) },
+      { label: "encode", color: "violet", values: (c) => over(sums(c.make_encode_s), sums(c.made)) },
     ],
   },
 };

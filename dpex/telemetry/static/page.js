@@ -8,9 +8,9 @@ const HIDDEN_MS = 10000;
 const DIAGNOSED_MS = 5000;
 const PATIENCE_MS = 5000;
 const REASONS = {
-  start: "first choice", "too few": "too few workers", "too many": "too many workers", elsewhere: "better elsewhere",
-  "in-process": "no workers needed", spread: "uneven batches", explore: "trying", undo: "taken back", limit: "limit",
-  lost: "workers lost", changed: "work has changed",
+  start: "start", "too few": "too few workers", "too many": "too many workers", elsewhere: "better elsewhere",
+  "in-process": "no workers needed", spread: "uneven batches", explore: "trial", undo: "undone", limit: "limit reached",
+  lost: "workers lost", changed: "work has changed", failed: "tuning failed",
 };
 
 const $ = (id) => document.getElementById(id);
@@ -76,12 +76,12 @@ function showLoader(loader) {
   const { now } = loader;
   const empty = loader.state === "empty";
   if (empty) undiagnosed();
-  put("idle", loader.state === "idle" ? "Right now nobody asks for batches: training is between passes, or at something else." : "");
-  document.title = now.stall_ratio === null ? "dpex" : `${percent(now.stall_ratio)} waiting · dpex`;
+  put("idle", loader.state === "idle" ? "No batches are asked for right now: training is between passes, or busy with something else." : "");
+  document.title = now.wait_ratio === null ? "dpex" : `wait ${percent(now.wait_ratio)} · dpex`;
 
-  put("stall", now.stall_ratio === null ? "–" : percent(now.stall_ratio));
-  const level = now.stall_ratio === null ? "early" : now.stall_ratio < 0.05 ? "good" : now.stall_ratio < 0.2 ? "fair" : "bad";
-  $("stall").closest(".tile").dataset.level = level;
+  put("wait", now.wait_ratio === null ? "–" : percent(now.wait_ratio));
+  const level = now.wait_ratio === null ? "early" : now.wait_ratio < 0.05 ? "good" : now.wait_ratio < 0.2 ? "fair" : "bad";
+  $("wait").closest(".tile").dataset.level = level;
   $("gpu-tile").hidden = now.gpu_stall_ratio === null;
   put("gpu", now.gpu_stall_ratio === null ? "–" : percent(now.gpu_stall_ratio));
   put("speed", now.batches_per_second === null ? "–" : `${count(now.batches_per_second)}/s`);
@@ -92,15 +92,27 @@ function showLoader(loader) {
   const wanted = last("local_wanted") + last("remote_wanted");
   const missing = wanted - running;
   put("workers", count(running));
-  put("workers-note", wanted + running === 0 ? "batches are made in the training process"
-    : `${count(last("local_running"))} here, ${count(last("remote_running"))} on the cluster` +
-      (missing > 0 ? `; ${count(missing)} more starting` : ""));
-  put("ready", last("limit") ? `${count(last("ready"))} of ${count(last("limit"))}` : count(last("ready")));
+  put("workers-note", wanted + running === 0 ? "the training process makes the batches"
+    : `${count(last("local_running"))} local, ${count(last("remote_running"))} remote` +
+      (missing > 0 ? `; ${count(missing)} more starting` : "") +
+      (now.network_ratio === null ? "" : `; ${count(Math.round(now.network_bytes_per_second / 1e6))} MB/s from there, the network is in use for ${percent(Math.min(1, now.network_ratio))} of the time`));
+  put("ready", last("prefetch") ? `${count(last("ready"))} of ${count(last("prefetch"))}` : count(last("ready")));
   put("ready-note", `${count(last("local_in_flight") + last("remote_in_flight"))} being made; ${count(loader.batches)} delivered so far`);
 
   const range = Number(document.querySelector("[name=range]:checked").value);
   for (const plot of plots) plot.show(columns, range);
   showDecisions(loader);
+  showMachines(loader);
+}
+
+function showMachines({ machines, left_alone }) {
+  $("network").hidden = machines.length + left_alone === 0;
+  const rate = (bytes) => `${count(bytes / 1e6)} MB/s`;
+  $("machines").replaceChildren(row("th", ["machine", "sends", "bandwidth", "round trip", "sent again"]),
+    ...machines.map((one) => row("td", [one.name, rate(one.bytes_per_s), rate(one.bandwidth),
+      `${count(1e3 * one.round_trip_s)} ms`, percent(one.loss)])));
+  $("left-alone").hidden = left_alone === 0;
+  put("left-alone", `${plural(left_alone, "node")} of the cluster ${left_alone === 1 ? "gets" : "get"} no workers for a while, as what ran there failed repeatedly. The diagnosis says why.`);
 }
 
 let shownDecisions = "";
@@ -123,9 +135,9 @@ function decided(one) {
   item.append(head, element("p", "why", one.text));
   const said = (what) => [
     what.batches_per_second === null ? "" : `${count(what.batches_per_second)} batches/s`,
-    what.stall_ratio === null ? "" : `${percent(what.stall_ratio)} waiting`,
+    what.wait_ratio === null ? "" : `wait ${percent(what.wait_ratio)}`,
   ].filter(Boolean).join(", ");
-  const brought = one.outcome ? `brought ${said(one.outcome)}: ${one.outcome.kept ? "kept" : "taken back"}` : "being judged";
+  const brought = one.outcome ? `measured ${said(one.outcome)}: ${one.outcome.kept ? "kept" : "undone"}` : "not judged yet";
   item.append(element("p", "brought", `expected ${said(one.predicted)}; ${brought}`));
   return item;
 }
@@ -136,8 +148,8 @@ let shownDiagnosis = "";
 function undiagnosed() {
   shownDiagnosis = "";
   $("verdict").dataset.level = "early";
-  put("verdict-title", "No batch yet");
-  put("verdict-text", "The training loop is waiting for its first one.");
+  put("verdict-title", "No batch has been delivered yet");
+  put("verdict-text", "The training loop is waiting for its first batch.");
   $("verdict-about").replaceChildren();
   $("first").hidden = $("evidence").hidden = true;
   showParts([]);
@@ -224,8 +236,8 @@ function linked(good) {
   put("link", good ? "live" : "no connection");
   $("lost").hidden = good;
   if (!good) {
-    put("lost", `No connection to the training process since ${clock(seen.since)}. It has probably ended; what you see is ` +
-      "the last that it said. Trying again every second.");
+    put("lost", `No connection to the training process since ${clock(seen.since)}. It has probably ended; this page shows its ` +
+      "last measurements and tries again every second.");
   }
 }
 

@@ -1,0 +1,1 @@
+"""Remote workers behind links of a given rate, delay and loss, on one machine. See `__main__`."""

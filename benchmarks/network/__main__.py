@@ -1,0 +1,149 @@
+"""`python -m benchmarks.network`: what remote workers are worth behind each link, and what "auto" finds. Root only.
+
+A trainer and a node are network namespaces of this machine, joined by a link of a given rate, round trip and loss (see
+`links`). Samples wait, so that workers anywhere are worth as much as local ones, and the link decides. Two local
+workers at most, up to eight remote. For each link: all local; some fixed splits; and "auto", which starts cold.
+Contestants take turns, each in a process of its own; ratios are taken within a round, and the median of the rounds is
+shown with the lowest and highest.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import commit, load, machine, versions
+from benchmarks.network.links import Link, Network, why_not
+from benchmarks.network.measure import Request
+from benchmarks.process import ROOT
+
+LOCAL, REMOTE = 2, 8
+AUTO = None
+SPLITS: tuple[tuple[int, int] | None, ...] = ((LOCAL, 0), (LOCAL, 2), (LOCAL, REMOTE), (0, REMOTE), AUTO)
+MILLISECOND = 1e-3
+LINKS = (
+    Link(bits_per_s=10e9),
+    Link(bits_per_s=1e9, round_trip_s=MILLISECOND),
+    Link(bits_per_s=1e9, round_trip_s=50 * MILLISECOND),
+    Link(bits_per_s=200e6, round_trip_s=MILLISECOND),
+    Link(bits_per_s=200e6, round_trip_s=50 * MILLISECOND),
+    Link(bits_per_s=200e6, round_trip_s=MILLISECOND, loss=0.01),
+    Link(bits_per_s=200e6, round_trip_s=50 * MILLISECOND, loss=0.01),
+)
+RESULTS = ROOT / "benchmarks" / "results" / "network"
+START_LIMIT_S = 60.0
+
+
+def name_of(split: tuple[int, int] | None) -> str:
+    """A contestant, for people."""
+    return "auto" if split is None else f"{split[0]} local, {split[1]} remote" if split[1] else "all local"
+
+
+def measured(link: Link, split: tuple[int, int] | None, window_s: float, **work: Any) -> dict[str, Any]:
+    """One measurement behind that link."""
+    with Network([link]) as network:
+        request = Request(
+            split=split,
+            most=(LOCAL, REMOTE),
+            nodes=network.nodes,
+            reached_at=network.address,
+            rooms=[REMOTE],
+            window_s=window_s,
+            **work,
+        )
+        command = [sys.executable, "-m", "benchmarks.network.measure", json.dumps(asdict(request))]
+        done = subprocess.run(
+            [*network.enter(network.trainer), *command],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=START_LIMIT_S + 4 * window_s,
+        )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def turns(rounds: int, splits: Sequence[tuple[int, int] | None]) -> Iterator[tuple[int, tuple[int, int] | None]]:
+    """Every measurement of a link, in order; every second round goes backwards."""
+    for number in range(rounds):
+        yield from ((number, split) for split in splits[:: -1 if number % 2 else 1])
+
+
+def row(link: Link, rounds: Sequence[dict[str, float]]) -> str:
+    """A line of the table, from the settled rate of each contestant in each round."""
+    middle = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    fixed = [name for name in middle if name != "auto"]
+    best = max(fixed, key=lambda name: middle[name])
+    of_local, of_best = ([one["auto"] / one[other] for one in rounds] for other in ("all local", best))
+    rates = " | ".join(f"{middle[name]:.1f}" for name in middle)
+    return f"| {link} | {rates} | {_spread(of_local)} | {_spread(of_best)} ({best}) |"
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    middle = statistics.median(ratios)
+    return f"{middle:.2f}" if len(ratios) == 1 else f"{middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def table(found: dict[str, list[dict[str, float]]], links: Sequence[Link]) -> str:
+    """The netem table, in Markdown: batches per second, and what "auto" reaches of others."""
+    shown = [link for link in links if found.get(str(link))]
+    names = list(found[str(shown[0])][0])
+    head = f"| link | {' | '.join(names)} | auto / all local | auto / best fixed |"
+    return "\n".join([head, "|---" * (len(names) + 3) + "|", *(row(link, found[str(link)]) for link in shown)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 once everything has been measured and kept."""
+    options = _parse(arguments)
+    if why := why_not():
+        print(f"python -m benchmarks.network: {why}", file=sys.stderr)
+        return 2
+    links = [LINKS[at] for at in options.links]
+    found: dict[str, list[dict[str, float]]] = defaultdict(lambda: [{} for _ in range(options.rounds)])
+    kept: list[dict[str, Any]] = []
+    for link in links:
+        for number, split in turns(options.rounds, SPLITS):
+            window_s = options.window_s if split is not None else options.learning_window_s
+            before = load()
+            one = measured(link, split, window_s, compresses=options.compresses)
+            found[str(link)][number][name_of(split)] = one["settled"]
+            kept.append({"link": str(link), "round": number, "contestant": name_of(split), "load": before, **one})
+            print(f"{link}: {name_of(split)}: {one['settled']:.1f}/s", file=sys.stderr, flush=True)
+        _keep(kept, table(found, links), options)
+    print(table(found, links))
+    return 0
+
+
+def _keep(kept: list[dict[str, Any]], text: str, options: argparse.Namespace) -> None:
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    head, dirty = commit(ROOT)
+    about = {"commit": head, "dirty": dirty, "machine": machine(), "versions": versions()}
+    options.results.write_text(json.dumps({**about, "table": text, "measurements": kept}, indent=1) + "\n")
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.network", description=__doc__)
+    parser.add_argument("--links", nargs="+", type=int, default=[*range(len(LINKS))], metavar="N", help=_numbered())
+    parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
+    parser.add_argument("--window-s", type=float, default=8.0, help="seconds of a measurement; its second half counts")
+    parser.add_argument("--learning-window-s", type=float, default=24.0, help='the same for "auto"')
+    parser.add_argument("--compresses", action="store_true", help="batches that compress")
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    parser.add_argument("--results", type=Path, default=RESULTS / f"local-{stamp}.json", help="where they go")
+    return parser.parse_args(arguments)
+
+
+def _numbered() -> str:
+    return "; ".join(f"{number}: {link}" for number, link in enumerate(LINKS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""One measurement, in a process of its own in the trainer's namespace: prints a JSON object.
+
+The agent's own process is started directly in the node's namespace; Ray would only place it. It takes the same
+connection, the same pool and, for "auto", the same controller, which is told the node's room.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.network.links import Network
+from benchmarks.network.nodes import ProcessNodes
+from benchmarks.network.work import Photographs
+from dpex import AutotuneConfig, DpexDataLoader, PoolStats
+from dpex.autotune.room import RoomFound, RoomWanted
+from dpex.loader import sizing
+from dpex.loader.runtime import LoaderRuntime
+from dpex.pools.agent.pool import RemotePool
+from dpex.pools.factory import PoolFactory
+
+BATCH = 16
+SETTLED = 0.5
+"""The part of a window whose rate is the settled one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """split: local and remote workers, None for "auto". most: of either for "auto". nodes: namespaces of the agents,
+    and the trainer's address for each. rooms: workers that each has room for. least_remote: batches of remote workers
+    that there must be at the end. change_at_s: when the change of the link
+    is announced on standard output, 0 for never."""
+
+    split: tuple[int, int] | None
+    most: tuple[int, int]
+    nodes: Sequence[str]
+    reached_at: Sequence[str]
+    rooms: Sequence[int]
+    window_s: float
+    wait_s: float = 0.1
+    side: int = 224
+    compresses: bool = False
+    least_remote: int = 0
+    change_at_s: float = 0.0
+
+
+class Room:
+    """Place for remote workers, as a cluster of that size would say."""
+
+    most = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __call__(self, wanted: RoomWanted) -> RoomFound:
+        return RoomFound(more=max(0, self.most - wanted.requested))
+
+
+@contextmanager
+def agents_of(request: Request) -> Any:
+    """Have remote pools made of agents in the request's namespaces."""
+    make = PoolFactory.__call__
+    enter = [Network.enter(node) for node in request.nodes]
+
+    def made(self: PoolFactory, name: str, count: int, setup: Any, shared_queue: bool) -> Any:
+        if name != "remote":
+            return make(self, name, count, setup, shared_queue)
+        nodes = ProcessNodes(setup, list(request.rooms), "0.0.0.0", request.reached_at, enter)
+        return RemotePool(nodes, shared_queue=shared_queue, first_workers=count, probe_index=0)
+
+    Room.most = request.most[1]
+    with (
+        patch.object(PoolFactory, "__call__", made),
+        patch.object(LoaderRuntime, "hold_cluster", lambda self, head_address: None),
+        patch.object(sizing, "RemoteRoom", Room),
+    ):
+        yield
+
+
+def loader_of(request: Request) -> DpexDataLoader[Any]:
+    """The loader that is measured."""
+    dataset = Photographs(side=request.side, wait_s=request.wait_s / BATCH, compresses=request.compresses)
+    common: dict[str, Any] = {"batch_size": BATCH, "seeding": "batch", "distribute_mode": True}
+    if request.split is None:
+        local, remote = request.most
+        config = AutotuneConfig(max_local=local, max_remote=remote)
+        return DpexDataLoader(dataset, num_workers="auto", autotune=config, **common)
+    local, remote = request.split
+    loader: DpexDataLoader[Any] = DpexDataLoader(dataset, num_workers=local + remote, **common)
+    loader.resize(local=local, remote=remote)
+    return loader
+
+
+def course(loader: DpexDataLoader[Any], request: Request, changes: Callable[[float], None]) -> list[float]:
+    """When each batch came, in seconds; a fixed split is measured from when its workers run."""
+    began, times = time.monotonic(), []
+    is_up = request.split is None
+    for _ in loader:
+        if not is_up:
+            is_up = sum(pool.running for pool in loader.stats().pools.values()) == sum(request.split or ())
+            began = time.monotonic()
+            continue
+        times.append(time.monotonic() - began)
+        changes(times[-1])
+        if times[-1] >= request.window_s and _remote(loader).tickets >= request.least_remote:
+            break
+    return times
+
+
+def _remote(loader: DpexDataLoader[Any]) -> PoolStats:
+    return loader.stats().pools.get("remote", PoolStats())
+
+
+def rate(times: Sequence[float], since_s: float, until_s: float) -> float:
+    """Batches per second between two moments."""
+    return sum(since_s <= at < until_s for at in times) / (until_s - since_s)
+
+
+def measure(request: Request) -> dict[str, Any]:
+    """What came, and what the loader says of it."""
+    told: list[float] = []
+
+    def changes(at: float) -> None:
+        if request.change_at_s and at >= request.change_at_s and not told:
+            told.append(at)
+            print("change", flush=True)
+
+    with agents_of(request), loader_of(request) as loader:
+        times = course(loader, request, changes)
+        end, middle = times[-1], SETTLED * times[-1]
+        return {
+            "batches": len(times),
+            "rate": len(times) / end,
+            "settled": rate(times, middle, end),
+            "halves": [rate(times, 0.25 * end, middle), rate(times, 0.75 * end, end)],
+            "first_s": times[0],
+            "nodes": {place: asdict(node) for place, node in _remote(loader).nodes.items()},
+            "decisions": [decision.text for decision in loader.decisions],
+        }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(Request(**json.loads(sys.argv[1])))), flush=True)

@@ -1,0 +1,131 @@
+"""Agents that are started directly, without Ray, in this network namespace or in others: real processes and real
+connections."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpex.pools.agent.admission import AdmissionServer
+from dpex.pools.agent.connection import tune
+from dpex.pools.agent.handshake import ACCEPTED
+from dpex.pools.agent.link import AgentLink
+from dpex.pools.agent.nodes import NodeNews
+from dpex.pools.agent.shipped import ShippedContents
+from dpex.pools.agent.shipped_file import write_shipped
+from dpex.transport.arena import Arena
+from dpex.transport.pickling import changed_collate_entries, pack
+from dpex.worker.setup import WorkerSetup
+
+
+class ProcessNodes:
+    """Implements `dpex.pools.agent.nodes.Nodes`.
+
+    Args:
+        setup: what workers are told.
+        rooms: how many workers each node has room for.
+        address: where the trainer listens.
+        reached_at: the trainer's address for each node, if that is another.
+        enter: what to put before a node's command, if anything.
+        near: nodes that connect as agents of the trainer's machine; the others connect as other machines do.
+    """
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        rooms: list[int],
+        address: str = "127.0.0.1",
+        reached_at: Sequence[str] = (),
+        enter: Sequence[Sequence[str]] = (),
+        near: Collection[int] = (),
+    ) -> None:
+        packed = pack(ShippedContents(setup=setup, collate_entries=changed_collate_entries()))
+        self.fd = write_shipped([np.frombuffer(packed.header, np.uint8), *packed.buffers])
+        self.rooms = rooms
+        self.given = [0] * len(rooms)
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.server = AdmissionServer(address, self._admit)
+        self._reached_at = reached_at or [address] * len(rooms)
+        self._enter = enter or [()] * len(rooms)
+        self._near = near
+        self._landing = Arena(shared=False)
+        self._lock = threading.Lock()
+        self._wake: Callable[[], None] = _nobody
+        self._news: deque[NodeNews] = deque()
+
+    def _memory(self, nbytes: int) -> Any:
+        with self._lock:
+            return self._landing.array(nbytes)[0]
+
+    def _admit(self, connection: Any, agent: int) -> None:
+        tune(connection)
+        connection.sendall(ACCEPTED)
+        link = AgentLink(connection, self._memory, _nobody)
+        path = f"/proc/{os.getpid()}/fd/{self.fd}"
+        self._news.append(NodeNews("ready", agent, f"node {agent}", link, path, probe=True))
+        self._wake()
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        """See `Nodes.begin`."""
+        self._wake = wake
+
+    def want(self, workers: int, *, may_shrink: bool) -> None:
+        """See `Nodes.want`: the first nodes come first."""
+        for agent, room in enumerate(self.rooms):
+            self.given[agent] = given = min(room, workers)
+            workers -= given
+            if given and agent not in self.processes:
+                self._start(agent)
+
+    def _start(self, agent: int) -> None:
+        read, write = os.pipe()
+        _, report = os.pipe()
+        code = "import sys; sys.path[:] = {!r}; from dpex.pools.agent.main import main; main({})"
+        command = [*self._enter[agent], sys.executable, "-c", code.format(sys.path, read)]
+        self.processes[agent] = subprocess.Popen(command, pass_fds=[read, report], stdin=subprocess.DEVNULL)
+        os.close(read)
+        local = self.server.local if agent in self._near else None
+        address = (self._reached_at[agent], self.server.port, self.server.secret, agent, local)
+        with os.fdopen(write, "wb") as pipe:
+            pickle.dump((os.getpid(), address, -1, report), pipe)
+
+    def room(self, agent: int) -> int:
+        """See `Nodes.room`."""
+        return self.given[agent]
+
+    def give_back(self, agent: int) -> None:
+        """See `Nodes.give_back`."""
+        self.given[agent] -= 1
+
+    def runs(self, agent: int, workers: int) -> None:
+        """Nobody else wants the room."""
+
+    def set_aside(self, agent: int, why: str) -> None:
+        """See `Nodes.set_aside`."""
+        self.given[agent] = 0
+
+    def cut_off(self, agent: int) -> None:
+        """See `Nodes.cut_off`."""
+        self.given[agent] = 0
+
+    def news(self) -> list[NodeNews]:
+        """See `Nodes.news`."""
+        return [self._news.popleft() for _ in range(len(self._news))]
+
+    def close(self) -> None:
+        """End the agents."""
+        self.server.close()
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        os.close(self.fd)
+
+
+def _nobody() -> None:
+    """Nobody is to be woken."""

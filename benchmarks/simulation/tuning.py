@@ -1,0 +1,144 @@
+"""What `dpex.autotune.runtime.tuner` does for a loader, done for a simulated one on virtual time.
+
+Windows begin and end by the tuner's own rules, and samples are made of them by its own code: only the numbers come from
+the simulator. So a trial costs here what it costs in a training run.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.simulation.history import Mark
+from benchmarks.simulation.steering import Steering
+from dpex.autotune.runtime.window_sample import Window
+from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows
+from dpex.autotune.types import Sample
+from dpex.measure.consumer_time import EngineLook
+from dpex.measure.samples import MachineSample, PoolSample
+from dpex.system.machine import OTHERS_EVERY_S, OTHERS_FIRST_S
+from dpex.system.run_queue import Queued
+
+if TYPE_CHECKING:
+    from benchmarks.simulation.rank import Rank
+    from benchmarks.simulation.simulator import Simulator
+
+_NOISY = ("wait_s", "own_s", "work_s", "head_s")
+_NOISY_OF_POOLS = ("load_s", "encode_s", "cpu_s")
+_WORKERS, _TRAINER = 1, 2
+
+
+class Tuning:
+    """Looks at a rank, has its steering decide, and carries that out."""
+
+    def __init__(self, simulator: Simulator, rank: Rank, steering: Steering, seed: int, interval_s: float) -> None:
+        self._simulator = simulator
+        self._loop = simulator.loop
+        self._rank = rank
+        self._steering = steering
+        self._interval_s = interval_s
+        self._errors = random.Random(f"{seed} error")
+        self._windows = MeasurementWindows(self._queues)
+        self._ended_at = self._others_at = 0.0
+        self._others_s = self._others = 0.0
+
+    def begin(self) -> None:
+        """Look soon."""
+        self._loop.after(SHORTEST_S, self._turn)
+
+    def _turn(self) -> None:
+        found = self._windows.turn([(0, self._rank.look())], self._simulator.ticks(self._rank.trainer_cpu_s))
+        if isinstance(found, float):
+            self._loop.after(found, self._turn)
+            return
+        sample = self._measured(Window(*found))
+        self._look_back(sample)
+        decision = self._steering.step(sample)
+        if decision is not None:
+            self._rank.carry_out(decision)
+        self._windows.go_on(sample, self._interval_s, is_changed=decision is not None)
+        self._loop.after(self._windows.pause_s, self._turn)
+
+    def _queues(self, look: EngineLook) -> Queued:
+        """Run queues, as the kernel would tell them; the training process has no other thread at work."""
+        if not self._simulator.world.knows_queue:
+            return Queued()
+        trainer = self._rank.trainer
+        workers = {_WORKERS: {_WORKERS: self._rank.local.ran}} if look.local.running else {}
+        return Queued(by_pid=workers, here={_TRAINER: trainer}, trainer=trainer)
+
+    # -- what is measured ----------------------------------------------------------------------------------------------
+
+    def _measured(self, window: Window) -> Sample:
+        sample = window.sample(self._rank.began_at, self._rank.settings)
+        room, unplaced = self._simulator.room(self._rank), self._simulator.unplaced(self._rank)
+        return replace(
+            sample,
+            **self._with_noise(sample, _NOISY),
+            made_here=self._pool(sample.made_here),
+            local=self._pool(sample.local),
+            remote=replace(self._pool(sample.remote), room=room, unplaced=unplaced),
+            machine=self._machine(window),
+            **self._gpu(sample),
+        )
+
+    def _gpu(self, sample: Sample) -> dict[str, Any]:
+        gpu = self._rank.gpu
+        if gpu is None:
+            return {}
+        stall_s = sample.gpu_stall_s
+        return {
+            "gpu_busy": gpu.busy_ratio,
+            "gpu_stall_s": None if stall_s is None else self._noise(stall_s),
+            "gpu_step_s": self._noise(sample.gpu_step_s),
+        }
+
+    def _with_noise(self, measured: Sample | PoolSample, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: self._noise(getattr(measured, name)) for name in names}
+
+    def _pool(self, pool: PoolSample) -> PoolSample:
+        queued_s = None if pool.queued_s is None else self._noise(pool.queued_s)
+        return replace(pool, **self._with_noise(pool, _NOISY_OF_POOLS), queued_s=queued_s)
+
+    def _machine(self, window: Window) -> MachineSample:
+        simulator, world = self._simulator, self._simulator.world
+        queued_s = window.trainer_queued_s
+        return MachineSample(
+            cpus=world.cpus / world.ranks,
+            others=self._measure_others(),
+            trainer_cpu_s=self._noise(window.trainer_cpu_s),
+            trainer_queued_s=None if queued_s is None else self._noise(queued_s),
+            memory_free=int(world.memory - simulator.memory),
+            worker_bytes=world.worker_bytes,
+        )
+
+    def _measure_others(self) -> float:
+        """CPUs that others kept busy, looked at as seldom as on a real machine."""
+        seconds = self._loop.now - self._others_at
+        if seconds >= (OTHERS_EVERY_S if self._others_at else OTHERS_FIRST_S):
+            others_s = self._simulator.ticks(self._simulator.cpus.taken_by_others())
+            self._others = self._noise((others_s - self._others_s) / seconds / self._simulator.world.ranks)
+            self._others_s, self._others_at = others_s, self._loop.now
+        return self._others
+
+    def _noise(self, value: float) -> float:
+        level = self._simulator.world.noise
+        return value * max(0.0, self._errors.gauss(1.0, level)) if level else value
+
+    def _look_back(self, sample: Sample) -> None:
+        """Keep what the history is to tell of a window."""
+        history, running = self._rank.history, sample.local.running + sample.remote.running
+        seconds, self._ended_at = self._loop.now - self._ended_at, self._loop.now
+        history.local_s += seconds * sample.local.running
+        history.remote_s += seconds * sample.remote.running
+        mark = Mark(
+            at=self._loop.now,
+            seconds=seconds,
+            settings=self._rank.settings,
+            running=running,
+            rate=sample.rate,
+            wait=sample.wait,
+            memory=self._rank.most_memory(),
+        )
+        history.marks.append(mark)

@@ -1,0 +1,111 @@
+"""`python -m benchmarks.sweep`: what a sweep of trainings on one machine costs, with and without `share=`.
+
+Three ways are measured in turn: one training; several, each with workers of its own; several that share. All read the
+same batches of the same work and do nothing with them. What counts is the CPU time of all processes from `iter()` to
+the end of the last training, workers and producers included: this process is the parent of all that lose theirs
+(PR_SET_CHILD_SUBREAPER), and the kernel adds up what those used that have ended. Imports are outside.
+"""
+
+import argparse
+import ctypes
+import os
+import resource
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+
+from benchmarks.consumer import read_pages
+from benchmarks.works import WORKS
+from dpex import DpexDataLoader
+
+_PR_SET_CHILD_SUBREAPER = 36
+"""Of linux/prctl.h."""
+NAME = f"benchmark of {os.getpid()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """CPU seconds of all processes, and wall seconds."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__)
+    parser.add_argument("--work", choices=WORKS, default="jpeg", help="what a batch is (jpeg)")
+    parser.add_argument("--trainings", type=int, default=4, metavar="N", help="trainings of the sweep (4)")
+    parser.add_argument("--batches", type=int, default=40, metavar="N", help="batches that each takes (40)")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="num_workers of each (2)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="each way is measured so often (3)")
+    return parser.parse_args(arguments)
+
+
+def train(dataset: Any, batch_size: int, workers: int, share: str | None) -> None:
+    """One training: it takes every batch, and reads one byte of every page."""
+    torch.manual_seed(0)
+    with DpexDataLoader(dataset, batch_size=batch_size, num_workers=workers, seeding="batch", share=share) as loader:
+        for batch in loader:
+            read_pages(batch)
+
+
+def cost_of(trainings: int, *work: Any) -> Cost:
+    """What that many trainings cost, which begin at the same time."""
+    used, began, started = _used_s(), time.monotonic(), set()
+    for _ in range(trainings):
+        started.add(pid := os.fork())
+        if not pid:
+            try:
+                train(*work)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    failed = 0
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.wait()
+            failed += pid in started and status != 0
+    if failed:
+        raise SystemExit(f"{failed} of {trainings} trainings failed")
+    return Cost(cpu_s=_used_s() - used, wall_s=time.monotonic() - began)
+
+
+def _used_s() -> float:
+    """CPU seconds of all that this process has waited for, and of all that those have."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    options = parse()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    torch.set_num_threads(1)
+    work = WORKS[options.work]
+    ways = {
+        "1 training": (1, None),
+        f"{options.trainings} trainings": (options.trainings, None),
+        f"{options.trainings} trainings, share=": (options.trainings, NAME),
+    }
+    costs: dict[str, list[Cost]] = {way: [] for way in ways}
+    with work.opened(options.batches) as dataset:
+        part = Subset(dataset, range(options.batches * work.batch_size))
+        for _ in range(options.rounds):
+            for way, (trainings, share) in ways.items():
+                costs[way].append(cost_of(trainings, part, work.batch_size, options.workers, share))
+    print(f"{options.batches} batches of {options.work} each, {options.workers} workers each, {os.cpu_count()} CPUs")
+    one = [cost.cpu_s for cost in costs["1 training"]]
+    for way, found in costs.items():
+        ratio = median(cost.cpu_s / alone for cost, alone in zip(found, one, strict=True))
+        cpu_s, wall_s = median(cost.cpu_s for cost in found), median(cost.wall_s for cost in found)
+        print(f"{way:24} {cpu_s:8.2f} s of CPU {wall_s:8.2f} s {ratio:6.2f} times one training")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Every private name of torch that dpex uses, once, with what it is used for.
+
+Other modules take these names from here: a test reads the source of dpex and fails on a private name elsewhere.
+Another test checks the presence and shape of each name in the torch that is installed. Importing this module imports
+torch.
+
+Names of methods and attributes cannot be imported: those that dpex overrides, replaces or reads are in `ATTRIBUTES`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch._tensor import _rebuild_from_type_v2 as rebuild_from_type
+from torch._utils import ExceptionWrapper
+from torch._utils import _rebuild_sparse_tensor as rebuild_sparse_tensor
+from torch.autograd import profiler
+from torch.utils.data import DataLoader, StackDataset
+from torch.utils.data._utils import collate, worker
+from torch.utils.data._utils import pin_memory as pinning
+from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapDatasetFetcher
+from torch.utils.data._utils.worker import WorkerInfo
+from torch.utils.data._utils.worker import _generate_state as generate_numpy_seed
+from torch.utils.data.dataloader import _BaseDataLoaderIter as BaseDataLoaderIter
+from torch.utils.data.dataloader import _DatasetKind as DatasetKind
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as MultiProcessingDataLoaderIter
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as SingleProcessDataLoaderIter
+
+__all__ = [
+    "HAS_IN_ORDER",
+    "BaseDataLoaderIter",
+    "DatasetKind",
+    "DisableTorchFunctionSubclass",
+    "ExceptionWrapper",
+    "MapDatasetFetcher",
+    "MultiProcessingDataLoaderIter",
+    "SingleProcessDataLoaderIter",
+    "WorkerInfo",
+    "collate",
+    "count_dispatch_modes",
+    "count_function_modes",
+    "generate_numpy_seed",
+    "has_cuda_context",
+    "is_any_autocast_enabled",
+    "is_profiled",
+    "next_data_in_process",
+    "pin_memory",
+    "rebuild_from_type",
+    "rebuild_sparse_tensor",
+    "rebuild_tensor_functions",
+    "set_thread_name",
+    "set_worker_info",
+]
+
+TORCH_SEEN = ("2.13",)
+"""Releases of torch whose source was read for these names, and with which their test has passed."""
+
+HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
+"""torch 2.6 and later; before, dpex brings it along."""
+
+# -- iterators ---------------------------------------------------------------------------------------------------------
+# BaseDataLoaderIter: base class of dpex's iterators, so that length warnings, seeds and pinning rules are torch's.
+# SingleProcessDataLoaderIter, MultiProcessingDataLoaderIter: base classes of the iterators in which torch makes the
+#     batches; `dpex diagnose` has them counted.
+# DatasetKind: tells streams (`Iterable`) from other datasets (`Map`); `dpex diagnose` wraps its `create_fetcher`.
+# MapDatasetFetcher: gets a batch from a dataset; its `fetch` is wrapped to time it, or to seed each batch.
+
+next_data_in_process: Callable[[Any], Any] = SingleProcessDataLoaderIter._next_data
+"""Make the next batch as torch's in-process iterator does; dpex's takes it as it is, which saves a call."""
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+# ExceptionWrapper: carries an exception from a worker to the training process, which raises it as torch does.
+# WorkerInfo: what `get_worker_info()` returns.
+# generate_numpy_seed: the state that a worker's numpy starts with.
+# collate: the module; `default_collate_fn_map` and `collate_*_fn` are changed, compared and shipped to other machines.
+
+
+def set_worker_info(info: WorkerInfo | None) -> None:
+    """Set what ``get_worker_info()`` returns in this process."""
+    worker._worker_info = info
+
+
+def pin_memory(data: Any, device: str | None = None) -> Any:
+    """Copy a batch into page-locked memory, by torch's function as it is now: another library may have replaced it."""
+    return pinning.pin_memory(data, device)
+
+
+set_thread_name: Callable[[str], None] = getattr(torch.multiprocessing, "_set_thread_name", lambda name: None)
+"""Name the calling thread for the system, as torch names the thread that pins. Older releases have no such function."""
+
+# -- pickles of tensors ------------------------------------------------------------------------------------------------
+# rebuild_from_type: what a tensor of a subclass, or with attributes, is pickled as.
+# rebuild_sparse_tensor: what a sparse tensor is pickled as.
+
+rebuild_tensor_functions = frozenset(
+    getattr(torch._utils, name)
+    for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor")
+    if hasattr(torch._utils, name)
+)
+"""What a tensor with a storage is pickled as; each takes storage, offset, shape and stride first."""
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+"""Context in which methods of a tensor's subclass are torch's own."""
+
+# -- modes of the calling thread ---------------------------------------------------------------------------------------
+
+is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+"""Whether autocast is on for any kind of device; to ask for one by its name takes five times as long."""
+count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many `TorchFunctionMode` contexts look on."""
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many `TorchDispatchMode` contexts look on."""
+_is_profiled_here: Callable[[], bool] = torch._C._autograd._profiler_enabled
+
+
+def is_profiled() -> bool:
+    """Return whether a profiler is on, of this thread or of any."""
+    return _is_profiled_here() or profiler._is_profiler_enabled
+
+
+# -- CUDA --------------------------------------------------------------------------------------------------------------
+
+
+def has_cuda_context(ordinal: int) -> bool:
+    """Return whether this process uses that GPU. CUDA must be initialised; asking changes nothing."""
+    ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # not in a build without CUDA
+    return ask is None or bool(ask(ordinal))
+
+
+# -- methods and attributes --------------------------------------------------------------------------------------------
+
+ATTRIBUTES: dict[type[Any], dict[str, str]] = {
+    DataLoader: {
+        "_get_iterator": "overridden, and replaced once there is a loader of dpex: makes the iterator",
+        "_iterator": "set to None when workers are shut down: the iterator of persistent workers",
+        "_dataset_kind": "read, and copied to stand-ins: whether the dataset is a stream",
+        "_IterableDataset_len_called": "read, and copied to stand-ins: where set, torch warns of more samples",
+        "_index_sampler": "read: what draws the index of each batch",
+        "_auto_collation": "compared: a subclass may define its own",
+        "_DataLoader__multiprocessing_context": "copied to stand-ins",
+    },
+    BaseDataLoaderIter: {
+        "_auto_collation": "read: whether an index is a list of samples",
+        "_base_seed": "read: what seeds of workers and batches are made from",
+        "_collate_fn": "read, and replaced: makes a batch from samples",
+        "_dataset": "read, and replaced by one whose steps are timed",
+        "_dataset_kind": "read: whether the dataset is a stream",
+        "_drop_last": "read: whether a stream's last, smaller batch is dropped",
+        "_index_sampler": "read: whether it may be drawn ahead",
+        "_next_data": "overridden: makes the next batch",
+        "_next_index": "overridden, and called: draws the next index",
+        "_num_workers": "set: torch's warnings name it",
+        "_num_yielded": "read and set: batches delivered in this pass",
+        "_persistent_workers": "read: whether workers stay for the next pass",
+        "_pin_memory": "read: whether batches are pinned",
+        "_pin_memory_device": "read: for which device",
+        "_rank": "read: of a sharded DataPipe",
+        "_reset": "overridden, and called: begins a pass",
+        "_sampler_iter": "read and set: the iterator of `_index_sampler`",
+        "_timeout": "read: seconds to wait for a batch",
+    },
+    SingleProcessDataLoaderIter: {
+        "_dataset_fetcher": "read, and replaced by one that counts: gets a batch from the dataset",
+        "_next_data": "replaced by `dpex diagnose`, which times it",
+    },
+    MultiProcessingDataLoaderIter: {
+        "_get_data": "replaced by `dpex diagnose`: waits for a worker's answer",
+        "_next_data": "replaced by `dpex diagnose`, which times it",
+        "_reset": "overridden, and replaced by `dpex diagnose`: begins a pass",
+        "_shutdown_workers": "replaced by `dpex diagnose`, and a method of dpex's iterators: ends the workers",
+        "_task_info": "read: which batches are on their way, and which are here",
+        "_worker_init_fn": "overridden: called in each worker before its first batch",
+        "_workers": "read: the processes, and their numbers in the system",
+    },
+    torch.Tensor: {"_backward_hooks": "read: a tensor that has some is pickled by torch"},
+    torch.TypedStorage: {"_untyped_storage": "read: the bytes of a storage with a number type"},
+    torch.Generator: {"_cdata": "read: the generator's address in memory, where its state is read and written"},
+    torch.nn.Module: {"_modules": "read and copied: a module's parts, which are timed one by one"},
+    StackDataset: {"_length": "compared: an attribute that torch sets, not the user"},
+}
+"""Private methods and attributes of torch's classes that dpex relies on, and what for."""

@@ -1,0 +1,59 @@
+"""Accelerate: `DpexTracker` writes what loaders do beside what the script logs, and prints the diagnosis at the end.
+
+It needs Accelerate (``pip install 'dpex[accelerate]'``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from dpex.integrations.readings import LoaderFigures, diagnosis_of, write_to
+
+_tracking: Any = importlib.import_module("accelerate.tracking")
+
+
+class DpexTracker(_tracking.GeneralTracker):  # type: ignore[misc]  # it may not be installed where this is checked
+    """Writes wait, workers and decisions of loaders whenever the script calls ``accelerator.log``.
+
+    Give it to the `Accelerator` as ``log_with=[tracker]``. The names are those of `dpex.log_to`.
+
+    Args:
+        writer: Where to write, as for `dpex.log_to`; another tracker will do as well.
+        loaders: `DpexDataLoader`s, or what ``accelerator.prepare`` has made from them. `watch` adds more.
+        print_diagnosis: Whether ``accelerator.end_training()`` prints the diagnosis of each loader.
+    """
+
+    name = "dpex"
+    requires_logging_directory = False
+    main_process_only = True
+
+    def __init__(self, writer: Any, *loaders: Any, print_diagnosis: bool = True) -> None:
+        super().__init__()
+        self._write = write_to(writer)
+        self._print_diagnosis = print_diagnosis
+        self._readings = [LoaderFigures(loader) for loader in loaders]
+
+    @property
+    def tracker(self) -> DpexTracker:
+        """What ``accelerator.get_tracker`` unwraps to."""
+        return self
+
+    def watch(self, *loaders: Any) -> None:
+        """Write about these loaders, too."""
+        self._readings += [LoaderFigures(loader) for loader in loaders]
+
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        """Nothing is kept of the script's configuration."""
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, **others: Any) -> None:
+        """Write the figures since the last call."""
+        for readings in self._readings:
+            self._write(readings.take(), step or 0)
+
+    def finish(self) -> None:
+        """Print the diagnosis."""
+        if self._print_diagnosis:
+            for readings in self._readings:
+                print(diagnosis_of(readings.loader), flush=True)

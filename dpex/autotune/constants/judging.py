@@ -1,0 +1,413 @@
+"""Constants of judging: when it is known what a decision brought, and what is learnt from it. PURE."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpex.autotune.constants import Constants, constant
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettlingConstants(Constants):
+    """How long a decision may take until what it asked for is running."""
+
+    patience_s: float = constant(
+        8.0,
+        "seconds",
+        1.0,
+        60.0,
+        "Until workers that were asked for run, windows count for nothing, for so long at most.",
+        "Processes start within a second, actors within some; what takes longer may never come.",
+        off=0.0,
+    )
+    longest_s: float = constant(
+        80.0,
+        "seconds",
+        1.0,
+        600.0,
+        "The same while a decision is on trial.",
+        "A cluster that starts nodes takes more than a minute; a trial without its workers would tell nothing.",
+        off=0.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConstants(Constants):
+    """What a decision brought, and how sure that is."""
+
+    least_batches: int = constant(
+        24,
+        "batches",
+        4,
+        200,
+        "A decision is judged by no fewer batches than these.",
+        "The mean of 24 batches is known to a fifth where times vary as much as their mean.",
+        off=1,
+    )
+    least_windows: int = constant(
+        2,
+        "windows",
+        1,
+        20,
+        "And by no fewer windows than these.",
+        "A standard error needs two.",
+        off=1,
+    )
+    recent_windows: int = constant(
+        12,
+        "windows",
+        2,
+        100,
+        "Windows under the present settings that are looked at.",
+        "Some ten seconds: more would be of other work too often, fewer are too uncertain.",
+    )
+    long_windows: int = constant(
+        40,
+        "windows",
+        2,
+        1000,
+        "Windows that say whether the present settings are slower than they should be.",
+        "The rate of uneven work is known to some percent only after half a minute.",
+    )
+    trial_windows: int = constant(
+        64,
+        "windows",
+        2,
+        1000,
+        "Windows of a trial that are kept.",
+        "The longest trial takes a minute.",
+    )
+    few_batches: int = constant(
+        6,
+        "batches",
+        1,
+        100,
+        "Before so many batches came nothing is said, not even that a decision was a disaster.",
+        "Fewer may all have been begun before the decision.",
+        off=1,
+    )
+    much_worse: float = constant(
+        0.1,
+        "share",
+        0.0,
+        1.0,
+        "A trial is broken off after those few batches if it is slower by surely more than this.",
+        "A smaller loss costs less than not knowing.",
+        off=math.inf,
+    )
+    surely: float = constant(
+        2.0,
+        "standard errors",
+        0.0,
+        5.0,
+        "What is put down to more workers must be beyond so many standard errors of what chance does.",
+        "Chance alone is further away in one of forty cases only.",
+        off=0.0,
+    )
+    enough: int = constant(
+        4,
+        "ratio",
+        1,
+        100,
+        "So many times the batches that are needed settle it, however uncertain it is.",
+        "Each further halving of the error takes four times as long.",
+        off=1,
+    )
+    patience_s: float = constant(
+        4.0,
+        "seconds",
+        0.5,
+        60.0,
+        "A trial lasts no longer than this, unless batches are slow.",
+        "A bad setting must not be kept for longer than it takes to see that it is bad.",
+        off=math.inf,
+    )
+    slow_patience_s: float = constant(
+        2.0,
+        "seconds",
+        0.5,
+        60.0,
+        "The same while hardly any batch comes.",
+        "Nothing that comes is a bad sign by itself.",
+        off=math.inf,
+    )
+    slowest_batches: float = constant(
+        3.0,
+        "ratio",
+        0.0,
+        20.0,
+        "A trial lasts so many times as long as the slowest batch known, at least.",
+        "The next batch in turn may be one that was begun before; until it is there nothing of the decision shows.",
+        off=0.0,
+    )
+    longest_s: float = constant(
+        60.0,
+        "seconds",
+        4.0,
+        600.0,
+        "But no longer than this.",
+        "A batch that takes minutes is no measure for anything.",
+        off=math.inf,
+    )
+    even: float = constant(
+        0.5,
+        "ratio",
+        0.0,
+        2.0,
+        "Where batches vary by less, a greater prefetch must show that it helps; else it is kept in doubt.",
+        "The more they vary, the longer it takes to see what prefetch does, and the more it does.",
+        off=0.0,
+    )
+    trial_doubt: float = constant(
+        0.5,
+        "standard errors",
+        0.0,
+        5.0,
+        "By so much a trial of something unknown must have helped beyond what it needs.",
+        "Nothing spoke for it before; among many trials some look good by chance.",
+        off=0.0,
+    )
+    fewer_part: float = constant(
+        0.25,
+        "ratio",
+        0.0,
+        1.0,
+        "A trial of fewer workers must bring only this part of `AutotuneConfig.gain`.",
+        "The workers that are saved are worth something themselves.",
+        off=1.0,
+    )
+    promised_part: float = constant(
+        0.25,
+        "ratio",
+        0.0,
+        1.0,
+        "A growth must bring this part of what it promised, or `AutotuneConfig.gain`.",
+        "The model is too hopeful where workers get in each other's way; a quarter is still worth having.",
+        off=0.0,
+    )
+    paid_off: float = constant(
+        0.5,
+        "ratio",
+        0.0,
+        1.0,
+        "A growth has paid off if each further worker brought this part of what those before it bring.",
+        "Workers that bring half are no sign of a ceiling.",
+        off=math.inf,
+    )
+    collapsed: float = constant(
+        0.5,
+        "ratio",
+        0.0,
+        1.0,
+        "A rate below this part of what dearer batches explain is the decision's fault.",
+        "A fall by half is beyond what the uncertainty of the new costs explains.",
+        off=0.0,
+    )
+    clearly_more: float = constant(
+        1.5,
+        "ratio",
+        1.1,
+        5.0,
+        "Workers can be seen to queue for something if there are so many times as many.",
+        "With fewer, dearer batches may be chance.",
+        off=math.inf,
+    )
+    mostly: float = constant(
+        0.7,
+        "ratio",
+        0.0,
+        1.0,
+        "They queue if this part of what was added went into dearer batches.",
+        "At a full storage all of it does; some of the batches were begun before.",
+        off=math.inf,
+    )
+    not_much_slower: float = constant(
+        0.6,
+        "ratio",
+        0.0,
+        1.0,
+        "They queue only if the rate did not fall below this part of what it was; else the work has changed.",
+        "Queues alone cost nothing, and the seeks of a disk some; a fall beyond that is other work.",
+        off=0.0,
+    )
+    no_faster: float = constant(
+        1.15,
+        "ratio",
+        1.0,
+        2.0,
+        "They queue only if the rate did not rise beyond so many times what it was.",
+        "More than that is worth half as many workers more.",
+        off=math.inf,
+    )
+    drained: float = constant(
+        0.2,
+        "share",
+        0.0,
+        1.0,
+        "If more than this part of the batches was taken from what lay ready, the rate is one of the stock.",
+        "What lies ready comes and goes by some batches all the time.",
+        off=math.inf,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialsConstants(Constants):
+    """What a trial teaches, and what ends it early."""
+
+    held_up_s: float = constant(
+        1.0,
+        "seconds",
+        0.1,
+        60.0,
+        "One batch holds up all others if none has come for so long.",
+        "A shorter gap ends by itself before a greater prefetch could be filled.",
+        off=math.inf,
+    )
+    held_up_times: float = constant(
+        2.0,
+        "ratio",
+        1.0,
+        20.0,
+        "And for so many times as long as the slowest batch known takes.",
+        "A batch as slow as others before it was reckoned with.",
+        off=1.0,
+    )
+    blocked: float = constant(
+        0.5,
+        "share",
+        0.0,
+        1.0,
+        "And if later batches are ready for this share of the window.",
+        "Where nothing is ready, it is not the order that holds the others up.",
+        off=0.0,
+    )
+    idle: float = constant(
+        0.5,
+        "share",
+        0.0,
+        1.0,
+        "And if workers are at work for less than this share of it.",
+        "Workers that are busy would not make more with a greater prefetch.",
+        off=math.inf,
+    )
+    eager: int = constant(
+        4,
+        "ratio",
+        1,
+        20,
+        "Trials come so many times as often as `AutotuneConfig.explore_s` says at first, and after one that helped.",
+        "At first most is unknown, and what helped once may help again.",
+        off=1,
+    )
+    restless_s: float = constant(
+        30.0,
+        "seconds",
+        0.0,
+        600.0,
+        "Work that changed more than once in this time may do so again.",
+        "Ups and downs within half a minute are parts of the same work.",
+        off=0.0,
+    )
+    recurring: int = constant(
+        2,
+        "changes",
+        1,
+        10,
+        "From so many changes in that time on they are ups and downs of the same work: what failed once will again.",
+        "One change is a new work, of which nothing is known.",
+        off=1_000_000_000,
+    )
+    disappointing: float = constant(
+        0.85,
+        "ratio",
+        0.0,
+        1.0,
+        "A growth that brings less than this part of what is expected by now shows that something else is the limit.",
+        "The model may be wrong by a tenth without there being a limit.",
+        off=0.0,
+    )
+    spread: float = constant(
+        0.5,
+        "ratio",
+        0.0,
+        5.0,
+        "But not where batches vary by more than this.",
+        "Rates of so uneven batches are too uncertain to say so.",
+        off=math.inf,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CeilingConstants(Constants):
+    """Batches that queue on the way from remote workers: the link carries no more."""
+
+    jam_per_worker: float = constant(
+        0.25,
+        "batches",
+        0.0,
+        10.0,
+        "The link is full if so many batches queue on it for each remote worker.",
+        "Batches that are under way at the same time by chance are fewer.",
+        off=math.inf,
+    )
+    least_jam: float = constant(
+        2.0,
+        "batches",
+        0.0,
+        100.0,
+        "And no fewer than so many in all.",
+        "One batch is always under way, and another may just have been made.",
+        off=0.0,
+    )
+    jammed_windows: int = constant(
+        3,
+        "windows",
+        1,
+        20,
+        "Windows that must tell so together.",
+        "Batches count as work when they come, so that a single window tells of earlier work, too.",
+        off=1,
+    )
+    jammed_batches: int = constant(
+        16,
+        "batches",
+        0,
+        1000,
+        "With so many remote batches in them these windows may be short.",
+        "The mean of sixteen is known well enough to tell a queue from none.",
+        off=0,
+    )
+    jammed_s: float = constant(
+        2.0,
+        "seconds",
+        0.0,
+        60.0,
+        "Otherwise they must last for so long.",
+        "On a slow link few batches come.",
+        off=0.0,
+    )
+    jammed_services: float = constant(
+        8.0,
+        "ratio",
+        0.0,
+        100.0,
+        "And for so many times as long as a worker takes for a batch.",
+        "What workers are at is known only once it is made.",
+        off=0.0,
+    )
+    surpassed: float = constant(
+        1.15,
+        "ratio",
+        1.0,
+        10.0,
+        "The link carries more than was believed if so many times as many batches came, in as many as show a queue.",
+        "The mean of sixteen times is known to some percent where they are alike, and a full link does not widen.",
+        off=math.inf,
+    )
+
+
+SETTLING = SettlingConstants()
+EVALUATION = EvaluationConstants()
+TRIALS = TrialsConstants()
+CEILING = CeilingConstants()

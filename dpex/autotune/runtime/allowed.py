@@ -1,0 +1,79 @@
+"""Which settings a loader allows, and where its tuning starts."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.types import Settings
+from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
+from dpex.system.cpus import local_ranks, usable_cpus
+
+COLD_WORKERS = 4
+"""Workers at the start, at most: few enough to start quickly, and enough to see what one costs."""
+
+
+def cold_start(cpus: float | None = None, ranks: int | None = None) -> Settings:
+    """Where tuning begins when nothing is known: few enough to start quickly, enough to see what a worker costs."""
+    cpus = usable_cpus() if cpus is None else cpus
+    ranks = local_ranks(os.environ) if ranks is None else ranks
+    local = max(1, min(COLD_WORKERS, math.floor(cpus / ranks)))
+    return Settings(local=local, prefetch=2 * local)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the loader rules out, whatever the configuration allows.
+
+    streams: why workers keep their number, where each reads a stream of its own, else "". reading: how many workers
+    read for those that are tuned, where that is so, else "". may_inline: batches may be made in this process.
+    memory_budget: bytes in flight at most. prefetch_factor: batches in flight per worker at most. pins: what the user
+    fixed with ``resize``, by name (see `KNOBS`).
+    most_local: local workers that the system allows, once it refused one.
+    """
+
+    streams: str = ""
+    reading: str = ""
+    may_inline: bool = True
+    memory_budget: int | None = None
+    prefetch_factor: int | None = None
+    pins: Mapping[str, int] | None = None
+    most_local: int | None = None
+
+
+def within(config: AutotuneConfig, limits: Limits, now: Settings, *, remote: bool) -> AutotuneConfig:
+    """The configuration, narrowed to what this loader can do."""
+    pins = dict(limits.pins or {})
+    if limits.streams:
+        pins |= {LOCAL: now.local, REMOTE: now.remote}
+    changes: dict[str, Any] = {}
+    if not limits.may_inline and not config.min_local and not config.min_remote:
+        changes["min_remote" if config.max_local == 0 else "min_local"] = 1
+    if not remote:
+        changes |= {"min_remote": 0, "max_remote": 0}
+    if limits.most_local is not None:
+        most = limits.most_local if config.max_local is None else min(config.max_local, limits.most_local)
+        changes |= {"max_local": most, "min_local": min(config.min_local, most)}
+    for pool in WORKER_POOLS:
+        if pool in pins:
+            changes |= {f"min_{pool}": pins[pool], f"max_{pool}": pins[pool]}
+    if "prefetch" in pins:
+        changes["max_prefetch"] = pins["prefetch"]
+    return replace(config, **changes)
+
+
+def brought_inside(settings: Settings, config: AutotuneConfig) -> Settings:
+    """The nearest setting that the configuration allows."""
+
+    def clip(value: int, low: int, high: int | None) -> int:
+        return max(low, value if high is None else min(value, high))
+
+    return Settings(
+        local=clip(settings.local, config.min_local, config.max_local),
+        remote=clip(settings.remote, config.min_remote, config.max_remote),
+        prefetch=clip(settings.prefetch, 1, config.max_prefetch),
+    )

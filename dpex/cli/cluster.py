@@ -1,0 +1,156 @@
+"""``dpex cluster``: who has which workers of a Ray cluster, who waits for more, and what is free, in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dpex.autotune.room import NodeLink
+from dpex.cli.terminal import follow
+from dpex.core.fair_shares import Claim
+from dpex.core.readable import duration, fine_percent, size
+from dpex.errors import ClusterError
+from dpex.system.ray_package import is_ray_connected
+from dpex.system.user_warnings import forgive
+
+NO_LOADERS = (
+    'No loader divides this cluster now. Loaders with num_workers="auto" and distribute_mode=True or "auto" do so '
+    "while they are iterated over."
+)
+_DESCRIPTION = """
+Show what the training processes of a Ray cluster have of it, fresh every second: its nodes and the network from them
+(what they send now, what the way carries, its round trip and what is sent again), and for each loader that
+tunes itself the workers that it has, its share, what it needs, and for how much of its time it waits for want of them.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterNode:
+    """A node: its name, and its CPUs, in all and free."""
+
+    name: str
+    cpus: float
+    free: float
+
+
+def nodes() -> list[ClusterNode]:
+    """Return the nodes that are alive, by name. Asks Ray."""
+    from dpex._ray import available_resources_per_node
+    from dpex.pools.ray.cluster import living_nodes
+
+    free = available_resources_per_node()
+    found = [
+        ClusterNode(
+            name=f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})",
+            cpus=node["Resources"].get("CPU", 0.0),
+            free=free.get(node["NodeID"], {}).get("CPU", 0.0),
+        )
+        for node in living_nodes()
+    ]
+    return sorted(found, key=lambda node: node.name)
+
+
+def screen(
+    found: list[ClusterNode], loaders: Mapping[str, tuple[Claim, int]], links: Sequence[tuple[str, NodeLink]] = ()
+) -> RenderableType:
+    """The nodes with the ways from them, then the loaders, those that wait longest first."""
+    nodes_first = (Text(_title(found), style="bold"), "", _nodes_table(found, links), "")
+    return Group(*nodes_first, _loaders_table(loaders) if loaders else Text(NO_LOADERS))
+
+
+def _look() -> RenderableType:
+    from dpex.pools.ray.room import links, shares
+
+    return screen(nodes(), shares(), links())
+
+
+def _nodes_table(found: list[ClusterNode], links: Sequence[tuple[str, NodeLink]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("node")
+    for heading in ("CPUs", "in use", "free", *(_NETWORK if links else ())):
+        table.add_column(heading, justify="right")
+    for node in found:
+        network = _network([link for place, link in links if _number(place) == _number(node.name)]) if links else ()
+        table.add_row(node.name, f"{node.cpus:g}", f"{node.cpus - node.free:g}", f"{node.free:g}", *network)
+    return table
+
+
+_NETWORK = ("sends", "bandwidth", "round trip", "sent again")
+"""What the ways from a node to all loaders carry now; while something is on its way; and what is lost."""
+
+
+def _number(name: str) -> str:
+    """A node's number in its name; its machine may be called differently by Ray."""
+    return name.rpartition(" (")[2]
+
+
+def _network(links: Sequence[NodeLink]) -> tuple[str, ...]:
+    if not links:
+        return ("",) * len(_NETWORK)
+    return (
+        f"{size(sum(link.bytes_per_s for link in links))}/s",
+        f"{size(max(link.bandwidth for link in links))}/s",
+        duration(max(link.round_trip_s for link in links)),
+        fine_percent(max(link.loss for link in links)),
+    )
+
+
+def _title(found: list[ClusterNode]) -> str:
+    cpus, free = sum(node.cpus for node in found), sum(node.free for node in found)
+    return f"Ray cluster: {len(found)} node{'' if len(found) == 1 else 's'}, {cpus:g} CPUs, {free:g} free"
+
+
+def _loaders_table(loaders: Mapping[str, tuple[Claim, int]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("loader")
+    for heading in ("workers", "asked for", "share", "needed", "wait for want of workers", "CPUs each", "weight"):
+        table.add_column(heading, justify="right")
+    for name, (claim, granted) in sorted(loaders.items(), key=lambda one: (-one[1][0].wait_share, one[0])):
+        table.add_row(
+            name,
+            str(claim.running),
+            str(claim.requested),
+            str(granted),
+            f"{claim.need:.1f}",
+            fine_percent(claim.wait_share),
+            f"{claim.cpus:g}",
+            f"{claim.weight:g}",
+        )
+    return table
+
+
+def register(subparsers: Any) -> None:
+    """Add this command."""
+    found = subparsers.add_parser(
+        "cluster", help="watch a Ray cluster: who has its workers, and who waits for more", description=_DESCRIPTION
+    )
+    found.add_argument("--address", help="address of the cluster (default: $RAY_ADDRESS, else the one on this machine)")
+    found.add_argument("--once", action="store_true", help="print it once and exit")
+    found.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, console: Console | None = None, stop: threading.Event | None = None) -> int:
+    """Until ``stop`` or Ctrl-C; returns the exit status."""
+    from dpex.pools.ray.cluster import join
+
+    try:
+        if not is_ray_connected():
+            join(options.address)
+    except (ClusterError, ImportError) as error:
+        print(f"dpex cluster: {error}", file=sys.stderr)
+        return 1
+    forgive(sys.stdout)
+    console = console or Console()
+    if options.once:
+        console.print(_look())
+        return 0
+    follow(_look, console, stop)
+    return 0

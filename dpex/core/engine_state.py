@@ -1,0 +1,376 @@
+"""The state of one pass over the data, without anything that acts: events in, instructions out. PURE.
+
+`EngineState` holds the schedule (which batch is next), the prefetch (how far ahead), the assignment of logical workers,
+the plan of workers, the messages on their way, and the failures. It knows worker pools by what they report
+(`PoolStatus`), and time as an argument. Whoever owns it hands in events and performs what `EngineState.handle` answers:
+
+    for event in pool.poll():
+        perform(state.handle(event, now))
+
+Rules:
+
+* The answer is the state's own list. Who performs an instruction takes it out of that list, in order, and hands back
+  what follows from it: a message that a pool does not take (`Refused`), workers that cannot be had (`ScaleRefused`),
+  and status of the pool that changed (`Reported`).
+* Facts of a pool are reported before the events that it told.
+* There is an instruction for each message, never for each batch. A batch that was made waits in ``schedule``, from
+  which the consumer takes it; tickets are drawn there, too, as many as `room` says. Batches made in the training
+  process pass through the schedule alone.
+* What is left of the list when a turn begins was broken off by an exception of a signal handler. The messages in it are
+  refused then, so that they are decided anew; the rest is performed.
+
+The owner is one thread at a time; others may read ``sizes``, ``dispatch.load``, ``failures`` and ``scaling.refused``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dpex.core.assignment import Assignment
+from dpex.core.dispatch import Dispatch
+from dpex.core.events import (
+    CannotStandIn,
+    ConsumerWaits,
+    EpochBegins,
+    Event,
+    MadeHere,
+    Notice,
+    Opened,
+    PoolStatus,
+    Refused,
+    Released,
+    Reported,
+    Resize,
+    Resized,
+    ScaleRefused,
+    Snapshot,
+    TicketMade,
+    TicketsWait,
+    WorkerGone,
+    WorkerUp,
+)
+from dpex.core.failures import Failures
+from dpex.core.instructions import Discard, EnterEpoch, Instruction, Say, Send
+from dpex.core.logical_log import LogicalPoint
+from dpex.core.names import LOCAL
+from dpex.core.prefetch import PrefetchRules, Sizes
+from dpex.core.resume_point import ResumePoint
+from dpex.core.scaling import Scaling
+from dpex.core.schedule import Schedule, Ticket
+
+
+class EngineState:
+    """See the module.
+
+    Args:
+        logicals: logical workers; 0: any worker makes any ticket.
+        iterable: the dataset is a stream, read by each logical worker for itself.
+        in_order: batches are delivered in the order in which they were drawn.
+        rules: how far ahead the pass runs, and how many tickets a message holds.
+        sizes: workers wanted from the start.
+        may_stand_in: the training process may make batches while workers are seconds away.
+        tolerates: batches are made without samples that cannot be had.
+    """
+
+    def __init__(
+        self,
+        *,
+        logicals: int,
+        iterable: bool,
+        in_order: bool,
+        rules: PrefetchRules,
+        sizes: Sizes,
+        may_stand_in: bool = False,
+        tolerates: bool = False,
+    ) -> None:
+        self._may_stand_in = may_stand_in
+        self._logicals = logicals
+        self._iterable = iterable
+        self._in_order = in_order
+        self._now = 0.0
+        self.epoch = -1
+        self.rules = rules
+        self.instructions: list[Instruction] = []
+        self.pools: dict[str, PoolStatus] = {}
+        self.wanted: dict[str, int] = {}
+        self.dirty: set[int] = set()
+        """Queues with something to send."""
+        pools, wanted, dirty, out = self.pools, self.wanted, self.dirty, self.instructions
+        self.assignment = Assignment(logicals, iterable, pools, wanted, dirty, out)
+        self.dispatch = Dispatch(pools, self.assignment, rules, dirty, out, logical=logicals > 0)
+        self.scaling = Scaling(sizes, self.assignment, pools, wanted, out)
+        self.failures = Failures(
+            self.assignment, self.dispatch, pools, wanted, dirty, out, iterable=iterable, tolerates=tolerates
+        )
+        self.schedule = self._new_schedule()
+
+    def _new_schedule(self) -> Schedule:
+        prefetch = self.rules.prefetch(self.sizes)
+        return Schedule(prefetch=prefetch, queues=self._logicals, in_order=self._in_order)
+
+    def handle(self, event: Event, now: float = 0.0) -> list[Instruction]:
+        """Take in what happened; returns what is to be done, as said at the top of the module.
+
+        Args:
+            event: what happened.
+            now: seconds of a clock that does not jump.
+        """
+        self._now = now
+        _HANDLERS[type(event)](self, event)
+        return self.instructions
+
+    # -- results, and what becomes of workers --------------------------------------------------------------------
+
+    def _made(self, event: TicketMade) -> None:
+        schedule, number = self.schedule, event.number
+        ticket = schedule.ticket(number) if event.epoch == self.epoch else None
+        if ticket is None:
+            if event.epoch != self.epoch or not schedule.has(number, event.value):
+                self.instructions.append(Discard((event.value,)))  # of an earlier epoch, or made twice
+            return
+        self.rules.learn(event.service_s, event.nbytes)
+        self.dispatch.arrived(number)
+        if event.stream_end:
+            self.assignment.stream_ended(ticket.queue)
+            schedule.end_queue(ticket.queue)
+        else:
+            if self._logicals:
+                self.assignment.made(self.epoch, ticket)
+            schedule.done(number, event.value, event.samples, event.nbytes)
+
+    def _up(self, _: WorkerUp) -> None:
+        if not self._iterable:
+            self.scaling.hand_back()
+        self.assignment.worker_up(self._now)
+
+    def _gone(self, event: WorkerGone) -> None:
+        self.failures.gone(self.schedule, self.epoch, event)
+
+    def _released(self, event: Released) -> None:
+        self.assignment.released(event)
+
+    def _snapshot(self, event: Snapshot) -> None:
+        self.assignment.snapshot(event, self.epoch, self.schedule.position()[0])
+
+    def _note(self, event: Notice) -> None:
+        self.instructions.append(Say(event.text, event.warning))
+
+    def _reported(self, event: Reported) -> None:
+        self.pools[event.pool] = event.status
+        self.dispatch.load.setdefault(event.pool, 0)
+        self.dispatch.resume(event.pool)
+
+    # -- what could not be performed -----------------------------------------------------------------------------
+
+    def _refused(self, event: Refused) -> None:
+        self.dispatch.refused(self.schedule, event.send)
+        if event.send.worker is None:
+            self.dispatch.issue_elsewhere(self.schedule, self.epoch)
+
+    def _scale_refused(self, event: ScaleRefused) -> None:
+        self.scaling.cannot_be_had(event)
+
+    # -- the consumer --------------------------------------------------------------------------------------------
+
+    def _opened(self, _: Opened) -> None:
+        self.scaling.open()
+
+    def _epoch_begins(self, event: EpochBegins) -> None:
+        while sends := [instruction for instruction in self.instructions if isinstance(instruction, Send)]:
+            self.dispatch.refused(self.schedule, sends[0])
+        unwanted: tuple[Callable[[], Any], ...] = tuple(d.payload for d in self.schedule.undelivered())
+        if unwanted:
+            self.instructions.append(Discard(unwanted))
+        self.assignment.new_epoch(self.epoch, self._to_be_finished() if self._logicals else ())
+        self.epoch = self.epoch + 1 if event.resume is None else event.resume.epoch
+        self.instructions.append(EnterEpoch(self.epoch))
+        self.dispatch.new_epoch()
+        self.all_queues_are_dirty()
+        self.schedule = self._new_schedule()
+        if event.resume is not None:
+            self._go_on(event.resume)
+
+    def _go_on(self, point: ResumePoint) -> None:
+        """Begin the epoch where another run stood."""
+        ended = [queue for queue, logical in enumerate(point.logicals) if logical.has_ended]
+        self.schedule.go_on(point.first, point.turn, ended)
+        self.assignment.go_on(point.logicals)
+
+    def _to_be_finished(self) -> list[Ticket]:
+        """Tickets of an epoch that is broken off which logical workers still make, as PyTorch's do: what they were
+        sent, or would have been if they had a worker."""
+        unfinished, assignment = self.schedule.unfinished(), self.assignment
+        return [ticket for ticket in unfinished if ticket.issued or assignment.is_unplaced(ticket.queue)]
+
+    def _resize(self, event: Resize) -> None:
+        if self.assignment.may_move:
+            self.scaling.resize(event.sizes)
+        else:
+            self.scaling.sizes = event.sizes
+
+    def _resized(self, _: Resized) -> None:
+        self.schedule.set_prefetch(self.rules.prefetch(self.sizes))
+        self.assignment.rebalance()
+
+    def _tickets_wait(self, event: TicketsWait) -> None:
+        self.dispatch.issue(self.schedule, self.epoch, self._now, starving=event.starving)
+
+    def _consumer_waits(self, event: ConsumerWaits) -> None:
+        if self.scaling.take_over_locally(event.cpus):
+            self.all_queues_are_dirty()
+        else:
+            self.scaling.give_up_if_nobody_can_come()
+
+    def _made_here(self, event: MadeHere) -> None:
+        if self._logicals:
+            self.assignment.made(self.epoch, event.ticket)
+        self.schedule.done(event.ticket.number, event.value, event.samples)
+
+    def _cannot_stand_in(self, event: CannotStandIn) -> None:
+        self._may_stand_in = False
+        self.instructions.append(Say(f"no batches are made here while workers start: {event.why}", warning=False))
+
+    def all_queues_are_dirty(self) -> None:
+        """Look at each for something to send: it is not known which has any."""
+        self.dirty.update(range(max(1, self._logicals)))
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> Sizes:
+        """What is wanted now."""
+        return self.scaling.sizes
+
+    def point(self, undelivered: int = 0) -> ResumePoint:
+        """Where this epoch stands; ``undelivered``: of the batches that left the schedule, so many were not taken."""
+        schedule = self.schedule
+        first, ahead = schedule.position()
+        if self._in_order and not self._iterable:
+            first -= undelivered
+        return ResumePoint(
+            epoch=max(0, self.epoch),
+            first=first,
+            ahead=ahead,
+            turn=schedule.queue_of(first) if self._iterable else first % max(1, self._logicals),
+            logicals=tuple(self._logical_point(queue, first, undelivered) for queue in range(self._logicals)),
+        )
+
+    def _logical_point(self, queue: int, first: int, undelivered: int) -> LogicalPoint:
+        next_of_queue, ready, has_ended = self.schedule.standing(queue)
+        if undelivered and not self._iterable:
+            next_of_queue = min(next_of_queue, first)
+        return self.assignment.log(queue).point(self.epoch, next_of_queue, undelivered=ready, has_ended=has_ended)
+
+    def room(self, starving: bool) -> int:
+        """How many tickets should be drawn now; ``starving``: also where that does not fill a message."""
+        schedule, rules = self.schedule, self.rules
+        room = schedule.room
+        if room and rules.is_budgeted:
+            room = rules.within_budget(room, self.scaling.sizes, schedule.in_flight, schedule.ready_bytes)
+        if not room or not (starving or rules.group == 1 or room >= rules.group):
+            return 0
+        if self.is_all_made_here():
+            return 0 if schedule.in_flight else 1
+        return room
+
+    def has_to_send(self, starving: bool) -> bool:
+        """Whether an event `TicketsWait` would come to anything."""
+        if not self.dirty:
+            return False
+        return starving or not self.schedule.ready or self.dirty != self.dispatch.incomplete
+
+    def is_all_made_here(self) -> bool:
+        """Whether there are no workers, and none on their way: the training process makes each batch itself."""
+        sizes = self.scaling.sizes
+        if sizes.local or sizes.remote:
+            return False
+        for status in self.pools.values():  # noqa: SIM110  (`any` of a generator costs thrice as much, per batch)
+            if status.requested:
+                return False
+        return True
+
+    def must_be_made_here_meanwhile(self) -> bool:
+        """Whether a ticket waits that no local worker can make, because none can be started; there is no other worker.
+
+        Never so for logical workers, which need workers.
+        """
+        local = self.pools.get(LOCAL)
+        if self._logicals or local is None or not self.wanted.get(LOCAL) or not self.schedule.pending():
+            return False
+        return (local.failed is not None or local.most == 0) and not self._has_workers()
+
+    def ticket_to_stand_in_for(self) -> Ticket | None:
+        """The ticket that the training process should make now, as whoever is to make it is seconds away; or None.
+
+        Under ``seeding="batch"`` nobody can tell who made a batch: one is made here while there is no worker at all.
+        A ticket of a logical worker is made here as long as that has not had a worker.
+        """
+        ticket = self.schedule.next_waiting() if self._may_stand_in and self._is_any_coming_slowly() else None
+        if ticket is None:
+            return None
+        may = self.assignment.may_stand_in(ticket.queue) if self._logicals else not self._has_workers()
+        return ticket if may else None
+
+    def _is_any_coming_slowly(self) -> bool:
+        return any(
+            self.wanted.get(name)
+            and status.starts_slowly
+            and status.requested > status.running
+            and status.failed is None
+            for name, status in self.pools.items()
+        )
+
+    def _has_workers(self) -> bool:
+        return any(status.workers for status in self.pools.values())
+
+    def may_stand_in_later(self) -> bool:
+        """Whether `ticket_to_stand_in_for` may ever be one of a logical worker again."""
+        return self._may_stand_in and not self.assignment.is_everybody_placed
+
+    def running(self) -> int:
+        """Workers that serve."""
+        return sum(status.running for status in self.pools.values())
+
+    def widen_behind_straggler(self) -> bool:
+        """Finished batches wait behind a slow one, and nothing is left to hand out: look further ahead, if allowed.
+
+        Tickets of logical workers go to each in turn, so that it may take several until somebody idle has one.
+        """
+        schedule, sizes, rules = self.schedule, self.scaling.sizes, self.rules
+        is_given = sizes.prefetch is not None or sizes.tuned_prefetch is not None
+        if is_given or (self._logicals and not rules.may_read_ahead) or not schedule.ready or schedule.room:
+            return False
+        at_work = schedule.at_work if self._logicals else schedule.in_flight
+        if at_work >= self.running() or not rules.widen(schedule.prefetch, schedule.ready):
+            return False
+        schedule.set_prefetch(rules.prefetch(sizes))
+        return True
+
+    def learn(self) -> None:
+        """Set message size and prefetch by what is known of the work."""
+        self.rules.regroup(self.scaling.sizes, self.dispatch.workers())
+        prefetch = self.rules.prefetch(self.scaling.sizes)
+        if prefetch != self.schedule.prefetch:
+            self.schedule.set_prefetch(prefetch)
+
+
+_HANDLERS: dict[type[Any], Callable[[EngineState, Any], None]] = {
+    TicketMade: EngineState._made,
+    WorkerUp: EngineState._up,
+    WorkerGone: EngineState._gone,
+    Released: EngineState._released,
+    Snapshot: EngineState._snapshot,
+    Notice: EngineState._note,
+    Reported: EngineState._reported,
+    Refused: EngineState._refused,
+    ScaleRefused: EngineState._scale_refused,
+    Opened: EngineState._opened,
+    EpochBegins: EngineState._epoch_begins,
+    Resize: EngineState._resize,
+    Resized: EngineState._resized,
+    TicketsWait: EngineState._tickets_wait,
+    ConsumerWaits: EngineState._consumer_waits,
+    MadeHere: EngineState._made_here,
+    CannotStandIn: EngineState._cannot_stand_in,
+}

@@ -1,0 +1,124 @@
+"""What is known of one logical worker: its states, as workers told them, and the tickets it has made since. PURE.
+
+After a death it goes on from its latest state and makes again what came after it. A run that is resumed later needs its
+state as of the last batch that was *delivered*, and workers are ahead of that: so states are kept from the latest one
+that is not ahead of the delivery on (`settle`).
+
+A stream whose dataset cannot tell its state has none; of its batches only the number is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+START = (-1, -1)
+"""Place of a state that was told before the first ticket."""
+
+
+class MadeTicket(NamedTuple):
+    """A ticket that was made: its epoch, its number in it, and what was asked for."""
+
+    epoch: int
+    number: int
+    index: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogicalPoint:
+    """Where a logical worker stands as of the batches that were delivered.
+
+    state: as a worker told it; None: as at its start. again: tickets that it made after that, to be made once more.
+    batches: of this epoch, for a stream whose dataset has no state. has_ended: a stream that has no more.
+    """
+
+    state: Any = None
+    again: tuple[MadeTicket, ...] = ()
+    batches: int = 0
+    has_ended: bool = False
+
+
+class LogicalLog:
+    """See the module.
+
+    Args:
+        is_stream: without a state, its batches are only counted.
+    """
+
+    def __init__(self, *, is_stream: bool) -> None:
+        self._is_stream = is_stream
+        self._states: deque[tuple[tuple[int, int], Any]] = deque()
+        self._made: deque[MadeTicket] = deque()
+        self._batches = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any state was told."""
+        return bool(self._states)
+
+    @property
+    def has_made_any(self) -> bool:
+        """Whether tickets would have to be made again after its latest state."""
+        return bool(self._made) and self._made[-1][:2] > self._latest_place
+
+    @property
+    def _latest_place(self) -> tuple[int, int]:
+        return self._states[-1][0] if self._states else START
+
+    def begin_epoch(self) -> None:
+        """Batches are counted from zero."""
+        self._batches = 0
+
+    def made(self, epoch: int, number: int, index: Any) -> None:
+        """A ticket was made; a second time nothing changes."""
+        made = self._made
+        if self._is_stream and not self._states:
+            self._batches += 1
+        elif not made or made[-1][:2] != (epoch, number):
+            made.append(MadeTicket(epoch, number, index))
+
+    def told(self, epoch: int, number: int, state: Any) -> None:
+        """The state after that ticket; one that is no later than the latest says nothing new."""
+        if not self._states or (epoch, number) > self._latest_place:
+            self._states.append(((epoch, number), state))
+
+    def given_up(self, state: Any) -> None:
+        """The state with which it left its worker, after all that it was sent."""
+        place = max(self._latest_place, self._made[-1][:2] if self._made else START)
+        if self._states and self._states[-1][0] == place:
+            self._states.pop()
+        self._states.append((place, state))
+
+    def settle(self, epoch: int, first: int) -> None:
+        """Forget what is not needed once all its tickets before ``first`` were delivered."""
+        states, made = self._states, self._made
+        while len(states) > 1 and states[1][0] < (epoch, first):
+            states.popleft()
+        if states and states[0][0] < (epoch, first):
+            while made and made[0][:2] <= states[0][0]:
+                made.popleft()
+
+    def latest(self) -> tuple[Any, list[MadeTicket]]:
+        """Its latest state, and what it has made since."""
+        if not self._states:
+            return None, list(self._made)
+        place, state = self._states[-1]
+        return state, [ticket for ticket in self._made if ticket[:2] > place]
+
+    def point(self, epoch: int, first: int, *, undelivered: int = 0, has_ended: bool = False) -> LogicalPoint:
+        """Where it stands once its tickets before ``first`` were delivered; ``undelivered``: it made so many more."""
+        known = [(place, state) for place, state in self._states if place < (epoch, first)]
+        place, state = known[-1] if known else (START, None)
+        again = tuple(ticket for ticket in self._made if place < ticket[:2] < (epoch, first))
+        batches = 0 if known else self._batches - undelivered
+        return LogicalPoint(state=state, again=again, batches=batches, has_ended=has_ended)
+
+    def go_on(self, point: LogicalPoint) -> None:
+        """It begins where another run stood."""
+        self._states.clear()
+        self._made.clear()
+        if point.state is not None:
+            self._states.append((START, point.state))
+        self._made.extend(point.again)
+        self._batches = point.batches

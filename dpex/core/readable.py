@@ -1,0 +1,44 @@
+"""Numbers as people read them, the same in all reports, decisions and messages. PURE.
+
+Three digits are shown, and all of those before the decimal point; a space parts a number from its unit.
+"""
+
+from __future__ import annotations
+
+_DECIMALS_BELOW = 0.0995
+"""Shares that are shown with a decimal by `fine_percent`: all that would round to less than 10 %."""
+_WHOLE_FROM = 99.5
+"""Numbers from here on have three digits before the decimal point."""
+_CLOCK_S = 1e-7
+"""Reading a clock takes that long: what is shorter was not measured."""
+
+
+def rounded(value: float) -> str:
+    """Return a number with three digits, or with all of those before the decimal point: "0.5", "12.3", "1,235"."""
+    return f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:.3g}"
+
+
+def percent(ratio: float) -> str:
+    """Return a share of 1 as whole percent: 0.381 is "38 %"."""
+    return f"{100 * ratio:.0f} %"
+
+
+def fine_percent(ratio: float) -> str:
+    """Return a share of 1 in percent, small ones with one decimal: 0.381 is "38 %", and 0.0381 is "3.8 %"."""
+    return f"{100 * ratio:.1f} %" if 0 < abs(ratio) < _DECIMALS_BELOW else percent(ratio)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it: "1.24 s", "35 ms", "80 µs"."""
+    if abs(seconds) < _CLOCK_S:
+        return "0 s"
+    factor, unit = (1.0, "s") if abs(seconds) >= 1.0 else (1e3, "ms") if abs(seconds) >= 1e-3 else (1e6, "µs")
+    return f"{rounded(seconds * factor)} {unit}"
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes in the unit that suits it, by powers of 1000: "38 MB"."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(nbytes) >= factor:
+            return f"{rounded(nbytes / factor)} {unit}"
+    return f"{nbytes:.0f} B"

@@ -1,0 +1,103 @@
+"""The batches that another engine reads, as they come: what an engine that decodes draws from in place of a sampler.
+
+What is there already is taken, and `descriptors` tell when there is more; only `wait` waits. Used by the
+thread that drives the engine that decodes, which drives the other one by that; an exception of a signal handler loses
+nothing (see `dpex.system.interrupts`).
+
+For a later run the reading stands behind the batches that whoever decodes has delivered: those that were taken here and
+are not delivered yet are read again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from dpex.core.resume_point import ResumePoint
+from dpex.errors import IteratorClosedError
+from dpex.system.interrupts import is_interrupt
+from dpex.worker.raw_samples import FailedRead, RawSamples
+
+if TYPE_CHECKING:
+    from dpex.engine.engine import Engine
+
+
+RETURNED_AT_MOST = 4
+"""Delivered batches whose places are kept: an exception of a signal handler may keep one or two from the training loop,
+and then they are not delivered yet."""
+
+
+class ReadBatches:
+    """See the module. ``is_over``: there is nothing more. ``largest_bytes``: of the batches so far.
+
+    Args:
+        engine: Reads, and has begun an epoch.
+        first: The number that whoever decodes gives the first batch.
+        in_order: Batches are delivered in the order in which they were drawn here; else `point` cannot be asked for.
+    """
+
+    def __init__(self, engine: Engine, first: int, *, in_order: bool) -> None:
+        self._engine = engine
+        self._schedule = engine.schedule
+        self._first = first
+        if in_order:
+            self._schedule.lend()
+        self._hand: list[Any] = []
+        self.is_over = False
+        self.largest_bytes = 0
+
+    def take(self, most: int, into: deque[Any]) -> None:
+        """Append what is there already to ``into``, up to so many batches."""
+        while most > 0 and self._has_next(may_wait=False):
+            into += (self._hand[0],)  # from here on without a call: see `dpex.system.interrupts`
+            del self._hand[0]
+            most -= 1
+
+    def wait(self) -> None:
+        """Wait until there is a batch to take, or none any more."""
+        self._has_next(may_wait=True)
+
+    def _has_next(self, *, may_wait: bool) -> bool:
+        hand = self._hand
+        if hand or self.is_over:
+            return bool(hand)
+        read: list[Any] = []
+        try:
+            if may_wait:
+                self._engine.next(read)
+            elif not self._engine.next_if_ready(read):
+                return False
+        except StopIteration:
+            self.is_over = True
+            return False
+        except IteratorClosedError:
+            raise
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            hand += (FailedRead(error),)
+            return True
+        except BaseException:
+            self._engine.returned += read
+            raise
+        count, pickle = read[0]
+        hand += (RawSamples(count, pickle),)
+        self.largest_bytes = max(self.largest_bytes, len(pickle))
+        return True
+
+    def delivered(self, first: int) -> None:
+        """Batches before number ``first`` were delivered, and are not asked for again."""
+        lent = self._schedule.lent
+        while lent and self._first < first:
+            del lent[0]  # from here on without a call: see `dpex.system.interrupts`
+            self._first += 1
+
+    def point(self, first: int) -> ResumePoint | None:
+        """Where the reading stands once the batches before number ``first`` were delivered; None: see
+        `dpex.engine.engine.Engine.point`."""
+        self.delivered(first)
+        return self._engine.point()
+
+    def descriptors(self) -> list[int]:
+        """What turns readable when there may be more; none once it is over."""
+        return [] if self.is_over else self._engine.descriptors()

@@ -1,0 +1,79 @@
+"""Counts the samples that could not be had, names them, and ends the pass where they are too many.
+
+Used by the thread that takes batches in; read by any. What is to be said or raised is put among the instructions, which
+the training thread performs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+from dpex.core.instructions import Instruction, Raise, Say
+from dpex.core.readable import fine_percent
+from dpex.core.sample_policy import AS_TORCH, SamplePolicy
+from dpex.errors import TooManySampleErrors
+from dpex.measure.sampling import FailedSample
+from dpex.measure.sums import FAILED_KEPT
+
+logger = logging.getLogger("dpex")
+
+LEAST = 10
+"""So many may fail whatever the share: the first batch of a pass proves nothing."""
+_PLACE = {"skip": "another one of its batch has its place", "replace": "another one of the dataset has its place"}
+
+
+def policy_of(loader: Any) -> SamplePolicy:
+    """What a loader's options say."""
+    return SamplePolicy(
+        on_error=loader.on_sample_error, timeout_s=loader.sample_timeout_s, max_errors=loader.max_sample_errors
+    )
+
+
+class SampleErrors:
+    """See the module. ``out``: where instructions go. ``count``: samples that failed. ``latest``: some of them."""
+
+    def __init__(self, policy: SamplePolicy, out: list[Instruction]) -> None:
+        self.is_on = policy.tolerates
+        self.count = 0
+        self.latest: deque[FailedSample] = deque(maxlen=FAILED_KEPT)
+        self._out = out
+        self._policy = policy
+        self._samples = 0
+        self._last = (-1, -1)
+
+    def made(self, batch: tuple[int, int], samples: int, failed: tuple[tuple[str, str], ...]) -> None:
+        """Batch ``batch`` (epoch, number) was made, of so many samples; a second time in a row nothing changes."""
+        if batch == self._last:
+            return
+        self._last = batch
+        self._samples += samples
+        for index, error in failed:
+            self._note(index, error)
+        if failed and self.count > max(LEAST, self._policy.max_errors * self._samples):
+            self._out.append(Raise(TooManySampleErrors(self._why())))
+
+    def _why(self) -> str:
+        share, latest = self._policy.max_errors, self.latest[-1]
+        return (
+            f"{self.count} of {self._samples} samples could not be loaded, and max_sample_errors={share} allows "
+            f"{fine_percent(share)} of them; the latest: sample {latest.shown} ({latest.error}). Mend the data, or "
+            "allow more"
+        )
+
+    def _note(self, index: str, error: str) -> None:
+        text = (
+            f"sample {index} could not be loaded ({error}): {_PLACE[self._policy.on_error]}, as on_sample_error="
+            f"{self._policy.on_error!r} says"
+        )
+        self.latest.append(FailedSample(index, error))
+        self.count += 1
+        if self.count == 1:
+            self._out.append(Say(f"{text}. Further ones are logged, counted and named in the diagnosis"))
+        else:
+            logger.warning("%s", text)
+
+
+NOBODY = SampleErrors(AS_TORCH, [])
+"""Of a loader in which an error of a sample is the error of its batch."""

@@ -1,0 +1,242 @@
+"""The random states from which a sampler draws its order, and the rest of that order for a run that goes on within it.
+
+torch's samplers draw their order at once, from a generator that they have or from torch's global one, and so a pass is
+known by the states before its first draw and by how many batches were delivered. What comes before is passed over
+without reading any data: the samples of torch's `BatchSampler` at once, the batches of another one by one.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import length_hint
+from types import GeneratorType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+_DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_DRAWLESS = (BatchSampler, SequentialSampler, DistributedSampler, list, tuple, range, np.ndarray)
+_NO_ITEM = object()
+_LIST_ITERATOR: type[Any] = type([].__iter__())
+_DEEPEST = 5
+"""Samplers within samplers that are looked at."""
+
+
+def samplers_within(index_sampler: Any) -> Iterator[tuple[str, Any]]:
+    """What draws the index of each batch, then what that draws from, and so on, each with a name."""
+    name, sampler = "sampler", index_sampler
+    for _ in range(_DEEPEST):
+        if sampler is None:
+            return
+        yield name, sampler
+        inner = getattr(sampler, "batch_sampler", None)
+        name, sampler = f"{name}.sampler", getattr(sampler, "sampler", None) if inner is None else inner
+
+
+def generators_of(index_sampler: Any, generator: Any) -> dict[str, torch.Generator]:
+    """The generators that a loader and its samplers have for themselves, each once, by name."""
+    named = [("loader", generator)]
+    named += [(name, getattr(sampler, "generator", None)) for name, sampler in samplers_within(index_sampler)]
+    found = {id(each): (name, each) for name, each in reversed(named) if isinstance(each, torch.Generator)}
+    return dict(reversed(found.values()))
+
+
+def _is_among(sampler: Any, kinds: tuple[type, ...]) -> bool:
+    return type(sampler) in kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerStart:
+    """See the module.
+
+    generators: states of generators that loader and samplers have for themselves. epochs: of samplers that are told
+    theirs. torch_state: of torch's global generator, python and numpy: of the others, where a sampler may draw there.
+    """
+
+    generators: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    torch_state: torch.Tensor | None = None
+    python: Any = None
+    numpy: Any = None
+
+    @classmethod
+    def now(
+        cls, index_sampler: Any, generator: Any, *, is_stream: bool = False, for_iterator: bool = False
+    ) -> SamplerStart:
+        """As they are. for_iterator: an iterator that is made next draws its base seed there, too."""
+        draws = for_iterator and generator is None
+        own = {name: each.get_state() for name, each in generators_of(index_sampler, generator).items()}
+        if is_stream:
+            return cls(generators=own, torch_state=torch.get_rng_state() if draws else None)
+        samplers = [sampler for _, sampler in samplers_within(index_sampler)]
+        is_known = all(_is_among(sampler, _DRAWING + _DRAWLESS) for sampler in samplers)
+        draws = draws or any(_is_among(sampler, _DRAWING) and sampler.generator is None for sampler in samplers)
+        return cls(
+            generators=own,
+            epochs=_epochs_of(index_sampler),
+            torch_state=torch.get_rng_state() if draws or not is_known else None,
+            python=None if is_known else random.getstate(),
+            numpy=None if is_known else np.random.get_state(legacy=True),
+        )
+
+    def apply_own(self, index_sampler: Any, generator: Any) -> None:
+        """Have the generators of loader and samplers, and the samplers' epochs, as they were."""
+        for name, each in generators_of(index_sampler, generator).items():
+            if name in self.generators:
+                each.set_state(self.generators[name])
+        for name, sampler in samplers_within(index_sampler):
+            if name in self.epochs and hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self.epochs[name])
+
+    @property
+    def is_now(self) -> bool:
+        """Whether torch's global generator, if it matters, is as it was."""
+        return self.torch_state is None or torch.equal(torch.get_rng_state(), self.torch_state)
+
+    @contextmanager
+    def global_states(self) -> Iterator[None]:
+        """Have the global generators as they were, for a while.
+
+        If they are so already then nothing was drawn yet, and what is drawn now is missing from them afterwards.
+        """
+        if self.is_now and self.python is None:
+            yield
+            return
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=True)
+        try:
+            self._set_global(self.torch_state, self.python, self.numpy)
+            yield
+        finally:
+            self._set_global(*before)
+
+    def _set_global(self, torch_state: Any, python: Any, numpy: Any) -> None:
+        if self.torch_state is not None:
+            torch.set_rng_state(torch_state)
+        if self.python is not None:
+            random.setstate(python)
+        if self.numpy is not None:
+            np.random.set_state(numpy)
+
+
+def _epochs_of(index_sampler: Any) -> dict[str, int]:
+    told = {name: sampler for name, sampler in samplers_within(index_sampler) if hasattr(sampler, "set_epoch")}
+    return {name: each.epoch for name, each in told.items() if isinstance(getattr(each, "epoch", None), int)}
+
+
+class FirstDraw:
+    """The iterator of a sampler that calls ``note`` before the first draw, and is then replaced by the sampler's own,
+    so that later draws cost nothing more."""
+
+    def __init__(self, sampler: Iterator[Any], note: Callable[[], None]) -> None:
+        self._sampler = sampler
+        self._note: Callable[[], None] | None = note
+        self._holder: Any = None
+        self._name = ""
+
+    def held_by(self, holder: Any, name: str) -> None:
+        """Be replaced in that attribute."""
+        self._holder, self._name = weakref.ref(holder), name
+
+    def __iter__(self) -> FirstDraw:
+        return self
+
+    def __next__(self) -> Any:
+        note, self._note = self._note, None
+        if note is not None:
+            note()
+            holder = self._holder and self._holder()
+            if holder is not None:
+                setattr(holder, self._name, self._sampler)
+        return next(self._sampler)
+
+
+def hold(holder: Any, name: str, indices: Any) -> None:
+    """Have the indices in that attribute; a `FirstDraw` is replaced there."""
+    setattr(holder, name, indices)
+    if isinstance(indices, FirstDraw):
+        indices.held_by(holder, name)
+
+
+class Begun:
+    """An iterator whose first item was drawn already."""
+
+    def __init__(self, sampler: Iterator[Any]) -> None:
+        self._sampler = sampler
+        self._first = list(islice(sampler, 1))
+
+    def __iter__(self) -> Begun:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._first:
+            return next(self._sampler)
+        index = self._first[0]
+        del self._first[0]  # without a call until it is returned: see `dpex.system.interrupts`
+        return index
+
+
+class _Given:
+    """An iterator in a sampler's place."""
+
+    def __init__(self, samples: Iterator[Any]) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._samples
+
+
+def rest_of(index_sampler: Any, first: int) -> Iterator[Any]:
+    """The indices of batches from ``first`` on. Drawn from the states that are set now."""
+    if type(index_sampler) is not BatchSampler:
+        return Begun(passed_over(iter(index_sampler), first))
+    size, sampler = index_sampler.batch_size, index_sampler.sampler
+    if type(sampler) is SequentialSampler:
+        samples: Iterator[Any] = iter(range(first * size, len(sampler.data_source)))
+    else:
+        samples = passed_over(iter(sampler), first * size)
+    batches: Any = BatchSampler(_Given(samples), size, index_sampler.drop_last)
+    return Begun(iter(batches))
+
+
+def passed_over(items: Iterator[Any], count: int) -> Iterator[Any]:
+    """The same iterator without its first items, at once where they are those of a list, as with most of torch's."""
+    while count > 0 and next(items, _NO_ITEM) is not _NO_ITEM:
+        count -= 1 + _passed_in_list(items, count - 1)
+    return items
+
+
+def _passed_in_list(items: Any, most: int) -> int:
+    """How many items were passed over because this iterator is of a list, or yields from one."""
+    inner: Any = items.gi_yieldfrom if isinstance(items, GeneratorType) else items
+    if type(inner) is not _LIST_ITERATOR:
+        next(islice(items, most, most), None)
+        return most
+    passed = min(most, length_hint(inner))
+    if passed:
+        inner.__setstate__(inner.__reduce__()[2] + passed)
+    return passed
+
+
+@contextmanager
+def undrawn(generator: torch.Generator | None) -> Iterator[None]:
+    """Have a loader's generator, or torch's global one, afterwards as it was before."""
+    source = torch.default_generator if generator is None else generator
+    before = source.get_state()
+    try:
+        yield
+    finally:
+        source.set_state(before)

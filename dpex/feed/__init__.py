@@ -1,0 +1,1 @@
+"""Batches on their way from host memory to a device."""

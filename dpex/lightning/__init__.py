@@ -1,0 +1,61 @@
+"""Lightning: `DpexCallback` logs what the training loaders do, and prints the diagnosis at the end.
+
+It needs Lightning (``pip install 'dpex[lightning]'``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from dpex.integrations.loaders import loader_behind
+from dpex.integrations.readings import LoaderFigures, diagnosis_of
+
+_pytorch: Any = importlib.import_module("lightning.pytorch")
+
+
+class DpexCallback(_pytorch.Callback):  # type: ignore[misc]  # it may not be installed where this is checked
+    """Logs wait, workers and decisions of the training loaders to the trainer's loggers.
+
+    The names are those of `dpex.log_to`. Loaders that dpex does not serve are left out.
+
+    Args:
+        every_n_steps: The batches between two entries. None: the trainer's ``log_every_n_steps``.
+        print_diagnosis: Whether rank 0 prints the diagnosis of each loader when training ends.
+    """
+
+    def __init__(self, *, every_n_steps: int | None = None, print_diagnosis: bool = True) -> None:
+        self._every_n_steps = every_n_steps
+        self._print_diagnosis = print_diagnosis
+        self._readings: dict[int, LoaderFigures] = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log, every so many batches."""
+        if (batch_idx + 1) % (self._every_n_steps or trainer.log_every_n_steps) == 0:
+            self._log(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log at the end of each epoch, too: it may be shorter than the interval."""
+        self._log(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Print the diagnosis."""
+        if self._print_diagnosis and trainer.is_global_zero:
+            for loader in _loaders(trainer):
+                print(diagnosis_of(loader), flush=True)
+        self._readings.clear()
+
+    def _log(self, trainer: Any) -> None:
+        for loader in _loaders(trainer):
+            if id(loader) not in self._readings:
+                self._readings[id(loader)] = LoaderFigures(loader)
+            values = self._readings[id(loader)].take()
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=trainer.global_step)
+
+
+def _loaders(trainer: Any) -> list[Any]:
+    """The training loaders that dpex serves."""
+    combined = trainer.fit_loop._combined_loader
+    loaders = [] if combined is None else combined.flattened
+    return [loader for loader in loaders if loader_behind(loader) is not None]

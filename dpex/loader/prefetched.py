@@ -1,0 +1,217 @@
+"""`dpex.prefetch`: any iterable, drawn from in the background, its batches on a device, measured as a loader is."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from dpex.autotune.runtime.recorder import rank
+from dpex.core.names import encodable
+from dpex.diagnose import at_exit
+from dpex.diagnose.counters import Context
+from dpex.diagnose.source import DiagnosisSource
+from dpex.errors import IteratorClosedError
+from dpex.feed.device import parse
+from dpex.feed.opening import checked_transform, have_transformed, open_feed
+from dpex.loader.background import Background
+from dpex.loader.runtime import LoaderRuntime
+from dpex.options import DEVICE_BUDGET_BYTES, MetricsConfig, Options, check_count
+from dpex.stats import LastStats, LoaderStats
+from dpex.system.gpu.events import cuda_stall
+
+if TYPE_CHECKING:
+    from dpex.diagnose.diagnosis import Diagnosis
+
+T = TypeVar("T")
+
+
+class PrefetchedIterator(Iterator[T]):
+    """One pass; its thread ends with it, however it ends."""
+
+    def __init__(self, background: Background, ends: list[Callable[[], None]], runtime: LoaderRuntime) -> None:
+        self._runtime = runtime  # whose metrics last as long as the pass, though nobody may hold the iterable
+        self._background = background
+        self._pid = os.getpid()
+        self._returned: list[T] = []
+        self.last_stats = LastStats(background.stats)
+        self._finalizer = weakref.finalize(self, _end, background, self.last_stats, ends, self._pid)
+        background.start()
+
+    def __iter__(self) -> PrefetchedIterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if os.getpid() != self._pid:
+            raise IteratorClosedError(
+                f"this iterator belongs to process {self._pid}, from which this one was forked: its thread is there. "
+                "Iterate anew in this process"
+            )
+        hand: list[T] = []
+        returned = self._returned
+        try:
+            if returned:
+                hand += (returned[0],)
+                del returned[0]
+            else:
+                self._background.next(hand)
+        except BaseException as error:
+            returned += hand  # it was interrupted: the batch comes next time
+            if isinstance(error, StopIteration):
+                self._finalizer()
+                self._background = _Exhausted  # type: ignore[assignment]
+            raise
+        return hand[0]
+
+    def _shutdown_workers(self) -> None:
+        self._finalizer()
+
+
+class _Exhausted:
+    """In place of the background of a pass that has ended: there is nothing more."""
+
+    @staticmethod
+    def next(hand: list[Any]) -> None:
+        raise StopIteration
+
+
+def _end(background: Background, last_stats: LastStats, ends: list[Callable[[], None]], pid: int) -> None:
+    if os.getpid() != pid:
+        return
+    last_stats.end()
+    for end in ends:
+        end()
+    background.stop()
+
+
+class Prefetched(Generic[T]):
+    """An iterable that is drawn from in the background; made by `dpex.prefetch`, which says what it does.
+
+    Each ``iter()`` begins a pass of its own, as far as the iterable allows. It is a context manager that closes itself.
+    """
+
+    def __init__(self, iterable: Iterable[T], depth: int, options: Any, device: Any, transform: Any) -> None:
+        self.iterable = iterable
+        self.depth = depth
+        self.device = parse(device)
+        self.device_transform = checked_transform(transform, self.device)
+        self._options = options
+        self._runtime = LoaderRuntime()
+
+    def __len__(self) -> int:
+        """As many batches as the iterable says it has; TypeError if it does not say."""
+        return len(self.iterable)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[T]:
+        runtime, options = self._runtime, self._options
+        feed = open_feed(self.device, options.device_budget_bytes, self.device_transform)
+        if self.device_transform is not None:
+            have_transformed(feed, self.device_transform, int(torch.empty((), dtype=torch.int64).random_().item()))
+        at_exit.watch(runtime.counters, self._source().diagnose, os.environ)
+        background = Background(iter(self.iterable), self.depth, feed, cuda_stall())
+        ends: list[Callable[[], None]] = [runtime.counters.open(background).end]
+        config = options.metrics if options.metrics_port is None else MetricsConfig(port=options.metrics_port)
+        kind = type(self.iterable).__name__
+        metrics = runtime.metrics(config, options.name, (kind, "", "worker"), on_cluster=False)
+        if metrics is not None:
+            metrics.case = self._source()
+            ends.append(metrics.watch(background).end)
+        iterator: PrefetchedIterator[T] = PrefetchedIterator(background, ends, runtime)
+        runtime.iterators.add(iterator)  # type: ignore[arg-type]
+        runtime.last_stats = iterator.last_stats
+        return iterator
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of the live page, from the first ``iter()`` until it is closed; None where no metrics are served."""
+        return self._runtime.metrics_url
+
+    def stats(self) -> LoaderStats:
+        """Return a snapshot of the latest pass; see `LoaderStats`. "inline" is what the iterable took in its thread."""
+        return self._runtime.last_stats.read()
+
+    def diagnose(self, *, reset: bool = False) -> Diagnosis:
+        """Explain why training waits for data, as `DpexDataLoader.diagnose` does.
+
+        Args:
+            reset: Whether the next diagnosis is about what comes from now on.
+
+        Returns:
+            A verdict with its evidence. ``print`` shows the report.
+        """
+        found = self._source().diagnose()
+        if reset:
+            self._runtime.counters.restart()
+        return found
+
+    def _source(self) -> DiagnosisSource:
+        context = Context(
+            name=encodable(self._options.name or ""),
+            rank=rank(os.environ),
+            dataset=encodable(type(self.iterable).__name__),
+            is_fixed=True,
+            note="anything: no batch was delivered yet",
+            untimed="steps of an iterable are not known",
+        )
+        return DiagnosisSource(book=self._runtime.counters, context=context)
+
+    def close(self) -> None:
+        """End all passes and the export of metrics; both may begin anew. It may be called repeatedly."""
+        self._runtime.close()
+
+    def __enter__(self) -> Prefetched[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def prefetch(
+    iterable: Iterable[T],
+    depth: int = 2,
+    device: str | torch.device | None = None,
+    *,
+    device_budget_bytes: int = DEVICE_BUDGET_BYTES,
+    device_transform: Callable[[Any], Any] | None = None,
+    name: str | None = None,
+    metrics_port: int | None = None,
+    metrics: MetricsConfig | None = None,
+) -> Prefetched[T]:
+    """Draw from any iterable of batches in the background, and bring them to a device ahead of need.
+
+    Each pass has one thread, which calls ``next()`` of the iterable's iterator while training runs. That helps as far
+    as the iterable waits or computes outside the interpreter's lock. Errors come where the batch would have been, with
+    their traceback; a pass ends cleanly with a ``break``, an exception, or when its iterator is dropped. What the
+    iterable draws from global random generators, it draws from those of training: give it generators of its own.
+
+    Args:
+        iterable: What yields batches: a generator, a loader of any kind. It can be iterated again if it allows that.
+        depth: The most batches that wait for the training loop.
+        device: Where batches are to arrive, as for `DpexDataLoader`.
+        device_budget_bytes: As for `DpexDataLoader`.
+        device_transform: As for `DpexDataLoader`. The base seed of its random numbers is drawn from torch's global
+            generator at ``iter()``.
+        name: The name in metrics, as for `DpexDataLoader`.
+        metrics_port: The port for the live page and for Prometheus, as for `DpexDataLoader`.
+        metrics: The same with more options, as for `DpexDataLoader`.
+
+    Returns:
+        An iterable with ``stats()``, ``diagnose()`` and ``close()``.
+
+    Raises:
+        OptionError: An option has a value that makes no sense. It is a ValueError.
+
+    Examples:
+        >>> import dpex
+        >>> batches = dpex.prefetch((number * number for number in range(4)), depth=2)
+        >>> list(batches)
+        [0, 1, 4, 9]
+        >>> batches.stats().batches
+        4
+    """
+    check_count("depth", depth, least=1)
+    options = Options(name=name, metrics_port=metrics_port, metrics=metrics, device_budget_bytes=device_budget_bytes)
+    return Prefetched(iterable, depth, options, device, device_transform)

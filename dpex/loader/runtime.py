@@ -1,0 +1,118 @@
+"""What a loader has beside its attributes while it is used: iterators, a tuner, counts, shares of what is common.
+
+None of it is copied or pickled with the loader: a copy begins with a new `LoaderRuntime`. The loader owns it, together
+with those that frameworks make from the loader, and it keeps no loader alive.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.utils.data import get_worker_info
+
+from dpex.autotune.runtime.tuner import Tuner
+from dpex.autotune.types import Decision
+from dpex.diagnose import at_exit
+from dpex.diagnose.counters import LoaderCounters
+from dpex.engine.pass_state import PassState
+from dpex.iterators import ArenaCache, _DpexDataLoaderIter, _DpexInlineDataLoaderIter
+from dpex.measure.ledger import LastReading
+from dpex.options import MetricsConfig
+from dpex.pools.local.packing import Packing
+from dpex.profile.live_timer import TicketTimer, is_switched_on
+from dpex.stats import LastStats
+from dpex.system.ray_package import is_ray_connected
+
+if TYPE_CHECKING:
+    from dpex.telemetry.loader_metrics import LoaderMetrics
+    from dpex.telemetry.registration import Registration
+
+Counting = TypeVar("Counting", _DpexDataLoaderIter, _DpexInlineDataLoaderIter)
+
+
+class LoaderRuntime:
+    """See the module.
+
+    last_state: where the latest iterator stands. resume: where the next one goes on; loaded: the same as it was given.
+    iterators: with workers. last_stats: of the latest iterator. counters: for diagnoses, of all iterators.
+    is_diagnosed: a diagnosis was asked for. passes: those over the data that were begun with workers. packing: how
+    local workers share processes, once that is known; it is kept as it learns whether the dataset draws from global
+    generators.
+    """
+
+    def __init__(self) -> None:
+        self.iterators: weakref.WeakSet[_DpexDataLoaderIter] = weakref.WeakSet()
+        self.arenas = ArenaCache()
+        self.last_stats = LastStats()
+        self.tuner: Tuner | None = None
+        self._past: list[Decision] = []
+        self.counters = LoaderCounters()
+        self.timer = TicketTimer(is_on=is_switched_on(os.environ))
+        self.last_state: LastReading[PassState | None] | None = None
+        self.resume: PassState | None = None
+        self.loaded: dict[str, Any] | None = None
+        self.is_diagnosed = False
+        self.packing: Packing | None = None
+        self.passes = 0
+        self._share: weakref.finalize | None = None  # type: ignore[type-arg]
+        self._registration: Registration | None = None
+
+    def latest(self, iterator: Counting) -> Counting:
+        """Have ``stats()`` speak of this iterator from now on."""
+        self.last_stats, self.last_state = iterator.last_stats, iterator.last_state
+        return iterator
+
+    def take_resume(self) -> PassState | None:
+        """Where the pass that is about to be made goes on; the one after it begins anew."""
+        resume, self.resume, self.loaded = self.resume, None, None
+        return resume
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """Of the tuner, and of those before it."""
+        return [*self._past, *(self.tuner.decisions if self.tuner is not None else ())]
+
+    def dismiss_tuner(self) -> None:
+        """Have nothing tuned from the next iterator on; what was decided stays known."""
+        self._past, self.tuner = self.decisions, None
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of the live page, if there is one."""
+        return None if self._registration is None else self._registration.url
+
+    def metrics(
+        self, config: MetricsConfig | None, name: str | None, info: Sequence[str], *, on_cluster: bool
+    ) -> LoaderMetrics | None:
+        """Where this loader's counts go, if they are exported: by the endpoint, or, on a cluster, in Ray's metrics."""
+        asked = config is not None or "DPEX_METRICS_PORT" in os.environ
+        if not (asked or on_cluster) or get_worker_info() is not None:
+            return None
+        if self._registration is None:
+            from dpex.telemetry.registration import enrol
+
+            self._registration = enrol(self, config, name, info, in_ray=on_cluster or is_ray_connected())
+        return None if self._registration is None else self._registration.ledger
+
+    def hold_cluster(self, head_address: str) -> None:
+        """Keep a share of the connection to Ray, so that agents wait between epochs instead of starting anew."""
+        from dpex.pools.ray.cluster import connect, release
+
+        if self._share is None or not self._share.alive:
+            self._share = weakref.finalize(self, release, connect(head_address))
+
+    def close(self) -> None:
+        """End all iterators, the export of metrics, and the share of the cluster; all may begin anew. Idempotent."""
+        for iterator in list(self.iterators):
+            iterator._shutdown_workers()
+        at_exit.report(self.counters)
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            registration.end()
+        share = self._share.detach() if self._share is not None else None
+        if share is not None:
+            _, give_back, arguments, _ = share
+            give_back(*arguments, shut_down=True)

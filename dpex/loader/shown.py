@@ -1,0 +1,97 @@
+"""How a loader is shown: in a notebook, and as a drawing of its run. It reads, and never makes the loader wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from dpex.autotune.run_plot import RunPlot
+from dpex.autotune.trace.story import RunStory, wait_chart
+from dpex.autotune.types import Decision
+from dpex.core.readable import duration, percent
+from dpex.core.svg import STYLE
+
+if TYPE_CHECKING:
+    from dpex.loader.runtime import LoaderRuntime
+    from dpex.stats import LoaderStats
+
+_DECISIONS = 3
+"""The latest that a notebook shows; `plot` shows all of them."""
+_STYLE = """
+.dpex-loader { max-width: 46rem; line-height: 1.45; } .dpex-loader p { margin: .2rem 0; }
+.dpex-loader .faint { opacity: .65; font-size: .9em; }
+"""
+
+
+class ShownLoader:
+    """What `DpexDataLoader` has of this."""
+
+    _runtime: LoaderRuntime
+
+    def plot(self) -> RunPlot:
+        """Draw the run so far: wait, rate and workers over time, and each decision with its reasons.
+
+        Only a loader that is tuned is measured over time. For any other the drawing says so; its `diagnose` tells what
+        was measured over all passes.
+
+        Returns:
+            A value that a notebook shows, and that ``write_html(path)`` writes as a page; see `RunPlot`.
+        """
+        return RunPlot(story_of(self))
+
+    def _repr_html_(self) -> str:
+        return loader_html(self)
+
+
+def story_of(loader: Any) -> RunStory:
+    """The run of a loader; one that is not tuned has no course."""
+    tuner = loader._runtime.tuner
+    return RunStory(
+        title=loader.name or type(loader.dataset).__name__,
+        points=() if tuner is None else tuner.course.points,
+        decisions=tuple(loader.decisions),
+        facts=tuple(_settings(loader)) if tuner is not None else (*_settings(loader), _why_no_course(loader)),
+    )
+
+
+def loader_html(loader: Any) -> str:
+    """What a notebook shows of a loader: settings, state, the wait over time, and the last decisions."""
+    story, stats = story_of(loader), loader.stats()
+    parts = [
+        f"<style>{STYLE}{_STYLE}</style>",
+        f"<p><strong>{escape(type(loader).__name__)} {escape(story.title)}</strong></p>",
+        f'<p class="faint">{escape(", ".join(story.facts))}</p>',
+        f"<p>{escape(_state(stats))}</p>",
+        wait_chart(story),
+        *_latest(story.decisions),
+    ]
+    if loader.metrics_url is not None:
+        parts.append(f'<p><a href="{escape(loader.metrics_url)}">live page</a></p>')
+    return '<div class="dpex-loader">\n' + "\n".join(part for part in parts if part) + "\n</div>"
+
+
+def _settings(loader: Any) -> Iterator[str]:
+    yield type(loader.dataset).__name__
+    if loader.batch_size is not None:
+        yield f"batch size {loader.batch_size}"
+    yield 'num_workers="auto"' if loader.auto_workers else f"num_workers={loader.num_workers}"
+
+
+def _why_no_course(loader: Any) -> str:
+    return "not iterated yet" if loader.auto_workers else "not tuned, so nothing is measured over time"
+
+
+def _state(stats: LoaderStats) -> str:
+    if not stats.batches:
+        return "No batch was delivered yet."
+    workers = [f"{pool.running} {name}" for name, pool in stats.pools.items() if pool.running]
+    wait = f", {percent(stats.wait_ratio)} of the time was waiting" if stats.wait_s + stats.work_s else ""
+    running = f"; workers that run: {' + '.join(workers)}" if workers else "; no worker runs now"
+    return f"Pass {stats.epoch + 1}: {stats.batches:,} batches{wait}{running}."
+
+
+def _latest(decisions: Sequence[Decision]) -> Iterator[str]:
+    first = max(0, len(decisions) - _DECISIONS)
+    for number, one in enumerate(decisions[first:], first + 1):
+        yield f'<p><span class="faint">{number}, after {duration(one.at)}:</span> {escape(one.text)}</p>'

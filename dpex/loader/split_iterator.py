@@ -1,0 +1,110 @@
+"""One pass over a stream that some workers read and others decode.
+
+Two iterators of dpex's, one behind the other. The one that reads is torch's number of logical workers, which draw and
+batch the samples as torch's would; it puts no samples together but sends them on as they are. What it delivers, in
+torch's order, is what the other one draws, in place of indices, and any worker of that makes batches of it. Those who
+read are on this machine: on a cluster they could take the room of those who decode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dpex._torch import DatasetKind
+from dpex.core.prefetch import Sizes
+from dpex.engine.going_on import point_for
+from dpex.engine.pass_state import PassRecorder, PassState
+from dpex.engine.read_batches import ReadBatches
+from dpex.iterators import _DpexDataLoaderIter
+from dpex.loader.origin import plain
+from dpex.worker.raw_samples import pickled, pickled_alone
+from dpex.worker.split_streams import Decoding, reading_of
+
+RAW_RATIO = 0.25
+"""Part of a ``memory_budget`` that is for samples which are read and not yet drawn to be decoded. They are smaller than
+what becomes of them, else it would not pay to send them on."""
+
+
+class _LoaderView:
+    """A loader, some of whose attributes are others; its numbers do not tell what it was made from."""
+
+    def __init__(self, loader: Any, **others: Any) -> None:
+        self.num_workers, self.timeout = int(loader.num_workers), plain(loader.timeout)
+        vars(self).update(others)
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class SplitDataLoaderIter(_DpexDataLoaderIter):
+    """See the module. Its workers, and all that is measured, are those that decode. Where it stands is told by both."""
+
+    def __init__(
+        self,
+        loader: Any,
+        make_pool: Any,
+        sizes: Sizes,
+        *others: Any,
+        resume: PassState | None = None,
+        **options: Any,
+    ) -> None:
+        readers = Sizes(local=int(loader.num_workers), remote=0, prefetch=None)
+        self._reader = _DpexDataLoaderIter(_reading(loader), make_pool, readers, resume=_read_part(resume))
+        self._goes_on, self._is_in_order = resume, bool(loader.in_order)
+        super().__init__(_decoding(loader, int(self._reader._base_seed)), make_pool, sizes, *others, **options)
+        self._dataset_kind = DatasetKind.Iterable  # torch's `__next__` warns of wrong lengths
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if first_iter:
+            self._resume, self._goes_on = self._goes_on, None
+        else:
+            self._reader._reset(loader)
+        super()._reset(loader, first_iter)
+
+    def _new_draws(self, resume: PassState | None) -> Any:
+        point = point_for(resume)
+        return ReadBatches(self._reader._engine, 0 if point is None else point.first, in_order=self._is_in_order)
+
+    def _new_recorder(self, loader: Any) -> PassRecorder:
+        return self._reader._recorder
+
+    def _shutdown_workers(self) -> None:
+        super()._shutdown_workers()
+        self._reader._shutdown_workers()
+
+
+def _read_part(resume: PassState | None) -> PassState | None:
+    """Where those who read go on."""
+    if resume is None or resume.point.read is None:
+        return None
+    return replace(resume, point=resume.point.read)
+
+
+def _reading(loader: Any) -> _LoaderView:
+    budget = loader.memory_budget
+    return _LoaderView(
+        loader,
+        dataset=reading_of(loader.dataset),
+        collate_fn=pickled if loader._auto_collation else pickled_alone,
+        seeding="worker",
+        pin_memory=False,
+        timeout=0,
+        device_transform=None,
+        memory_budget=None if budget is None else max(1, int(budget * RAW_RATIO)),
+    )
+
+
+def _decoding(loader: Any, base_seed: int) -> _LoaderView:
+    """``base_seed``: the reader's, so that a pass draws one number from the loader's generator, as torch's does."""
+    budget = loader.memory_budget
+    return _LoaderView(
+        loader,
+        dataset=Decoding(loader.dataset),
+        _dataset_kind=DatasetKind.Map,
+        generator=torch.Generator().manual_seed(base_seed),
+        memory_budget=None if budget is None else max(1, budget - int(budget * RAW_RATIO)),
+    )

@@ -1,0 +1,213 @@
+"""Counts that know how they add up. PURE.
+
+A record is a frozen dataclass whose fields are declared with `counter`, `level`, `state`, `histogram`, `by_name` or
+`few_of_many`. The declaration says what is counted, in which unit, in which stage of a batch, and under which metric it
+is exported. What follows from the declarations is written once, here: the sum of two records (`Record.plus`,
+`Record.then`), what is new since an earlier one (`Record.since`), and a smaller value with some of the fields
+(`Record.narrowed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from itertools import zip_longest
+from typing import Any, Literal, NamedTuple, TypeVar
+
+Unit = Literal["", "seconds", "bytes", "ratio", "batches_per_second"]
+"""Nothing: a number of things, which the name says."""
+_R = TypeVar("_R", bound="Record")
+_T = TypeVar("_T")
+_DECLARED = "declared"
+
+
+class Rule(NamedTuple):
+    """How two values of a field become one.
+
+    plus: of two records of the same time. then: of one record and a later one. since: of a record and an earlier one.
+    """
+
+    plus: Callable[[Any, Any], Any]
+    then: Callable[[Any, Any], Any]
+    since: Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """What is declared of a field.
+
+    stage: of a batch, where the field is about one. metric: the name that it is exported under, "" if it is not.
+    label: the value of the metric's last label, where several fields share a metric; else that is the stage. total: of
+    a histogram, the attribute that holds the sum of what it counts.
+    """
+
+    rule: Rule
+    help: str
+    unit: Unit = ""
+    stage: str = ""
+    metric: str = ""
+    label: str = ""
+    total: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """See the module."""
+
+    @classmethod
+    def declared(cls) -> Mapping[str, Quantity]:
+        """What is declared of each field, in order; a name, say, is a field of which nothing is declared."""
+        return _declared(cls)  # type: ignore[arg-type]  # a class can be hashed, whatever its values can
+
+    def plus(self: _R, other: Record) -> _R:
+        """Both together, of the same time: levels add up as counts do."""
+        return _joined(self, other, "plus")
+
+    def then(self: _R, later: _R) -> _R:
+        """One after the other: counts add up, levels and states are those of the later one."""
+        return _joined(self, later, "then")
+
+    def since(self: _R, earlier: _R) -> _R:
+        """What was counted since then. No count is below 0, whichever moment the earlier one is from."""
+        return _joined(self, earlier, "since")
+
+    def at_rest(self: _R) -> _R:
+        """The same when nothing goes on any more: levels are 0."""
+        found: dict[str, Any] = {}
+        for name, quantity in self.declared().items():
+            value = getattr(self, name)
+            if quantity.rule is _LEVEL:
+                found[name] = type(value)()
+            elif quantity.rule is _BY_NAME:
+                found[name] = {key: one.at_rest() if isinstance(one, Record) else one for key, one in value.items()}
+        return replace(self, **found)
+
+    def narrowed(self, kind: type[_T], **others: Any) -> _T:
+        """A value of another class with what this one knows of its fields, and with these others."""
+        names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+        return kind(**{**{name: getattr(self, name) for name in names if hasattr(self, name)}, **others})
+
+
+@cache
+def _declared(record: type[Record]) -> Mapping[str, Quantity]:
+    return {one.name: one.metadata[_DECLARED] for one in fields(record) if _DECLARED in one.metadata}
+
+
+@cache
+def _joins(record: Any, other: Any, how: str) -> list[tuple[str, Callable[[Any, Any], Any]]]:
+    """The fields that both have, and what joins them."""
+    return [(name, getattr(one.rule, how)) for name, one in record.declared().items() if name in other.declared()]
+
+
+def _joined(record: _R, other: Record, how: str) -> _R:
+    mine: Any = type(record)
+    theirs: Any = type(other)
+    values, others = dict(vars(record)), vars(other)
+    for name, join in _joins(mine, theirs, how):
+        values[name] = join(values[name], others[name])
+    joined: _R = mine(**values)
+    return joined
+
+
+# -- how values become one ---------------------------------------------------------------------------------------------
+
+
+def _added(one: Any, other: Any) -> Any:
+    """None: not measured."""
+    return other if one is None else one if other is None else one + other
+
+
+def _grown(now: Any, earlier: Any) -> Any:
+    return now if now is None or earlier is None else max(now - now, now - earlier)
+
+
+def _larger(one: Any, other: Any) -> Any:
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _later(_: Any, later: Any) -> Any:
+    return later
+
+
+def _as_it_is(now: Any, _: Any) -> Any:
+    return now
+
+
+def _each_added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+
+
+def _each_grown(now: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(max(0, a - b) for a, b in zip_longest(now, earlier, fillvalue=0))
+
+
+def _all_names(how: str, join: Callable[[Any, Any], Any]) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Any]:
+    """Join what has the same name. What has no counterpart stays as it is, but for what a later record lacks: of that
+    there is nothing any more."""
+
+    def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+        def alone(name: str, value: Any) -> Any:
+            return value.at_rest() if how == "then" and isinstance(value, Record) and name not in other else value
+
+        both = {
+            name: getattr(one[name], how)(other[name])
+            if isinstance(one[name], Record)
+            else join(one[name], other[name])
+            for name in one.keys() & other.keys()
+        }
+        known = {**one, **other} if how != "since" else one
+        return {name: both[name] if name in both else alone(name, value) for name, value in known.items()}
+
+    return joined
+
+
+_COUNTER = Rule(_added, _added, _grown)
+_LEVEL = Rule(_added, _later, _as_it_is)
+_STATE = Rule(_larger, _later, _as_it_is)
+_HISTOGRAM = Rule(_each_added, _each_added, _each_grown)
+_BY_NAME = Rule(_all_names("plus", _added), _all_names("then", _added), _all_names("since", _grown))
+
+
+# -- declarations ------------------------------------------------------------------------------------------------------
+
+
+def counter(what: str, unit: Unit = "", *, default: Any = 0, **more: str) -> Any:
+    """A count, or a sum of seconds or bytes: it only grows. Its default may be None: not measured."""
+    if unit == "seconds" and default == 0:
+        default = 0.0
+    return _field(_COUNTER, what, unit, more, default=default)
+
+
+def level(what: str, unit: Unit = "", *, default: Any = 0, **more: str) -> Any:
+    """What there is now of something that adds up over iterators at the same time."""
+    return _field(_LEVEL, what, unit, more, default=default)
+
+
+def state(what: str, unit: Unit = "", *, default: Any = 0, **more: str) -> Any:
+    """How something is now, which does not add up."""
+    return _field(_STATE, what, unit, more, default=default)
+
+
+def latest(what: str, unit: Unit = "seconds", **more: str) -> Any:
+    """When something happened last, by the monotonic clock; 0: not yet."""
+    return _field(Rule(max, max, _as_it_is), what, unit, more, default=0.0)
+
+
+def histogram(what: str, **more: str) -> Any:
+    """Numbers of things by buckets of their size, the unbounded bucket last."""
+    return _field(_HISTOGRAM, what, "seconds", more, default=())
+
+
+def by_name(what: str, unit: Unit = "", **more: str) -> Any:
+    """Counts, or records, by name."""
+    return _field(_BY_NAME, what, unit, more, default_factory=dict)
+
+
+def few_of_many(what: str, join: Callable[[Any, Any], Any], unit: Unit = "", **more: str) -> Any:
+    """Some of many values, which ``join`` chooses out of those of two records; they are never subtracted."""
+    return _field(Rule(join, join, _as_it_is), what, unit, more, default=())
+
+
+def _field(rule: Rule, what: str, unit: Unit, more: Mapping[str, str], **default: Any) -> Any:
+    return field(**default, metadata={_DECLARED: Quantity(rule=rule, help=what, unit=unit, **more)})

@@ -1,0 +1,301 @@
+"""What is counted of batches, of the workers that make them and of the training loop that gets them: each field once.
+
+`dpex.pools.base.PoolTimes` and `dpex.measure.consumer_time.Tally` count; these are what they have counted at one
+moment. All that tells of a run is derived from them: ``stats()``, the exported metrics, a window of the tuner's, the
+facts of a diagnosis. Seconds are sums since the iterator was made. PURE but for random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dpex.core.names import WORKER_POOLS
+from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
+from dpex.measure.sampling import SLOWEST, FailedSample, SlowBatch, SlowIndex, merged
+
+SERVICES_KEPT = 1024
+"""Times of single batches that are kept when those of several iterators come together."""
+FAILED_KEPT = 20
+"""Samples that could not be loaded of which index and error are kept."""
+LEAST_SPREAD = 4
+"""Values that a spread can be told of."""
+_WALL, _CPU = "dpex_worker_seconds_total", "dpex_worker_cpu_seconds_total"
+_LOOP = "dpex_consumer_seconds_total"
+_FEED = "dpex_device_feed_seconds_total"
+
+
+def chosen(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+    """Some of both, `SERVICES_KEPT` at most."""
+    known = [*one, *other]
+    return tuple(random.Random(0).sample(known, SERVICES_KEPT) if len(known) > SERVICES_KEPT else known)
+
+
+def _slowest(one: Sequence[SlowBatch], other: Sequence[SlowBatch]) -> Sequence[SlowBatch]:
+    return tuple(sorted([*one, *other], key=lambda slow: -slow.seconds)[:SLOWEST])
+
+
+def _slow_samples(one: Sequence[SlowIndex], other: Sequence[SlowIndex]) -> Sequence[SlowIndex]:
+    return merged([*one, *other])
+
+
+def _all_of_both(one: Sequence[str], other: Sequence[str]) -> Sequence[str]:
+    return tuple(dict.fromkeys([*one, *other]))
+
+
+def _latest_failed(one: Sequence[FailedSample], other: Sequence[FailedSample]) -> Sequence[FailedSample]:
+    return (*one, *other)[-FAILED_KEPT:]
+
+
+def relative_spread(count: int, total: float, squares: float) -> float | None:
+    """Standard deviation over mean, of so many values with this sum and sum of squares; None if they are too few."""
+    if count < LEAST_SPREAD or total <= 0:
+        return None
+    return math.sqrt(max(0.0, squares * count / total**2 - 1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSums(Record):
+    """What making batches took, stage by stage, over all who made them."""
+
+    tickets: int = counter("The number of batches that were made.")
+    load_s: float = counter(
+        "Wall seconds in which workers got the samples, ``dataset[i]``, transforms included.",
+        "seconds",
+        stage="load",
+        metric=_WALL,
+    )
+    load_cpu_s: float = counter(
+        "CPU seconds of that, those of libraries' threads included.", "seconds", stage="load", metric=_CPU
+    )
+    collate_s: float = counter("Wall seconds in the collate function.", "seconds", stage="collate", metric=_WALL)
+    collate_cpu_s: float = counter("CPU seconds in the collate function.", "seconds", stage="collate", metric=_CPU)
+    encode_s: float = counter(
+        "Wall seconds in which batches were written into shared memory.",
+        "seconds",
+        stage="encode",
+        metric=_WALL,
+    )
+    encode_cpu_s: float = counter("CPU seconds of that writing.", "seconds", stage="encode", metric=_CPU)
+    transit_s: float = counter(
+        "Seconds on the way from a remote worker, while it had nothing else to do.", "seconds", stage="transit"
+    )
+
+    @property
+    def busy_s(self) -> float:
+        """Wall time that workers were at work."""
+        return self.load_s + self.collate_s + self.encode_s
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of all stages."""
+        return self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSums(Record):
+    """The way from machines of the cluster, as TCP counts it at their end."""
+
+    links: int = level("Machines with a connection of their own, which measure it.")
+    sent_bytes: int = counter(
+        "Bytes that machines of the cluster sent and that arrived here.",
+        "bytes",
+        metric="dpex_network_sent_bytes_total",
+    )
+    resent_bytes: int = counter(
+        "Bytes that they sent again, because they were lost.", "bytes", metric="dpex_network_resent_bytes_total"
+    )
+    sending_s: float = counter(
+        "Seconds in which something of a machine's was on its way, added up over machines.",
+        "seconds",
+        metric="dpex_network_sending_seconds_total",
+    )
+    round_trip_s: float = state(
+        "The time there and back when nothing queues; of several machines the longest.",
+        "seconds",
+        default=0.0,
+        metric="dpex_network_round_trip_seconds",
+    )
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second while something was on its way, None if nothing was."""
+        return self.sent_bytes / self.sending_s if self.sending_s > 0 else None
+
+    @property
+    def loss(self) -> float:
+        """The part of what was sent that was sent again, 0 to 1."""
+        return self.resent_bytes / max(1, self.sent_bytes + self.resent_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolLevels(StageSums, LinkSums):
+    """One worker pool: what it made, and how many workers and batches it has now."""
+
+    wanted: int = level("Workers that the user or the tuner wants.", metric="dpex_workers_wanted")
+    requested: int = level("Workers asked of the system, those running included.", metric="dpex_workers_requested")
+    running: int = level("Workers that take batches to be made.", metric="dpex_workers_running")
+    in_flight: int = level(
+        "Batches that are with workers, being made or waiting for their turn there.", metric="dpex_in_flight_batches"
+    )
+    nodes_left_alone: int = level(
+        "Nodes of the cluster that get no workers for a while, as they failed repeatedly.",
+        metric="dpex_nodes_left_alone",
+    )
+    shared: int = counter(
+        "Batches that were made for another training with the same ``share``; their times count for both.",
+        metric="dpex_batches_shared_total",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSums(Record):
+    """A transform, or what else the dataset or the collate function does, in the batches in which steps were timed."""
+
+    calls: int = counter("Calls.")
+    wall_s: float = counter("Wall seconds in these calls, without the steps within.", "seconds")
+    cpu_s: float = counter("CPU seconds in these calls, without the steps within.", "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSums(LinkSums):
+    """One machine of the cluster."""
+
+    tickets: int = counter("Batches that were made there.")
+    busy_s: float = counter("Wall seconds for them.", "seconds")
+    cpu_s: float = counter("CPU seconds for them.", "seconds")
+    queued_s: float = counter("Seconds in which its workers could have run and had no CPU.", "seconds")
+    asked_s: float = counter(
+        "What of the wall seconds the run queues are of: all of it, unless the kernel there does not tell.", "seconds"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSums(PoolLevels):
+    """One worker pool, or the training process itself ("inline")."""
+
+    services: tuple[int, ...] = histogram(
+        "How long a worker was busy with one batch.", metric="dpex_worker_batch_seconds", total="busy_s"
+    )
+    kept_s: Sequence[float] = few_of_many("How long single batches took: a fair choice of them.", chosen, "seconds")
+    deaths: int = counter("Workers that ended unexpectedly; each is replaced.", metric="dpex_worker_restarts_total")
+    queued_s: float = counter("Seconds in which workers could have run and had no CPU.", "seconds")
+    queue_known_s: float = counter("What of ``load_s`` that is of: all, unless the kernel does not tell.", "seconds")
+    steps: Mapping[str, StepSums] = by_name("Transforms and other steps, of the batches in which they were timed.")
+    nodes: Mapping[str, NodeSums] = by_name("Machines of the cluster.")
+    failed_nodes: Sequence[str] = few_of_many("Why nodes of the cluster were left alone.", _all_of_both)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSums(Record):
+    """The training loop: what it got, and where its time and this process's went."""
+
+    passes: int = counter("Passes over the data that have begun.")
+    batches: int = counter("Batches delivered to the training loop.", metric="dpex_batches_total")
+    samples: int = counter("Samples in the batches delivered.", metric="dpex_samples_total")
+    causes: Mapping[str, float] = by_name(
+        'Waiting time of the training loop, by cause; adds up to dpex_consumer_seconds_total{state="wait"}.',
+        "seconds",
+        metric="dpex_wait_seconds_total",
+    )
+    transfer_s: float = counter("Seconds in which it took batches in.", "seconds", metric=_LOOP, label="transfer")
+    work_s: float = counter("Seconds between two calls of ``next()``.", "seconds", metric=_LOOP, label="work")
+    head_idle_s: float = counter(
+        "Waits with later batches ready, times the part of the workers that had nothing to do.", "seconds"
+    )
+    other_idle_s: float = counter("The same of all other waits.", "seconds")
+    loop_queued_s: float = counter(
+        "Seconds inside ``next()`` in which the training thread could have run and had no CPU.", "seconds"
+    )
+    feed_copy_s: float | None = counter(
+        "Seconds of the device in which batches were copied to it.", "seconds", default=None, metric=_FEED, label="copy"
+    )
+    feed_transform_s: float | None = counter(
+        "Seconds of the device in ``device_transform``.", "seconds", default=None, metric=_FEED, label="transform"
+    )
+    feed_wait_s: float | None = counter(
+        "Seconds in which the training stream waited for batches whose copy or transform was not done.",
+        "seconds",
+        default=None,
+        metric=_FEED,
+        label="wait",
+    )
+    moved_bytes: Mapping[str, int] = by_name(
+        "Bytes of batches moved to the training process, by path, on into page-locked memory (h2d), and to a device.",
+        "bytes",
+        metric="dpex_transfer_bytes_total",
+    )
+    failed_samples: int = counter(
+        "Samples that could not be loaded and were skipped or replaced, as on_sample_error says.",
+        metric="dpex_failed_samples_total",
+    )
+    prefetch: int = level("Batches that may be drawn and not yet delivered, at most.", metric="dpex_prefetch_batches")
+    is_capped: bool = state("Whether ``memory_budget`` keeps the prefetch smaller than it would be.", default=False)
+    batch_bytes: float = state("The mean size of a batch, 0 if unknown.", "bytes", default=0.0)
+    trainer_cpu_s: float = counter("CPU seconds of the training process.", "seconds")
+    trainer_queued_s: float | None = counter(
+        "Seconds in which its training thread could have run and had no CPU.", "seconds", default=None
+    )
+
+    @property
+    def wait_s(self) -> float:
+        """Waiting, whatever its cause."""
+        return sum(self.causes.values())
+
+    @property
+    def wall_s(self) -> float:
+        """Time in passes: waiting, taking in and working."""
+        return self.wait_s + self.transfer_s + self.work_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums(RunSums):
+    """One iterator, or several together: the training loop, the queue, the pools, and the machine meanwhile."""
+
+    waits: tuple[int, ...] = histogram(
+        "Waiting time of one batch, the first of each pass left out.",
+        metric="dpex_batch_wait_seconds",
+        total="waited_s",
+    )
+    waited_s: float = counter("Seconds in these waits.", "seconds")
+    steps: tuple[int, ...] = histogram(
+        "Time that the training loop spends between two batches, by the CPU's clock.",
+        metric="dpex_step_seconds",
+        total="stepped_s",
+    )
+    stepped_s: float = counter("Seconds in the steps that have ended.", "seconds")
+    stepped_squared: float = counter("The sum of their squares.", default=0.0)
+    step_count: int = counter("Steps between two batches.")
+    delivered_at: float = latest("When the latest batch was delivered.")
+    errors: Mapping[str, int] = by_name("Errors raised in the training loop, by kind.", metric="dpex_errors_total")
+    remade: int = counter(
+        "Batches made again because the worker that held them died.", metric="dpex_batches_remade_total"
+    )
+    ready: int = level(
+        "Batches that are made, were taken in and wait for the training loop.", metric="dpex_ready_batches"
+    )
+    gpu_stall_s: float | None = counter(
+        "Time the GPU's training stream had nothing to do because the loop waited for a batch, by CUDA "
+        "events; from when CUDA is first used, the start of each pass included.",
+        "seconds",
+        default=None,
+        metric="dpex_gpu_stall_seconds_total",
+    )
+    gpu_running_stall_s: float | None = counter(
+        "The same without the first batch of each pass.", "seconds", default=None
+    )
+    pools: Mapping[str, PoolSums] = by_name("Worker pools.")
+    slowest: Sequence[SlowBatch] = few_of_many("The batches that took longest.", _slowest)
+    slow_samples: Sequence[SlowIndex] = few_of_many("The samples that took longest.", _slow_samples)
+    latest_failed: Sequence[FailedSample] = few_of_many("The latest samples that could not be loaded.", _latest_failed)
+    others_s: float = counter("CPU seconds of other programs on the CPUs of this one.", "seconds")
+    others_over_s: float = counter("The wall seconds in which these were counted.", "seconds")
+    pids: tuple[int, ...] = level("Processes that are local workers.", default=())
+    thread: int = state("The native id of the training thread, 0 if unknown.")
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """Running on this machine and on the cluster."""
+        return tuple(self.pools[name].running if name in self.pools else 0 for name in WORKER_POOLS)

@@ -1,0 +1,76 @@
+"""To what the consumer's waiting is put down, by a rule that names one cause for every second. Pure.
+
+1. The first call of a pass, and any wait while no worker runs: `STARTUP`.
+2. Blocked while later batches are ready and the next one in turn is not: `STRAGGLER`.
+3. Blocked until a batch is in page-locked memory: `H2D`.
+4. Blocked otherwise: split among the stages of the batch that was waited for, in proportion to what each took. While
+   workers are never idle, batches come at ``workers / service time`` (the utilisation law: Denning and Buzen, "The
+   Operational Analysis of Queueing Network Models", 1978), so each stage costs the consumer its share of the service
+   time, whichever of them the wait happened to overlap with.
+5. A batch made in the training process: its stages, as long as they took.
+6. Busy in ``next()`` drawing from the sampler: `SAMPLER`. Busy handing out work, and taking in what workers report:
+   `DISPATCH`.
+7. What is left (errors, and what none of this is about): `UNKNOWN`.
+
+Getting the samples, ``dataset[i]``, is one stage to dpex. The CPU seconds in it count as `TRANSFORM`, the rest as
+`READ`: reading waits, computing does not. So a dataset that decodes as it reads shows both, and a machine with more
+workers than processors shows some of its transform as read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+CAUSES = (
+    *("read", "transform", "collate", "encode", "transit", "h2d", "straggler", "startup"),
+    *("sampler", "dispatch", "unknown"),
+)
+"""Names, in the order of the numbers below."""
+READ, TRANSFORM, COLLATE, ENCODE, TRANSIT, H2D, STRAGGLER, STARTUP, SAMPLER, DISPATCH, UNKNOWN = range(len(CAUSES))
+STAGE_CAUSES = CAUSES[: TRANSIT + 1]
+"""Those that a batch itself tells."""
+NONE_YET = -1
+"""The cause of a wait that the awaited batch will tell."""
+
+
+class Making(NamedTuple):
+    """Seconds that one batch took, by stage.
+
+    load_s: ``dataset[i]``, of which load_cpu_s on a CPU. encode_s: writing it into a slot. transit_s: on the network.
+    """
+
+    load_s: float = 0.0
+    load_cpu_s: float = 0.0
+    collate_s: float = 0.0
+    encode_s: float = 0.0
+    transit_s: float = 0.0
+
+
+class HasStages(Protocol):
+    """One batch, or many together, as `Making`."""
+
+    @property
+    def load_s(self) -> float: ...
+    @property
+    def load_cpu_s(self) -> float: ...
+    @property
+    def collate_s(self) -> float: ...
+    @property
+    def encode_s(self) -> float: ...
+    @property
+    def transit_s(self) -> float: ...
+
+
+def by_stage(making: HasStages) -> tuple[float, float, float, float, float]:
+    """Its seconds by the causes of `STAGE_CAUSES`."""
+    transform_s = min(making.load_s, making.load_cpu_s)
+    return making.load_s - transform_s, transform_s, making.collate_s, making.encode_s, making.transit_s
+
+
+def split(waited_s: float, making: Making | None) -> list[tuple[int, float]]:
+    """A wait for that batch, by cause; the parts add up to it. Nothing known of the batch: all of it is `UNKNOWN`."""
+    stages = by_stage(making) if making is not None else ()
+    total = sum(stages)
+    if total <= 0.0:
+        return [(UNKNOWN, waited_s)]
+    return [(cause, waited_s * seconds / total) for cause, seconds in enumerate(stages) if seconds > 0.0]

@@ -1,0 +1,103 @@
+"""An agent's connection to its trainer: how it is made, and how both ends treat it.
+
+It begins with a greeting (see `handshake`); the trainer listens on the one address at which the nodes reach it, and on
+no other (see `admission`), or, for agents of its own machine, on a socket of that (see `same_machine`). This module
+imports no torch: an agent is connected before it begins to import that.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from typing import NamedTuple
+
+from dpex.pools.agent.handshake import ACCEPTED, CHALLENGE_BYTES, HEAD_BYTES, GreetingError, WorkerCredentials
+from dpex.pools.agent.same_machine import LocalAddress, reach
+from dpex.system.clock import monotonic
+
+CONNECT_S = 10.0
+"""How long an agent tries to connect before its frames go another way."""
+_TRY_AGAIN_S = (0.02, 0.2)
+"""One that was dropped for want of room waits so long, by chance, lest all come again at once."""
+_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
+
+
+class TrainerAddress(NamedTuple):
+    """Where an agent finds the trainer, also if it is on the same machine (``local``), and how it introduces itself."""
+
+    address: str
+    port: int
+    secret: bytes
+    agent: int
+    local: LocalAddress | None = None
+
+    def __repr__(self) -> str:
+        """Without the secret, which must not get into logs."""
+        return f"TrainerAddress(address={self.address!r}, port={self.port}, agent={self.agent})"
+
+
+def connect(target: TrainerAddress) -> socket.socket:
+    """Return a connection that is let in; an agent that is dropped for want of room there tries again.
+
+    Raises:
+        OSError: The trainer cannot be reached, does not answer, or is not the one that knows the secret.
+    """
+    deadline = monotonic() + CONNECT_S
+    while True:
+        try:
+            return _introduced(target, deadline)
+        except (ConnectionResetError, BrokenPipeError):
+            pause_s = random.Random().uniform(*_TRY_AGAIN_S)  # the dataset's own generator stays as it is
+            if monotonic() + pause_s >= deadline:
+                raise
+            time.sleep(pause_s)
+
+
+def _introduced(target: TrainerAddress, deadline: float) -> socket.socket:
+    connection = reach(LocalAddress(*target.local), _left_s(deadline)) if target.local is not None else None
+    if connection is None:
+        connection = socket.create_connection((target.address, target.port), _left_s(deadline))
+    try:
+        credentials = WorkerCredentials(target.secret, target.agent)
+        connection.sendall(credentials.hello)
+        head = _read(connection, HEAD_BYTES, deadline)
+        credentials.check_head(head)
+        connection.sendall(credentials.prove(head + _read(connection, CHALLENGE_BYTES - HEAD_BYTES, deadline)))
+        if _read(connection, 1, deadline) != ACCEPTED:
+            raise GreetingError("the trainer refused the connection")
+        tune(connection)
+        return connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _read(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
+    found = b""
+    while len(found) < nbytes:
+        connection.settimeout(_left_s(deadline))
+        data = connection.recv(nbytes - len(found))
+        if not data:
+            raise ConnectionResetError("the trainer ended the connection")
+        found += data
+    return found
+
+
+def _left_s(deadline: float) -> float:
+    left_s = deadline - monotonic()
+    if left_s <= 0:
+        raise TimeoutError("the trainer did not answer in time")
+    return left_s
+
+
+def tune(connection: socket.socket) -> None:
+    """Block without a limit, send small things at once, and notice a machine that is gone within about 15 seconds."""
+    connection.settimeout(None)
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,24 @@
+"""What happened to an agent's workers, as plain values that can travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpex.core.events import Notice, PoolEvent, Released, Snapshot, WorkerGone, WorkerUp
+
+
+def plain(event: PoolEvent) -> tuple[Any, ...]:
+    """Return an event of an agent's pool as plain values, the first of which says what it is."""
+    match event:
+        case WorkerUp():
+            return ("up", event.worker)
+        case WorkerGone():
+            lost, why = (event.lost, event.guilty), (event.expected, event.why, event.pid, event.hung)
+            return ("gone", event.worker, event.epoch, *lost, *why)
+        case Released():
+            return ("released", event.logical, event.worker, event.state)
+        case Snapshot():
+            return ("snapshot", event.logical, event.epoch, event.number, event.state)
+        case Notice():
+            return ("notice", event.text, event.warning)
+    raise TypeError(f"an agent's pool told {event!r}")

@@ -1,0 +1,83 @@
+"""The trainer's end of an agent's connection. A thread takes frames in, straight into memory that is faulted in."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dpex.pools.agent.frames import FrameError, FrameWriter, receive, send_with
+from dpex.system.clock import monotonic
+
+
+class Arrived(NamedTuple):
+    """A frame of the agent's, and when the last of it was here."""
+
+    header: tuple[Any, ...]
+    buffers: list[Any]
+    at: float
+
+
+class AgentLink:
+    """``memory(nbytes)``: a writable buffer to receive into; called from the link's thread, as is ``wake`` after each
+    frame and at the end. ``is_tunnel``: frames travel through Ray. ``is_near``: the agent is on this machine, and
+    descriptors can be handed over. ``ended``: the connection has, after all that is in ``arrived``.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        memory: Callable[[int], Any],
+        wake: Callable[[], None],
+        *,
+        is_tunnel: bool = False,
+    ) -> None:
+        self.arrived: deque[Arrived] = deque()
+        self.ended = False
+        self.is_tunnel = is_tunnel
+        self.is_near = connection.family == socket.AF_UNIX and not is_tunnel
+        self.wake = wake
+        self._connection = connection
+        self._writer = FrameWriter(connection)
+        self._memory = memory
+        threading.Thread(target=self._receive, name="dpex-receive-agent", daemon=True).start()
+
+    @property
+    def descriptor(self) -> int:
+        """Writable when `flush` may get on; -1 once the connection has ended."""
+        return self._connection.fileno()
+
+    def put(self, *header: Any) -> bool:
+        """Send a request, now or as soon as the connection takes it; True if nothing is kept back."""
+        self._writer.put(header)
+        return self.flush()
+
+    def hand_over(self, descriptor: int, *header: Any) -> None:
+        """Send a request with a descriptor, now. Raises OSError where that is not possible."""
+        if not self._writer.flush():
+            raise FrameError("the agent takes no requests")
+        send_with(self._connection, descriptor, header)
+
+    def flush(self) -> bool:
+        """Send what is kept; True if nothing is. A connection that broke shows in ``ended``."""
+        with contextlib.suppress(OSError):
+            return self._writer.flush()
+        return True
+
+    def close(self) -> None:
+        """End the connection, and with it the thread. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _receive(self) -> None:
+        try:
+            with self._connection, contextlib.suppress(OSError, FrameError, MemoryError, ValueError, EOFError):
+                while (frame := receive(self._connection, self._memory)) is not None:
+                    self.arrived.append(Arrived(*frame, monotonic()))
+                    self.wake()
+        finally:
+            self.ended = True
+            self.wake()

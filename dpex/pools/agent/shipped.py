@@ -1,0 +1,101 @@
+"""What a pool ships to a node, unpacked there: the dataset and what belongs to it, and a look whether it can serve."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dpex._torch import WorkerInfo, set_worker_info
+from dpex._torch import collate as torch_collate
+from dpex.errors import DpexError
+from dpex.pools.agent.shipped_file import map_shipped
+from dpex.pools.local.worker_process import WorkerPlan
+from dpex.transport.codec import codec_signature
+from dpex.transport.pickling import unpack
+from dpex.worker.setup import WorkerSetup
+
+_NOTHING_IS_WRONG = b"."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedContents:
+    """The setup, and what the user changed in torch's ``default_collate_fn_map``."""
+
+    setup: WorkerSetup
+    collate_entries: dict[Any, Any]
+
+
+class PoolOrder(NamedTuple):
+    """What an agent is told of a pool that it is to keep.
+
+    ``shared_queue``: any worker makes any ticket. ``path``: where on its node the shipped file can be opened.
+    ``codec``: see `dpex.transport.codec.codec_signature`. ``probe``: a pickled index that the dataset is tried with
+    first, or None.
+    """
+
+    shared_queue: bool
+    path: str
+    codec: str
+    probe: bytes | None
+
+
+class UnfitError(DpexError):
+    """This node lacks what the dataset needs."""
+
+
+class ShippedPlan:
+    """A plan that is unpacked by the process that forks the workers, which share it."""
+
+    def __init__(self, order: PoolOrder) -> None:
+        self._order = order
+
+    def opened(self) -> WorkerPlan:
+        """See `dpex.pools.local.fork_server.PackedPlan`. Raises UnfitError, and what unpacking raises."""
+        order = self._order
+        if order.codec != codec_signature():
+            raise UnfitError("torch there has other number types than the trainer's torch")
+        contents = open_shipped(order.path)
+        torch_collate.default_collate_fn_map.update(contents.collate_entries)
+        if order.probe is not None and not contents.setup.iterable:
+            _probe(contents.setup, pickle.loads(order.probe))
+        return WorkerPlan(contents.setup, order.shared_queue, far=True)
+
+
+def open_shipped(path: str) -> ShippedContents:
+    """The contents of a shipped file."""
+    with Path(path).open("rb+") as file:
+        header, *buffers = map_shipped(file.fileno())
+    contents: ShippedContents = unpack(header, buffers)
+    return contents
+
+
+def _probe(setup: WorkerSetup, index: Any) -> None:
+    """Get one sample, in a process of its own, so that it leaves no trace here."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            os.write(write, _why_not(setup, index)[: os.fpathconf(write, "PC_PIPE_BUF")])
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        told = pipe.read()
+    os.waitpid(pid, 0)
+    if told not in (b"", _NOTHING_IS_WRONG):
+        raise UnfitError(f"a sample cannot be fetched there: {told.decode(errors='replace')}")
+
+
+def _why_not(setup: WorkerSetup, index: Any) -> bytes:
+    """What a node lacks. Any other failure is the dataset's own affair: it will show where the sample is wanted."""
+    set_worker_info(WorkerInfo(id=0, num_workers=setup.num_workers, seed=setup.base_seed, dataset=setup.dataset))
+    try:
+        setup.dataset[index]
+    except (ImportError, OSError) as error:
+        return f"{type(error).__name__}: {error}".encode()
+    except Exception:
+        return _NOTHING_IS_WRONG
+    return _NOTHING_IS_WRONG

@@ -1,0 +1,143 @@
+"""What trainings must have alike to share batches, as texts that can be compared and shown.
+
+A batch is a function of its samples, the dataset, the collate function and its seed. Which samples it has is compared
+batch by batch; the rest is compared here, once for each pass. Datasets and samplers are told by their type, their
+length, and what they were made with, as far as that reads alike in every process; not by what they hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from dpex.worker.setup import WorkerSetup
+
+Facts = dict[str, str]
+_PLAIN = (bool, int, float, str, bytes, type(None), PurePath)
+_MOST_LETTERS = 200
+"""Of a value in a message."""
+_MOST_ITEMS = 16
+"""Of a sequence that is compared by its values; a longer one is compared by its length."""
+_LEVELS = 3
+"""How deep datasets lie in one another: a Subset of a ConcatDataset of an ImageFolder, say."""
+_REMEDIES = {
+    "base seed": "Seed both alike before iter(), by torch.manual_seed(...) or generator=",
+    "version of torch": "Use one version of torch",
+}
+
+
+def facts_of(name: str, setup: WorkerSetup, index_sampler: Any) -> Facts:
+    """What the trainings of share ``name`` must have alike."""
+    return {
+        "share": name,
+        **_described("dataset", setup.dataset),
+        **_described("sampler", index_sampler),
+        "collate_fn": _named(setup.collate_fn),
+        "worker_init_fn": _named(setup.worker_init_fn),
+        "base seed": str(setup.base_seed),
+        "modes of torch": str(setup.modes),
+        "version of torch": torch.__version__,
+    }
+
+
+def difference(known: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Why a training with the ``other`` facts cannot share with those that have the ``known`` ones; "" if it can."""
+    for name in dict.fromkeys([*known, *other]):
+        there, here = known.get(name, "not there"), other.get(name, "not there")
+        if there != here:
+            return (
+                f"share={known['share']!r}: the {name} of this training is {here}, and that of the training which "
+                f"began to share is {there}. {_REMEDIES.get(name, 'Give both the same')}, or give another "
+                "name to one of them"
+            )
+    return ""
+
+
+def other_order(facts: Mapping[str, str], epoch: int, number: int, known: Any, other: Any) -> str:
+    """Why a training cannot share that draws ``other`` samples for a batch than those that are ``known``."""
+    return (
+        f"share={facts['share']!r}: batch {number} of pass {epoch} has the samples {_shortened(repr(other))} in this "
+        f"training, and {_shortened(repr(known))} in another. Have both draw the same order (one seed, one sampler, "
+        "one set_epoch()), or give another name to one of them"
+    )
+
+
+def _described(what: str, value: Any, levels: int = _LEVELS) -> Facts:
+    """A dataset or a sampler by its type, its length and what it was made with."""
+    found = {f"type of the {what}": _named(type(value))}
+    if hasattr(type(value), "__len__"):
+        found[f"length of the {what}"] = _length(value)
+    for name, item in _made_with(value).items():
+        place = f"{name} of the {what}"
+        if (text := _text(item)) is not None:
+            found[place] = text
+        elif levels > 1 and isinstance(item, Sampler if isinstance(value, Sampler) else Dataset):
+            found |= _described(place, item, levels - 1)
+    return found
+
+
+def _made_with(value: Any) -> dict[str, Any]:
+    """Its attributes that have the name of an argument of its constructor."""
+    attributes = getattr(value, "__dict__", {})
+    with contextlib.suppress(TypeError, ValueError):
+        parameters = inspect.signature(type(value)).parameters
+        names = {name: name if name in attributes else f"_{name}" for name in parameters}
+        return {name: attributes[own] for name, own in names.items() if own in attributes}
+    return {}
+
+
+def _length(value: Any) -> str:
+    try:
+        return str(len(value))
+    except Exception:
+        return "unknown"
+
+
+def _text(value: Any) -> str | None:
+    """The same text for the same value in all processes; None where there is none."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return f"{tuple(value.shape)} of {value.dtype}"
+    if isinstance(value, (list, tuple)):
+        return _text_of_items(value)
+    if isinstance(value, _PLAIN):
+        return _shortened(repr(value))
+    if hasattr(value, "__qualname__"):
+        return _named(value)
+    speaks = any("__repr__" in vars(kind) for kind in type(value).__mro__[:-1])
+    return _own_text(value) if speaks and not isinstance(value, (torch.Generator, Sampler, Dataset)) else None
+
+
+def _text_of_items(values: Any) -> str | None:
+    if len(values) > _MOST_ITEMS:
+        return f"a {type(values).__name__} of {len(values)}"
+    texts = [_text(value) for value in values]
+    return None if None in texts else f"{type(values).__name__}({', '.join(map(str, texts))})"
+
+
+def _own_text(value: Any) -> str | None:
+    """What an object says of itself, as transforms do, unless that is of this process."""
+    try:
+        text = repr(value)
+    except Exception:
+        return None
+    return None if " at 0x" in text else _shortened(text)
+
+
+def _named(value: Any) -> str:
+    """A function or a type by its name; an object that is called, by its type."""
+    if value is None:
+        return "None"
+    function = getattr(value, "func", value)
+    function = function if hasattr(function, "__qualname__") else type(function)
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}… ({len(text)} characters)"

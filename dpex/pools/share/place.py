@@ -1,0 +1,137 @@
+"""Where trainings that share batches find each other: a socket in a directory that is this user's own.
+
+Whoever finds nobody there begins to listen, under a lock on the directory, and hands the socket to a new producer. The
+lock is the kernel's, so it ends with the process that holds it, and no file is left of it. The socket's file is removed
+by the producer as it ends, or, if that was killed, by whoever listens next.
+
+Only processes of the same user are talked to: the directory is closed to others, so is the socket (0600), and both ends
+ask the kernel whose process the other one is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from dpex.errors import ShareError
+from dpex.system.directories import is_safe, own_directories, prepare
+
+BACKLOG = 128
+"""Trainings that may come at the same moment."""
+_CREDENTIALS = struct.Struct("3i")
+_NAME_LETTERS = 24
+"""Of a hash: few enough for a socket's name, which holds 107 bytes, and more than enough to tell names apart."""
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a socket, as the kernel knows it."""
+
+    pid: int
+    uid: int
+
+
+def peer(connection: socket.socket) -> Peer:
+    """Whose process the other end is; for a socket that was connected to: who listens."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return Peer(pid, uid)
+
+
+def own_directory(environment: Mapping[str, str]) -> Path:
+    """The first directory of this user's own that is safe, made if need be.
+
+    Raises:
+        ShareError: There is none.
+    """
+    directories = own_directories(environment)
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            prepare(directory, own=True)
+            if is_safe(directory):
+                return directory
+    tried = ", ".join(map(str, directories))
+    raise ShareError(
+        f"share: trainings find each other in a directory that only this user can change, and none of {tried} is one: "
+        "set XDG_RUNTIME_DIR to a directory of yours (mode 700)"
+    )
+
+
+class MeetingPlace:
+    """Where the trainings meet that have the same ``key``."""
+
+    def __init__(self, key: str, environment: Mapping[str, str]) -> None:
+        self._directory = own_directory(environment)
+        self._lock = -1
+        self._file = f"share-{hashlib.sha256(key.encode()).hexdigest()[:_NAME_LETTERS]}.sock"
+
+    def connect(self) -> socket.socket | None:
+        """A connection to whoever listens; None if nobody does."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with self._opened() as inside:
+                connection.connect(self._address(inside))
+            if peer(connection).uid == os.getuid():
+                return connection
+        except (ConnectionRefusedError, FileNotFoundError):
+            pass
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+        return None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """While nobody else begins or ends to listen here. It may wait for as long as that takes somebody else."""
+        with self._opened() as self._lock:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                yield
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+                self._lock = -1
+
+    def forget_lock(self) -> None:
+        """In a process that was forked under the lock, which has it, too: it is the parent's to release."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def listen(self) -> socket.socket:
+        """Listen here, in place of one that has ended; under the lock."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with self._opened() as inside:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._file, dir_fd=inside)
+                listener.bind(self._address(inside))
+                os.chmod(self._file, 0o600, dir_fd=inside)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def remove(self) -> None:
+        """Nobody listens here any more; under the lock."""
+        with self._opened() as inside, contextlib.suppress(FileNotFoundError):
+            os.unlink(self._file, dir_fd=inside)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        inside = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            yield inside
+        finally:
+            os.close(inside)
+
+    def _address(self, inside: int) -> str:
+        """By the directory's descriptor, as its path may be longer than a socket's address."""
+        return f"/proc/self/fd/{inside}/{self._file}"

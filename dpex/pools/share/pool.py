@@ -1,0 +1,389 @@
+"""The pool of a training that shares batches: a connection to the producer, in place of workers of its own.
+
+Each batch is copied out of the workers' memory when it arrives, so that it is this training's own to write into.
+
+What was asked for and has not come is known here. When the connection ends, because the producer died, there is another
+at once: started by whichever training is first, and found by the others. All ask it for what they still want. The
+same happens where an exception of a signal handler broke off the taking in of a message (see `dpex.system.interrupts`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dpex.core.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
+from dpex.core.names import LOCAL
+from dpex.core.schedule import Ticket
+from dpex.errors import InternalError, ShareError
+from dpex.pools.agent.handles import RemoteResult
+from dpex.pools.base import PoolCounts, PoolTimes
+from dpex.pools.local.fork_server import keep_from_templates
+from dpex.pools.local.handles import ProcessHandle
+from dpex.pools.local.shared_queue import pack, write
+from dpex.pools.local.worker_process import END, TICKET_BYTES, receive
+from dpex.pools.share.facts import Facts
+from dpex.pools.share.memory import SharedMemory
+from dpex.pools.share.place import MeetingPlace
+from dpex.pools.share.subscriber import BUFFER_BYTES
+from dpex.worker.logical_state import RngState
+
+CONNECTIONS_IN_A_ROW = 4
+"""Producers that may end before a batch came of any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharePlan:
+    """How a loader shares one pass over its data.
+
+    facts: what all trainings must have alike. place: where they meet. kept_bytes: how much the producer keeps, at
+    least. start: starts a producer that listens there.
+    """
+
+    facts: Facts
+    place: MeetingPlace
+    kept_bytes: int
+    start: Callable[[socket.socket], None]
+
+    def connect(self) -> socket.socket:
+        """A connection to the producer, which is started if there is none.
+
+        Raises:
+            ShareError: It cannot be started.
+            OSError: The system refuses.
+        """
+        connection = self.place.connect()
+        if connection is not None:
+            return connection
+        with self.place.locked():
+            connection = self.place.connect()
+            if connection is None:
+                try:
+                    self._start()
+                    connection = self.place.connect()
+                except BaseException:
+                    self.place.remove()
+                    raise
+        if connection is None:
+            raise ShareError(f"share={self.facts['share']!r}: the process that makes the batches ended as it started")
+        return connection
+
+    def _start(self) -> None:
+        with self.place.listen() as listener:
+            self.start(listener)
+
+
+class SharedPool:
+    """See the module; implements `dpex.pools.base.WorkerPool`.
+
+    Raises:
+        ShareError: There is no producer, and none can be started.
+        OSError: The system refuses.
+    """
+
+    name = LOCAL
+    starts_slowly = False
+
+    def __init__(self, plan: SharePlan, first_workers: int) -> None:
+        self.counts = PoolCounts()
+        self.times = PoolTimes()
+        self.failed: str | None = None
+        self.crashes = 0
+        self.handles: list[ProcessHandle] = []
+        self._plan = plan
+        self._refused: str | None = None
+        self._memory = SharedMemory()
+        self._held: dict[tuple[int, int], Any] = {}
+        """The index of each batch that was asked for and has not come, by pass and number."""
+        self._taken: list[tuple[int, int]] = []
+        self._outbox: deque[bytes] = deque()
+        self._events: deque[PoolEvent] = deque()
+        self._buffer = memoryview(bytearray(TICKET_BYTES))
+        self._epoch = 0
+        self._connections = 0
+        self._is_torn = False
+        self._closed = False
+        self._epoll = select.epoll()
+        self.counts.wanted = first_workers
+        try:
+            self._connect()
+        except BaseException:
+            self._epoll.close()
+            raise
+
+    # -- the connection ------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Begin anew with whatever producer there is."""
+        self._connections += 1
+        self._socket = self._plan.connect()
+        self._socket.setblocking(False)
+        keep_from_templates(self._socket)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        self._epoll.register(self._socket.fileno(), select.EPOLLIN)
+        self._is_writing = False
+        self._memory.clear()
+        self._taken.clear()
+        self._outbox.clear()
+        self._put("hello", self._plan.facts, self._plan.kept_bytes)
+        self._put("resize", self.counts.wanted)
+        by_epoch: dict[int, list[tuple[int, Any]]] = {}
+        for (epoch, number), index in self._held.items():
+            by_epoch.setdefault(epoch, []).append((number, index))
+        for epoch, tickets in by_epoch.items():
+            self._put("tickets", epoch, tickets)
+
+    def _disconnect(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(self._socket.fileno())
+        self._socket.close()
+
+    def _connect_anew(self, why: str) -> None:
+        self._disconnect()
+        self._lose_workers(why)
+        if self._connections >= CONNECTIONS_IN_A_ROW:
+            self._fail(f"{why}, {self._connections} times in a row")
+            return
+        try:
+            self._connect()
+        except (OSError, ShareError, InternalError) as error:
+            self._fail(f"{why}, and there can be no other: {error}")
+
+    def _lose_workers(self, why: str) -> None:
+        for handle in self.handles:
+            self._events.append(WorkerGone(self.name, handle.worker, self._epoch, (), None, True, why))
+        self.handles = []
+        self.counts.running = 0
+
+    def _fail(self, why: str) -> None:
+        """There is no producer: what was asked for is made by others."""
+        self.failed = f"share={self._plan.facts['share']!r}: {why}"
+        self.counts.requested = 0
+        lost = tuple(number for epoch, number in self._held if epoch == self._epoch)
+        self._held.clear()
+        self._events.append(Notice(f"{self.failed}. From here on this training makes its batches itself"))
+        self._events.append(WorkerGone(self.name, -1, self._epoch, lost, None, True, self.failed))
+
+    # -- what is said --------------------------------------------------------------------------------------------
+
+    def _put(self, *message: Any) -> None:
+        self._outbox.append(pack(message))
+        self._flush()
+
+    def _flush(self) -> bool:
+        """Send what was kept back, in order; True if nothing is left of it."""
+        while self._outbox:
+            sent: list[Any] = []
+            if not write(self._socket, self._outbox[0], sent):
+                break
+            self._outbox.popleft()
+        self._watch(is_writing=bool(self._outbox))
+        return not self._outbox
+
+    def _watch(self, *, is_writing: bool) -> None:
+        if is_writing != self._is_writing:
+            self._is_writing = is_writing
+            self._epoll.modify(self._socket.fileno(), select.EPOLLIN | (select.EPOLLOUT if is_writing else 0))
+
+    def resize(self, wanted: int) -> None:
+        """See `WorkerPool.resize`: the producer has as many workers as the training wants that wants most."""
+        self.counts.wanted = wanted
+        if self.failed is not None:
+            return
+        self.counts.requested = wanted
+        self._put("resize", wanted)
+
+    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+        """See `WorkerPool.send`."""
+        if self.failed is not None or not self._flush():
+            return False
+        sent = [] if sent is None else sent
+        asked = {(epoch, ticket.number): ticket.index for ticket in tickets}
+        self._held.update(asked)
+        write(self._socket, pack(("tickets", epoch, [(t.number, t.index) for t in tickets])), sent)
+        if not sent:
+            for key in asked:
+                del self._held[key]
+        return bool(sent)
+
+    def new_epoch(self, epoch: int) -> None:
+        """See `WorkerPool.new_epoch`."""
+        self._epoch = epoch
+        self._held = {key: index for key, index in self._held.items() if key[0] >= epoch}
+        if self.failed is None:
+            self._put("epoch", epoch)
+
+    def dismiss(self, worker: int) -> None:
+        """Only logical workers are dismissed one by one."""
+
+    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
+        """There are no logical workers: ``seeding="batch"`` has none."""
+        raise InternalError("a shared pool has no logical workers")
+
+    def release(self, worker: int, logical: int) -> None:
+        """See `adopt`."""
+        raise InternalError("a shared pool has no logical workers")
+
+    # -- what is heard -------------------------------------------------------------------------------------------
+
+    def workers(self) -> list[int]:
+        """See `WorkerPool.workers`; tickets wait for workers at the producer, so they can be sent before there are."""
+        if self.failed is not None:
+            return []
+        return [handle.worker for handle in self.handles] or list(range(self.counts.wanted))
+
+    def at_work(self) -> int:
+        """Workers that have something to do, at most."""
+        return self.counts.running
+
+    def descriptors(self) -> list[int]:
+        """See `WorkerPool.descriptors`."""
+        return [self._epoll.fileno()]
+
+    def poll(self) -> deque[PoolEvent]:
+        """See `WorkerPool.poll`.
+
+        Raises:
+            ShareError: The producer refuses this training, as it does not read the same.
+        """
+        if self._refused is not None:
+            raise ShareError(self._refused)
+        if self._closed or self.failed is not None:
+            return self._events
+        was_torn, self._is_torn = self._is_torn, True
+        if was_torn:
+            self._connect_anew("a signal handler broke in")
+        self._hear()
+        self._is_torn = False
+        return self._events
+
+    def _hear(self) -> None:
+        while self.failed is None:
+            try:
+                received = receive(self._socket, self._buffer, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                received = None
+            if received is None:
+                self._connect_anew("the process that makes the batches ended")
+                continue
+            data, fds = received
+            message = marshal.loads(data)
+            if fds:
+                self._memory.map(message[1], fds)
+            else:
+                getattr(self, f"_hear_{message[0]}")(*message[1:])
+        if self.failed is None:
+            self._answer()
+
+    def _answer(self) -> None:
+        """Let the producer have memory back, and send what was kept."""
+        if self._taken:
+            taken, self._taken = self._taken, []
+            self._put("taken", taken)
+        elif self._outbox:
+            self._flush()
+
+    def _hear_refused(self, why: str) -> None:
+        self._refused = why
+        raise ShareError(why)
+
+    def _hear_status(
+        self,
+        running: int,
+        requested: int,
+        most: int | None,
+        why_most: str,
+        failed: str | None,
+        crashes: int,
+        pids: tuple[tuple[int, int], ...],
+    ) -> None:
+        """How the producer's pool stands. Where it has more workers than this training wants, they are others'."""
+        counts = self.counts
+        counts.running, counts.requested = min(running, counts.wanted), min(requested, counts.wanted)
+        counts.most, counts.why_most = (most, why_most) if most is not None and most < counts.wanted else (None, "")
+        self.crashes = crashes
+        known = {handle.worker for handle in self.handles}
+        self._events.extend(WorkerUp(self.name, worker) for worker, _ in pids if worker not in known)
+        self.handles = [_handle(worker, pid) for worker, pid in pids]
+        if failed is not None:
+            self._fail(failed)
+
+    def _hear_forget(self, segments: list[int]) -> None:
+        self._memory.forget(segments)
+
+    def _hear_notice(self, text: str, is_warning: bool) -> None:
+        self._events.append(Notice(text, is_warning))
+
+    def _hear_gone(
+        self,
+        worker: int,
+        keys: list[tuple[int, int]],
+        guilty: int | None,
+        expected: bool,
+        why: str,
+        pid: int | None,
+    ) -> None:
+        lost = tuple(key[1] for key in keys if self._held.pop(key, None) is not None and key[0] == self._epoch)
+        blamed = guilty if guilty in lost else None
+        self._events.append(WorkerGone(self.name, worker, self._epoch, lost, blamed, expected, why, pid))
+
+    def _hear_made(self, results: list[tuple[bytes, bool]]) -> None:
+        for data, is_first in results:
+            epoch, number, worker, kind, node, rest, places = marshal.loads(data)
+            slots = self._memory.copied(places)
+            if places:
+                self._taken.append((epoch, number))
+            if (epoch, number) not in self._held:
+                continue
+            self._connections = 0
+            self._count(epoch, number, worker, RemoteResult(kind, node, slots), kind == END, *rest)
+            self.times.shared += not is_first
+            del self._held[epoch, number]
+
+    def _count(
+        self,
+        epoch: int,
+        number: int,
+        worker: int,
+        value: Callable[[], Any],
+        is_end: bool,
+        stages: tuple[Any, ...],
+        cpu_s: float,
+        encode_s: float,
+        nbytes: int,
+    ) -> None:
+        """Count a result, and tell of it. It counts for each training that gets it, as each would have made it."""
+        service_s = self.times.count(stages, cpu_s, encode_s, nbytes)
+        load_s, collate_s, load_cpu_s, _, samples, _, slowest, failed = stages
+        making = (load_s, load_cpu_s, collate_s, encode_s, 0.0)
+        self._events.append(
+            TicketMade(epoch, number, worker, value, is_end, service_s, nbytes, samples, making, slowest, failed)
+        )
+
+    # -- closing -------------------------------------------------------------------------------------------------
+
+    def close(self, grace_s: float) -> None:
+        """See `WorkerPool.close`: the producer goes on for the others, and ends with the last."""
+        if self._closed:
+            return
+        self._closed = True
+        self._disconnect()
+        self._epoll.close()
+        self._memory.clear()
+        self._held.clear()
+        self._events.clear()
+        self.counts = PoolCounts()
+
+
+def _handle(worker: int, pid: int) -> ProcessHandle:
+    handle = ProcessHandle(f"dpex-worker-{worker}", worker)
+    handle.pid = pid or None
+    return handle

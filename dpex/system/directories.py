@@ -1,0 +1,135 @@
+"""Directories in which processes announce themselves: which are this user's own, and which are safe to write into.
+
+Whoever can change such a directory decides what Prometheus and ``dpex top`` ask, and a symbolic link in a place where
+everybody may make one leads writers astray. So a directory is opened once, checked as it was opened, and files are made
+in that very one. What is this user's own is made so that nobody else can enter it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+DIRECTORY_VARIABLE = "DPEX_METRICS_DIR"
+LONGEST_FILE = 65536
+"""More than any announcement has."""
+_REMEDY = f"remove it, or give a directory of yours by MetricsConfig(directory=...) or {DIRECTORY_VARIABLE}"
+
+
+def own_directories(environment: Mapping[str, str]) -> list[Path]:
+    """This user's own, the usual one first; the next is used where somebody else was there before.
+
+    The first goes with the session, the second with the machine's temporary files, the last is in the home directory.
+    """
+    found = []
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    if runtime and _is_mine(Path(runtime)):
+        found.append(Path(runtime) / "dpex")
+    found.append(Path(tempfile.gettempdir()) / f"dpex-{os.getuid()}")
+    cache = environment.get("XDG_CACHE_HOME") or (environment["HOME"] + "/.cache" if environment.get("HOME") else "")
+    if cache:
+        found.append(Path(cache) / "dpex" / "metrics")
+    return found
+
+
+def to_look_in(environment: Mapping[str, str]) -> list[Path]:
+    """Where processes may be announced: ``$DPEX_METRICS_DIR``, or of this user's own those that are safe."""
+    given = environment.get(DIRECTORY_VARIABLE)
+    return [Path(given)] if given else [path for path in own_directories(environment) if is_safe(path)]
+
+
+def is_safe(own: Path) -> bool:
+    """Whether that is a directory that only this user can change."""
+    try:
+        with opened(own, own=True):
+            return True
+    except OSError:
+        return False
+
+
+def _is_mine(path: Path) -> bool:
+    """XDG_RUNTIME_DIR may be that of whoever called su, or of another machine."""
+    try:
+        return path.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def prepare(directory: Path, *, own: bool) -> None:
+    """Make it unless it is there. Raises OSError."""
+    if own and directory.is_symlink():
+        raise PermissionError(f"{directory} is a symbolic link: {_REMEDY}")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def opened(directory: Path, *, own: bool) -> Iterator[int]:
+    """Its descriptor. With ``own`` it must be this user's alone to change, else at least nobody's but the owner's.
+
+    Raises:
+        OSError: it cannot be opened. PermissionError: it is not safe; the message says why, and what to do.
+    """
+    if not own:
+        _check_links(directory.absolute())
+        directory = directory.resolve()
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check(directory, os.fstat(descriptor), own=own)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check_links(path: Path) -> None:
+    for part in (path, *path.parents):
+        with contextlib.suppress(FileNotFoundError):
+            found = part.lstat()
+            if stat.S_ISLNK(found.st_mode) and found.st_uid not in (os.getuid(), 0):
+                raise PermissionError(f"{part} is a symbolic link of another user (number {found.st_uid}): {_REMEDY}")
+
+
+def _check(directory: Path, found: os.stat_result, *, own: bool) -> None:
+    """Root may use other users' directories where they are given: in a container those of its host are."""
+    me = os.getuid()
+    if found.st_uid != me and (own or (found.st_uid != 0 and me != 0)):
+        raise PermissionError(f"{directory} is another user's (number {found.st_uid}): {_REMEDY}")
+    if own and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may change what is in {directory}: chmod it to 700, or {_REMEDY}")
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise PermissionError(f"everybody may change what is in {directory}: chmod it, or {_REMEDY}")
+
+
+def write(directory: Path, name: str, text: str, *, own: bool) -> None:
+    """Put a file there at once and whole: this user's alone to read with ``own``, else for all. Raises OSError."""
+    temporary = f"dpex-{secrets.token_hex(8)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with opened(directory, own=own) as inside:
+        number = os.open(temporary, flags, 0o600, dir_fd=inside)
+        try:
+            with os.fdopen(number, "w") as file:
+                os.fchmod(number, 0o600 if own else 0o644)
+                file.write(text)
+            os.replace(temporary, name, src_dir_fd=inside, dst_dir_fd=inside)
+        except BaseException:
+            os.unlink(temporary, dir_fd=inside)
+            raise
+
+
+def read(path: Path) -> str:
+    """What a file of such a directory holds; others may have put anything there, and nothing is waited for.
+
+    Raises OSError, also for what is no file, and ValueError for what is too long or no text.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(f"{path} is no file")
+        found = file.read(LONGEST_FILE + 1)
+    if len(found) > LONGEST_FILE:
+        raise ValueError(f"{path} is longer than {LONGEST_FILE} bytes")
+    return found.decode()

@@ -1,0 +1,47 @@
+"""The Hugging Face Trainer: `DpexTrainerCallback` logs what the training loader does, and prints the diagnosis.
+
+It needs transformers (``pip install 'dpex[transformers]'``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from dpex.integrations.loaders import loader_behind
+from dpex.integrations.readings import LoaderFigures, diagnosis_of
+
+_transformers: Any = importlib.import_module("transformers")
+
+
+class DpexTrainerCallback(_transformers.TrainerCallback):  # type: ignore[misc]  # it may not be installed where this is checked
+    """Adds wait, workers and decisions of the training loader to what the `Trainer` logs.
+
+    The names are those of `dpex.log_to`. They are in ``trainer.state.log_history``, and in what the callbacks after
+    this one are told.
+
+    Args:
+        print_diagnosis: Whether the main process prints the diagnosis when training ends.
+    """
+
+    def __init__(self, *, print_diagnosis: bool = True) -> None:
+        self._print_diagnosis = print_diagnosis
+        self._readings: LoaderFigures | None = None
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        """Add the figures since the last entry."""
+        loader = others.get("train_dataloader")
+        if logs is None or loader_behind(loader) is None:
+            return
+        if self._readings is None or self._readings.loader is not loader_behind(loader):
+            self._readings = LoaderFigures(loader)
+        values = self._readings.take()
+        logs.update(values)
+        if state.log_history:
+            state.log_history[-1].update(values)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Print the diagnosis."""
+        if self._print_diagnosis and state.is_world_process_zero:
+            print(diagnosis_of(others.get("train_dataloader")), flush=True)
+        self._readings = None

@@ -1,0 +1,182 @@
+"""Get the samples of a ticket and collate them, as torch's fetchers do, and time the stages."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from dpex.measure.sampling import SAMPLE_S
+from dpex.profile.live_timer import TicketTimer
+from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S
+from dpex.worker.logical_state import DatasetState
+from dpex.worker.outcome import Stages, stages_of
+from dpex.worker.sample_guard import SampleGuard
+from dpex.worker.setup import WorkerSetup
+from dpex.worker.stateful import load_state
+
+
+class SampleClock:
+    """Finds the slowest sample of each batch while samples take long enough (``is_on``). The very first is left out: it
+    pays for what is opened and imported."""
+
+    __slots__ = ("_is_warm", "_slowest", "is_on")
+
+    def __init__(self) -> None:
+        self.is_on = True
+        self._is_warm = False
+        self._slowest: tuple[()] | tuple[float, int] = ()
+
+    def samples(self, dataset: Any, index: Any) -> list[Any]:
+        """``[dataset[i] for i in index]``."""
+        data: list[Any] = []
+        longest_s, at, is_warm = SAMPLE_S, -1, self._is_warm
+        now = time.perf_counter()
+        for i in index:
+            data.append(dataset[i])
+            then, now = now, time.perf_counter()
+            if now - then > longest_s and is_warm:
+                longest_s, at = now - then, len(data) - 1
+            is_warm = True
+        self._is_warm = is_warm
+        self._slowest = (longest_s, at) if at >= 0 else ()
+        return data
+
+    def told(self, load_s: float, samples: int) -> tuple[()] | tuple[float, int]:
+        """The slowest of these samples, if known, its seconds and its place; settles whether the next are timed."""
+        slowest, self._slowest = self._slowest, ()
+        self.is_on = load_s > SAMPLE_S * samples
+        return slowest
+
+
+class Fetcher:
+    """Gets the samples of a ticket and collates them, as torch's fetchers do, timing the two apart.
+
+    timer: of the worker, as fetchers come and go. cpu: the CPU clock of what is made here, see
+    `dpex.system.cpu_clocks`.
+    """
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        timer: TicketTimer | None = None,
+        cpu: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._cpu = cpu
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._auto_collation = setup.auto_collation
+        self._drop_last = setup.drop_last
+        self._iterator = iter(dataset) if setup.iterable else None
+        self._ended = False
+        self._unclocked = 0
+        self._ratios = (1.0, 1.0)
+        self._timer = timer or TicketTimer(is_on=False)
+        self._clock = SampleClock()
+        self._guard = SampleGuard(dataset, setup.samples, setup.base_seed) if setup.samples.is_on else None
+
+    @property
+    def stream(self) -> Any:
+        """The iterator of an iterable dataset; None of any other."""
+        return self._iterator
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the stream has no more."""
+        return self._ended
+
+    def go_on(self, state: DatasetState) -> None:
+        """Have the stream where it was; one that cannot be told makes its first batches again, which are dropped."""
+        load_state(self._iterator, state.iterator)
+        self._ended = state.has_ended
+        with contextlib.suppress(StopIteration):
+            for _ in range(state.skip):
+                self.fetch(state.index)
+
+    def fetch(self, index: Any) -> tuple[Any, Stages]:
+        """The batch and its stage times; raises StopIteration at the end of a stream.
+
+        The CPU clock is a system call: of tiny batches it is read for each `CPU_CLOCK_EVERY`-th, which stands for all.
+        """
+        clocked = self._unclocked == 0
+        cpu_began = self._cpu() if clocked else 0.0
+        began = time.perf_counter()
+        if began >= self._timer.due and self._timer.begin(began, self._dataset):
+            return self._fetch_timed(index)
+        data = self._from_stream(index) if self._iterator is not None else self._from_map(index)
+        fetched = time.perf_counter()
+        cpu_fetched = self._cpu() if clocked else 0.0
+        samples = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
+        clock, load_s = self._clock, fetched - began
+        slowest = clock.told(load_s, samples) if clock.is_on or load_s > SAMPLE_S * samples else ()
+        batch = self._collate_fn(data)
+        ended = time.perf_counter()
+        collate_s = ended - fetched
+        if clocked:
+            cpu_ended = self._cpu()
+            self._ratios = (
+                (cpu_fetched - cpu_began) / load_s if load_s > 0 else 1.0,
+                (cpu_ended - cpu_fetched) / collate_s if collate_s > 0 else 1.0,
+            )
+        load_ratio, collate_ratio = self._ratios
+        self._unclocked = 0 if ended - began > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
+        times = load_s, collate_s, load_s * load_ratio, collate_s * collate_ratio
+        failed = self._guard.taken() if self._guard is not None else ()
+        return batch, stages_of(Stages, (*times, samples, (), slowest, failed))
+
+    def unmeasured(self, index: Any) -> Any:
+        """The batch of a map-style dataset alone, whose loader batches: for tiny ones, see `dpex.engine.unmeasured`."""
+        dataset = self._dataset
+        if getattr(dataset, "__getitems__", None):
+            return self._collate_fn(dataset.__getitems__(index))
+        return self._collate_fn([dataset[i] for i in index])
+
+    def _fetch_timed(self, index: Any) -> tuple[Any, Stages]:
+        """The same, and what the transforms took."""
+        timer, collate_fn = self._timer, self._collate_fn
+        try:
+            self._collate_fn, self._unclocked = partial(timer.collating, collate_fn), 0
+            batch, stages = self.fetch(index)
+        finally:
+            self._collate_fn = collate_fn
+            timer.end()
+        times = timer.without_cost(stages[:5])
+        return batch, Stages(*times, timer.rows(self._dataset, times), stages.slowest, stages.failed)
+
+    def _from_map(self, index: Any) -> Any:
+        dataset, guard = self._dataset, self._guard
+        if guard is not None:
+            return guard.samples(index) if self._auto_collation else guard.sample(index)
+        if not self._auto_collation:
+            return dataset[index]
+        if getattr(dataset, "__getitems__", None):
+            return dataset.__getitems__(index)
+        return self._clock.samples(dataset, index) if self._clock.is_on else [dataset[i] for i in index]
+
+    def _from_stream(self, index: Any) -> Any:
+        assert self._iterator is not None
+        if self._ended:
+            raise StopIteration
+        if not self._auto_collation:
+            return next(self._iterator)
+        data = []
+        for _ in index:
+            try:
+                data.append(next(self._iterator))
+            except StopIteration:
+                self._ended = True
+                break
+        if not data or (self._drop_last and len(data) < len(index)):
+            raise StopIteration
+        return data
+
+
+def _length(items: Any) -> int:
+    try:
+        return len(items)
+    except TypeError:
+        return 1

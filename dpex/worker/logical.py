@@ -1,0 +1,120 @@
+"""One logical worker on a worker: its seed, its random state, its dataset and its pass.
+
+Logical worker *k* is what PyTorch calls worker *k*. Its random state travels with it when it moves to another worker.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_worker_info
+from dpex.profile.live_timer import TicketTimer
+from dpex.worker.fetch import Fetcher
+from dpex.worker.logical_state import (
+    DatasetState,
+    RngState,
+    get_rng_state,
+    pack_state,
+    random_states,
+    set_random_states,
+    unpack_state,
+)
+from dpex.worker.outcome import where
+from dpex.worker.own_generators import OwnGenerators
+from dpex.worker.setup import WorkerSetup
+from dpex.worker.split_streams import users_dataset
+from dpex.worker.stateful import is_stateful, load_state, state_of
+
+
+def seed_like_torch(base_seed: int, worker_id: int, seed_torch: Callable[[int], Any] = torch.manual_seed) -> int:
+    """Seed the global generators as PyTorch seeds worker ``worker_id``; returns ``WorkerInfo.seed``."""
+    seed = base_seed + worker_id
+    random.seed(seed)
+    seed_torch(seed)
+    np.random.seed(generate_numpy_seed(base_seed, worker_id))
+    return seed
+
+
+class Logical:
+    """One logical worker on this worker."""
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        number: int,
+        state: RngState | None,
+        timer: TicketTimer,
+        cpu: Callable[[], float],
+        seed_torch: Callable[[int], Any],
+    ) -> None:
+        self.number = number
+        self.state = state
+        self.setup = setup
+        self.info: Any = None
+        self.fetcher: Fetcher | None = None
+        self.init_error: ExceptionWrapper | None = None
+        self.epoch = -1
+        self.own_generators: OwnGenerators | None = None
+        self._timer = timer
+        self._cpu = cpu
+        self._seed_torch = seed_torch
+
+    def start(self) -> None:
+        """Seed, publish the worker info, run ``worker_init_fn``; an error is the answer to every ticket."""
+        setup = self.setup
+        setup.enter_modes()
+        seed = seed_like_torch(setup.base_seed, self.number, self._seed_torch)
+        self.info = WorkerInfo(
+            id=self.number, num_workers=setup.num_workers, seed=seed, dataset=users_dataset(setup.dataset)
+        )
+        set_worker_info(self.info)
+        states, dataset = (None, None) if self.state is None else unpack_state(self.state)
+        self.state = None
+        try:
+            if setup.worker_init_fn is not None:
+                setup.worker_init_fn(self.number)
+            self.own_generators = setup.own_generators()
+            self._begin(dataset)
+        except Exception:
+            self.init_error = ExceptionWrapper(where=where(self.number))
+        set_random_states(states)
+
+    def _begin(self, state: DatasetState | None) -> None:
+        """Begin the first pass, or go on within one: the dataset gets its state, is iterated, and the iterator its."""
+        if state is None:
+            self.new_pass(0)
+            return
+        load_state(self.setup.dataset, state.dataset)
+        self.new_pass(state.epoch)
+        assert self.fetcher is not None
+        self.fetcher.go_on(state)
+
+    def new_pass(self, epoch: int) -> None:
+        """Begin an epoch: an iterable dataset is iterated anew."""
+        self.epoch = epoch
+        self.fetcher = Fetcher(self.setup, self.setup.dataset, self.setup.collate_fn, self._timer, self._cpu)
+
+    @property
+    def has_dataset_state(self) -> bool:
+        """Whether its dataset, or the stream that is read, tells its state."""
+        return is_stateful(self.setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
+
+    def snapshot(self) -> RngState | None:
+        """Its state now, for whom the global generators are set; None: it is a stream that cannot tell."""
+        if self.has_dataset_state:
+            return pack_state(random_states(), self._dataset_state())
+        return None if self.setup.iterable else get_rng_state()
+
+    def _dataset_state(self) -> DatasetState:
+        dataset, stream = self.setup.dataset, self.fetcher and self.fetcher.stream
+        return DatasetState(
+            epoch=self.epoch,
+            dataset=None if stream is dataset else state_of(dataset),
+            iterator=state_of(stream),
+            has_ended=self.fetcher is not None and self.fetcher.has_ended,
+        )

@@ -1,0 +1,220 @@
+"""Random generators that a dataset keeps for itself, as transforms of MONAI and albumentations do.
+
+dpex seeds the global generators for each batch of ``seeding="batch"``. A generator that lies in the dataset is copied
+with it into every worker: copies draw the same numbers, and which come depends on who makes a batch. So generators of
+kinds that dpex knows, and of those that users add (`register_rng`), are looked for in the dataset and the collate
+function when a worker begins, and reseeded there for each batch by their own interface. Plain generators of Python,
+NumPy and torch that lie there are nobody's: `unseeded` names them, for a warning.
+
+What is looked at are attributes, items of lists and dicts, and what functions are bound to, up to `MOST_OBJECTS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from dpex.core.seeding import ticket_seed
+from dpex.errors import OptionError
+from dpex.system.user_warnings import warn
+from dpex.worker.current_batch import batch_seed
+from dpex.worker.decoded_stream import DecodedStream
+from dpex.worker.split_streams import split_of, users_dataset
+
+MOST_OBJECTS = 5000
+"""Objects of a dataset that are looked at; it takes a few milliseconds."""
+MOST_ITEMS = 64
+"""Items of a list or dict that are looked at: transforms are few, and samples are many."""
+_SEED_BITS = 32
+"""What every generator takes for a seed."""
+
+Made = TypeVar("Made")
+Reseed = Callable[[Any, int], Any]
+Registered = tuple[tuple[type, Reseed], ...]
+"""Kinds of objects that have generators, and what reseeds one; the kinds added last come first."""
+
+
+class _Kind(NamedTuple):
+    """A class of a library, looked up where that is imported, and the method that reseeds it."""
+
+    module: str
+    name: str
+    reseed: Reseed
+
+
+_KNOWN = (
+    _Kind("monai.transforms.transform", "Randomizable", lambda one, seed: one.set_random_state(seed=seed)),
+    _Kind("albumentations.core.composition", "BaseCompose", lambda one, seed: one.set_random_seed(seed)),
+    _Kind("albumentations.core.transforms_interface", "BasicTransform", lambda one, seed: one.set_random_seed(seed)),
+)
+"""Seen with MONAI 1.6 and albumentations 2.0; each of these reseeds what it consists of."""
+_PLAIN = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, torch.Tensor, type, types.ModuleType)
+_registered: list[tuple[type, Reseed]] = []
+_named: set[str] = set()
+
+
+def register_rng(kind: type, reseed: Callable[[Any, int], Any]) -> None:
+    """Have objects of a class reseeded for each batch, where a dataset or a collate function has such objects.
+
+    Under ``seeding="batch"``, and so under ``num_workers="auto"``, ``reseed`` is called with each object of that class
+    (or of one derived from it) that dpex finds in the dataset, before a batch is made, with a seed that depends on the
+    base seed, the epoch, the number of the batch and the object's place. So draws differ between batches, and are the
+    same whichever worker makes them. Randomizable transforms of MONAI and transforms of albumentations are known
+    without this. Call it before the first ``iter()`` of a loader.
+
+    Args:
+        kind: The class. One that is registered again gets the new function.
+        reseed: A function of the object and the seed, a whole number of 32 bits. It has to reseed whatever the object
+            consists of, too, and what it returns is not looked at.
+
+    Raises:
+        OptionError: ``kind`` is no class, or ``reseed`` cannot be called. It is a ValueError.
+
+    Examples:
+        >>> import random
+        >>> import dpex
+        >>> class Flip:
+        ...     def __init__(self):
+        ...         self.rng = random.Random()
+        ...     def __call__(self, image):
+        ...         return image[::-1] if self.rng.random() < 0.5 else image
+        >>> dpex.register_rng(Flip, lambda flip, seed: flip.rng.seed(seed))
+    """
+    if not isinstance(kind, type):
+        raise OptionError(f"register_rng(kind={kind!r}): give a class")
+    if not callable(reseed):
+        raise OptionError(f"register_rng(reseed={reseed!r}): give a function of an object and a seed")
+    _registered[:] = [(kind, reseed), *(one for one in _registered if one[0] is not kind)]
+
+
+def registered() -> Registered:
+    """What users have registered."""
+    return tuple(_registered)
+
+
+class OwnGenerators:
+    """Those of one dataset that can be reseeded, in the order in which they were found."""
+
+    def __init__(self, found: list[tuple[Any, Reseed]]) -> None:
+        self._found = found
+
+    def reseed(self, seed: int) -> None:
+        """Reseed each for the batch of that seed."""
+        for place, (one, reseed) in enumerate(self._found):
+            reseed(one, ticket_seed(seed, place) % (1 << _SEED_BITS))
+
+
+def own_generators(dataset: Any, collate_fn: Any, registered: Registered) -> OwnGenerators | None:
+    """What of a dataset and a collate function is to be reseeded; None: nothing."""
+    found = [(one, reseed) for _, one, reseed in _found_in(dataset, collate_fn, registered) if reseed is not None]
+    return OwnGenerators(found) if found else None
+
+
+def reseeding(fetch: Callable[[Any], Made], own: OwnGenerators | None) -> Callable[[Any], Made]:
+    """``fetch``, before which the generators are reseeded for the batch that is made; itself where there are none."""
+    if own is None:
+        return fetch
+
+    def fetch_reseeded(index: Any) -> Made:
+        own.reseed(batch_seed())
+        return fetch(index)
+
+    return fetch_reseeded
+
+
+def warn_of_unseeded(dataset: Any, collate_fn: Any, registered: Registered) -> None:
+    """Warn, once for each name, of generators that nobody reseeds."""
+    for name, one, reseed in _found_in(dataset, collate_fn, registered):
+        if reseed is None and name not in _named:
+            _named.add(name)
+            kind = f"{type(one).__module__}.{type(one).__qualname__}"
+            warn(
+                f"{name} is a random generator ({kind}) that nobody reseeds: each worker has a copy, so draws repeat "
+                "from worker to worker, and depend on which worker makes a batch. Draw from the global generators of "
+                "random, NumPy or torch, which dpex seeds for each batch; or make the generator in __getitem__, from "
+                "(dpex.batch_seed(), index); or tell dpex how to reseed what holds it, with dpex.register_rng"
+            )
+
+
+def _found_in(dataset: Any, collate_fn: Any, registered: Registered) -> Iterator[tuple[str, Any, Reseed | None]]:
+    """Generators with their names, and what reseeds them, if anything does; the nearest come first."""
+    kinds = (*registered, *_imported())
+    waiting: deque[tuple[str, Any]] = deque([_root(dataset), ("collate_fn", collate_fn)])
+    seen: set[int] = set()
+    while waiting and len(seen) < MOST_OBJECTS:
+        name, one = waiting.popleft()
+        if id(one) in seen or isinstance(one, _LEAVES):
+            continue
+        seen.add(id(one))
+        reseed = next((reseed for kind, reseed in kinds if isinstance(one, kind)), None)
+        if reseed is not None or _is_plain_generator(one):
+            yield name, one, reseed
+        else:
+            waiting.extend(_parts(name, one))
+
+
+def _root(dataset: Any) -> tuple[str, Any]:
+    """What makes the samples of a batch, with its name; generators of what a stream reads belong to the stream."""
+    inner = users_dataset(dataset)
+    name = type(inner).__name__
+    if isinstance(inner, DecodedStream):
+        return f"{name}.fn", inner.fn
+    split = split_of(inner)
+    return name, inner if split is None else split.decode
+
+
+def _imported() -> Iterable[tuple[type, Reseed]]:
+    for kind in _KNOWN:
+        found = getattr(sys.modules.get(kind.module), kind.name, None)
+        if isinstance(found, type):
+            yield found, kind.reseed
+
+
+def _is_plain_generator(one: Any) -> bool:
+    """Whether it is a generator of Python, NumPy or torch, but not a global one, which dpex seeds."""
+    if not isinstance(one, _PLAIN) or isinstance(one, random.SystemRandom):
+        return False
+    is_global: bool = one is torch.default_generator or one is _global_of_numpy or one is _global_of_python
+    return not is_global
+
+
+_global_of_numpy: Any = np.random.mtrand._rand
+_global_of_python: Any = random.seed.__self__  # type: ignore[attr-defined]
+
+
+def _parts(name: str, one: Any) -> Iterator[tuple[str, Any]]:
+    """What an object consists of, as far as that can be told without calling anything of it."""
+    if isinstance(one, dict):
+        for key, value in islice(dict.items(one), MOST_ITEMS):
+            yield f"{name}[{key!r}]", value
+    elif isinstance(one, (list, tuple)):
+        items: Iterator[Any] = list.__iter__(one) if isinstance(one, list) else tuple.__iter__(one)
+        for place, value in enumerate(islice(items, MOST_ITEMS)):
+            yield f"{name}[{place}]", value
+    elif isinstance(one, functools.partial):
+        yield from ((f"{name}.func", one.func), (f"{name}.args", one.args), (f"{name}.keywords", one.keywords))
+    elif isinstance(one, types.MethodType):
+        yield f"{name}.__self__", one.__self__
+    elif isinstance(one, types.FunctionType):
+        for variable, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=False):
+            try:
+                yield f"{name}.{variable}", cell.cell_contents
+            except ValueError:
+                continue  # it has no value yet
+    else:
+        try:
+            attributes = dict(vars(one))
+        except Exception:  # it has none, or is a stand-in for something that is not there
+            return
+        for attribute, value in attributes.items():
+            yield f"{name}.{attribute}", value

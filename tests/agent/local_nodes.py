@@ -1,0 +1,14 @@
+"""Agents on this machine, for tests: real processes and real connections, without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from benchmarks.network.nodes import ProcessNodes
+from dpex.pools.agent.pool import RemotePool
+from dpex.worker.setup import WorkerSetup
+
+
+def make_pool(setup: WorkerSetup, shared_queue: bool, count: int, rooms: list[int], far: Collection[int]) -> RemotePool:
+    nodes = ProcessNodes(setup, rooms, near=[agent for agent in range(len(rooms)) if agent not in far])
+    return RemotePool(nodes, shared_queue=shared_queue, first_workers=count, probe_index=0)

@@ -1,0 +1,169 @@
+"""The loader with workers of agents: the batches of local workers, whatever happens to an agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from families import Augmented, assert_same, seeded
+from local_nodes import make_pool
+from torch.utils.data import DataLoader
+from waiting import until
+
+from dpex import DpexDataLoader
+from dpex.loader.runtime import LoaderRuntime
+from dpex.pools.agent.nodes import NodeNews
+from dpex.pools.factory import PoolFactory
+from dpex.telemetry.loader_metrics import readings_of
+
+SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True}
+
+
+NEAR, FAR = 0, 1
+"""The first node is this machine, for what the pool knows; the second is another."""
+
+
+@pytest.fixture(autouse=True)
+def agents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Room on two nodes for remote workers, without Ray."""
+    rooms = [2, 2]
+    local = PoolFactory.__call__
+
+    def make(self: PoolFactory, name: str, count: int, setup: Any, shared_queue: bool) -> Any:
+        if name == "remote":
+            return make_pool(setup, shared_queue, count, rooms, far=[FAR])
+        return local(self, name, count, setup, shared_queue)
+
+    monkeypatch.setattr(PoolFactory, "__call__", make)
+    monkeypatch.setattr(LoaderRuntime, "hold_cluster", lambda self, head_address: None)
+    return rooms
+
+
+def remote(dataset: Any, **options: Any) -> DpexDataLoader[torch.Tensor]:
+    return DpexDataLoader(dataset, distribute_mode=True, generator=seeded(), **SHAPE, **options)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_are_torchs(workers: int) -> None:
+    expected = list(DataLoader(Augmented(120), num_workers=workers, generator=seeded(), **SHAPE))
+    with remote(Augmented(120), num_workers=workers) as loader:
+        assert_same(torch.cat(list(loader)), torch.cat(expected))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_batches_with_seeds_of_their_own(workers: int) -> None:
+    expected = list(DpexDataLoader(Augmented(400), seeding="batch", generator=seeded(), **SHAPE))
+    with remote(Augmented(400), num_workers=workers, seeding="batch") as loader:
+        assert_same(torch.cat(list(loader)), torch.cat(expected))
+
+
+class Large(Augmented):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3, 200, 200), float(index))
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_large_batches(workers: int) -> None:
+    with remote(Large(80), num_workers=workers, seeding="batch", local_while_starting=False) as loader:
+        iterator: Any = iter(loader)
+        times = iterator._engine.pool("remote").times
+        got = list(iterator)
+    assert times.shared_bytes + times.streamed_bytes == times.nbytes == 20 * got[0].nbytes
+    assert workers > 2 or times.shared_bytes == times.nbytes
+    assert sorted(float(batch[i, 0, 0, 0]) for batch in got for i in range(4)) == list(range(80))
+    assert all(torch.equal(batch, batch[:, :1, :1, :1].expand_as(batch)) for batch in got)
+
+
+def test_a_node_that_is_left_alone_is_in_stats_metrics_and_diagnosis(agents: list[int]) -> None:
+    agents[FAR] = 0
+    why = "node bad-one is left alone for 30 s, as it failed 3 times within 60 s; the last time: its agent ended"
+    with remote(Augmented(80), num_workers=1, seeding="batch") as loader:
+        iterator: Any = iter(loader)
+        pool = iterator._engine.pool("remote")
+        until(lambda: pool._nodes._news)
+        pool._nodes._news.append(NodeNews("left alone", place="bad-one", why=why))
+        pool.poll()
+        stats, sums = loader.stats().pools["remote"], iterator._engine.sums()
+        assert (stats.nodes_left_alone, stats.left_alone) == (1, {"bad-one": why})
+        assert readings_of(sums).gauges["dpex_nodes_left_alone", "remote"] == 1
+        assert "bad-one" in str(loader.diagnose())
+        pool._nodes._news.append(NodeNews("left alone", place="bad-one"))
+        pool.poll()
+        assert loader.stats().pools["remote"].left_alone == {}
+        assert "bad-one" in " ".join(loader.diagnose().facts.failed_nodes)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+@pytest.mark.parametrize("agent", [NEAR, FAR])
+def test_a_worker_and_an_agent_that_are_killed_change_nothing(seeding: Any, agent: int) -> None:
+    dataset = Augmented(20000, nap_s=0.002)
+    with remote(dataset, num_workers=4, seeding=seeding) as loader, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        iterator: Any = iter(loader)
+        got = list(islice(iterator, 4))
+        pool = iterator._engine.pool("remote")
+
+        def all_run() -> bool:
+            got.append(next(iterator))
+            return bool(pool.counts.running == 4)
+
+        until(all_run, 60.0)
+        os.kill(pool._nodes.processes[agent].pid, signal.SIGKILL)
+        got += islice(iterator, 60)
+    reference = DataLoader(Augmented(20000), num_workers=4, generator=seeded(), **SHAPE)
+    if seeding == "batch":
+        reference = DpexDataLoader(Augmented(20000), seeding="batch", generator=seeded(), **SHAPE)
+    assert_same(torch.cat(got), torch.cat(list(islice(reference, len(got)))))
+
+
+def test_an_agent_that_stood_still_goes_on_with_what_it_held() -> None:
+    """As a node that is cut off for a while: its batches are waited for, and nobody makes them a second time."""
+    with remote(Augmented(20000, nap_s=0.002), num_workers=4, seeding="batch") as loader:
+        iterator: Any = iter(loader)
+        got = list(islice(iterator, 4))
+        pool = iterator._engine.pool("remote")
+
+        def all_run() -> bool:
+            got.append(next(iterator))
+            return bool(pool.counts.running == 4)
+
+        until(all_run, 60.0)
+        schedule, agents = iterator._engine.schedule, pool._agents
+        stopped = pool._nodes.processes[FAR].pid
+        waited: list[bool] = []
+
+        def let_go_on() -> None:
+            """Once next() waits for a batch of the one that stands still."""
+            try:
+                waited.append(until(lambda: schedule.next_number in agents[FAR].held))
+            finally:
+                os.kill(stopped, signal.SIGCONT)
+
+        os.kill(stopped, signal.SIGSTOP)
+        helper = threading.Thread(target=let_go_on)
+        helper.start()
+        got += islice(iterator, 60)
+        helper.join()
+        assert waited
+        assert loader.stats().deaths == 0
+    reference = DpexDataLoader(Augmented(20000), seeding="batch", generator=seeded(), **SHAPE)
+    assert_same(torch.cat(got), torch.cat(list(islice(reference, len(got)))))
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+def test_workers_that_hold_no_ticket_are_not_at_work(seeding: str) -> None:
+    """Else a wait behind a single slow batch would be put down to all of them."""
+    options = {"num_workers": 4, "distribute_mode": True, "local_while_starting": False, "seeding": seeding, **SHAPE}
+    with DpexDataLoader(Augmented(64), **options) as loader:
+        iterator = iter(loader)
+        for _ in range(len(loader)):
+            next(iterator)
+        pool = iterator._engine.pool("remote")
+        assert pool.counts.running > 0
+        assert pool.at_work() == 0

@@ -1,0 +1,79 @@
+"""`dpex cluster`: what it shows, of values and of a real cluster, and what it says where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dpex.autotune.room import NodeLink
+from dpex.cli.cluster import NO_LOADERS, ClusterNode, screen
+from dpex.core.fair_shares import Claim
+
+ROOT = Path(__file__).parents[2]
+NODES = [ClusterNode(name="a", cpus=4.0, free=0.0), ClusterNode(name="b", cpus=8.0, free=2.5)]
+
+
+def text_of(shown: Any) -> str:
+    console = Console(width=160, record=True, file=sys.stderr)
+    console.print(shown)
+    return console.export_text()
+
+
+def test_nodes_and_loaders_are_shown_who_waits_longest_first() -> None:
+    loaders = {
+        "idle": (Claim(need=2.0, most=12, requested=2, running=2), 2),
+        "hungry": (Claim(need=16.0, most=12, requested=8, running=4, weight=2.0), 8),
+    }
+    lines = [line.split() for line in text_of(screen(NODES, loaders)).splitlines()]
+    assert ["Ray", "cluster:", "2", "nodes,", "12", "CPUs,", "2.5", "free"] in lines
+    assert ["b", "8", "5.5", "2.5"] in lines
+    hungry, idle = ["hungry", "4", "8", "8", "16.0", "75", "%", "1", "2"], ["idle", "2", "2", "2", "2.0", "0", "%"]
+    assert lines.index(hungry) < lines.index([*idle, "1", "1"])
+
+
+def test_the_network_from_a_node_is_that_to_all_loaders() -> None:
+    found = [ClusterNode(name="a (0123)", cpus=4.0, free=0.0), ClusterNode(name="b (4567)", cpus=4.0, free=4.0)]
+    to_one = NodeLink(bytes_per_s=30e6, bandwidth=110e6, round_trip_s=0.004, loss=0.0)
+    to_other = NodeLink(bytes_per_s=12e6, bandwidth=90e6, round_trip_s=0.05, loss=0.01)
+    text = text_of(screen(found, {}, [("a.local (0123)", to_one), ("a.local (0123)", to_other)]))
+    (line,) = [line for line in text.splitlines() if line.startswith("a (0123)")]
+    for part in ("42 MB/s", "110 MB/s", "50 ms", "1.0 %"):
+        assert part in line
+    assert "sent again" in text
+    assert "sent again" not in text_of(screen(found, {}))
+
+
+def test_a_cluster_without_loaders_says_so() -> None:
+    assert NO_LOADERS.split() == text_of(screen(NODES, {})).split("\n\n")[-1].split()
+
+
+def test_where_nothing_answers_the_remedy_is_named() -> None:
+    command = [sys.executable, "-m", "dpex", "cluster", "--once", "--address", "127.0.0.1:1"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert ended.returncode == 1
+    assert "no Ray cluster answers at address='127.0.0.1:1'" in ended.stderr
+    assert "--address" in ended.stderr
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    head = {"num_cpus": 3, "object_store_memory": 100 << 20, "include_dashboard": False}
+    started = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    yield started.address
+    started.shutdown()
+
+
+@pytest.mark.ray
+def test_a_real_cluster_is_shown_from_outside(address: str) -> None:
+    command = [sys.executable, "-m", "dpex", "cluster", "--once", "--address", address]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "Ray cluster: 1 node, 3 CPUs, 3 free" in ended.stdout
+    assert "No loader divides this cluster now" in ended.stdout

@@ -1,0 +1,21 @@
+"""A device that copies late, for tests of the feed without a GPU."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+from async_device import AsyncDevice, pretended
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncDevice]:
+    """Nothing was written where a copy was still to read, and no thread is left."""
+    for made in pretended(monkeypatch):
+        yield made
+        made.release()
+        gc.collect()
+        assert made.hazards == []
+        assert [thread for thread in threading.enumerate() if thread.name == "dpex-pin"] == []

@@ -1,0 +1,109 @@
+"""Slots that the device reads by itself: locked once, unlocked before they are unmapped, and copied once."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from async_device import CUDA, AsyncDevice, pretended
+from families import Augmented, seeded
+
+from dpex import DpexDataLoader
+from dpex.feed import staging
+from dpex.feed.device import QueueDevice, opened
+from dpex.feed.staging import Staging
+from dpex.transport.arena import Arena, memory_behind
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncDevice]:
+    monkeypatch.setattr(staging, "_locked", {})
+    monkeypatch.setattr(QueueDevice, "_refuses_locks", False)
+    for made in pretended(monkeypatch):
+        yield made
+        made.release()
+        gc.collect()
+        assert made.hazards == []
+
+
+def staging_of(gpu: AsyncDevice) -> Staging:
+    device = opened(CUDA)
+    assert isinstance(device, QueueDevice)
+    return Staging(device)
+
+
+def test_a_segment_is_locked_once_whole_and_unlocked_before_it_is_unmapped(gpu: AsyncDevice) -> None:
+    stage, arena = staging_of(gpu), Arena(shared=False)
+    tensors = [arena.tensor((1000,), torch.float32) for _ in range(2)]
+    assert [stage(tensor) is tensor for tensor in tensors] == [True, True]
+    view = tensors[0][10:].view(-1, 2)
+    assert stage(view) is view
+    memory = memory_behind(view)
+    assert memory is not None
+    assert list(gpu.runtime.locked.values()) == [len(memory)]
+    del memory, view, tensors, arena
+    gc.collect()
+    assert gpu.runtime.locked == {}
+    assert staging._locked == {}
+    assert stage.staged_bytes == 0
+
+
+@pytest.mark.parametrize("tensor", [torch.arange(4), torch.eye(3).to_sparse(), torch.empty(0)], ids=str)
+def test_other_memory_is_copied(gpu: AsyncDevice, tensor: torch.Tensor) -> None:
+    assert staging_of(gpu)(tensor) is not tensor
+    assert gpu.runtime.locked == {}
+    assert gpu.pinned == 1
+
+
+def test_what_the_platform_refuses_is_copied_and_not_asked_for_again(gpu: AsyncDevice) -> None:
+    gpu.runtime.answer = 801
+    stage, arena = staging_of(gpu), Arena(shared=False)
+    tensor = arena.tensor((1000,), torch.float32)
+    assert stage(tensor) is not tensor
+    gpu.runtime.answer = 0
+    other = arena.tensor((100_000,), torch.float32)
+    assert stage(other) is not other
+    assert stage.staged_bytes == 404_000
+    assert gpu.runtime.locked == {}
+
+
+def run(**options: Any) -> tuple[torch.Tensor, Any]:
+    loader = DpexDataLoader(
+        Augmented(200, extra=2000), batch_size=4, num_workers=2, seeding="batch", generator=seeded(), **options
+    )
+    with loader:
+        iterator: Any = iter(loader)
+        batches = list(iterator)
+    return torch.cat([batch.cpu() for batch in batches]), iterator._feed
+
+
+def test_batches_go_from_the_slot_to_the_device(gpu: AsyncDevice) -> None:
+    """While copies wait, slots are not filled anew: the values would tell."""
+    found, feed = run(device="cuda")
+    expected, _ = run()
+    assert torch.equal(found, expected)
+    assert feed.staged_bytes == 0
+    assert gpu.pinned == 0
+    del found, feed
+    gc.collect()
+    assert gpu.runtime.locked == {}
+
+
+def test_copies_that_wait_keep_their_slots(gpu: AsyncDevice) -> None:
+    gpu.holds_new_streams = True
+    loader = DpexDataLoader(
+        Augmented(200, extra=2000), batch_size=4, num_workers=2, seeding="batch", generator=seeded(), device="cuda"
+    )
+    iterator: Any = iter(loader)
+    batches = [next(iterator) for _ in range(20)]
+    assert len(iterator._feed._in_flight) >= 20
+    gpu.release()
+    batches += iterator
+    expected, _ = run()
+    assert torch.equal(torch.cat([batch.cpu() for batch in batches]), expected)
+    assert gpu.pinned == 0

@@ -1,0 +1,1 @@
+"""dpex in training frameworks, with their own packages."""

@@ -1,0 +1,269 @@
+"""Trains in every framework in one rank of two, with torch's loader and dpex's, and writes down what was seen.
+
+torchrun starts it, see `test_two_ranks`. All frameworks are in one process, as importing them takes longest. Written
+into the folder that is named: for each framework and each way to make the loader a `Seen`. With ``--examples`` it is
+one process without ranks, which prints what the examples print: they end the process group, and another one under the
+same store may mistake its messages for those of the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import dpex
+from dpex import DpexDataLoader, loader_behind
+from dpex.dropin.install import install
+from dpex.dropin.options import RunOptions
+from dpex.loader import torch_hooks
+from tests.frameworks import stream_ways
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RUN = ("train_lightning.py", "train_accelerate.py", "train_transformers.py")
+EPOCHS = 2
+BATCH = 4
+PATIENCE_S = 30.0
+"""Until then processes that were told to end are gone, unless the machine hardly runs them."""
+WAYS = ("torch", "fixed", "auto", "dpex run")
+"""torch's loader; dpex's with the same number; with "auto"; torch's as below ``dpex run --num-workers keep``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """batches: indices and draws, in order. is_auto, decided, verdict: of the loader of dpex's, if there was one.
+
+    counted: batches of the last pass, as the user's own loader tells. left: processes that are left.
+    """
+
+    batches: list[Any]
+    is_auto: bool | None
+    decided: bool
+    verdict: str
+    counted: int
+    left: int
+
+
+class Rows(Dataset[Any]):
+    """The row, and a random number."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.tensor([float(index)]), "labels": torch.rand(1)}
+
+
+class Model(torch.nn.Module):
+    """Writes down what it gets."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.batches = batches
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.batches.append([x.flatten().tolist(), labels.flatten().tolist()])
+        return {"loss": (self.layer(x) - labels).pow(2).mean()}
+
+
+def loader_of(way: str, **options: Any) -> Any:
+    """The loader that the user makes."""
+    if way in ("torch", "dpex run"):
+        return DataLoader(Rows(), BATCH, num_workers=1, **options)
+    return DpexDataLoader(Rows(), BATCH, num_workers=1 if way == "fixed" else "auto", name=way, **options)
+
+
+# -- frameworks: each trains, and returns its own loader, and the one that it made of it -------------------------------
+
+
+def plain(way: str, batches: list[Any]) -> tuple[Any, Any]:
+    """DistributedDataParallel."""
+    sampler = DistributedSampler(Rows(), seed=3)
+    loader = loader_of(way, sampler=sampler)
+    model = torch.nn.parallel.DistributedDataParallel(Model(batches))
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            model(**batch)["loss"].backward()
+    return loader, loader
+
+
+def lightning(way: str, batches: list[Any]) -> tuple[Any, Any]:
+    """Lightning's Trainer puts the DistributedSampler in."""
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Model(batches)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=EPOCHS,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    loader = loader_of(way, shuffle=True)
+    trainer.fit(Module(), loader)
+    return loader, trainer.train_dataloader
+
+
+def fabric(way: str, batches: list[Any]) -> tuple[Any, Any]:
+    """Fabric's loop is the user's own."""
+    from lightning.fabric import Fabric
+
+    started = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    started.launch()
+    loader = loader_of(way, shuffle=True)
+    model, prepared = started.setup(Model(batches)), started.setup_dataloaders(loader)
+    for epoch in range(EPOCHS):
+        prepared.sampler.set_epoch(epoch)
+        for batch in prepared:
+            started.backward(model(**batch)["loss"])
+    return loader, prepared
+
+
+def accelerate(way: str, batches: list[Any]) -> tuple[Any, Any]:
+    """Accelerate shares batches out."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    loader = loader_of(way, shuffle=True)
+    model, prepared = accelerator.prepare(Model(batches), loader)
+    for _ in range(EPOCHS):
+        for batch in prepared:
+            accelerator.backward(model(**batch)["loss"])
+    return loader, prepared
+
+
+def transformers(way: str, batches: list[Any]) -> tuple[Any, Any]:
+    """The Hugging Face Trainer makes the loader itself."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    numbers = {"fixed": dpex.num_workers(1, name=way), "auto": dpex.num_workers("auto", name=way)}
+    made: list[Any] = []
+
+    class Keep(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            made.append(others["train_dataloader"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            dataloader_num_workers=numbers.get(way, 1),
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=EPOCHS,
+            learning_rate=1e-6,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+            remove_unused_columns=False,
+        )
+        trainer = Trainer(model=Model(batches), args=arguments, train_dataset=Rows(), callbacks=[Keep()])
+        trainer.train()
+    return made[0], made[0]
+
+
+FRAMEWORKS: dict[str, Callable[[str, list[Any]], tuple[Any, Any]]] = {
+    "DDP": plain,
+    "Lightning": lightning,
+    "Fabric": fabric,
+    "Accelerate": accelerate,
+    "Trainer": transformers,
+}
+
+# -- one after the other -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def below_dpex_run(way: str) -> Iterator[None]:
+    """Loaders that are torch's are taken over, as `dpex run --num-workers keep` does."""
+    if way != "dpex run":
+        yield
+        return
+    install(RunOptions(num_workers="keep"))
+    try:
+        yield
+    finally:
+        torch_hooks.remove(torch_hooks.SECOND)
+
+
+def seen(framework: str, way: str) -> Seen:
+    """Train, and tell."""
+    before = set(psutil.Process().children(recursive=True))
+    torch.manual_seed(7)
+    batches: list[Any] = []
+    with below_dpex_run(way):
+        own, made = FRAMEWORKS[framework](way, batches)
+    behind = loader_behind(made)
+    told = own if isinstance(own, DpexDataLoader) else behind
+    found = {
+        "is_auto": None if behind is None else behind.auto_workers,
+        "decided": behind is not None and behind._tuning() is not None,
+        "verdict": "" if told is None else told.diagnose().verdict.title,
+        "counted": 0 if told is None else told.stats().batches,
+    }
+    if told is not None:
+        told.close()
+    if behind is not None:
+        behind.close()
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, PATIENCE_S)
+    return Seen(batches=batches, left=len(left), **found)
+
+
+def printed(example: str) -> str:
+    """What the example prints."""
+    sys.argv = [example, "--epochs", "1", "--limit", "3", "--accelerator", "cpu"]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+    return out.getvalue()
+
+
+def examples() -> None:
+    """Run them, and print what they print, as JSON."""
+    warnings.simplefilter("ignore")
+    sys.path.insert(0, str(EXAMPLES))
+    print(json.dumps({name: printed(name) for name in RUN}))
+
+
+def main(folder: Path) -> None:
+    """Everything, in this rank; streams where the folder has shards for them."""
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    rank = int(os.environ["RANK"])
+    found = {name: {way: asdict(seen(name, way)) for way in WAYS} for name in FRAMEWORKS}
+    urls = sorted(str(name) for name in folder.glob("*.tar"))
+    streams = {way: stream_ways.both(way, urls, rank) for way in stream_ways.WAYS} if urls else {}
+    (folder / f"{rank}.json").write_text(json.dumps({"seen": found, "streams": streams}))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    examples() if sys.argv[1] == "--examples" else main(Path(sys.argv[1]))

@@ -1,0 +1,160 @@
+"""Streams as frameworks read them: the batches of each way, with torch's loader and with dpex's under "auto".
+
+Used by `test_framework_streams` in one process, and by `ranks` in each of two ranks.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from dpex import AutotuneConfig, DpexDataLoader, loader_behind
+from dpex.loader.sizing import is_split
+
+STREAMS = 2
+"""Workers of torch's, and streams of dpex's."""
+Read = tuple[list[str], bool]
+AUTO = AutotuneConfig(max_streams=STREAMS)
+
+
+def write_shards(folder: Path, count: int = 4, each: int = 5) -> list[str]:
+    """Tar files of numbers, as webdataset reads them."""
+    names = [str(folder / f"{shard}.tar") for shard in range(count)]
+    for shard, name in enumerate(names):
+        with tarfile.open(name, "w") as tar:
+            for number in range(each):
+                data = str(100 * shard + number).encode()
+                entry = tarfile.TarInfo(f"{shard}-{number}.cls")
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+    return names
+
+
+def numbers(shards: list[int]) -> Iterator[dict[str, int]]:
+    """Examples of some shards."""
+    for shard in shards:
+        for number in range(5):
+            yield {"n": 100 * shard + number}
+
+
+def doubled(example: dict[str, int]) -> dict[str, int]:
+    """What decoding makes of an example."""
+    return {"twice": 2 * example["n"]}
+
+
+def streaming() -> Any:
+    """A streaming dataset of Hugging Face with four shards."""
+    from datasets import IterableDataset
+
+    return IterableDataset.from_generator(numbers, gen_kwargs={"shards": [0, 1, 2, 3]})
+
+
+def loader_of(dataset: Any, *, is_auto: bool, **options: Any) -> Any:
+    """dpex's loader under "auto", or torch's with as many workers."""
+    if is_auto:
+        return DpexDataLoader(dataset, num_workers="auto", autotune=AUTO, **options)
+    return DataLoader(dataset, num_workers=STREAMS, **options)
+
+
+def is_decoded_apart(loader: Any) -> bool:
+    """Whether some workers of dpex's read, and others decode."""
+    behind = loader_behind(loader)
+    return behind is not None and is_split(behind)
+
+
+def read(loader: Any) -> Read:
+    """All batches, and whether they were decoded apart from reading."""
+    return [str(batch) for batch in loader], is_decoded_apart(loader)
+
+
+# -- ways: each returns what it read -----------------------------------------------------------------------------------
+
+
+def webdataset(urls: list[str], rank: int, *, is_auto: bool) -> Read:
+    """A pipeline that splits its URLs among ranks."""
+    import webdataset as wds
+
+    dataset = wds.WebDataset(urls, shardshuffle=False, nodesplitter=wds.split_by_node).decode().to_tuple("cls")
+    return read(loader_of(dataset, is_auto=is_auto, batch_size=3))
+
+
+def hugging_face(urls: list[str], rank: int, *, is_auto: bool) -> Read:
+    """A streaming dataset with a map, split among ranks by its own function."""
+    from datasets.distributed import split_dataset_by_node
+
+    dataset = split_dataset_by_node(streaming().map(doubled), rank, 2)
+    return read(loader_of(dataset, is_auto=is_auto, batch_size=3))
+
+
+def lightning(urls: list[str], rank: int, *, is_auto: bool) -> Read:
+    """Lightning leaves streams to the dataset, and prepares the loader of each rank."""
+    import lightning as library
+    from datasets.distributed import split_dataset_by_node
+
+    batches: list[str] = []
+
+    class Module(library.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            batches.append(str(batch))
+            return self.layer(batch["twice"].float()[:, None]).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    trainer = library.Trainer(
+        accelerator="cpu",
+        devices=2 if torch.distributed.is_initialized() else 1,
+        strategy="ddp" if torch.distributed.is_initialized() else "auto",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    dataset = split_dataset_by_node(streaming().map(doubled), rank, 2)
+    trainer.fit(Module(), loader_of(dataset, is_auto=is_auto, batch_size=2))
+    return batches, is_decoded_apart(trainer.train_dataloader)
+
+
+def prepared(dataset: Any, *, is_auto: bool, dispatches: bool) -> Read:
+    """What Accelerate's loader reads."""
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatches))
+    return read(accelerator.prepare(loader_of(dataset, is_auto=is_auto, batch_size=2)))
+
+
+def accelerate(urls: list[str], rank: int, *, is_auto: bool) -> Read:
+    """Accelerate has the first rank read for all."""
+    return prepared(streaming().map(doubled), is_auto=is_auto, dispatches=True)
+
+
+def accelerate_shards(urls: list[str], rank: int, *, is_auto: bool) -> Read:
+    """Accelerate gives each rank its part of a streaming dataset of Hugging Face's."""
+    return prepared(streaming().map(doubled), is_auto=is_auto, dispatches=False)
+
+
+WAYS: dict[str, Callable[..., Read]] = {
+    "webdataset": webdataset,
+    "Hugging Face": hugging_face,
+    "Lightning": lightning,
+    "Accelerate dispatches": accelerate,
+    "Accelerate shards": accelerate_shards,
+}
+
+
+def both(way: str, urls: list[str], rank: int) -> dict[str, Any]:
+    """What torch yields, what dpex yields, and whether that was decoded apart from reading."""
+    torchs, _ = WAYS[way](urls, rank, is_auto=False)
+    ours, is_apart = WAYS[way](urls, rank, is_auto=True)
+    return {"torch": torchs, "auto": ours, "is_apart": is_apart}

@@ -1,0 +1,71 @@
+"""Accelerate: what it prepares is served with all options, and the tracker writes what it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpex import DpexDataLoader, loader_behind
+
+pytest.importorskip("accelerate", reason="needs Accelerate: pip install 'dpex[accelerate]'")
+DATA = TensorDataset(torch.arange(64.0).reshape(-1, 1))
+
+
+def total(loader: Any) -> int:
+    return sum(len(batch) for (batch,) in loader)
+
+
+def test_what_is_prepared_is_served_and_the_own_loader_shows_it() -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    before = psutil.Process().children(recursive=True)
+    loader = DpexDataLoader(DATA, 4, shuffle=True, num_workers="auto", name="train", memory_budget=1 << 20)
+    prepared = accelerator.prepare(loader)
+    assert type(prepared.base_dataloader) is DataLoader
+    assert [total(prepared), total(prepared)] == [64, 64]
+    behind: Any = loader_behind(prepared)
+    assert (behind.auto_workers, behind.name, behind.memory_budget) == (True, "train", 1 << 20)
+    assert loader.stats().batches == 16
+    assert behind._tuning() is loader._tuning() is not None
+    assert "diagnosis of train" in str(loader.diagnose())
+    assert total(accelerator.skip_first_batches(prepared, 10)) == 24
+    assert loader.stats().batches == 6
+    loader.close()
+    assert set(psutil.Process().children(recursive=True)) <= set(before)
+
+
+def test_a_stateful_loader_is_warned_of_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchdata", reason="needs torchdata: pip install torchdata")
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    monkeypatch.setattr("dpex.loader.rebuilt._rebuilt._told", set())
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+    with pytest.warns(RuntimeWarning, match="leave out use_stateful_dataloader=True"):
+        prepared = accelerator.prepare(DpexDataLoader(DATA, 4, num_workers=0))
+    assert total(prepared) == 64
+
+
+def test_the_tracker_writes_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    from accelerate import Accelerator
+
+    import dpex.accelerate
+
+    kept: list[tuple[dict[str, float], int]] = []
+    loader = DpexDataLoader(DATA, 4, num_workers=1, name="tracked")
+    tracker = dpex.accelerate.DpexTracker(lambda values, step: kept.append((values, step)), loader)
+    accelerator = Accelerator(cpu=True, log_with=[tracker])
+    accelerator.init_trackers("project")
+    assert total(accelerator.prepare(loader)) == 64
+    accelerator.log({"loss": 1.0}, step=16)
+    accelerator.end_training()
+    ((values, step),) = kept
+    assert step == 16
+    assert 0 < values["dpex/tracked/wait_ratio"] <= 1
+    assert values["dpex/tracked/batches_per_s"] > 0
+    assert "dpex diagnosis of tracked" in capsys.readouterr().out

@@ -1,0 +1,144 @@
+"""Lightning and Fabric: "auto", the class imported late, and the callback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from dpex import DpexDataLoader, loader_behind
+
+pytest.importorskip("lightning", reason="needs Lightning: pip install 'dpex[lightning]'")
+DATA = TensorDataset(torch.arange(64.0).reshape(-1, 1))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def module(loader: Any = None) -> Any:
+    import lightning
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return self.layer(batch[0]).pow(2).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    return Model()
+
+
+def trainer(**options: Any) -> Any:
+    import lightning
+
+    plain = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "enable_model_summary": False}
+    return lightning.Trainer(**{**plain, "enable_checkpointing": False, "logger": False, "max_epochs": 2, **options})
+
+
+def test_the_callback_logs_and_prints_the_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    import dpex.lightning
+
+    loader = DpexDataLoader(DATA, 4, shuffle=True, num_workers="auto", name="train")
+    callback = dpex.lightning.DpexCallback(every_n_steps=8)
+    trainer(callbacks=[callback], logger=CSVLogger(tmp_path)).fit(module(), loader)
+    assert loader.stats().batches == 16
+    (written,) = tmp_path.rglob("metrics.csv")
+    header, *rows = written.read_text().splitlines()
+    names = {"wait_ratio", "batches_per_s", "workers", "prefetch", "decisions"}
+    assert {f"dpex/train/{name}" for name in names} <= set(header.split(","))
+    assert len(rows) >= 4
+    assert "dpex diagnosis of train" in capsys.readouterr().out
+    loader.close()
+
+
+LATE = """
+import warnings
+warnings.simplefilter("ignore")
+import lightning, torch
+from torch.utils.data import TensorDataset
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).pow(2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+    def train_dataloader(self):
+        from dpex import DpexDataLoader
+        data = TensorDataset(torch.arange(64.0).reshape(-1, 1))
+        return DpexDataLoader(data, 4, shuffle=True, num_workers="auto", name="late", memory_budget=1 << 20)
+
+if __name__ == "__main__":
+    from lightning.fabric.utilities.data import _replace_dunder_methods  # what Lightning does around the hook
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+                                enable_progress_bar=False, enable_model_summary=False)
+    trainer.fit(Model())
+    loader = trainer.train_dataloader
+    assert (type(loader).__name__, loader.auto_workers, loader.stats().batches) == ("DpexDataLoader", True, 16)
+    from lightning.pytorch.utilities.data import _update_dataloader
+    from torch.utils.data import DistributedSampler
+    again = _update_dataloader(loader, DistributedSampler(loader.dataset, num_replicas=2, rank=0))
+    assert (type(again), again.auto_workers, again.memory_budget, again.name) == (type(loader), True, 1 << 20, "late")
+    assert (len(list(again)), loader.stats().batches) == (8, 8)
+    print("served")
+"""
+
+
+def test_the_class_may_be_imported_inside_the_hook_and_the_loader_built_anew(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=280, check=False)
+    assert done.stdout.splitlines()[-1:] == ["served"], done.stderr[-2000:]
+
+
+def test_fabric_uses_the_loader_itself_and_it_is_found_behind_fabrics() -> None:
+    from lightning.fabric import Fabric
+
+    loader = DpexDataLoader(DATA, 4, num_workers="auto", name="fabric")
+    prepared = Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
+    assert sum(len(batch[0]) for batch in prepared) == 64
+    assert loader_behind(prepared) is loader
+    assert (loader.stats().batches, loader.decisions) == (16, loader_behind(prepared).decisions)  # type: ignore[union-attr]
+    loader.close()
+
+
+def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_with_the_batches_that_follow(tmp_path: Path) -> None:
+    """Lightning saves and loads the loader's state by itself."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def loader() -> Any:
+        generator = torch.Generator().manual_seed(5)
+        return DpexDataLoader(DATA, 4, shuffle=True, num_workers=1, seeding="batch", generator=generator)
+
+    with loader() as whole:
+        expected = [batch[0].flatten().tolist() for batch in whole]
+    seen: list[Any] = []
+
+    class Noting(type(module())):  # type: ignore[misc]
+        def training_step(self, batch: Any, index: int) -> Any:
+            seen.append(batch[0].flatten().tolist())
+            return super().training_step(batch, index)
+
+    keep = ModelCheckpoint(dirpath=tmp_path, filename="middle", every_n_train_steps=5)
+    trainer(max_steps=5, callbacks=[keep], enable_checkpointing=True).fit(Noting(), loader())
+    trainer(max_epochs=1).fit(Noting(), loader(), ckpt_path=tmp_path / "middle.ckpt")
+    assert seen == expected

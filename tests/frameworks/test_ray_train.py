@@ -1,0 +1,175 @@
+"""Ray Train on two CPU ranks: batches, `"auto"`, metrics, and what is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from families import is_alive
+from waiting import until
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(380)]
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'dpex[ray]'")
+for package in ("pandas", "pyarrow"):
+    pytest.importorskip(package, reason="needs Ray Train: pip install 'dpex[ray-train]'")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+left: Any = None
+"""An iterator that lives as long as its training worker."""
+
+
+def check(folder: str) -> None:
+    """What each training worker does; it travels by value, and so does its dataset."""
+    import ray.train
+    import ray.train.torch
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    import dpex
+    import dpex.ray_train
+    from dpex import DpexDataLoader, OptionError, loader_behind
+
+    class Rows(Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+            return index, torch.rand(())
+
+    def batches(loader: Any) -> list[Any]:
+        loader.sampler.set_epoch(1)
+        torch.manual_seed(5)
+        return [[indices.tolist(), drawn.tolist()] for indices, drawn in loader]
+
+    def indices(seen: list[Any]) -> list[Any]:
+        return [batch[0] for batch in seen]
+
+    rays, ours = ray.train.torch.prepare_data_loader, dpex.ray_train.prepare_data_loader
+    expected = batches(rays(DataLoader(Rows(), 4, shuffle=True, num_workers=2)))
+    found: dict[str, Any] = {"rows": indices(expected)}
+    found["rank"] = ray.train.get_context().get_world_rank()
+    for name, prepare in {"Ray Train's": rays, "dpex's": ours}.items():
+        fixed = DpexDataLoader(Rows(), 4, shuffle=True, num_workers=2, persistent_workers=True)
+        auto = DpexDataLoader(Rows(), 4, shuffle=True, num_workers="auto", name="train", memory_budget=1 << 20)
+        prepared = prepare(fixed)
+        tuned = prepare(auto)
+        figures = dpex.ray_train.metrics_of(tuned)
+        behind: Any = loader_behind(tuned)
+        found[name] = {
+            "batches": batches(prepared) == expected,
+            "persistent": loader_behind(prepared).persistent_workers,  # type: ignore[union-attr]
+            "indices": indices(batches(tuned)) == indices(expected),
+            "options": [behind.auto_workers, behind.name, behind.memory_budget],
+            "own loader shows": [fixed.stats().batches, auto.stats().batches, auto._tuning() is behind._tuning()],
+            "figures": figures(),
+            "verdict": auto.diagnose().verdict.title,
+        }
+        fixed.close()
+        auto.close()
+    try:
+        ours(DpexDataLoader(Rows(), batch_sampler=[[1, 2], [3]]))
+    except OptionError as error:
+        found["refused"] = str(error)
+    found["plain"] = type(ours(DataLoader(Rows(), 4), move_to_device=False)).__module__
+    found["children after"] = len(psutil.Process().children())
+    global left
+    left = iter(ours(DpexDataLoader(Rows(), 4, num_workers=2)))
+    next(left)  # and then training ends
+    found["left"] = [process.pid for process in psutil.Process().children(recursive=True)]
+    both: list[Any] = [None, None]
+    torch.distributed.all_gather_object(both, found)
+    if found["rank"] == 0:
+        Path(folder, "ranks.json").write_text(json.dumps(both))
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str]:
+    """What the ranks saw, and what the example printed: its training workers do `check` when they have trained."""
+    import ray.cloudpickle
+    from ray.train import torch as rays
+
+    folder = str(tmp_path_factory.mktemp("ranks"))
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+    class CheckedTrainer(rays.TorchTrainer):
+        def __init__(self, train: Any, **options: Any) -> None:
+            super().__init__(functools.partial(trained_and_checked, train, folder), **options)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.setattr(sys, "argv", ["train_ray.py", "--epochs", "2", "--limit", "3"])
+        patch.syspath_prepend(str(EXAMPLES))
+        patch.setattr(rays, "TorchTrainer", CheckedTrainer)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": str(EXAMPLES)}},
+        )
+        try:
+            runpy.run_path(str(EXAMPLES / "train_ray.py"), run_name="__main__")
+        finally:
+            ray.shutdown()
+    return json.loads(Path(folder, "ranks.json").read_text()), out.getvalue()
+
+
+def trained_and_checked(train: Any, folder: str, config: dict[str, Any]) -> None:
+    """The example's training loop, and then `check`."""
+    train(config)
+    check(folder)
+
+
+@pytest.fixture(scope="module")
+def ranks(told: Any) -> Any:
+    return told[0]
+
+
+PREPARED = ("Ray Train's", "dpex's")
+
+
+@pytest.mark.parametrize("how", PREPARED)
+def test_batches_are_torchs_and_auto_and_all_options_survive(ranks: Any, how: str) -> None:
+    for rank in ranks:
+        found = rank[how]
+        assert (found["batches"], found["indices"]) == (True, True)
+        assert found["options"] == [True, "train", 1 << 20]
+        assert found["own loader shows"] == [5, 5, True]
+    assert sorted(row for rank in ranks for batch in rank["rows"] for row in batch) == list(range(40))
+
+
+def test_persistent_workers_need_dpexs_own_function(ranks: Any) -> None:
+    assert [rank["dpex's"]["persistent"] for rank in ranks] == [True, True]
+
+
+@pytest.mark.parametrize("how", PREPARED)
+def test_figures_and_diagnosis_reach_the_user(ranks: Any, how: str) -> None:
+    for rank in ranks:
+        assert 0 < rank[how]["figures"]["dpex/train/wait_ratio"] <= 1
+        assert rank[how]["figures"]["dpex/train/batches_per_s"] > 0
+        assert rank[how]["verdict"] == "too early to say"
+
+
+def test_what_cannot_be_shared_out_is_refused_and_what_is_not_ours_is_left_to_ray_train(ranks: Any) -> None:
+    for rank in ranks:
+        assert "cannot be shared out among 2 training workers" in rank["refused"]
+        assert rank["plain"] == "torch.utils.data.dataloader"
+
+
+def test_nothing_is_left_behind(ranks: Any) -> None:
+    for rank in ranks:
+        assert rank["children after"] <= 1  # what workers are forked from, beside Ray's threads; it ends with training
+        assert rank["left"]
+        until(lambda left=rank["left"]: not any(map(is_alive, left)))
+
+
+def test_the_example_trains_and_tells(told: Any) -> None:
+    assert "dpex diagnosis of train" in told[1]
+    assert re.search(r"^\d+% of the time was waiting, loss [\d.]+$", told[1], re.MULTILINE)

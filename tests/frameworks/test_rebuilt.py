@@ -1,0 +1,417 @@
+"""A plain loader that was made from one of dpex's attributes has all of its options, and shows there what it does.
+
+Here the attributes are copied as frameworks copy them; with the frameworks themselves it is tried beside this file.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from dpex import AutotuneConfig, DpexDataLoader, OptionError, loader_behind, num_workers
+from dpex.loader.proxies import known_proxy
+
+DATA = TensorDataset(torch.arange(60))
+ACCELERATES = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    *("prefetch_factor", "persistent_workers", "in_order"),
+)
+RAYS = ("num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator", "batch_size")
+
+
+def as_accelerate(loader: Any) -> Any:
+    kept = {name: getattr(loader, name) for name in ACCELERATES}
+    return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, **kept)
+
+
+def as_ray_train(loader: Any) -> Any:
+    kept = {name: getattr(loader, name) for name in RAYS}
+    return DataLoader(loader.dataset, shuffle=False, sampler=SequentialSampler(loader.dataset), **kept)
+
+
+REBUILT: dict[str, Callable[[Any], Any]] = {"Accelerate": as_accelerate, "Ray Train": as_ray_train}
+
+
+def numbers(loader: Any) -> list[int]:
+    return [int(number) for (batch,) in loader for number in batch]
+
+
+@pytest.mark.parametrize("how", REBUILT)
+def test_auto_and_all_options_survive(how: str) -> None:
+    config = AutotuneConfig(max_local=2)
+    loader = DpexDataLoader(DATA, 4, num_workers="auto", memory_budget=1 << 20, autotune=config, name="train")
+    plain = REBUILT[how](loader)
+    assert type(plain) is DataLoader
+    assert numbers(plain) == list(range(60))
+    proxy = known_proxy(plain)
+    assert (proxy.auto_workers, proxy.seeding, proxy.memory_budget) == (True, "batch", 1 << 20)
+    assert (proxy.autotune, proxy.name) == (config, "train")
+    assert proxy._tuning() is loader._tuning() is not None
+    loader.close()
+
+
+@pytest.mark.parametrize("how", REBUILT)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_fixed_number_gives_torchs_batches_and_the_own_loader_tells_of_them(how: str, workers: int) -> None:
+    torchs = DataLoader(DATA, 7, num_workers=workers)
+    loader = DpexDataLoader(DATA, 7, num_workers=workers, seeding="batch")
+    plain = REBUILT[how](loader)
+    expected = [batch.tolist() for (batch,) in torchs]
+    for _ in range(2):
+        assert [batch.tolist() for (batch,) in plain] == expected
+    assert loader.stats().batches == len(expected)
+    assert not loader.auto_workers
+
+
+def test_what_ray_train_leaves_out_comes_from_the_own_loader() -> None:
+    loader = DpexDataLoader(DATA, num_workers=2, prefetch_factor=5, in_order=False)
+    plain = as_ray_train(loader)
+    assert sorted(numbers(plain)) == list(range(60))
+    proxy = known_proxy(plain)
+    assert (proxy.prefetch_factor, proxy.in_order) == (5, False)
+    assert proxy._current_sizes().prefetch == 10
+
+
+def test_persistent_workers_are_kept_by_the_plain_loader() -> None:
+    loader = DpexDataLoader(DATA, 4, num_workers=1, persistent_workers=True)
+    plain = as_accelerate(loader)
+    assert [numbers(plain), numbers(plain)] == [list(range(60))] * 2
+    assert plain._iterator is not None
+    loader.close()
+
+
+def test_resize_and_close_of_the_own_loader_reach_what_was_made_from_it() -> None:
+    loader = DpexDataLoader(DATA, num_workers=1, seeding="batch")
+    plain = as_accelerate(loader)
+    iterator = iter(plain)
+    next(iterator)
+    loader.resize(local=2, prefetch=6)
+    assert len(list(iterator)) == 59
+    iterator = iter(plain)
+    next(iterator)
+    assert loader.stats().pools["local"].wanted == 2
+    loader.close()
+    assert not plain_has_workers(iterator)
+
+
+def plain_has_workers(iterator: Any) -> bool:
+    return any(worker.is_alive() for worker in iterator._workers)
+
+
+def test_options_that_are_assigned_later_count() -> None:
+    loader = DpexDataLoader(DATA, num_workers=1)
+    loader.memory_budget, loader.timeout = 1 << 20, 30
+    plain = as_accelerate(loader)
+    assert len(numbers(plain)) == 60
+    assert (plain.timeout, known_proxy(plain).timeout, known_proxy(plain).memory_budget) == (30, 30, 1 << 20)
+
+
+def test_a_number_that_the_plain_loader_was_given_is_kept() -> None:
+    loader = DpexDataLoader(DATA, num_workers="auto")
+    plain = as_accelerate(loader)
+    plain.num_workers = loader.num_workers + 1
+    iter(plain)
+    assert (known_proxy(plain).auto_workers, known_proxy(plain).num_workers) == (False, loader.num_workers + 1)
+
+
+def test_another_dataset_has_the_options_but_figures_of_its_own() -> None:
+    loader = DpexDataLoader(DATA, num_workers=1, memory_budget=1 << 20)
+    other = DataLoader(TensorDataset(torch.arange(5)), num_workers=1, timeout=loader.timeout)
+    assert numbers(other) == list(range(5))
+    assert known_proxy(other).memory_budget == 1 << 20
+    assert loader.stats().batches == 0
+
+
+class Wrapped(Dataset[Any]):
+    """As Accelerate's `IterableDatasetShard` keeps what it shards."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+
+def test_a_dataset_that_the_framework_wrapped_is_still_the_own_loaders() -> None:
+    loader = DpexDataLoader(DATA, num_workers=1)
+    assert numbers(DataLoader(Wrapped(DATA), num_workers=1, timeout=loader.timeout)) == [0, 1, 2]
+    assert loader.stats().batches == 3
+
+
+def test_the_own_loader_need_not_live() -> None:
+    plain = as_accelerate(DpexDataLoader(DATA, num_workers="auto", name="gone"))
+    assert numbers(plain) == list(range(60))
+    assert (known_proxy(plain).auto_workers, known_proxy(plain).name) == (True, "gone")
+
+
+class Numbered(IterableDataset[int]):
+    num_shards = 1
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+class Sharded(IterableDataset[int]):
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.dataset)
+
+
+def test_streams_stay_as_many_when_a_framework_wraps_the_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: 6)
+    loader = DpexDataLoader(Numbered(), num_workers="auto")
+    plain = DataLoader(Sharded(loader.dataset), num_workers=loader.num_workers, timeout=loader.timeout)
+    assert [int(number) for number in plain] == list(range(10))
+    assert known_proxy(plain).num_workers == 1
+    assert "1 shard" in loader.decisions[0].text
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_of_the_plain_loader_keep_the_options(how: str) -> None:
+    loader = DpexDataLoader(DATA, num_workers="auto", memory_budget=1 << 20, local_engine="dpex")
+    again = COPIES[how](as_accelerate(loader))
+    assert numbers(again) == list(range(60))
+    assert (known_proxy(again).auto_workers, known_proxy(again).memory_budget) == (True, 1 << 20)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_the_own_loader_is_a_loader_of_its_own(how: str) -> None:
+    loader = DpexDataLoader(DATA, num_workers=1)
+    again = COPIES[how](loader)
+    assert numbers(as_accelerate(again)) == list(range(60))
+    assert (loader.stats().batches, again.stats().batches) == (0, 60)
+
+
+def _is_served(plain: Any, results: Any) -> None:
+    iterator = iter(plain)
+    results.put((type(iterator).__name__, len(list(iterator))))
+
+
+def test_a_spawned_process_recognises_what_it_is_given() -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    process = context.Process(target=_is_served, args=(as_accelerate(DpexDataLoader(DATA, num_workers=1)), results))
+    process.start()
+    assert results.get() == ("_DpexMapDataLoaderIter", 60)
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_a_checkpoint_may_hold_the_number_and_an_ordinary_one_the_timeout() -> None:
+    loader = DpexDataLoader(DATA, num_workers="auto", timeout=2.5)
+    file = io.BytesIO()
+    torch.save({"num_workers": loader.num_workers}, file)
+    file.seek(0)
+    assert type(torch.load(file, weights_only=True)["num_workers"]) is int
+    assert (loader.timeout, repr(loader.timeout), f"{loader.timeout}") == (2.5, "2.5", "2.5")
+    assert repr(DpexDataLoader(DATA).timeout) == "0"
+
+
+def test_a_rebuilt_loader_of_dpexs_class_shares_what_is_shown() -> None:
+    """Lightning and Fabric call the loader's own class again, with a `DistributedSampler`."""
+    loader = DpexDataLoader(DATA, num_workers=1, seeding="batch")
+    sampler = DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=False)
+    again = type(loader)(DATA, sampler=sampler, num_workers=loader.num_workers, timeout=loader.timeout)
+    assert numbers(again) == list(range(0, 60, 2))
+    assert (again.seeding, loader.stats().batches) == ("batch", 30)
+
+
+# -- a number that the user asks for, and finding the loader -----------------------------------------------------------
+
+
+def test_a_number_with_options_has_a_plain_loader_served() -> None:
+    plain = DataLoader(DATA, 4, num_workers=num_workers("auto", memory_budget=1 << 20, name="number"))
+    again = DataLoader(DATA, 4, num_workers=plain.num_workers)
+    for loader in (plain, again):
+        assert numbers(loader) == list(range(60))
+        behind = loader_behind(loader)
+        assert behind is not None
+        assert (behind.auto_workers, behind.seeding, behind.memory_budget) == (True, "batch", 1 << 20)
+        assert behind.stats().batches == 15
+        assert type(behind.num_workers) is int
+
+
+def test_a_fixed_number_with_options_is_kept() -> None:
+    plain = DataLoader(DATA, 4, num_workers=num_workers(1, seeding="batch"))
+    behind = loader_behind(plain)
+    assert behind is not None
+    assert (behind.auto_workers, behind.num_workers, behind.seeding, behind._tuning()) == (False, 1, "batch", None)
+
+
+def test_a_number_travels_with_its_options() -> None:
+    again = pickle.loads(pickle.dumps(num_workers(3, name="away")))
+    assert (again, again.origin.options["name"], str(again)) == (3, "away", "3")
+
+
+def test_a_stream_is_read_as_often_as_its_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: 6)
+    plain = DataLoader(Numbered(), num_workers=num_workers("auto"))
+    assert [int(number) for number in plain] == list(range(10))
+
+
+@pytest.mark.parametrize("bad", [{"workers": 2}, {"shuffle": True}])
+def test_a_number_has_no_other_options(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"has no option '{next(iter(bad))}': give one of distribute_mode, "):
+        num_workers("auto", **bad)
+    with pytest.raises(OptionError, match="memory_budget=0"):
+        num_workers(2, memory_budget=0)
+
+
+class Wrapper:
+    """As Accelerate's `DataLoaderShard`: it has the loader, and looks like it."""
+
+    def __init__(self, loader: Any) -> None:
+        self.base_dataloader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base_dataloader, name)
+
+
+def test_the_loader_behind_wrappers_is_found() -> None:
+    loader = DpexDataLoader(DATA, num_workers=1)
+    plain = as_accelerate(loader)
+    for outer in (plain, Wrapper(plain), Wrapper(Wrapper(plain))):
+        assert loader_behind(outer) is known_proxy(plain) is not None
+    assert loader_behind(Wrapper(loader)) is loader
+    for nothing in (DataLoader(DATA), OwnIterators(DATA, timeout=loader.timeout), [1], None):
+        assert loader_behind(nothing) is None
+
+
+# -- what cannot be served ---------------------------------------------------------------------------------------------
+
+
+class OwnIterators(DataLoader[Any]):
+    """Makes torch's iterators itself, as torchdata's `StatefulDataLoader` does."""
+
+    def _get_iterator(self) -> Any:
+        from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+        return _SingleProcessDataLoaderIter(self)
+
+
+class OwnSampler(DataLoader[Any]):
+    @property
+    def _index_sampler(self) -> Any:
+        return [[1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(OwnIterators, "its class makes them itself"), (OwnSampler, "its class defines _index_sampler")],
+)
+def test_a_class_that_cannot_be_served_is_warned_of_once(
+    kind: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpex.loader.rebuilt._rebuilt._told", set())
+    loader = DpexDataLoader(DATA, num_workers=0)
+    made = kind(DATA, batch_size=4, timeout=loader.timeout)
+    with pytest.warns(RuntimeWarning, match="made from a DpexDataLoader") as caught:
+        assert numbers(made)
+    assert reason in str(caught[0].message)
+    assert "train with the DpexDataLoader itself" in str(caught[0].message)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert numbers(made)
+
+
+def test_loaders_that_have_nothing_to_do_with_dpex_are_torchs() -> None:
+    DpexDataLoader(DATA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for loader in (DataLoader(DATA, num_workers=1), OwnIterators(DATA), DataLoader(IterableWrapper([1, 2]))):
+            assert type(iter(loader)).__module__ == "torch.utils.data.dataloader"
+
+
+def test_datapipes_are_left_to_torch_without_a_word() -> None:
+    loader = DpexDataLoader(IterableWrapper([1, 2]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [int(v) for v in DataLoader(loader.dataset, batch_size=None, timeout=loader.timeout)] == [1, 2]
+
+
+UNTOUCHED = """
+from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
+before = DataLoader._get_iterator, _BaseDataLoaderIter.__init__
+import dpex
+dpex.DpexDataLoader
+assert (DataLoader._get_iterator, _BaseDataLoaderIter.__init__) == before
+dpex.DpexDataLoader([1])
+assert DataLoader._get_iterator.__wrapped__ is before[0]
+"""
+
+
+def test_torch_is_untouched_until_there_is_a_loader() -> None:
+    subprocess.run([sys.executable, "-c", UNTOUCHED], check=True, timeout=60)
+
+
+# -- a number that is set later ----------------------------------------------------------------------------------------
+
+
+def test_a_number_that_is_assigned_is_said_to_end_tuning() -> None:
+    loader = DpexDataLoader(DATA, num_workers="auto")
+    iter(loader)
+    assert loader._runtime.tuner is not None
+    with pytest.warns(UserWarning, match=r"num_workers=1 was assigned .*AutotuneConfig\(max_local=1\)") as caught:
+        loader.num_workers = 1
+    assert caught[0].filename == __file__
+    iterator: Any = iter(loader)
+    assert (loader._runtime.tuner, loader.stats().pools["local"].wanted) == (None, 1)
+    assert len(list(iterator)) == 60
+    assert not known_proxy_after(loader).auto_workers
+    loader.close()
+
+
+def known_proxy_after(loader: Any) -> Any:
+    plain = as_accelerate(loader)
+    numbers(plain)
+    return known_proxy(plain)
+
+
+def test_an_assigned_number_overrules_resize_and_a_configuration() -> None:
+    loader = DpexDataLoader(DATA, num_workers=1, autotune=AutotuneConfig(max_local=4))
+    loader.resize(local=3)
+    with pytest.warns(UserWarning, match="nothing is tuned any more"):
+        loader.num_workers = 2
+    assert loader._current_sizes().local == 2
+    assert loader.autotune is False
+
+
+def test_an_assigned_number_needs_no_words_where_nothing_was_tuned() -> None:
+    loader = DpexDataLoader(DATA, num_workers=1, seeding="batch")
+    loader.resize(local=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader.num_workers = 2
+    assert loader._current_sizes().local == 2
+
+
+def test_a_word_cannot_be_assigned() -> None:
+    loader = DpexDataLoader(DATA, num_workers=1)
+    with pytest.raises(OptionError, match=r"loader.num_workers = 'auto': .* make the loader with num_workers='auto'"):
+        loader.num_workers = "auto"  # type: ignore[assignment]
+    assert loader.num_workers == 1

@@ -1,0 +1,63 @@
+"""The Hugging Face Trainer: a number of workers with options, and the callback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs transformers: pip install 'dpex[transformers]'")
+pytest.importorskip("accelerate", reason="needs Accelerate: pip install 'dpex[accelerate]'")
+
+
+class Rows:
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.tensor([float(index)]), "labels": torch.tensor([0.0])}
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": (self.layer(x) - labels).pow(2).mean()}
+
+
+def test_auto_reaches_the_trainers_own_loader_and_the_callback_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    import dpex.transformers
+
+    arguments = TrainingArguments(
+        str(tmp_path),
+        dataloader_num_workers=dpex.num_workers("auto", name="hf"),
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        logging_steps=4,
+        learning_rate=1e-6,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        remove_unused_columns=False,
+    )
+    served: list[Any] = []
+
+    class Spy(dpex.transformers.DpexTrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            served.append(dpex.loader_behind(others["train_dataloader"]))
+            super().on_train_end(args, state, control, **others)
+
+    trainer = Trainer(model=Model(), args=arguments, train_dataset=Rows(), callbacks=[Spy()])
+    trainer.train()
+    assert (served[0].auto_workers, served[0].name, served[0].stats().batches) == (True, "hf", 8)
+    told = [entry for entry in trainer.state.log_history if "dpex/hf/workers" in entry]
+    assert len(told) >= 4
+    assert "dpex diagnosis of hf" in capsys.readouterr().out

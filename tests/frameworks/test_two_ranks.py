@@ -1,0 +1,116 @@
+"""Two ranks on CPUs: batches, `"auto"`, figures and leftovers in each framework, and the examples; see `ranks`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.frameworks.stream_ways import WAYS as STREAMS
+from tests.frameworks.stream_ways import write_shards
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(380)]
+for package in ("lightning", "accelerate", "transformers"):
+    pytest.importorskip(package, reason=f"needs {package}: pip install 'dpex[{package}]'")
+HERE = Path(__file__).parent
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+FRAMEWORKS = ("DDP", "Lightning", "Fabric", "Accelerate", "Trainer")
+EXAMPLES = ("train_lightning.py", "train_accelerate.py", "train_transformers.py")
+WAYS = ("fixed", "auto", "dpex run")
+BATCHES = 3
+"""Of a rank and an epoch: 24 rows, 2 ranks, 4 rows in a batch."""
+
+
+def run(*arguments: str) -> str:
+    """Run Python, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=350,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, str]:
+    """By the examples, which train in one process, one after the other."""
+    told: dict[str, str] = json.loads(run(str(HERE / "ranks.py"), "--examples").splitlines()[-1])
+    return told
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    if all(map(find_spec, ("datasets", "webdataset"))):
+        write_shards(folder)
+    run(*TORCHRUN, str(HERE / "ranks.py"), str(folder))
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def indices(seen: Any) -> list[Any]:
+    return [batch[0] for batch in seen["batches"]]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_ranks_share_the_rows(ranks: Any, framework: str) -> None:
+    first = [row for rank in ranks for batch in indices(rank["seen"][framework]["torch"])[:BATCHES] for row in batch]
+    assert sorted(first) == list(range(24))
+
+
+@pytest.mark.parametrize("way", ["fixed", "dpex run"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_batches_are_torchs_bit_for_bit(ranks: Any, framework: str, way: str) -> None:
+    for rank in ranks:
+        found = rank["seen"][framework]
+        assert len(found["torch"]["batches"]) == 2 * BATCHES
+        assert found[way]["batches"] == found["torch"]["batches"]
+        assert found[way]["is_auto"] is False
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_auto_is_tuned_in_both_ranks_and_has_torchs_indices_in_torchs_order(ranks: Any, framework: str) -> None:
+    for rank in ranks:
+        found = rank["seen"][framework]
+        assert indices(found["auto"]) == indices(found["torch"])
+        assert (found["auto"]["is_auto"], found["auto"]["decided"]) == (True, True)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_figures_and_diagnosis_reach_the_user(ranks: Any, framework: str, way: str) -> None:
+    for rank in ranks:
+        found = rank["seen"][framework][way]
+        assert (found["counted"], found["verdict"]) == (BATCHES, "too early to say")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_nothing_is_left_behind(ranks: Any, framework: str) -> None:
+    assert [rank["seen"][framework][way]["left"] for rank in ranks for way in WAYS] == [0] * 6
+
+
+@pytest.mark.parametrize("way", STREAMS)
+def test_streams_under_auto_are_torchs_in_each_rank(ranks: Any, way: str) -> None:
+    for rank in ranks:
+        if not rank["streams"]:
+            pytest.skip("needs datasets and webdataset: pip install datasets webdataset")
+        found = rank["streams"][way]
+        assert len(found["torch"]) >= 4
+        assert found["auto"] == found["torch"]
+        assert found["is_apart"] is True
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_train_and_tell(printed: dict[str, str], example: str) -> None:
+    assert "dpex diagnosis of train" in printed[example]
+    assert re.search(r"\d+% of the time was waiting", printed[example])

@@ -1,0 +1,317 @@
+"""Trainings that share batches, as real processes: each batch made once, the same for all, whoever is late or dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from families import is_alive
+from trainings import BATCH, SAMPLES, Noted, Seen, Training, alone, loader_of, notes_in, seen
+from waiting import until
+
+from dpex import DpexDataLoader, OptionError, ShareError
+from dpex.pools.share.memory import SharedMemory
+from dpex.pools.share.pool import SharePlan
+
+pytestmark = pytest.mark.timeout(180)
+BATCHES = SAMPLES // BATCH
+PATIENCE_S = 60.0
+"""For what ends by itself, on a machine that is busy."""
+Begin = Callable[..., Training]
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where these trainings meet, and nobody else; afterwards nobody is there, and nothing."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    yield runtime / "dpex"
+    until(lambda: not list((runtime / "dpex").glob("*")), PATIENCE_S)
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    return tmp_path / "notes"
+
+
+@pytest.fixture
+def begin(notes: Path) -> Iterator[Begin]:
+    """Begins a training; all have ended when the test has."""
+    trainings: list[Training] = []
+
+    def begin_one(dataset: Any = None, **options: Any) -> Training:
+        trainings.append(Training(dataset or Noted(notes), **options))
+        return trainings[-1]
+
+    yield begin_one
+    for training in trainings:
+        training.close()
+    until(lambda: not _running(notes), PATIENCE_S)
+
+
+def _running(notes: Path) -> set[int]:
+    """Processes of workers, and what they were forked from, which end with their producer."""
+    there = {note.worker for note in notes_in(notes)} | {note.template for note in notes_in(notes)}
+    return {pid for pid in there if is_alive(pid)}
+
+
+def _producer(notes: Path) -> psutil.Process:
+    """The one that has the workers which made the latest sample."""
+    return psutil.Process(psutil.Process(notes_in(notes)[-1].template).ppid())
+
+
+def _calls(notes: Path) -> Counter[int]:
+    return Counter(note.index for note in notes_in(notes))
+
+
+def _all_of(trainings: list[Training], before: list[list[Seen]] | None = None) -> list[list[Seen]]:
+    """What each of them gets, at the same time: all are connected before any goes on."""
+    got = before or [training.take(1) for training in trainings]
+    for training in trainings:
+        training.begin()
+    return [early + training.end() for early, training in zip(got, trainings, strict=True)]
+
+
+def _expected(tmp_path: Path, epochs: int = 1, **options: Any) -> Any:
+    return alone(Noted(tmp_path / "other notes"), epochs, **options)
+
+
+def test_each_batch_is_made_once_and_is_the_same_for_all(begin: Begin, notes: Path, tmp_path: Path) -> None:
+    trainings = [begin(), begin(), begin()]
+    assert _all_of(trainings) == [_expected(tmp_path)] * 3
+    assert _calls(notes) == Counter(range(SAMPLES))
+    assert sum(training.shared for training in trainings) == 2 * BATCHES
+    assert not any(training.said_of_share for training in trainings)
+
+
+def test_late_training_gets_what_is_kept(begin: Begin, notes: Path, tmp_path: Path) -> None:
+    first = begin()
+    got = first.take(BATCHES - 1)
+    late = begin()
+    assert late.take() == got + first.take() == _expected(tmp_path)
+    assert _calls(notes) == Counter(range(SAMPLES))
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_training_too_far_behind_has_its_batches_made_again(
+    begin: Begin, notes: Path, tmp_path: Path, before: int
+) -> None:
+    """Whether it comes late or is slow: the other goes on without it."""
+    fast, slow = (begin(share_bytes=1, prefetch_factor=1) for _ in range(2))
+    got = slow.take(before) if before else []
+    expected = _expected(tmp_path)
+    assert fast.take(BATCHES - 1) == expected[:-1]
+    assert got + slow.take() == expected
+    assert fast.take() == expected[-1:]
+    assert sum(_calls(notes).values()) > SAMPLES
+    (said,) = slow.said_of_share
+    assert "batches behind the first" in said
+    assert "share_bytes" in said
+
+
+def test_killed_training_holds_nobody_up(begin: Begin, notes: Path, tmp_path: Path) -> None:
+    killed, other = begin(), begin()
+    killed.take(1)
+    got = other.take(1)
+    killed.kill()
+    assert got + other.take() == _expected(tmp_path)
+    assert _calls(notes) == Counter(range(SAMPLES))
+
+
+def test_batches_go_on_when_the_training_ends_that_began(begin: Begin, notes: Path, tmp_path: Path) -> None:
+    first = begin()
+    first.take(1)
+    producer = _producer(notes)
+    other = begin()
+    got = other.take(2)
+    first.kill()
+    assert got + other.take() == _expected(tmp_path)
+    assert _calls(notes) == Counter(range(SAMPLES))
+    until(lambda: not is_alive(producer.pid), PATIENCE_S)
+
+
+def test_killed_producer_is_replaced(begin: Begin, notes: Path, tmp_path: Path) -> None:
+    trainings = [begin(), begin(), begin()]
+    got = [training.take(3) for training in trainings]
+    _producer(notes).kill()
+    assert _all_of(trainings, got) == [_expected(tmp_path)] * 3
+    assert sum(_calls(notes).values()) <= 2 * SAMPLES
+
+
+def test_killed_worker_is_made_good(begin: Begin, notes: Path, tmp_path: Path) -> None:
+    trainings = [begin(), begin()]
+    got = [training.take(2) for training in trainings]
+    os.kill(notes_in(notes)[-1].worker, signal.SIGKILL)
+    assert _all_of(trainings, got) == [_expected(tmp_path)] * 2
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_passes_are_shared_one_by_one(begin: Begin, notes: Path, tmp_path: Path, persistent: bool) -> None:
+    trainings = [begin(epochs=2, persistent_workers=persistent) for _ in range(2)]
+    for training in trainings:
+        training.begin()
+    expected = _expected(tmp_path, 2) if not persistent else None
+    one, other = (training.end() for training in trainings)
+    assert one == other
+    assert expected is None or one == expected
+    for at in (0, BATCHES):
+        assert Counter(i for batch in one[at : at + BATCHES] for i in batch.indices) == Counter(range(SAMPLES))
+
+
+def test_error_of_a_sample_comes_to_all(begin: Begin, notes: Path) -> None:
+    dataset = Noted(notes, fails_at=BATCH)
+    trainings = [begin(dataset, shuffle=False), begin(dataset, shuffle=False)]
+    for training in trainings:
+        training.take(1)
+    for training in trainings:
+        training.begin()
+    for training in trainings:
+        with pytest.raises(LookupError, match=f"no sample {BATCH}"):
+            training.end()
+    assert _calls(notes)[BATCH] == 1
+
+
+def test_small_batches_travel_in_the_message(begin: Begin, notes: Path) -> None:
+    dataset = Noted(notes, extent=2)
+    one, other = _all_of([begin(dataset), begin(dataset)])
+    assert one == other
+    assert _calls(notes) == Counter(range(SAMPLES))
+
+
+def test_tuned_trainings_share(begin: Begin, notes: Path, tmp_path: Path) -> None:
+    trainings = [begin(num_workers="auto"), begin(num_workers="auto")]
+    assert _all_of(trainings) == [_expected(tmp_path)] * 2
+    assert _calls(notes) == Counter(range(SAMPLES))
+
+
+# -- what is not the same ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "texts"),
+    [
+        ({"seed": 2}, ("the base seed of this training is", "torch.manual_seed")),
+        ({"dataset": (SAMPLES + 4,)}, (f"is {SAMPLES + 4}, and", f"is {SAMPLES}.")),
+        ({"drop_last": True}, ("drop_last of the sampler of this training is True", "is False")),
+        ({"collate_fn": list}, ("the collate_fn of this training is builtins.list", "default_collate")),
+    ],
+)
+def test_trainings_that_do_not_read_the_same_are_told_both(
+    begin: Begin, notes: Path, other: dict[str, Any], texts: tuple[str, ...]
+) -> None:
+    begin().take(1)
+    options = dict(other)
+    dataset = Noted(notes, *options.pop("dataset", ()))
+    with pytest.raises(ShareError) as raised:
+        begin(dataset, **options).take()
+    for text in ("share='sweep'", *texts):
+        assert text in str(raised.value)
+
+
+class _From(torch.utils.data.Sampler[int]):
+    """All samples, from the ``start`` on. What it was made with cannot be seen."""
+
+    def __init__(self, start: int) -> None:
+        self._hidden = [(start + at) % SAMPLES for at in range(SAMPLES)]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._hidden)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+def test_other_order_is_told(notes: Path) -> None:
+    with loader_of(Noted(notes), shuffle=None, sampler=_From(0)) as one:
+        batches = iter(one)
+        next(batches)
+        text = r"batch 0 of pass 0 has the samples \[5, 6, 7, 8\].*\[0, 1, 2, 3\]"
+        with loader_of(Noted(notes), shuffle=None, sampler=_From(5)) as other, pytest.raises(ShareError, match=text):
+            next(iter(other))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"share": ""}, "give a name or None"),
+        ({"share_bytes": 0}, "share_bytes=0"),
+        ({"seeding": "worker"}, "give seeding='batch'"),
+        ({"distribute_mode": True}, "one machine"),
+        ({"local_engine": "torch"}, "local_engine='torch'"),
+        ({"num_workers": 0}, "num_workers=0"),
+        ({"multiprocessing_context": "spawn"}, "multiprocessing_context='fork'"),
+    ],
+)
+def test_options_that_exclude_sharing(notes: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        loader_of(Noted(notes), **options)
+
+
+def test_streams_are_not_shared() -> None:
+    class Stream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(OptionError, match="IterableDataset"):
+        DpexDataLoader(Stream(), num_workers=2, share="sweep")
+
+
+def test_interrupt_in_the_middle_of_a_message_loses_nothing(
+    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a signal handler's exception would, where it hurts most."""
+    copied, interrupts = SharedMemory.copied, iter([False, False, True])
+
+    def breaks(memory: SharedMemory, places: Any) -> Any:
+        if next(interrupts, False):
+            raise KeyboardInterrupt
+        return copied(memory, places)
+
+    monkeypatch.setattr(SharedMemory, "copied", breaks)
+    with loader_of(Noted(notes)) as loader:
+        batches, got, interrupted = iter(loader), [], 0
+        while len(got) < BATCHES:
+            try:
+                got.append(seen(next(batches)))
+            except KeyboardInterrupt:
+                interrupted += 1
+    assert interrupted == 1
+    assert got == _expected(tmp_path)
+
+
+def test_training_without_a_producer_makes_its_batches_itself(
+    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no other can be started: a limit on processes, say."""
+    with loader_of(Noted(notes)) as loader:
+        batches = iter(loader)
+        got = [seen(next(batches))]
+        monkeypatch.setattr(SharePlan, "_start", _cannot_start)
+        _producer(notes).kill()
+        with pytest.warns(RuntimeWarning, match="this training makes its batches itself"):
+            got += [seen(batch) for batch in batches]
+    assert got == _expected(tmp_path)
+
+
+def _cannot_start(_: SharePlan) -> None:
+    raise ShareError("no more processes")
+
+
+def test_stats_and_diagnosis_tell_what_another_training_had_made(notes: Path) -> None:
+    with loader_of(Noted(notes)) as first:
+        batches = iter(first)
+        for _ in range(BATCHES - 1):
+            next(batches)
+        with loader_of(Noted(notes)) as second:
+            for _ in second:
+                pass
+            assert second.stats().pools["local"].shared >= BATCHES - 1
+            assert "batches were made for another training with the same share=" in str(second.diagnose())

@@ -1,0 +1,124 @@
+"""The simulated GPU: what it works off, what holds up the training process, and what events and NVML say of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.simulation.ablation import VARIANTS, Figures, figures, table
+from benchmarks.simulation.scenarios import GPU, load
+from benchmarks.simulation.simulator import Simulator
+from benchmarks.simulation.steering import Fixed
+from benchmarks.simulation.world import Gpu, Pauses, Phase, Step, Work, World
+from dpex.autotune.types import Settings
+from dpex.measure.consumer_time import EngineLook
+
+SECONDS = 20.0
+STEP = Step(gpu_s=0.1, cpu_s=0.01)
+
+
+def world(gpu: Gpu, *, wait_s: float = 0.0, step: Step = STEP, **changes: object) -> World:
+    plain = World(cpus=8, own_s=0.0, phases=(Phase(work=Work(wait_s=wait_s), step=step),), gpu=gpu)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def played(made: World, seconds: float = SECONDS) -> Simulator:
+    """With one worker for each rank."""
+    steering = [Fixed(Settings(local=1, prefetch=4))] * made.ranks
+    simulator = Simulator(made, steering, is_tuned=False)
+    simulator.run(seconds)
+    return simulator
+
+
+def looked(made: World) -> tuple[EngineLook, float | None]:
+    rank = played(made).ranks[0]
+    assert rank.gpu is not None
+    return rank.look(), rank.gpu.busy_ratio
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "stall", "busy"),
+    [
+        pytest.param(0.0, 0.0, 1.0, id="the GPU is the limit"),
+        pytest.param(0.0995, 0.0, 1.0, id="the loop waits, and the GPU has work"),
+        pytest.param(0.4, 0.74, 0.25, id="the GPU starves"),
+    ],
+)
+def test_events_and_nvml_say_what_the_gpu_did(wait_s: float, stall: float, busy: float) -> None:
+    look, seen = looked(world(Gpu(queue=4), wait_s=wait_s))
+    assert look.gpu_stall_s is not None
+    assert look.gpu_stall_s / SECONDS == pytest.approx(stall, abs=0.03)
+    assert seen == pytest.approx(busy, abs=0.06)
+    assert look.gpu_step_s / look.gpu_steps == pytest.approx(0.1, abs=0.005)
+
+
+def test_a_loop_that_runs_ahead_waits_although_its_gpu_does_not() -> None:
+    look, _ = looked(world(Gpu(queue=4), wait_s=0.0995))
+    assert look.times.wait_s > 0.6 * SECONDS
+    assert look.gpu_stall_s == pytest.approx(0.0, abs=0.02)
+
+
+def test_a_synchronised_loop_loses_what_its_gpu_loses() -> None:
+    look, _ = looked(world(Gpu(sync_every=1), wait_s=0.2))
+    assert look.gpu_stall_s == pytest.approx(look.times.wait_s, rel=0.05)
+
+
+@pytest.mark.parametrize("queue", [1, 8])
+def test_no_more_steps_are_launched_than_the_queue_holds(queue: int) -> None:
+    simulator = played(world(Gpu(queue=queue)))
+    delivered = len(simulator.ranks[0].history.delivered)
+    assert delivered - SECONDS / STEP.gpu_s == pytest.approx(queue, abs=1.5)
+
+
+def test_launching_that_takes_longer_than_the_gpu_is_the_step() -> None:
+    look, busy = looked(world(Gpu(), step=Step(gpu_s=0.01, cpu_s=0.03)))
+    assert look.gpu_step_s / look.gpu_steps == pytest.approx(0.03, rel=0.1)
+    assert busy == pytest.approx(0.33, abs=0.05)
+
+
+def test_ranks_wait_for_each_other_and_look_busy() -> None:
+    """The second has a slower loader; the first one's kernel spins meanwhile."""
+    made = world(Gpu(queue=2, all_reduce_s=0.01), ranks=2, wait_s=0.05)
+    simulator = Simulator(made, [Fixed(Settings(local=4, prefetch=8)), Fixed(Settings(local=1, prefetch=1))])
+    simulator.run(SECONDS)
+    first, second = simulator.ranks
+    assert abs(len(first.history.delivered) - len(second.history.delivered)) <= 3
+    assert first.gpu is not None
+    assert first.gpu.busy_ratio == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_compilation_and_an_evaluation_are_no_steps() -> None:
+    evaluated = Gpu(compile_s=3.0, evaluation=Pauses(every_s=5, seconds=1.5))
+    look, _ = looked(world(evaluated))
+    assert look.gpu_step_s / look.gpu_steps == pytest.approx(0.1, rel=0.05)
+    assert look.times.batches == pytest.approx((SECONDS - 3.0 - 3 * 1.5) / 0.1, rel=0.1)
+
+
+def test_warm_up_takes_the_gpu_longer() -> None:
+    slow, usual = (
+        len(played(world(gpu)).ranks[0].history.delivered) for gpu in (Gpu(warm_up=50, warm_up_factor=3.0), Gpu())
+    )
+    assert usual - slow == pytest.approx(100, abs=3)
+
+
+def test_what_cannot_be_had_is_not_there() -> None:
+    look, busy = looked(world(Gpu(has_events=False, has_nvml=False)))
+    assert (look.gpu_stall_s, look.gpu_steps, busy) == (None, 0, None)
+
+
+# -- ablation ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_gpus_clock_a_loop_that_runs_ahead_gets_workers_that_serve_nobody() -> None:
+    scenario = load(GPU)["gpu-ahead-disk"]
+    full, alone = (figures(scenario, VARIANTS[name]) for name in ("all signals", "the loop's wait alone"))
+    assert not any(full.missed)
+    assert alone.spare > 10 or alone.decisions > 3
+
+
+def test_the_table_marks_what_is_missed_and_counts_what_is_met() -> None:
+    good, bad = Figures(regret=0.01, spare=0.0, decisions=3), Figures(regret=0.06, spare=1.5, decisions=4)
+    lines = list(table({"a": [good] * len(VARIANTS), "b": [bad, *[good] * (len(VARIANTS) - 1)]}))
+    assert "| `b` | **6.0 %**, **+1.5**, **4** | 1.0 %, +0.0, 3 |" in lines[3]
+    assert lines[4].startswith("| **all targets met** | 1 of 2 | 2 of 2 |")

@@ -1,0 +1,269 @@
+"""Wall time is split into wait, transfer and work, and the wait by cause: nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpex.measure.consumer_time import LONG_S, STEP_BUCKETS, WAIT_BUCKETS, Tally
+from dpex.measure.wait_causes import (
+    CAUSES,
+    COLLATE,
+    DISPATCH,
+    ENCODE,
+    H2D,
+    NONE_YET,
+    READ,
+    SAMPLER,
+    STARTUP,
+    STRAGGLER,
+    TRANSFORM,
+    TRANSIT,
+    UNKNOWN,
+    Making,
+    by_stage,
+    split,
+)
+from dpex.system.clock import ManualClock
+
+MAKING = Making(load_s=0.4, load_cpu_s=0.1, collate_s=0.1, encode_s=0.2, transit_s=0.3)
+seconds = st.floats(0.0, 100.0)
+makings = st.builds(Making, seconds, seconds, seconds, seconds, seconds)
+
+
+class Consumer:
+    """A training loop on a clock turned by hand."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = ManualClock(100.0)
+        self.tally = Tally(**options)
+        self.blocked_by: list[tuple[float, int]] = []
+        self.began = self.clock()
+
+    def step(self, work_s: float) -> None:
+        self.clock.advance(work_s)
+
+    def call(
+        self, *waits: tuple[float, int], making: Making | None = None, own_s: float = 0.0, decode_s: float = 0.0
+    ) -> None:
+        """One call of next(): waits, each with its cause, then the batch."""
+        tally, clock = self.tally, self.clock
+        tally.enter(clock())
+        clock.advance(own_s)
+        for wait_s, cause in waits:
+            tally.block(clock(), cause)
+            clock.advance(wait_s)
+            tally.unblock(clock())
+        tally.batches += 1
+        if tally.pending_s:
+            tally.explain(making)
+        opened = clock()
+        clock.advance(decode_s)
+        tally.leave(opened, clock(), over=False)
+
+    def end(self, wait_s: float = 0.0) -> None:
+        """The call that finds the pass over."""
+        self.tally.enter(self.clock())
+        self.tally.block(self.clock(), NONE_YET)
+        self.clock.advance(wait_s)
+        self.tally.unblock(self.clock())
+        self.tally.leave(0.0, self.clock(), over=True)
+
+    @property
+    def causes(self) -> dict[int, float]:
+        sums = self.tally.sums(self.clock())
+        return {CAUSES.index(name): value for name, value in sums.causes.items() if value > 1e-12}
+
+    @property
+    def accounted_s(self) -> float:
+        return self.tally.sums(self.clock()).wall_s
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------------
+
+
+def test_stages_and_their_seconds() -> None:
+    assert by_stage(MAKING) == pytest.approx((0.3, 0.1, 0.1, 0.2, 0.3))
+    assert (READ, TRANSFORM, COLLATE, ENCODE, TRANSIT) == (0, 1, 2, 3, 4)
+
+
+def test_a_wait_is_split_in_proportion_to_the_stages_of_the_batch() -> None:
+    assert dict(split(2.0, MAKING)) == pytest.approx(
+        {READ: 0.6, TRANSFORM: 0.2, COLLATE: 0.2, ENCODE: 0.4, TRANSIT: 0.6}
+    )
+
+
+def test_more_cpu_time_than_wall_time_is_no_negative_reading() -> None:
+    """Two clocks, or a library that computes in several threads."""
+    assert by_stage(Making(load_s=1.0, load_cpu_s=1.5)) == (0.0, 1.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("making", [None, Making()])
+def test_nothing_known_of_the_batch_is_said(making: Making | None) -> None:
+    assert split(2.0, making) == [(UNKNOWN, 2.0)]
+
+
+@given(waited_s=seconds, making=makings)
+def test_the_parts_add_up(waited_s: float, making: Making) -> None:
+    parts = split(waited_s, making)
+    assert sum(part for _, part in parts) == pytest.approx(waited_s)
+    assert all(part >= 0 for _, part in parts)
+
+
+# -- the tally ---------------------------------------------------------------------------------------------------------
+
+
+def test_planted_wait_transfer_and_work_are_found() -> None:
+    consumer = Consumer()
+    consumer.call((3.0, NONE_YET), making=MAKING, decode_s=0.5)
+    for _ in range(4):
+        consumer.step(2.0)
+        consumer.call((1.0, NONE_YET), making=MAKING, decode_s=0.25)
+    spent = consumer.tally.sums(consumer.clock())
+    assert (spent.wait_s, spent.transfer_s, spent.work_s) == pytest.approx((3.5 + 4.0, 1.0, 8.0))
+    assert consumer.causes == pytest.approx(
+        {STARTUP: 3.5, READ: 1.2, TRANSFORM: 0.4, COLLATE: 0.4, ENCODE: 0.8, TRANSIT: 1.2}
+    )
+
+
+def test_each_cause_gets_what_was_planted() -> None:
+    consumer = Consumer()
+    consumer.call()
+    consumer.call((1.0, STRAGGLER), own_s=0.25)
+    consumer.call((2.0, H2D), (0.5, STRAGGLER))
+    consumer.call((4.0, STARTUP))
+    consumer.call((8.0, NONE_YET), making=Making(collate_s=1.0))
+    consumer.call((16.0, NONE_YET))
+    consumer.call((1.0, NONE_YET), (32.0, STRAGGLER), (1.0, NONE_YET), making=Making(encode_s=1.0))
+    assert consumer.causes == pytest.approx(
+        {STRAGGLER: 33.5, H2D: 2.0, STARTUP: 4.0, COLLATE: 9.0, UNKNOWN: 16.25, ENCODE: 1.0}
+    )
+    assert consumer.accounted_s == pytest.approx(consumer.clock() - consumer.began)
+
+
+def test_a_batch_made_in_the_training_process_is_its_own_explanation() -> None:
+    consumer = Consumer()
+    consumer.call()
+    consumer.tally.enter(consumer.clock())
+    consumer.clock.advance(1.0)
+    consumer.tally.made_here(load_s=0.5, load_cpu_s=0.25, collate_s=0.25)
+    consumer.tally.leave(consumer.clock(), consumer.clock(), over=False)
+    assert consumer.causes == pytest.approx({READ: 0.25, TRANSFORM: 0.25, COLLATE: 0.25, UNKNOWN: 0.25})
+
+
+def test_drawing_and_dispatch_have_their_causes_where_they_took_the_consumers_time() -> None:
+    consumer = Consumer()
+    clock, tally = consumer.clock, consumer.tally
+
+    def busy(cause: int, began: float) -> None:
+        clock.advance(1.0)
+        tally.busy(cause, began, clock())
+
+    busy(SAMPLER, clock())  # before the pass
+    tally.enter(clock())
+    busy(DISPATCH, clock())  # in the first call, which is the start's
+    tally.leave(clock(), clock(), over=False)
+    before = clock()
+    busy(DISPATCH, clock())  # by another thread, in a step
+    tally.enter(clock())
+    busy(DISPATCH, before)  # by another thread, which began before
+    busy(SAMPLER, clock())
+    busy(DISPATCH, clock())
+    tally.block(clock(), STRAGGLER)
+    busy(DISPATCH, clock())  # by another thread, in a wait
+    tally.unblock(clock())
+    tally.leave(clock(), clock(), over=False)
+    assert consumer.causes == {STARTUP: 1.0, SAMPLER: 1.0, DISPATCH: 1.0, STRAGGLER: 1.0, UNKNOWN: 1.0}
+    assert tally.sums(clock()).work_s == 1.0
+
+
+def test_a_long_wait_is_put_down_as_it_lasts_by_the_batch_before() -> None:
+    consumer = Consumer()
+    consumer.call()
+    consumer.call((0.125, NONE_YET), making=Making(load_s=1.0))
+    consumer.tally.enter(consumer.clock())
+    for _ in range(3):
+        consumer.tally.block(consumer.clock(), NONE_YET)
+        consumer.clock.advance(2 * LONG_S)
+        consumer.tally.unblock(consumer.clock())
+    assert consumer.causes == pytest.approx({READ: 0.125 + 4 * LONG_S})
+
+
+@pytest.mark.parametrize("cause", [STRAGGLER, H2D, STARTUP])
+def test_a_wait_whose_cause_is_known_is_seen_while_it_lasts(cause: int) -> None:
+    consumer = Consumer()
+    consumer.call()
+    consumer.tally.enter(consumer.clock())
+    consumer.tally.block(consumer.clock(), cause)
+    consumer.clock.advance(7.0)
+    assert consumer.causes == pytest.approx({cause: 7.0})
+
+
+def test_the_start_of_a_pass_and_a_step_are_seen_while_they_last() -> None:
+    consumer = Consumer()
+    consumer.tally.enter(consumer.clock())
+    consumer.clock.advance(5.0)
+    assert consumer.causes == {STARTUP: 5.0}
+    consumer.tally.leave(consumer.clock(), consumer.clock(), over=False)
+    consumer.step(3.0)
+    assert consumer.tally.sums(consumer.clock()).work_s == 3.0
+    assert consumer.causes == {STARTUP: 5.0}
+
+
+def test_between_passes_nothing_is_counted() -> None:
+    consumer = Consumer()
+    consumer.call((1.0, NONE_YET))
+    consumer.end(2.0)
+    before = consumer.accounted_s
+    consumer.step(100.0)
+    assert consumer.accounted_s == before == 3.0
+    consumer.call((4.0, NONE_YET))
+    assert consumer.causes == {STARTUP: 5.0, UNKNOWN: 2.0}
+
+
+calls = st.lists(
+    st.tuples(
+        st.floats(0.0, 3.0),
+        st.lists(st.tuples(st.floats(0.0, 3.0), st.sampled_from([NONE_YET, STRAGGLER, H2D, STARTUP])), max_size=4),
+        st.none() | makings,
+        st.floats(0.0, 1.0),
+        st.floats(0.0, 1.0),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(calls=calls)
+def test_whatever_happens_every_second_is_counted_once(calls: list[Any]) -> None:
+    consumer = Consumer()
+    seen = dict.fromkeys(CAUSES, 0.0)
+    for number, (work_s, waits, making, own_s, decode_s) in enumerate(calls):
+        if number:
+            consumer.step(work_s)
+        consumer.call(*waits, making=making, own_s=own_s, decode_s=decode_s)
+        now = consumer.tally.sums(consumer.clock()).causes
+        assert all(now[name] >= earlier - 1e-9 for name, earlier in seen.items())
+        seen = dict(now)
+    assert consumer.accounted_s == pytest.approx(consumer.clock() - consumer.began)
+
+
+def test_histograms_count_where_they_are_kept() -> None:
+    consumer = Consumer(detailed=True)
+    consumer.call((9.0, NONE_YET))
+    for wait_s in (0.0, 0.002, 60.0):
+        consumer.step(0.2)
+        consumer.call((wait_s, STRAGGLER))
+    tally = consumer.tally
+    assert sum(tally.waits) == sum(tally.steps) == 3
+    assert (tally.waits[0], tally.waits[3], tally.waits[-1]) == (1, 1, 1)
+    assert tally.waited_s == pytest.approx(60.002)
+    assert tally.steps[STEP_BUCKETS.index(0.25)] == 3
+    plain = Consumer()
+    plain.call()
+    plain.call()
+    assert sum(plain.tally.waits) == 0
+    assert len(plain.tally.waits) == len(WAIT_BUCKETS) + 1

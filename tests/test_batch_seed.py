@@ -1,0 +1,167 @@
+"""`dpex.batch_seed`: the same wherever a batch is made, and an error where none is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+
+from dpex import DpexDataLoader, NoBatchError, batch_seed
+from dpex.core.seeding import epoch_key, ticket_seed
+from dpex.dropin.stock.probe import transforms_of
+from dpex.worker.current_batch import current
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
+LENGTH = 6
+MADE_BY: dict[str, dict[str, Any]] = {
+    "the training process": {"num_workers": 0},
+    "processes": {"num_workers": 2},
+    "threads": {"num_workers": 3, "thread_safe": True},
+    "torch's workers": {"num_workers": 2, "local_engine": "torch"},
+    "the training process, by torch": {"num_workers": 0, "local_engine": "torch"},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_batch_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other tests have made in this process."""
+    monkeypatch.setattr(current, "seed", None)
+    monkeypatch.setattr(current, "is_per_batch", False)
+    monkeypatch.setattr("dpex.loader.passes.rank_cpus", lambda: 1)  # further workers are threads, on any machine
+
+
+class Asks(Dataset[int]):
+    """Sample: the seed, asked for in the collate function as well."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        return batch_seed()
+
+
+class AsksAfterSeeding(Asks):
+    """The global generators are somebody else's matter."""
+
+    def __getitem__(self, index: int) -> int:
+        torch.manual_seed(42)
+        return batch_seed()
+
+
+class AsksInThread(Asks):
+    """Asks in a thread that it starts itself."""
+
+    def __getitem__(self, index: int) -> int:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(batch_seed()))
+        thread.start()
+        thread.join()
+        return found[0]
+
+
+class Nested(Asks):
+    """Has a loader within, whose batches have seeds of their own."""
+
+    def __getitem__(self, index: int) -> int:
+        before = batch_seed()
+        within = [int(seed) for seed in seeds_of(Asks(), 0, seed=100 + index)]
+        assert before not in within
+        return before if batch_seed() == before else 0
+
+
+def asked_again(batch: list[int]) -> torch.Tensor:
+    assert batch == [batch_seed()] * len(batch)
+    return torch.tensor(batch[0])
+
+
+def seeds_of(dataset: Any, num_workers: int, *, seed: int = 3, **options: Any) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    options = {"seeding": "batch", "collate_fn": asked_again, **options}
+    with DpexDataLoader(dataset, 2, num_workers=num_workers, generator=generator, **options) as loader:
+        return [int(batch) for batch in loader]
+
+
+def wanted(seed: int = 3) -> list[int]:
+    base_seed = torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(seed)).item()
+    return [ticket_seed(epoch_key(int(base_seed), 0), number) for number in range(LENGTH // 2)]
+
+
+@pytest.mark.parametrize("maker", MADE_BY)
+def test_the_seed_is_a_function_of_base_seed_epoch_and_number(maker: str) -> None:
+    assert seeds_of(Asks(), **MADE_BY[maker]) == wanted()
+    with pytest.raises(NoBatchError):
+        batch_seed()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("dataset", [AsksAfterSeeding(), AsksInThread(), Nested()], ids=lambda d: type(d).__name__)
+def test_whatever_the_dataset_does_the_seed_is_the_batchs(dataset: Asks, num_workers: int) -> None:
+    assert seeds_of(dataset, num_workers) == wanted()
+
+
+def test_each_epoch_has_seeds_of_its_own() -> None:
+    with DpexDataLoader(Asks(), 2, num_workers=1, seeding="batch", persistent_workers=True) as loader:
+        epochs = [[int(batch[0]) for batch in loader] for _ in range(2)]
+    assert len({*epochs[0], *epochs[1]}) == LENGTH
+
+
+def workers_seed(batch: list[int]) -> bool:
+    return batch == [get_worker_info().seed] * len(batch)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("loader_class", [DpexDataLoader, DataLoader])
+def test_under_worker_seeds_it_is_the_workers(loader_class: Any) -> None:
+    assert list(loader_class(Asks(), 2, num_workers=2, collate_fn=workers_seed)) == [True] * 3
+
+
+def test_without_a_batch_it_is_an_error_that_says_where_to_ask() -> None:
+    with pytest.raises(NoBatchError, match=r"thread 'MainThread'.*the collate function, and give .* seeding='batch'"):
+        batch_seed()
+
+
+def test_batches_without_a_seed_are_told() -> None:
+    with pytest.raises(NoBatchError, match="seeding='worker' batches that are made without workers have no seed"):
+        next(iter(DpexDataLoader(Asks(), num_workers=0)))
+
+
+def ask_at_the_start(worker: int) -> None:
+    batch_seed()
+
+
+def test_a_worker_without_a_batch_has_none() -> None:
+    with pytest.raises(NoBatchError, match="before its first batch, such as in worker_init_fn"):
+        next(iter(DpexDataLoader(Asks(), num_workers=1, seeding="batch", worker_init_fn=ask_at_the_start)))
+
+
+def test_a_batch_that_fails_leaves_no_seed_behind() -> None:
+    def fail(batch: Any) -> None:
+        raise ValueError(batch_seed())
+
+    with pytest.raises(ValueError, match=str(wanted()[0])):
+        seeds_of(Asks(), 0, collate_fn=fail)
+    assert current.seed is None
+
+
+def test_datasets_that_ask_can_be_measured_alone() -> None:
+    steps, batches, _ = transforms_of(Asks(), default_collate, 2)
+    assert (batches, {step.calls for step in steps}) == (3, {3, 6})
+    assert current.seed is None
+
+
+def test_dpex_bench_measures_a_dataset_that_asks() -> None:
+    """In a process of its own, as it prepares its process to be a worker."""
+    code = (
+        "import test_batch_seed as t; from torch.utils.data import default_collate; from dpex.cli.bench import measure;"
+        "subject = measure.BenchSubject(name='asks', dataset=t.Asks(), batch_size=2, collate_fn=default_collate,"
+        " iterable=False); print(measure.measure(subject, 0.0).batches)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout) >= 3

@@ -1,0 +1,126 @@
+"""Several trainings on one Ray cluster, each a process of its own: they wait equally, and who dies leaves all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(400)]
+ray = pytest.importorskip("ray")
+
+STORE_BYTES = 100 << 20
+ROOM = 6
+PATIENCE_S = 120.0
+LOOKS = 3
+"""Lines in a row that must say the same."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A head for the trainings, which has no place for workers, and a node that has."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    started = Cluster(initialize_head=True, head_node_args=head)
+    started.add_node(num_cpus=ROOM, object_store_memory=STORE_BYTES)
+    yield started.address
+    started.shutdown()
+
+
+class Training:
+    """One of them; ``lines``: what it printed, parsed."""
+
+    def __init__(self, address: str, nap_s: float) -> None:
+        script = Path(__file__).with_name("shared_training.py")
+        command = [sys.executable, str(script), address, str(nap_s)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.lines: list[dict[str, Any]] = []
+        self.errors = ""
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read_errors, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(json.loads(line))
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self.errors = self.process.stderr.read()
+
+    @property
+    def workers(self) -> set[int]:
+        """Those of the latest lines."""
+        return {line["workers"] for line in self.lines[-LOOKS:]}
+
+    @property
+    def wait(self) -> float:
+        """The share of the time that the loop waited, over the latest lines."""
+        return sum(line["wait"] for line in self.lines[-LOOKS:]) / LOOKS
+
+    def kill(self) -> None:
+        """As a scheduler or a lack of memory would."""
+        self.process.kill()
+        self.process.wait()
+
+
+def while_they_train(enough: Callable[[], bool], *trainings: Training) -> float:
+    """Seconds until then; AssertionError when one of them ends or patience does."""
+
+    def is_so() -> bool:
+        for training in trainings:
+            assert training.process.poll() is None, training.errors
+        return enough()
+
+    began = time.monotonic()
+    until(is_so, PATIENCE_S, pause_s=0.05, told=lambda: [training.lines[-20:] for training in trainings])
+    return time.monotonic() - began
+
+
+def are_shown_equal(address: str, *trainings: Training) -> bool:
+    """Whether `dpex cluster` says so from outside: as many workers wanted, granted and running of each."""
+    command = [sys.executable, "-m", "dpex", "cluster", "--once", "--address", address]
+    wide = {**os.environ, "COLUMNS": "200"}
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, env=wide, check=True).stdout
+    rows = [next(line for line in shown.splitlines() if f":{t.process.pid} " in line).split() for t in trainings]
+    assert all(row[1:3] == ["shared_training.py", "#1"] for row in rows), shown
+    return all(row[3:6] == ["3"] * 3 for row in rows)
+
+
+def test_two_trainings_wait_equally_and_one_alone_has_everything(address: str) -> None:
+    first = Training(address, 0.05)
+    try:
+        while_they_train(lambda: first.workers == {ROOM}, first)
+        second = Training(address, 0.05)
+        try:
+            while_they_train(lambda: len(second.lines) > 0, first, second)
+            took_s = while_they_train(lambda: first.workers == second.workers == {ROOM // 2}, first, second)
+            print(f"equal shares {took_s:.1f} s after the second one's first batch")
+            until(lambda: first.wait == pytest.approx(second.wait, abs=0.1), first, second)
+            until(lambda: are_shown_equal(address, first, second), first, second)
+        finally:
+            second.kill()
+        took_s = while_they_train(lambda: first.workers == {ROOM}, first)
+        print(f"the other one has everything {took_s:.1f} s after that died")
+    finally:
+        first.kill()
+
+
+def test_who_needs_less_gets_less(address: str) -> None:
+    """Of workers that are twice as fast the same loop needs half as many."""
+    slow, quick = Training(address, 0.04), Training(address, 0.02)
+    try:
+        while_they_train(lambda: slow.workers == {4} and quick.workers == {2}, slow, quick)
+    finally:
+        slow.kill()
+        quick.kill()

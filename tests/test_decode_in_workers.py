@@ -1,0 +1,250 @@
+"""A stream that some workers read and others decode: what it yields, who decodes, and what follows from failures."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
+from dpex.core.prefetch import PrefetchRules, Sizes
+from dpex.worker.raw_samples import RawSamples, pickled
+from dpex.worker.split_streams import Decoding
+
+DEADLINE_S = 60.0
+
+
+class Shards(IterableDataset[bytes]):
+    """Two shards of encoded numbers, of which worker k reads every so-manyth. ``fails_at``: what cannot be read."""
+
+    num_shards = 2
+
+    def __init__(self, each: int = 11, fails_at: int | None = None) -> None:
+        self.each = each
+        self.fails_at = fails_at
+        self.first = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        worker = get_worker_info()
+        for shard in range(0 if worker is None else worker.id, 2, 1 if worker is None else worker.num_workers):
+            for number in range(100 * shard + self.first, 100 * shard + self.first + self.each):
+                if number == self.fails_at:
+                    raise OSError(f"shard {shard} is broken")
+                yield str(number).encode()
+
+
+def decoded(raw: bytes) -> torch.Tensor:
+    return torch.tensor([int(raw)])
+
+
+def by_torch(dataset: Any, **options: Any) -> list[Any]:
+    return [batch.tolist() for batch in DataLoader(dataset, num_workers=2, **options)]
+
+
+def ours(dataset: Any, **options: Any) -> DpexDataLoader[Any]:
+    return DpexDataLoader(dataset, num_workers=2, seeding="batch", **options)
+
+
+# -- what it yields ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 3}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}], ids=str
+)
+def test_batches_are_those_of_torch_with_as_many_workers_as_streams(options: dict[str, Any]) -> None:
+    dataset = decode_in_workers(Shards(), decoded)
+    expected = by_torch(dataset, **options)
+    with ours(dataset, persistent_workers=True, **options) as loader:
+        for _ in range(2):
+            assert [batch.tolist() for batch in loader] == expected
+        next(iter(loader))  # an epoch that is broken off
+        assert [batch.tolist() for batch in loader] == expected
+
+
+def test_one_number_is_drawn_from_the_loaders_generator_as_torch_draws_it() -> None:
+    generators = [torch.Generator().manual_seed(7) for _ in range(2)]
+    dataset = decode_in_workers(Shards(3), decoded)
+    list(DataLoader(dataset, num_workers=2, generator=generators[0]))
+    with ours(dataset, generator=generators[1]) as loader:
+        list(loader)
+    assert torch.equal(generators[0].get_state(), generators[1].get_state())
+
+
+def drawn(_: bytes) -> float:
+    return random.random()
+
+
+def test_random_numbers_depend_on_the_batch_and_not_on_who_decodes() -> None:
+    def numbers(workers: int) -> list[Any]:
+        torch.manual_seed(3)
+        with ours(decode_in_workers(Shards(), drawn), batch_size=4) as loader:
+            loader.resize(local=workers)
+            return [batch.tolist() for batch in loader]
+
+    one, three = numbers(1), numbers(3)
+    assert one == three
+    assert len({number for batch in one for number in batch}) == 22
+
+
+def begin_at_five(_: int) -> None:
+    worker = get_worker_info()
+    assert worker is not None
+    worker.dataset.source.first = 5
+
+
+def test_the_workers_dataset_is_the_users() -> None:
+    dataset = decode_in_workers(Shards(3), decoded)
+    expected = by_torch(dataset, worker_init_fn=begin_at_five)
+    with ours(dataset, worker_init_fn=begin_at_five) as loader:
+        assert [batch.tolist() for batch in loader] == expected
+
+
+def test_attributes_and_length_are_the_sources() -> None:
+    class Sized(Shards):
+        def __len__(self) -> int:
+            return 22
+
+    dataset = decode_in_workers(Sized(), decoded)
+    assert (dataset.num_shards, dataset.each, len(DpexDataLoader(dataset, 4))) == (2, 11, 6)
+    assert not hasattr(decode_in_workers(Shards(), decoded), "__len__")
+    for wrong in ({"source": 3, "fn": str}, {"source": [3], "fn": 3}):
+        with pytest.raises(OptionError, match="decode_in_workers"):
+            decode_in_workers(**wrong)  # type: ignore[arg-type]
+
+
+# -- who decodes -------------------------------------------------------------------------------------------------------
+
+
+def meet(places: Path, count: int, raw: bytes) -> int:
+    """Decode only once so many workers decode at the same time."""
+    (places / str(os.getpid())).touch()
+    until = time.monotonic() + DEADLINE_S
+    while len(list(places.iterdir())) < count and time.monotonic() < until:
+        time.sleep(0.01)
+    return os.getpid()
+
+
+def test_more_workers_decode_than_there_are_shards(tmp_path: Path) -> None:
+    dataset = decode_in_workers(Shards(), partial(meet, tmp_path, 4))
+    with ours(dataset, batch_size=1) as loader:
+        loader.resize(local=4, prefetch=8)
+        pids = {pid for batch in loader for pid in batch.tolist()}
+    assert len(pids) >= 4
+
+
+def test_under_auto_streams_are_chosen_and_those_who_decode_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: 5)
+    dataset = decode_in_workers(Shards(), decoded)
+    with DpexDataLoader(dataset, 3, num_workers="auto", autotune=AutotuneConfig(min_local=3)) as loader:
+        assert [batch.tolist() for batch in loader] == by_torch(dataset, batch_size=3)
+        assert loader.num_workers == 2
+        assert loader.stats().pools["local"].wanted >= 3
+        text = loader.decisions[0].text
+    assert "read in 2 streams, as the dataset names 2 shards" in text
+    assert "decoded by other workers, whose number is tuned" in text
+
+
+def test_with_the_random_state_of_workers_nothing_is_split() -> None:
+    dataset = decode_in_workers(Shards(), drawn)
+    torch.manual_seed(3)
+    expected = by_torch(dataset, batch_size=4)
+    torch.manual_seed(3)
+    with DpexDataLoader(dataset, 4, num_workers=2) as loader:
+        assert [batch.tolist() for batch in loader] == expected
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def die_once(mark: Path, raw: bytes) -> torch.Tensor:
+    if raw == b"105":
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return decoded(raw)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return decoded(raw)
+
+
+def test_the_death_of_a_worker_that_decodes_loses_nothing(tmp_path: Path) -> None:
+    dataset = decode_in_workers(Shards(), partial(die_once, tmp_path / "died"))
+    expected = by_torch(decode_in_workers(Shards(), decoded), batch_size=2)
+    with ours(dataset, batch_size=2) as loader:
+        assert [batch.tolist() for batch in loader] == expected
+    assert (tmp_path / "died").exists()
+
+
+def fail(raw: bytes) -> torch.Tensor:
+    if raw == b"4":
+        raise ValueError("4 cannot be decoded")
+    return decoded(raw)
+
+
+def outcomes(loader: Any) -> list[Any]:
+    """Batches, and the type of the error where one came in the place of a batch."""
+    found: list[Any] = []
+    batches = iter(loader)
+    for _ in range(100):
+        try:
+            found.append(next(batches).tolist())
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(type(error))
+    raise AssertionError("no end")
+
+
+def test_an_error_of_the_stream_comes_in_its_place_and_the_other_streams_go_on() -> None:
+    dataset = decode_in_workers(Shards(fails_at=5), decoded)
+    expected = outcomes(DataLoader(dataset, batch_size=2, num_workers=2))
+    assert OSError in expected
+    with ours(dataset, batch_size=2) as loader:
+        assert outcomes(loader) == expected
+
+
+def test_an_error_of_decoding_costs_its_batch_alone() -> None:
+    every = by_torch(decode_in_workers(Shards(), decoded), batch_size=2)
+    expected = [ValueError if [4] in batch else batch for batch in every]
+    with ours(decode_in_workers(Shards(), fail), batch_size=2) as loader:
+        assert outcomes(loader) == expected
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------------
+
+
+def test_raw_samples_travel_and_are_shown_without_their_content() -> None:
+    raw = RawSamples(*pickled([b"1", b"2"]))
+    assert (len(raw), raw.samples()) == (2, [b"1", b"2"])
+    assert repr(raw) == f"<2 samples of a stream, {raw.nbytes} B>"
+    assert [one.tolist() for one in Decoding(decode_in_workers([], decoded)).__getitems__(raw)] == [[1], [2]]
+
+
+def test_a_memory_budget_counts_what_tickets_carry() -> None:
+    rules = PrefetchRules(base_prefetch=20, logical=False, may_read_ahead=False, memory_budget=100)
+    sizes = Sizes(local=10, remote=0, prefetch=None)
+    rules.learn(1.0, 10)
+    assert (rules.prefetch(sizes), rules.within_budget(20, sizes, 1, 20)) == (10, 7)
+    rules.carried_bytes = 10
+    assert (rules.prefetch(sizes), rules.within_budget(20, sizes, 1, 20)) == (5, 3)
+
+
+class Endless(IterableDataset[bytes]):
+    def __iter__(self) -> Iterator[bytes]:
+        return (str(number).encode() for number in count())
+
+
+def test_an_endless_stream_ends_with_the_loader() -> None:
+    with ours(decode_in_workers(Endless(), decoded), batch_size=2, memory_budget=1 << 20) as loader:
+        assert len(list(islice(loader, 5))) == 5
+        workers = [worker.pid for worker in iter(loader)._workers]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

@@ -1,0 +1,303 @@
+"""The documents and the docstrings: their examples run, their links lead somewhere, and their lists are complete.
+
+Every block of Python in README.md and docs/ runs, those of a page in their order and with shared names. Two comments
+may stand on the line before a block:
+
+    <!-- example: needs a Ray cluster -->     the block is not run; `NOT_RUN` has each of these blocks, and why
+    <!-- example setup: dataset = [1, 2] -->  a statement that is run before the block, so that a page can be short
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import importlib.util
+import inspect
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import dpex
+from dpex.dataloader import DpexDataLoader
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+LINKED = (
+    *PAGES,
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "dashboards" / "README.md",
+)
+NOT_RUN = {
+    ("docs/how-to/lightning.md", "needs Lightning"): 1,
+    ("docs/how-to/lightning.md", "needs Ray Train"): 1,
+    ("docs/how-to/lightning.md", "needs transformers"): 1,
+    ("docs/how-to/ray-cluster.md", "needs a Ray cluster"): 1,
+}
+"""How many blocks are not run, by page and reason. A block that could run must not be here."""
+NEEDS_RAY = {"docs/how-to/ray-cluster.md"}
+BLOCK = re.compile(
+    r"(?:^<!-- example(?P<setup> setup)?: (?P<note>[^\n]+) -->\n)?^```python\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+HAVE_EXAMPLES = (
+    *("AutotuneConfig", "Diagnosis", "DpexDataLoader", "DpexError", "LoaderStats", "MetricsConfig", "Profile"),
+    *("batch_seed", "decode_in_workers", "prefetch", "register_rng"),
+)
+"""Public names whose docstrings must have an example."""
+
+
+class Block(NamedTuple):
+    """Python on a page, padded so that its lines have the page's numbers. not_run: why, or ""."""
+
+    code: str
+    setup: str
+    not_run: str
+
+
+def blocks(path: Path) -> list[Block]:
+    text = path.read_text()
+    return [
+        Block(
+            code="\n" * text.count("\n", 0, found.start("code")) + found["code"],
+            setup=found["note"] if found["setup"] else "",
+            not_run="" if found["setup"] else found["note"] or "",
+        )
+        for found in BLOCK.finditer(text)
+    ]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def with_examples() -> list[Any]:
+    """A test for each page with something to run."""
+    found = [path for path in PAGES if any(not block.not_run for block in blocks(path))]
+    return [
+        pytest.param(path, id=name_of(path), marks=[pytest.mark.ray] if name_of(path) in NEEDS_RAY else [])
+        for path in found
+    ]
+
+
+@pytest.fixture
+def tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The names of a page. Loaders are closed afterwards, and the levels of loggers are as they were."""
+    monkeypatch.setenv("DPEX_METRICS_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    loggers = [logging.getLogger(), logging.getLogger("dpex")]
+    before = [logger.level for logger in loggers]
+    names: dict[str, Any] = {"__name__": "documents"}
+    yield names
+    for loader in [value for value in names.values() if isinstance(value, DpexDataLoader)]:
+        loader.close()
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def ray_where_needed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One private Ray for all blocks of a page."""
+    if name_of(request.getfixturevalue("path")) not in NEEDS_RAY:
+        yield
+        return
+    import ray
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.WARNING)
+    yield
+    ray.shutdown()
+
+
+# -- examples ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", with_examples())
+def test_the_examples_of_a_page_run(path: Path, tidy: dict[str, Any], ray_where_needed: None) -> None:
+    for block in blocks(path):
+        if not block.not_run:
+            exec(block.setup, tidy)
+            exec(compile(block.code, str(path), "exec"), tidy)
+
+
+def test_every_block_of_python_is_found() -> None:
+    """A block within a list, or one that begins in another way, would pass unseen."""
+    for path in PAGES:
+        assert len(blocks(path)) == len(re.findall(r"```\s*py", path.read_text())), path
+
+
+def test_what_does_not_run_is_named_counted_and_compiles() -> None:
+    found = Counter((name_of(path), block.not_run) for path in PAGES for block in blocks(path) if block.not_run)
+    assert found == NOT_RUN
+    for path in PAGES:
+        for block in blocks(path):
+            compile(block.code, str(path), "exec")
+
+
+def test_a_failing_example_is_told_with_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n<!-- example setup: one = 1 -->\n```python\nassert one == 2\n```\n")
+    (block,) = blocks(page)
+    names: dict[str, Any] = {}
+    exec(block.setup, names)
+    with pytest.raises(AssertionError) as failed:
+        exec(compile(block.code, str(page), "exec"), names)
+    assert failed.traceback[-1].lineno + 1 == 5
+
+
+REFERENCE = ROOT / "docs" / "reference" / "python.md"
+
+
+def documented() -> dict[str, Any]:
+    """What the reference shows, by the names there."""
+    names = re.findall(r"^::: (\S+)$", REFERENCE.read_text(), re.MULTILINE)
+    return {name: getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names}
+
+
+def documented_modules() -> list[str]:
+    return sorted({"dpex", *(value.__module__ for value in documented().values())})
+
+
+def examples_of(module: str) -> list[doctest.DocTest]:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    return [test for test in finder.find(importlib.import_module(module)) if test.examples]
+
+
+@pytest.mark.parametrize("module", [module for module in documented_modules() if examples_of(module)])
+def test_the_examples_of_docstrings_run(module: str, tidy: dict[str, Any]) -> None:
+    for test in examples_of(module):
+        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+        test.globs = tidy
+        told: list[str] = []
+        assert runner.run(test, out=told.append, clear_globs=False).failed == 0, "".join(told)
+
+
+@pytest.mark.parametrize("name", HAVE_EXAMPLES)
+def test_what_users_meet_first_has_an_example(name: str) -> None:
+    assert ">>>" in (inspect.getdoc(getattr(dpex, name)) or "")
+
+
+# -- links -------------------------------------------------------------------------------------------------------------
+
+
+def anchors(path: Path) -> set[str]:
+    """Of the headings, as GitHub and MkDocs name them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+@pytest.mark.parametrize("path", LINKED, ids=name_of)
+def test_links_within_the_repository_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", path.read_text())):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = documented()
+    assert {f"dpex.{name}" for name in dpex.__all__} <= set(listed)
+    assert [name for name, value in listed.items() if not inspect.getdoc(value)] == []
+
+
+def test_the_reference_has_every_variable_of_dpex() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "dpex").rglob("*.py"))
+    text = (ROOT / "docs" / "reference" / "environment.md").read_text()
+    assert set(re.findall(r"\bDPEX_[A-Z_]+\b", sources)) == set(re.findall(r"^\| `(DPEX_[A-Z_]+)`", text, re.MULTILINE))
+
+
+def hook() -> Any:
+    spec = importlib.util.spec_from_file_location("commands_hook", ROOT / "docs" / "_hooks" / "commands.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_shows_the_help_of_every_command() -> None:
+    text = hook().on_page_markdown((ROOT / "docs" / "reference" / "commands.md").read_text())
+    assert "<!-- help" not in text
+    for command in ("dpex", "dpex run", "dpex diagnose", "dpex bench", "dpex top", "dpex replay"):
+        assert f"## {command}\n\n```text\nusage: {command} " in text
+
+
+def test_a_command_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(KeyError, match="dpx"):
+        hook().help_text("dpx run")
+
+
+def module_paths() -> set[str]:
+    """Of the package's modules, as ARCHITECTURE.md writes them."""
+    paths = (path.relative_to(ROOT / "dpex") for path in (ROOT / "dpex").rglob("*.py"))
+    kept = (path for path in paths if path.stem not in ("__init__", "__main__", "sitecustomize"))
+    return {path.with_suffix("").as_posix() for path in kept}
+
+
+def test_the_map_has_every_module_and_no_other() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    listed = [name for row in rows for name in re.findall(r"`([\w/]+)`", row)]
+    assert len(set(listed)) == len(listed)
+    folders = {name for name in listed if name.endswith("/")}
+    assert all((ROOT / "dpex" / name).is_dir() for name in folders)
+    assert set(listed) - folders == module_paths()
+
+
+def defined_in(module: str) -> set[str]:
+    """Functions, classes and methods of a module, as in "Engine.next"."""
+    found = set()
+    for node in ast.parse((ROOT / "dpex" / f"{module}.py").read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+    return found
+
+
+def test_the_ways_through_the_code_name_functions_that_are_there() -> None:
+    steps = re.findall(r"^\| [^`|]+ \| (`[^|]+) \| (`[^|]+) \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    assert len(steps) > 15
+    for modules, functions in steps:
+        known = {name: defined_in(name) for name in re.findall(r"`([\w/]+)`", modules)}
+        named = set(re.findall(r"`([\w.]+)`", functions))
+        assert named <= set().union(*known.values())
+        assert all(named & names for names in known.values()), modules
+
+
+def test_decisions_are_numbered_dated_and_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    records = sorted(path for path in folder.glob("*.md") if path.name != "index.md")
+    index = (folder / "index.md").read_text()
+    for number, path in enumerate(records, 1):
+        text = path.read_text()
+        title = text.splitlines()[0].removeprefix("# ")
+        assert path.name.startswith(f"{number:04d}-")
+        assert re.search(rf"^\*Decision {number}, \d{{4}}-\d\d-\d\d\.", text, re.MULTILINE), path.name
+        assert [line for line in text.splitlines() if line.startswith("## ")] == [
+            "## Context",
+            "## Decision",
+            "## Consequences",
+        ]
+        assert f"- [{number}: {title}]({path.name})" in index
+
+
+def test_pages_import_public_names() -> None:
+    """What is not public must be imported from its module, so that it is seen to be so."""
+    for path in PAGES:
+        for block in blocks(path):
+            for node in ast.walk(ast.parse(block.code)):
+                if isinstance(node, ast.ImportFrom) and node.module == "dpex":
+                    assert {alias.name for alias in node.names} <= set(dpex.__all__), path

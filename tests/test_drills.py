@@ -1,0 +1,111 @@
+"""Faults that no other module has, and the table of drills: each of its rows is shown by a test that exists."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset
+from waiting import until
+
+from dpex import DpexDataLoader
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+ROW = re.compile(r"^\| (.+) \| `([\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
+WALL_CLOCK = {"telemetry/loader_metrics.py", "autotune/runtime/recorder.py", "system/rank_board.py"}
+"""Where the time of day is told to people and to Prometheus, and where leftover files are known by their age."""
+ASKS_THE_TIME = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\b|from time import .*\btime\b")
+COUNT = 300
+
+
+@cache
+def defined(path: str) -> set[str]:
+    """Tests of a file, and test cases that are classes under another name."""
+    found = set()
+    for node in ast.parse((TESTS / path).read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.add(node.targets[0].id)
+    return found
+
+
+def test_each_row_of_the_tables_is_shown_by_a_test_that_exists() -> None:
+    page = (ROOT / "docs/reference/drills.md").read_text()
+    found = ROW.findall(page)
+    lines = [line for line in page.splitlines() if line.startswith("| ") and "`" in line.rpartition("| ")[2]]
+    assert len(found) == len(lines) > 60
+    for _, path, name in found:
+        assert name in defined(path), f"{path}::{name}"
+
+
+def test_nothing_that_waits_goes_by_the_wall_clock() -> None:
+    found = {
+        path.relative_to(ROOT / "dpex").as_posix()
+        for path in (ROOT / "dpex").rglob("*.py")
+        if re.search(
+            r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\b|from time import .*\btime\b", path.read_text()
+        )
+    }
+    assert found == WALL_CLOCK
+
+
+class Greedy(Dataset[torch.Tensor]):
+    """One sample asks for more memory than there can be."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.empty(1 << 60 if index == 3 else 1, dtype=torch.uint8).fill_(index)
+
+
+def test_a_sample_that_finds_no_memory_is_the_error_of_its_batch() -> None:
+    with DpexDataLoader(Greedy(), batch_size=2, num_workers=1) as loader:
+        batches = iter(loader)
+        got = [next(batches).flatten().tolist()]
+        with pytest.raises(RuntimeError, match="allocate"):
+            next(batches)
+        got += [batch.flatten().tolist() for batch in batches]
+        assert loader.stats().deaths == 0
+    assert got == [[0, 1], [4, 5], [6, 7]]
+
+
+TRAINER = """
+import sys, torch
+from torch.utils.data import TensorDataset
+from dpex import DpexDataLoader
+
+with DpexDataLoader(TensorDataset(torch.arange({count})), num_workers=2, seeding="batch", prefetch_factor=4) as loader:
+    for (numbers,) in loader:
+        print(int(numbers), flush=True)
+    print(loader.stats().deaths, flush=True)
+"""
+
+
+def test_a_trainer_that_was_stopped_goes_on_with_all_batches() -> None:
+    """It stands still until its workers have nothing more to do."""
+    command = [sys.executable, "-c", TRAINER.format(count=COUNT)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as trainer:
+        assert trainer.stdout is not None
+        try:
+            got = [trainer.stdout.readline() for _ in range(10)]
+            os.kill(trainer.pid, signal.SIGSTOP)
+            family = psutil.Process(trainer.pid)
+            until(lambda: family.status() == psutil.STATUS_STOPPED)
+            until(lambda: all(each.status() == psutil.STATUS_SLEEPING for each in family.children(recursive=True)))
+            os.kill(trainer.pid, signal.SIGCONT)
+            got += list(trainer.stdout)
+        finally:
+            trainer.kill()
+    assert [int(line) for line in got] == [*range(COUNT), 0]

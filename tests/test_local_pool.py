@@ -1,0 +1,344 @@
+"""The pool of this machine with real worker processes, driven with tickets, without a loader."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import multiprocessing
+import os
+import resource
+import select
+import signal
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+from waiting import until
+
+from dpex import DpexDataLoader, WorkerDiedError
+from dpex.core.events import Notice, TicketMade, WorkerGone
+from dpex.core.events import PoolEvent as Event
+from dpex.core.schedule import Ticket
+from dpex.pools.local.clean_fork_server import starter_for
+from dpex.pools.local.handles import LocalWorkerHandle, WorkerProcess
+from dpex.pools.local.pool import LocalPool
+from dpex.pools.local.worker_process import WorkerPlan, receive
+from dpex.worker.outcome import Failure
+from dpex.worker.setup import WorkerSetup
+
+pytestmark = pytest.mark.timeout(60)
+DEADLINE_S = 30.0
+LARGE = 4096
+"""Numbers in a sample: too many to travel in the message itself, so that a batch takes a slot."""
+Kind = TypeVar("Kind", bound=Event)
+
+
+class Rows:
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((LARGE,), float(index))
+
+
+class Hangs:
+    def __getitem__(self, index: int) -> torch.Tensor:
+        while True:
+            signal.pause()
+
+
+class Driver:
+    """Stands in for the engine: sends tickets, and takes down what happens."""
+
+    def __init__(self, workers: int, *, shared_queue: bool, dataset: Any = None, **setup_fields: Any) -> None:
+        setup = WorkerSetup(
+            dataset=dataset or Rows(),
+            collate_fn=default_collate,
+            iterable=False,
+            auto_collation=True,
+            drop_last=False,
+            num_workers=workers,
+            base_seed=11,
+            per_batch_seed=shared_queue,
+            **{"worker_init_fn": None, **setup_fields},
+        )
+        context = multiprocessing.get_context("fork")
+        self.pool = LocalPool(
+            starter_for(context, WorkerPlan(setup, shared_queue)), shared_queue=shared_queue, first_workers=workers
+        )
+        self.pool.new_epoch(0)
+        self.events: list[Event] = []
+
+    def listen(self) -> None:
+        heard = self.pool.poll()
+        self.events += heard
+        heard.clear()
+
+    def listen_until(self, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, self.events
+            select.select(self.pool.descriptors(), [], [], 0.05)
+            self.listen()
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def send(self, *numbers: int, epoch: int = 0, worker: int | None = None) -> None:
+        """One message for each ticket."""
+        for number in numbers:
+            assert self.pool.send([Ticket(number, [number], 0)], epoch, worker)
+
+    def wait_until_made(self, tickets: int) -> None:
+        """So many results, of whatever epoch, were taken in."""
+        self.listen_until(lambda: self.pool.times.tickets >= tickets)
+
+    def lent(self) -> int:
+        """Slots that the trainer's side holds."""
+        segments = [segment for worker in self.pool._workers.values() for segment in worker.segments.values()]
+        return sum(sum(segment.flags[1::2]) for segment in segments)
+
+    def pids(self) -> list[int]:
+        return [worker.process.handle.pid or 0 for worker in self.pool._workers.values()]
+
+
+@contextmanager
+def driven(workers: int, *, shared_queue: bool = True, **options: Any) -> Iterator[Driver]:
+    driver = Driver(workers, shared_queue=shared_queue, **options)
+    try:
+        driver.listen_until(lambda: driver.pool.counts.running == workers)
+        if not shared_queue:
+            for worker in driver.pool.workers():
+                driver.pool.adopt(worker, worker, None)
+        yield driver
+    finally:
+        driver.pool.close(5.0)
+
+
+def test_batches_arrive_in_slots_that_are_lent_until_they_are_dropped() -> None:
+    with driven(2) as driver:
+        driver.send(*range(6))
+        driver.listen_until(lambda: len(driver.of(TicketMade)) == 6)
+        assert driver.lent() == 6
+        batches = {made.number: made.value() for made in driver.of(TicketMade)}
+        assert all(torch.equal(batch, torch.full((1, LARGE), float(n))) for n, batch in batches.items())
+        batches.clear()
+        assert driver.lent() == 0
+
+
+@pytest.mark.parametrize("shared_queue", [True, False])
+def test_results_of_an_earlier_epoch_are_not_told_of_and_give_their_slots_back(shared_queue: bool) -> None:
+    """They arrive after the next epoch has begun, undecoded: nobody else would let go of them."""
+    with driven(1, shared_queue=shared_queue) as driver:
+        (worker,) = driver.pool.workers()
+        to = None if shared_queue else worker
+        driver.send(0, 1, 2, worker=to)
+        until(lambda: unread(driver) and idle(driver))
+        driver.pool.new_epoch(1)
+        driver.wait_until_made(3)
+        assert driver.of(TicketMade) == []
+        assert driver.lent() == 0
+        driver.send(0, epoch=1, worker=to)
+        driver.listen_until(lambda: driver.of(TicketMade))
+        assert [(made.epoch, made.number) for made in driver.of(TicketMade)] == [(1, 0)]
+
+
+def unread(driver: Driver) -> bool:
+    """Whether results lie in a socket."""
+    return any(select.select([worker.socket], [], [], 0)[0] for worker in driver.pool._workers.values())
+
+
+def idle(driver: Driver) -> bool:
+    """Whether every worker waits for its next message, and none is left for it to take."""
+    queue = driver.pool._queue
+    asleep = all(state_of(pid) == "S" for pid in driver.pids())
+    rows = all(driver.pool._board.is_idle(worker.row) for worker in driver.pool._workers.values())
+    return asleep and rows and (queue is None or queue.is_empty())
+
+
+def state_of(pid: int) -> str:
+    """As in ``/proc``: R runs, S sleeps, T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: state_of(pid) == "T")
+
+
+def test_what_a_worker_took_and_did_not_write_down_before_it_died_is_found_by_counting_again() -> None:
+    """Between taking a message from the shared socket and writing its number on the board a worker can be killed."""
+    with driven(2) as driver:
+        pool, (first, second) = driver.pool, driver.pids()
+        stop(first)
+        stop(second)
+        driver.send(7, 8)
+        queue = pool._queue
+        assert queue is not None
+        assert receive(queue._theirs, queue._buffer) is not None  # in the place of the worker that is about to die
+        os.kill(first, signal.SIGKILL)
+        driver.listen_until(lambda: [gone for gone in driver.of(WorkerGone) if not gone.expected])
+        assert [gone.lost for gone in driver.of(WorkerGone)] == [()], "the board knew of none"
+        os.kill(second, signal.SIGCONT)
+        driver.listen_until(lambda: len(driver.of(WorkerGone)) == 2)
+        found = driver.of(WorkerGone)[1]
+        assert (found.lost, found.guilty, found.expected) == ((7,), None, True)
+        assert {made.number for made in driver.of(TicketMade)} == {8}
+        assert not queue.groups
+        driver.listen_until(lambda: pool.counts.running == 2)
+
+
+def test_a_dead_worker_held_tickets_of_this_epoch_alone() -> None:
+    with driven(1, shared_queue=False) as driver:
+        (worker,), (pid,) = driver.pool.workers(), driver.pids()
+        stop(pid)
+        driver.send(0, 1, 2, worker=worker)
+        driver.pool.new_epoch(1)
+        driver.send(0, 1, epoch=1, worker=worker)
+        os.kill(pid, signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        (gone,) = driver.of(WorkerGone)
+        assert (gone.lost, gone.expected) == ((0, 1), False)
+
+
+@pytest.mark.parametrize("whose", ["the worker", "the template"])
+def test_a_ticket_is_held_guilty_of_its_worker_s_death_but_not_of_the_template_s(whose: str) -> None:
+    with driven(1, dataset=Hangs()) as driver:
+        pool, (worker,) = driver.pool, driver.pool._workers.values()
+        driver.send(5)
+        until(lambda: pool._board.read(worker.row)[1] == 5)
+        os.kill(driver.pids()[0] if whose == "the worker" else pool._template._process.pid, signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        (gone,) = driver.of(WorkerGone)
+        assert (gone.lost, gone.guilty) == ((5,), 5 if whose == "the worker" else None)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """While this file is there, no process that was forked from this one can fork: as where a pids limit is reached."""
+    closed, fork, mine = tmp_path / "closed", os.fork, os.getpid()
+
+    def limited() -> int:
+        if os.getpid() != mine and closed.exists():
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    return closed
+
+
+@pytest.mark.parametrize("shared_queue", [True, False])
+def test_a_worker_that_cannot_be_started_costs_those_that_run_nothing(gate: Path, shared_queue: bool) -> None:
+    with driven(1, shared_queue=shared_queue) as driver:
+        pool, (pid,) = driver.pool, driver.pids()
+        before = descriptors(pool._template._process.pid)
+        gate.touch()
+        pool.resize(4)
+        driver.listen_until(lambda: len(driver.of(WorkerGone)) == 3)
+        assert [(gone.lost, gone.guilty, gone.expected) for gone in driver.of(WorkerGone)] == [((), None, True)] * 3
+        assert (pool.counts.most, pool.counts.running, pool.counts.requested) == (1, 1, 1)
+        assert "Resource temporarily unavailable" in pool.counts.why_most
+        (note,) = driver.of(Notice)
+        assert "4 local workers are wanted" in note.text
+        assert descriptors(pool._template._process.pid) == before
+        driver.send(0, worker=None if shared_queue else pool.workers()[0])
+        driver.wait_until_made(1)
+        assert driver.pids() == [pid]
+        gate.unlink()
+        pool.resize(4)
+        driver.listen_until(lambda: pool.counts.running == 4)
+        assert pool.counts.most is None
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:
+    with driven(1) as driver:
+        pool = driver.pool
+        template = pool._template._process.pid
+        soft, hard = resource.prlimit(template, resource.RLIMIT_NOFILE)
+        resource.prlimit(template, resource.RLIMIT_NOFILE, (3, hard))
+        pool.resize(2)
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        assert pool.counts.most == 1
+        resource.prlimit(template, resource.RLIMIT_NOFILE, (soft, hard))
+        pool.resize(2)
+        driver.listen_until(lambda: pool.counts.running == 2)
+
+
+@pytest.mark.filterwarnings("ignore:2 local workers are wanted:RuntimeWarning")
+def test_without_a_single_worker_the_training_process_makes_the_batches_or_says_why_it_cannot(gate: Path) -> None:
+    gate.touch()
+    made = DpexDataLoader(Rows32(), batch_size=4, num_workers=2, seeding="batch")
+    assert torch.equal(torch.cat(list(made)), torch.arange(32))
+    assert made.stats().pools["inline"].tickets == 8
+    with pytest.raises(WorkerDiedError, match=r"no local worker can be started: .*Resource temporarily"):
+        list(DpexDataLoader(Rows32(), batch_size=4, num_workers=2))
+
+
+class Rows32:
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Ids(Rows32):
+    """Sample: the number of the worker that made it."""
+
+    def __getitem__(self, index: int) -> int:
+        info = torch.utils.data.get_worker_info()
+        return -1 if info is None else info.id
+
+
+def needs_a_cpu_of_its_own(worker: int) -> None:
+    [0, 1][worker]
+
+
+def test_a_worker_that_takes_another_s_place_has_its_number() -> None:
+    with driven(2, dataset=Ids()) as driver:
+        first = driver.pids()[0]
+        os.kill(first, signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(WorkerGone) and driver.pool.counts.running == 2)
+        driver.send(*range(20))
+        driver.listen_until(lambda: len(driver.of(TicketMade)) == 20)
+        assert {int(made.value()) for made in driver.of(TicketMade)} <= {0, 1}
+
+
+@pytest.mark.parametrize(("asked_for", "most"), [(2, 2), (None, 5)])
+def test_workers_that_nobody_asked_for_are_done_without_where_the_init_function_fails_for_them(
+    asked_for: int | None, most: int
+) -> None:
+    """A list of CPUs, say, is as long as the number of workers in the script. Asked for, a worker's error is the answer
+    to its tickets."""
+    with driven(2, dataset=Ids(), worker_init_fn=needs_a_cpu_of_its_own, own_workers=asked_for) as driver:
+        driver.pool.resize(5)
+        driver.listen_until(lambda: len(driver.of(WorkerGone)) == 5 - most and driver.pool.counts.running == most)
+        notes = [note.text for note in driver.of(Notice)]
+        assert len(notes) == (most < 5)
+        assert all("5 local workers are wanted" in note and "failed: IndexError" in note for note in notes)
+        driver.send(*range(40))
+        driver.listen_until(lambda: len(driver.of(TicketMade)) == 40)
+        failed = [made for made in driver.of(TicketMade) if isinstance(made.value(), Failure)]
+        assert most == 5 or not failed
+
+
+def test_a_worker_that_nobody_needs_is_freed_without_a_garbage_collection() -> None:
+    """Its memory may be hundreds of megabytes, and Python collects garbage by the number of objects."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = LocalWorkerHandle(0, 0, WorkerProcess(0, 0), ours, 0)
+        alive = weakref.ref(worker)
+        gc.disable()
+        try:
+            del worker
+            assert alive() is None
+        finally:
+            gc.enable()

@@ -1,0 +1,63 @@
+"""Ray's own errors: what is said of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpex.pools.ray.deaths import LONGEST_TEXT, reason_of
+
+pytest.importorskip("ray")
+
+from ray import exceptions
+from ray._raylet import ActorID
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+
+ACTOR = b"\1" * ActorID.size()
+
+
+def died(message: str = "something happened", **fields: Any) -> exceptions.ActorDiedError:
+    """As Ray makes it of what its control service says about a dead actor."""
+    context = ActorDiedErrorContext(error_message=message, class_name="DpexWorker", actor_id=ACTOR, pid=7, **fields)
+    return exceptions.ActorDiedError(context)
+
+
+def raised(cause: Exception) -> exceptions.RayTaskError:
+    """As Ray hands on an error that was raised in a task."""
+    trace = f'Traceback (most recent call last):\n  File "a.py", line 1, in work\n{type(cause).__name__}: {cause}'
+    error = exceptions.RayTaskError("work", trace, cause, proctitle="ray::work", pid=7, ip="127.0.0.1")
+    return error.as_instanceof_cause()
+
+
+def test_what_ray_says_of_every_death_is_left_out() -> None:
+    error = died("its process\n\tended with\tcode 9", name="dpex-worker-1", node_ip_address="127.0.0.1")
+    assert str(error).startswith(exceptions.ActorDiedError.BASE_ERROR_MSG)
+    assert "\n\tip: 127.0.0.1\n" in str(error)
+    assert reason_of(error) == "its process ended with code 9 [ActorDiedError]"
+
+
+@pytest.mark.parametrize("kind", [exceptions.ActorDiedError, exceptions.RayActorError])
+def test_where_ray_says_nothing_else_its_sentence_stays(kind: Any) -> None:
+    assert reason_of(kind()) == f"{kind.BASE_ERROR_MSG} [{kind.__name__}]"
+
+
+def test_an_error_that_was_raised_in_the_actor_is_told_without_its_traceback() -> None:
+    error = raised(OSError("no space left"))
+    assert "File" in str(error)
+    assert reason_of(error) == "no space left [OSError]"
+
+
+def test_an_actor_that_ran_out_of_memory_says_so() -> None:
+    told = reason_of(exceptions.OutOfMemoryError("Memory on the node was 7.6GB / 8GB.\nSet max_restarts."))
+    assert told == "Memory on the node was 7.6GB / 8GB. Set max_restarts. [OutOfMemoryError]"
+
+
+def test_an_error_without_words_is_its_type() -> None:
+    assert reason_of(ConnectionResetError()) == "[ConnectionResetError]"
+
+
+def test_long_messages_are_cut_between_words() -> None:
+    told = reason_of(died("word " * LONGEST_TEXT))
+    assert told.endswith("word … [ActorDiedError]")
+    assert len(told) <= LONGEST_TEXT + len(" [ActorDiedError]")

@@ -1,0 +1,37 @@
+"""Ray heads that are started by themselves: a cluster that grows, and one that serves clients.
+
+Each in a process of its own, which asks for no tokens, as these heads do not. Ray reads once in a process whether calls
+carry a token. A head that asks for none cannot call a process that does: it takes that for dead, and ends its actors as
+soon as they are made.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(390)]
+pytest.importorskip("ray")
+pytest.importorskip("grpc", reason="Ray's client needs ray[client], which is not installed")
+
+
+@pytest.mark.parametrize("module", ["growing_loaders.py", "client_loaders.py"])
+def test_loaders_on_a_head_of_its_own(module: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith("RAY_")
+    }  # Ray was here, and set some
+    done = subprocess.run(
+        [*command, str(Path(__file__).with_name(module))],
+        env={**own, "RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert "2 passed" in done.stdout

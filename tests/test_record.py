@@ -1,0 +1,186 @@
+"""Every field of a record says what it counts and how it adds up; whatever is told of a run agrees with that."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+
+from dpex.autotune.types import Sample
+from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, TransformFacts
+from dpex.measure.consumer_time import Times
+from dpex.measure.ledger import LastReading, Ledger
+from dpex.measure.record import _LEVEL as LEVEL
+from dpex.measure.record import _STATE as STATE
+from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
+from dpex.measure.samples import PoolSample
+from dpex.measure.sums import NodeSums, PoolSums, StageSums, StepSums, Sums
+from dpex.pools.base import PoolTimes
+from dpex.stats import PoolStats
+from dpex.telemetry.catalog import BY_NAME
+from dpex.telemetry.labels import STAGES
+
+RECORDS = (Sums, PoolSums, NodeSums, StepSums, StageSums, Times, PoolSample, PoolStats, PoolFacts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner(Record):
+    made: int = counter("Things.")
+    running: int = level("Workers.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Record):
+    """One field of each kind."""
+
+    seconds: float = counter("Seconds.", "seconds")
+    stall_s: float | None = counter("Seconds, where they are known.", "seconds", default=None)
+    ready: int = level("Things.")
+    is_capped: bool = state("Whether.", default=False)
+    at: float = latest("When.")
+    sizes: tuple[int, ...] = histogram("Sizes.")
+    kept: Sequence[float] = few_of_many("Some.", lambda one, other: [*one, *other][:3])
+    errors: Mapping[str, int] = by_name("Errors.")
+    inner: Mapping[str, Inner] = by_name("Parts.")
+
+
+ONE = Whole(
+    seconds=2.0,
+    ready=3,
+    is_capped=True,
+    at=5.0,
+    sizes=(1, 2),
+    kept=[1.0, 2.0],
+    errors={"batch": 1},
+    inner={"a": Inner(made=4, running=2), "b": Inner(made=1, running=1)},
+)
+OTHER = Whole(
+    seconds=1.0,
+    stall_s=0.5,
+    ready=1,
+    at=4.0,
+    sizes=(0, 1, 7),
+    kept=[3.0, 4.0],
+    errors={"worker": 2},
+    inner={"a": Inner(made=10, running=5)},
+)
+
+
+def test_records_of_the_same_time_add_up() -> None:
+    assert ONE.plus(OTHER) == Whole(
+        seconds=3.0,
+        stall_s=0.5,
+        ready=4,
+        is_capped=True,
+        at=5.0,
+        sizes=(1, 3, 7),
+        kept=[1.0, 2.0, 3.0],
+        errors={"batch": 1, "worker": 2},
+        inner={"a": Inner(made=14, running=7), "b": Inner(made=1, running=1)},
+    )
+
+
+def test_one_after_the_other_levels_are_those_of_the_later() -> None:
+    found = ONE.then(OTHER)
+    assert (found.seconds, found.stall_s, found.sizes) == (3.0, 0.5, (1, 3, 7))
+    assert (found.ready, found.is_capped) == (1, False)
+    assert found.inner == {"a": Inner(made=14, running=5), "b": Inner(made=1, running=0)}
+
+
+def test_what_is_new_is_never_below_zero() -> None:
+    found = ONE.since(OTHER)
+    assert (found.seconds, found.stall_s, found.ready, found.sizes) == (1.0, None, 3, (1, 1, 0))
+    assert found.errors == {"batch": 1}
+    assert found.inner == {"a": Inner(made=0, running=2), "b": Inner(made=1, running=1)}
+    assert ONE.then(OTHER).since(ONE).seconds == OTHER.seconds
+    assert ONE.since(Whole()) == ONE
+
+
+def test_at_rest_nothing_goes_on() -> None:
+    found = ONE.at_rest()
+    assert (found.ready, found.seconds, found.inner["a"]) == (0, 2.0, Inner(made=4))
+
+
+def test_what_ended_is_folded_and_kept() -> None:
+    ledger: Ledger[LastReading[Sums]] = Ledger(Sums.plus)
+    values = [Sums(batches=1), Sums(batches=2), Sums(batches=4)]
+    readings = [LastReading(lambda at=at: values[at]) for at in range(3)]  # type: ignore[misc]
+    for reading in readings:
+        ledger.add(reading)
+    assert ledger.read().batches == 7
+    for reading in readings[:2]:
+        reading.end()
+    values[:] = [Sums(batches=100), Sums(batches=100), Sums(batches=8)]
+    assert ledger.read().batches == 11
+    ledger.add(LastReading(Sums))
+    assert (ledger.read().batches, len(ledger.entries)) == (11, 2)
+    assert ledger.clear() == (readings[2], ledger.entries[1])
+    assert ledger.read().batches == 8
+
+
+# -- what is declared --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_every_field_says_what_it_is_and_units_are_in_names(record: type[Record]) -> None:
+    declared = record.declared()
+    assert list(declared) == [one.name for one in fields(record)]
+    for name, quantity in declared.items():
+        assert quantity.help.endswith(".")
+        assert (quantity.unit == "seconds") >= name.endswith("_s")
+
+
+@pytest.mark.parametrize("record", [Sums, PoolSums])
+def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> None:
+    for quantity in record.declared().values():
+        if not quantity.metric:
+            continue
+        metric = BY_NAME[quantity.metric]
+        assert metric.unit == quantity.unit
+        assert (metric.kind == "histogram") == bool(quantity.total)
+        assert (metric.kind == "gauge") == (quantity.rule in (LEVEL, STATE))
+        if quantity.stage:
+            assert quantity.stage in STAGES
+
+
+@pytest.mark.parametrize(
+    ("smaller", "larger", "own"),
+    [
+        (PoolStats, PoolSums, {"left_alone"}),
+        (PoolSample, PoolSums, {"services_s", "room", "unplaced", "granted"}),
+        (PoolFacts, PoolSums, {"workers", "services_s"}),
+        (NodeFacts, NodeSums, {"name"}),
+        (TransformFacts, StepSums, {"name", "all_wall_s", "all_cpu_s"}),
+        (Times, Sample, {"work_squared"}),
+    ],
+)
+def test_a_smaller_value_has_the_fields_of_the_record_under_their_names(
+    smaller: Any, larger: Any, own: set[str]
+) -> None:
+    known = {one.name for one in fields(larger)} | {name for name in dir(larger) if not name.startswith("_")}
+    assert {one.name for one in fields(smaller)} - known == own
+
+
+def test_facts_have_what_was_counted_under_its_name() -> None:
+    counted = {one.name for one in fields(Sums)} & {one.name for one in fields(Facts)}
+    assert {"passes", "batches", "causes", "transfer_s", "work_s", "moved_bytes", "loop_queued_s"} <= counted
+
+
+def test_what_a_pool_counts_is_told() -> None:
+    times = PoolTimes()
+    times.count((1.0, 0.5, 0.25, 0.125, 4, (("load", 3, 0.5, 0.25),), (), ()), 0.5, 0.25, 100)
+    times.count((1.0, 0.0, 0.0, 0.0, 4, (("load", 1, 0.5, 0.25),), (), ()), 0.0, 0.0)
+    pool = times.sums(running=2)
+    assert (pool.tickets, pool.load_s, pool.collate_s, pool.encode_s) == (2, 2.0, 0.5, 0.25)
+    assert (pool.load_cpu_s, pool.collate_cpu_s, pool.encode_cpu_s, pool.cpu_s) == (0.25, 0.125, 0.125, 0.5)
+    assert pool.steps == {"load": StepSums(calls=4, wall_s=1.0, cpu_s=0.5)}
+    assert (pool.running, sum(pool.services), sorted(pool.kept_s)) == (2, 2, [1.0, 1.75])
+
+
+def test_the_documentation_of_stats_says_what_is_declared() -> None:
+    said = " ".join((inspect.getdoc(PoolStats) or "").split())
+    for name, quantity in PoolStats.declared().items():
+        assert f"{name}: {quantity.help}" in said

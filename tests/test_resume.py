@@ -1,0 +1,454 @@
+"""`state_dict` and `load_state_dict`: a later run gets the batches that follow, each once and bit for bit."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from dpex import DpexDataLoader, StateError
+from dpex.engine.sampler_start import passed_over
+
+SIZE = 30
+STREAM = 14
+BATCH = 3
+
+
+class Augmented(Dataset[Any]):
+    """Each sample has draws from the three global generators."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return index, torch.rand(()), random.random(), np.random.rand()
+
+
+class Reader(IterableDataset[Any]):
+    """Worker k of W yields every W-th number with a draw; ``state`` tells where it is."""
+
+    def __init__(self) -> None:
+        self.at = self.begin = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        number, count = (worker.id, worker.num_workers) if worker else (0, 1)
+        begin, self.begin = self.begin, 0
+        for at in range(begin, STREAM + 4 * number):
+            self.at = at + 1
+            yield at * count + number, random.random() if worker else 0.0
+        self.at = 0
+
+
+class StatefulReader(Reader):
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["at"]
+
+
+DATASETS: dict[str, Any] = {"map": Augmented, "stream": Reader, "stateful stream": StatefulReader}
+
+
+def loader_of(kind: str, seed: int = 3, **options: Any) -> DpexDataLoader[Any]:
+    dataset = DATASETS[kind]()
+    if kind == "map":
+        options.setdefault("shuffle", "sampler" not in options)
+    generator = torch.Generator().manual_seed(seed)
+    return DpexDataLoader(dataset, batch_size=BATCH, generator=generator, **options)
+
+
+def plain(batch: Any) -> Any:
+    return [part.tolist() for part in batch]
+
+
+def interrupted(loader: DpexDataLoader[Any], at: int | None) -> tuple[Any, list[Any]]:
+    """The state after ``at`` batches, through JSON, and what follows then; None: after the epoch, and the next one."""
+    batches, state = [], loader.state_dict() if at == 0 else None
+    for number, batch in enumerate(loader, 1):
+        batches.append(plain(batch))
+        if number == at:
+            state = loader.state_dict()
+    if at is None:
+        state, batches, at = loader.state_dict(), [plain(batch) for batch in loader], 0
+    return json.loads(json.dumps(state)), batches[at:]
+
+
+def resumed(loader: DpexDataLoader[Any], state: Any) -> list[Any]:
+    loader.load_state_dict(state)
+    return [plain(batch) for batch in loader]
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "in-process": {"num_workers": 0},
+    "1 worker": {"num_workers": 1},
+    "2 workers": {"num_workers": 2},
+    "2 persistent": {"num_workers": 2, "persistent_workers": True},
+    "auto": {"num_workers": "auto"},
+    "threads": {"num_workers": 2, "thread_safe": True},
+}
+
+
+@pytest.mark.parametrize("at", [0, 4, 10, None])
+@pytest.mark.parametrize(("before", "after"), [("2 workers", "in-process"), ("in-process", "2 persistent")])
+def test_under_batch_seeding_another_number_of_workers_gives_the_rest(before: str, after: str, at: int | None) -> None:
+    with loader_of("map", seeding="batch", **PLACES[before]) as loader:
+        state, rest = interrupted(loader, at)
+    with loader_of("map", seeding="batch", **PLACES[after]) as loader:
+        assert resumed(loader, state) == rest
+    if at == 10:
+        assert rest == []
+
+
+@pytest.mark.parametrize("at", [0, 5, None])
+@pytest.mark.parametrize("place", ["2 workers", "2 persistent"])
+@pytest.mark.parametrize("kind", ["map", "stateful stream"])
+@pytest.mark.parametrize("every", [None, 1])
+def test_logical_workers_go_on_with_their_random_states(kind: str, place: str, at: int | None, every: int) -> None:
+    with loader_of(kind, snapshot_every_n_steps=every, **PLACES[place]) as loader:
+        state, rest = interrupted(loader, at)
+    with loader_of(kind, snapshot_every_n_steps=every, **PLACES[place]) as loader:
+        assert resumed(loader, state) == rest
+    assert rest
+
+
+@pytest.mark.parametrize("place", ["in-process", "2 workers"])
+@pytest.mark.parametrize("at", [0, 4])
+def test_a_stream_without_a_state_passes_over_what_was_delivered(place: str, at: int) -> None:
+    with loader_of("stream", **PLACES[place]) as loader:
+        state, rest = interrupted(loader, at)
+    with loader_of("stream", **PLACES[place]) as loader:
+        if place == "in-process" and at:
+            with pytest.warns(RuntimeWarning, match="Reader nor its iterator has state_dict.*the 4 batches"):
+                assert resumed(loader, state) == rest
+        else:
+            assert resumed(loader, state) == rest
+
+
+@pytest.mark.parametrize("place", ["in-process", "2 workers"])
+def test_a_run_may_be_resumed_twice(place: str) -> None:
+    with loader_of("map", seeding="batch", **PLACES[place]) as loader:
+        state, rest = interrupted(loader, 3)
+    with loader_of("map", seeding="batch", **PLACES[place]) as loader:
+        loader.load_state_dict(state)
+        second, rest_of_second = interrupted(loader, 2)
+    assert rest_of_second == rest[2:]
+    with loader_of("map", seeding="batch", **PLACES[place]) as loader:
+        assert resumed(loader, second) == rest[2:]
+
+
+def test_the_epochs_after_are_those_of_an_undisturbed_run() -> None:
+    with loader_of("map", seeding="batch", num_workers=2) as loader:
+        epochs = [[plain(batch) for batch in loader] for _ in range(3)]
+    with loader_of("map", seeding="batch", num_workers=2) as loader:
+        state, _ = interrupted(loader, 4)
+    with loader_of("map", seeding="batch") as loader:
+        assert [resumed(loader, state), *([plain(batch) for batch in loader] for _ in range(2))] == [
+            epochs[0][4:],
+            *epochs[1:],
+        ]
+
+
+def test_the_global_generators_are_left_alone_when_a_run_goes_on() -> None:
+    torch.manual_seed(0)
+    with DpexDataLoader(Augmented(), batch_size=BATCH, shuffle=True, num_workers=1) as loader:
+        state, rest = interrupted(loader, 4)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    with DpexDataLoader(Augmented(), batch_size=BATCH, shuffle=True, num_workers=1) as loader:
+        assert resumed(loader, state) == rest
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("place", ["in-process", "2 workers", "2 persistent"])
+def test_the_next_epoch_is_shuffled_as_it_would_have_been(place: str) -> None:
+    """Also without a generator of the loader's own, and wherever torch's global one is by then."""
+    torch.manual_seed(0)
+    with DpexDataLoader(Augmented(), shuffle=True, seeding="batch", **PLACES[place]) as loader:
+        list(loader)
+        state, rest = loader.state_dict(), [plain(batch) for batch in loader]
+    torch.manual_seed(1)
+    with DpexDataLoader(Augmented(), shuffle=True, seeding="batch", **PLACES[place]) as loader:
+        loader.load_state_dict(state)
+        middle, later = interrupted(loader, 7)
+        assert later == rest[7:]
+    with DpexDataLoader(Augmented(), shuffle=True, seeding="batch", **PLACES[place]) as loader:
+        assert resumed(loader, middle) == later
+
+
+def test_batches_made_ahead_do_not_count() -> None:
+    with loader_of("map", seeding="batch", num_workers=2, prefetch_factor=4) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        assert loader.state_dict()["batches"] == 1
+
+
+def test_a_loop_that_was_left_early_can_be_gone_on_with() -> None:
+    for workers in (0, 2):
+        with loader_of("map", seeding="worker", num_workers=workers) as loader:
+            for number, _ in enumerate(loader):
+                if number == 4:
+                    break
+            assert loader.state_dict()["batches"] == 5
+
+
+class Broken(Augmented):
+    def __getitem__(self, index: int) -> Any:
+        if index == 4:
+            raise ValueError("sample 4")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_raised_counts_as_delivered(workers: int) -> None:
+    with DpexDataLoader(Broken(), batch_size=BATCH, num_workers=workers) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(ValueError, match="sample 4"):
+            next(iterator)
+        state = loader.state_dict()
+    with DpexDataLoader(Broken(), batch_size=BATCH, num_workers=workers) as loader:
+        assert resumed(loader, state)[0][0] == [6, 7, 8]
+
+
+def test_out_of_order_each_batch_comes_once() -> None:
+    options: dict[str, Any] = {"seeding": "batch", "num_workers": 2, "in_order": False}
+    with loader_of("map", **options) as loader:
+        iterator = iter(loader)
+        seen = [plain(next(iterator)) for _ in range(4)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with loader_of("map", **options) as loader:
+        seen += resumed(loader, state)
+    with loader_of("map", seeding="batch") as loader:
+        assert sorted(seen) == sorted(plain(batch) for batch in loader)
+
+
+# -- samplers ----------------------------------------------------------------------------------------------------------
+
+
+class Counting(Sampler[int]):
+    """A generator of Python, with a draw of its own for each index and a state."""
+
+    def __init__(self) -> None:
+        self.at = self.begin = self.drawn = 0
+
+    def __iter__(self) -> Iterator[int]:
+        begin, self.begin = self.begin, 0
+        for at in range(begin, SIZE):
+            self.at = at + 1
+            self.drawn += 1
+            yield (7 * at) % SIZE
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["at"]
+
+
+class Shuffled(Sampler[int]):
+    """It draws from a global generator that torch's samplers leave alone, one index at a time."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(SIZE))
+        random.shuffle(order)
+        yield from order
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+SAMPLERS: dict[str, Any] = {
+    "list": lambda: [5 * k % SIZE for k in range(SIZE)],
+    "weighted": lambda: WeightedRandomSampler([1.0] * SIZE, SIZE, generator=torch.Generator().manual_seed(1)),
+    "weighted by the global generator": lambda: WeightedRandomSampler([1.0] * SIZE, SIZE),
+    "distributed": lambda: DistributedSampler(Augmented(), num_replicas=2, rank=1),
+    "stateful": Counting,
+    "of one's own": Shuffled,
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_any_sampler_is_gone_on_with_where_it_was(kind: str, workers: int) -> None:
+    options: dict[str, Any] = {"seeding": "batch", "num_workers": workers}
+    with loader_of("map", sampler=SAMPLERS[kind](), **options) as loader:
+        state, rest = interrupted(loader, 3)
+    random.seed(17)
+    torch.manual_seed(17)
+    with loader_of("map", sampler=SAMPLERS[kind](), **options) as loader:
+        assert resumed(loader, state) == rest
+    assert rest
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted", "replacement"), [(10, None, False), (10, 35, False), (10, 70, True), (7, 3, False)]
+)
+def test_indices_are_passed_over_at_once_and_rightly(count: int, wanted: int | None, replacement: bool) -> None:
+    def drawn() -> Iterator[int]:
+        generator = torch.Generator().manual_seed(3)
+        return iter(RandomSampler(range(count), replacement, wanted, generator))
+
+    order = list(drawn())
+    for first in range(len(order) + 2):
+        assert list(passed_over(drawn(), first)) == order[first:]
+        assert list(passed_over(iter(order), first)) == order[first:]
+        assert list(passed_over((index for index in order), first)) == order[first:]
+
+
+def test_a_stateful_sampler_does_not_draw_what_was_delivered() -> None:
+    with loader_of("map", sampler=Counting(), snapshot_every_n_steps=1, num_workers=1) as loader:
+        state, rest = interrupted(loader, 8)
+    sampler = Counting()
+    with loader_of("map", sampler=sampler, snapshot_every_n_steps=1, num_workers=1) as loader:
+        assert resumed(loader, state) == rest
+    assert sampler.drawn == len(rest) * BATCH
+
+
+def test_a_batch_sampler_and_samples_without_batches_are_gone_on_with() -> None:
+    for options in (
+        {"batch_sampler": BatchSampler(range(SIZE), 4, drop_last=True)},
+        {"batch_size": None, "shuffle": True, "generator": torch.Generator().manual_seed(2)},
+    ):
+        with DpexDataLoader(TensorDataset(torch.arange(SIZE)), **options) as loader:
+            state, rest = interrupted(loader, 5)
+        with DpexDataLoader(TensorDataset(torch.arange(SIZE)), **options) as loader:
+            assert resumed(loader, state) == rest
+
+
+def test_nothing_is_read_of_what_was_delivered() -> None:
+    read: list[int] = []
+
+    class Noting(Augmented):
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return index
+
+    with DpexDataLoader(Noting(), batch_size=BATCH) as loader:
+        iterator = iter(loader)
+        for _ in range(6):
+            next(iterator)
+        state = loader.state_dict()
+    read.clear()
+    with DpexDataLoader(Noting(), batch_size=BATCH) as loader:
+        loader.load_state_dict(state)
+        next(iter(loader))
+    assert read == [18, 19, 20]
+
+
+# -- what the state is, and what is refused ----------------------------------------------------------------------------
+
+
+def test_the_state_is_small_plain_and_a_copy() -> None:
+    with loader_of("map", seeding="batch", num_workers=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        text = json.dumps(state)
+        for _ in iterator:
+            pass
+        assert json.dumps(state) == text
+    assert len(text) < 10_000
+    assert state["version"] == 1
+
+
+def test_a_loaded_state_is_the_state_until_the_loader_is_iterated() -> None:
+    with loader_of("map") as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with loader_of("map") as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        loader.load_state_dict({})
+        assert len(list(loader)) == 10
+
+
+def numbers(count: int = 24) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
+@pytest.mark.parametrize(
+    ("options", "both"),
+    [
+        ({"dataset": Augmented()}, r"data set TensorDataset.*data set Augmented"),
+        ({"dataset": numbers(25)}, r"of 24 samples.*has 25"),
+        ({"batch_size": 6}, r"batch_size=4.*batch_size=6"),
+        ({"drop_last": True}, r"drop_last=False.*drop_last=True"),
+        ({"generator": torch.Generator().manual_seed(8)}, r"seed .*7.*seed .*8"),
+        ({"shuffle": False}, r"RandomSampler.*SequentialSampler"),
+        ({"seeding": "worker"}, r"seeding='batch'.*seeding='worker'"),
+    ],
+)
+def test_a_state_of_another_loader_is_refused_with_both_values(options: dict[str, Any], both: str) -> None:
+    def made(**changed: Any) -> DpexDataLoader[Any]:
+        usual = {"batch_size": 4, "shuffle": True, "generator": torch.Generator().manual_seed(7), "seeding": "batch"}
+        return DpexDataLoader(**{"dataset": numbers(), **usual, **changed})
+
+    loader = made()
+    iter(loader)
+    with pytest.raises(StateError, match=both):
+        made(**options).load_state_dict(loader.state_dict())
+
+
+def test_logical_workers_are_the_same_number_or_it_is_an_error() -> None:
+    with loader_of("map", num_workers=2) as loader:
+        state = loader.state_dict()
+    with pytest.raises(StateError, match=r"num_workers=2.*num_workers=3.*seeding='batch'"):
+        loader_of("map", num_workers=3).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ({"_snapshot": {}}, r"version None.*'_snapshot'"),
+        ({"version": 2}, "version 2"),
+    ],
+)
+def test_what_is_no_state_of_this_release_is_refused(state: dict[str, Any], why: str) -> None:
+    with pytest.raises(StateError, match=why):
+        loader_of("map").load_state_dict(state)
+
+
+@pytest.mark.parametrize("damage", [{"start": None}, {"base_seed": "x"}, {"workers": [{"random": "eval"}]}])
+def test_a_damaged_state_is_refused_before_anything_happens(damage: dict[str, Any]) -> None:
+    loader = loader_of("map", seeding="batch")
+    state = {**loader.state_dict(), **damage}
+    with pytest.raises(StateError, match="cannot be read"):
+        loader.load_state_dict(state)
+    assert len(list(loader)) == 10
+
+
+def test_a_state_with_words_that_are_no_base64_is_refused() -> None:
+    loader = loader_of("map", seeding="batch")
+    state = json.loads(json.dumps(loader.state_dict()))
+    state["start"]["generators"]["loader"] = "!"
+    with pytest.raises(StateError, match="base64"):
+        loader.load_state_dict(state)
+
+
+def test_where_torchs_iterators_make_the_batches_the_epoch_begins_anew() -> None:
+    loader = loader_of("map", local_engine="torch")
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    with pytest.warns(RuntimeWarning, match="begins anew.*local_engine='torch'"):
+        assert len(resumed(loader, state)) == 10

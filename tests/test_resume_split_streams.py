@@ -1,0 +1,157 @@
+"""A stream that some workers read and others decode goes on where another run stood."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from dpex import DpexDataLoader, StateError, decode_in_workers
+from dpex.core.schedule import Schedule
+
+EACH = 9
+
+
+class Shards(IterableDataset[Any]):
+    """Two shards, the second one longer; every sample has a draw of the worker that reads it."""
+
+    num_shards = 2
+
+    def __init__(self) -> None:
+        self.at = self.begin = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        assert worker is not None
+        begin, self.begin = self.begin, 0
+        for self.at in range(begin + 1, EACH + 4 * worker.id + 1):
+            yield worker.id, self.at, random.random()
+        self.at = 0
+
+
+class StatefulShards(Shards):
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["at"]
+
+
+def decoded(sample: Any) -> Any:
+    """It has a draw of the batch, too."""
+    return [*sample, random.random()]
+
+
+def loader_of(dataset: Any, decoders: int = 1, **options: Any) -> DpexDataLoader[Any]:
+    given = {"seeding": "batch", "generator": torch.Generator().manual_seed(3), "collate_fn": list} | options
+    loader = DpexDataLoader(decode_in_workers(dataset, decoded), batch_size=2, num_workers=2, **given)
+    loader.resize(local=decoders)
+    return loader
+
+
+def recorded(loader: Any) -> tuple[list[Any], list[str]]:
+    """Batches, the state before each and after the last, and that at the end of the epoch."""
+    batches, states = [], [json.dumps(loader.state_dict())]
+    for batch in loader:
+        batches.append(batch)
+        states.append(json.dumps(loader.state_dict()))
+    return batches, [*states, json.dumps(loader.state_dict())]
+
+
+@pytest.mark.parametrize("dataset", [Shards, StatefulShards])
+def test_the_rest_comes_once_whoever_decodes(dataset: Any) -> None:
+    with loader_of(dataset(), snapshot_every_n_steps=2) as loader:
+        batches, states = recorded(loader)
+    assert len(batches) == 5 + 7
+    for at, decoders in ((0, 2), (3, 0), (11, 2)):  # 11: the shorter shard has ended
+        with loader_of(dataset(), decoders) as loader:
+            loader.load_state_dict(json.loads(states[at]))
+            assert list(loader) == batches[at:]
+    with loader_of(dataset()) as loader:
+        loader.load_state_dict(json.loads(states[-1]))
+        following = list(loader)
+    assert len(following) == 12
+    assert following != batches, "the next epoch has draws of its own"
+
+
+def test_a_resumed_run_is_resumed_in_the_second_epoch_of_persistent_workers() -> None:
+    with loader_of(StatefulShards(), persistent_workers=True) as loader:
+        next(iter(loader))
+        list(loader)
+        batches, states = recorded(loader)
+    with loader_of(StatefulShards(), persistent_workers=True) as second:
+        second.load_state_dict(json.loads(states[2]))
+        resumed = iter(second)
+        assert [next(resumed) for _ in range(3)] == batches[2:5]
+        state = second.state_dict()
+    assert state["read"]["epoch"] == state["epoch"] == 2
+    with loader_of(StatefulShards(), persistent_workers=True) as third:
+        third.load_state_dict(state)
+        assert list(third) == batches[5:]
+
+
+@pytest.mark.filterwarnings("ignore:.*The epoch goes on:RuntimeWarning")
+def test_a_stream_with_a_state_survives_the_death_of_the_worker_that_reads_it() -> None:
+    with loader_of(StatefulShards()) as loader:
+        undisturbed = list(loader)
+    with loader_of(StatefulShards(), prefetch_factor=1) as loader:
+        iterator = iter(loader)
+        batches = [next(iterator), next(iterator)]
+        os.kill(iterator._reader._workers[0].pid, signal.SIGKILL)
+        assert batches + list(iterator) == undisturbed
+
+
+def test_a_loader_that_decodes_where_it_reads_refuses_the_state() -> None:
+    with loader_of(Shards()) as loader:
+        state = loader.state_dict()
+    with pytest.raises(StateError, match=r"decoded by others than read it.*its stream is decoded by those who read"):
+        loader_of(Shards(), local_engine="torch").load_state_dict(state)
+
+
+def test_out_of_order_there_is_no_position() -> None:
+    with loader_of(Shards(), in_order=False) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with pytest.warns(RuntimeWarning, match=r"begins anew: with in_order=False .* give in_order=True"):
+        loader_of(Shards(), in_order=False).load_state_dict(state)
+
+
+# -- the schedule ------------------------------------------------------------------------------------------------------
+
+
+def lending() -> Schedule:
+    """Tickets 0 to 5 of two queues, of which the first two went to another pass, and the next two are made."""
+    schedule = Schedule(prefetch=6, queues=2)
+    schedule.lend()
+    for index in range(6):
+        schedule.draw(index)
+    for queue in (0, 1):
+        schedule.take(3, queue)
+    for number in range(4):
+        schedule.done(number, number)
+    for _ in range(2):
+        schedule.pop()
+    return schedule
+
+
+def test_what_was_lent_counts_as_undelivered() -> None:
+    schedule = lending()
+    assert schedule.lent is not None
+    assert list(schedule.lent) == [(0, 0), (1, 1)]
+    assert (schedule.position(), schedule.queue_of(0)) == ((0, frozenset()), 0)
+    assert schedule.standing(0) == (0, 2, False)
+    schedule.end_queue(0)
+    assert schedule.standing(0) == (0, 2, False), "of a stream that has ended there is more to deliver"
+    schedule.lent.popleft()
+    assert (schedule.position()[0], schedule.queue_of(1)) == (1, 1)
+    assert schedule.standing(1) == (1, 2, False)
+    schedule.lent.popleft()
+    assert (schedule.position()[0], schedule.queue_of(2)) == (2, 0)
+    assert schedule.standing(0) == (2, 1, False)

@@ -1,0 +1,142 @@
+"""What docs/explanation/security.md says of listening and of states holds."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from dpex import DpexDataLoader, MetricsConfig, StateError
+from dpex.pools.ray import cluster
+
+LISTENS = "0A"
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+"""127.0.0.1 and ::1 as the kernel writes them."""
+pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="asks Linux who listens where")
+
+
+class Numbers(Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand(())
+
+
+def listening(pids: list[int]) -> list[str]:
+    """Local addresses at which these processes listen for TCP, in the kernel's words."""
+    inodes = {inode for pid in pids for inode in _sockets(pid)}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in _lines(Path("/proc/net") / name)]
+    return [words[1].partition(":")[0] for words in lines if words[3] == LISTENS and words[9] in inodes]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()[1:] if path.exists() else []
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:["):
+            yield target[8:-1]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "addresses"),
+    [(None, 0), (MetricsConfig(port=0), 1)],
+    ids=["workers alone", "with metrics"],
+)
+def test_nothing_listens_beyond_this_machine(metrics: MetricsConfig | None, addresses: int, tmp_path: Path) -> None:
+    mine = set(listening([os.getpid()]))
+    with DpexDataLoader(Numbers(), num_workers=2, metrics=metrics) as loader:
+        batches = iter(loader)
+        next(batches)
+        found = listening([os.getpid(), *(worker.pid for worker in batches._workers if worker.pid)])
+        assert set(found) - mine <= LOOPBACK
+        assert len([address for address in found if address in LOOPBACK]) >= addresses
+
+
+def test_agents_of_a_private_ray_are_waited_for_on_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    monkeypatch.setattr(cluster, "_current", cluster.Cluster("a session", private=True))
+    assert cluster.stream_address() == "127.0.0.1"
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+class Bomb:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def with_bombs(state: Any, bomb: bytes) -> Iterator[Any]:
+    """Copies of a state, each with this pickle in place of one of its texts; and one with it in all of them."""
+    text = base64.b64encode(bomb).decode()
+    paths = list(_texts(state))
+    for chosen in (*([path] for path in paths), paths):
+        copy = json.loads(json.dumps(state))
+        for path in chosen:
+            inside = copy
+            for key in path[:-1]:
+                inside = inside[key]
+            inside[path[-1]] = text
+        yield copy
+
+
+def bomb_in(state: Any, bomb: bytes) -> bool:
+    return base64.b64encode(bomb).decode() in json.dumps(state)
+
+
+def _texts(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(state, str):
+        yield path
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    for key, value in items:
+        yield from _texts(value, (*path, key))
+
+
+@pytest.mark.filterwarnings("ignore:.*exited unexpectedly:RuntimeWarning")
+def test_a_state_runs_no_code(tmp_path: Path) -> None:
+    """Wherever in it a pickle is hidden, and whether the state is refused for it or not."""
+    exploded = tmp_path / "exploded"
+    bomb = pickle.dumps(Bomb(exploded))
+
+    def loader() -> DpexDataLoader[Any]:
+        return DpexDataLoader(Numbers(), shuffle=True, num_workers=1, snapshot_every_n_steps=1)
+
+    with loader() as first:
+        batches = iter(first)
+        next(batches), next(batches)
+        state = json.loads(json.dumps(first.state_dict()))
+    copies = list(with_bombs(state, bomb))
+    assert len(copies) > 5
+    taken = []
+    for copy in copies:
+        with contextlib.suppress(StateError):
+            loader().load_state_dict(copy)
+            taken.append(copy)
+    with loader() as second, contextlib.suppress(Exception):  # it makes no sense to the generators of the worker
+        second.load_state_dict(next(copy for copy in taken if bomb_in(copy["workers"], bomb)))
+        next(iter(second))
+    assert not exploded.exists()
+    pickle.loads(bomb)
+    assert exploded.exists(), "it is one"

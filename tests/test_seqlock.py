@@ -1,0 +1,109 @@
+"""Values that one thread changes together are read together, even by a reader that comes in the middle of a change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import sleep
+from typing import Any
+
+import pytest
+
+from dpex.measure import seqlock
+from dpex.measure.consumer_time import Tally
+from dpex.measure.seqlock import PATIENCE_S, Seqlock
+from dpex.system.clock import ManualClock
+
+
+class Reader:
+    """Reads in a thread of its own; ``begin`` returns when it has the values, or waits for the end of a change."""
+
+    def __init__(self, read: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._looked = threading.Event()
+        self.found: list[Any] = []
+        self._thread = threading.Thread(target=lambda: self._read(read), name="reader")
+        monkeypatch.setattr(seqlock, "sleep", self._pause)
+
+    def _read(self, read: Callable[[], Any]) -> None:
+        self.found.append(read())
+        self._looked.set()
+
+    def _pause(self, seconds: float) -> None:
+        self._looked.set()
+        sleep(seconds)
+
+    def begin(self) -> None:
+        self._thread.start()
+        assert self._looked.wait(30.0)
+
+    def end(self) -> Any:
+        self._thread.join(30.0)
+        return self.found[0]
+
+
+def test_a_reader_waits_for_the_end_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seqlock, "PATIENCE_S", 30.0)
+    lock, values = Seqlock(), [1, 1]
+    reader = Reader(lambda: lock.read(lambda: tuple(values)), monkeypatch)
+    lock.begin()
+    values[0] = 2
+    reader.begin()
+    assert not reader.found
+    values[1] = 2
+    lock.end()
+    assert reader.end() == (2, 2)
+
+
+def test_what_changes_while_it_is_read_is_read_again() -> None:
+    lock, values, tokens = Seqlock(), [0], [object()]
+
+    def look() -> int:
+        found = values[0]
+        if found == 0:
+            lock.begin()
+            values[0] = 1
+            lock.end()
+        elif found == 1:
+            values[0], tokens[0] = 2, object()
+        return found
+
+    assert lock.read(look, lambda: tokens[0]) == 2
+
+
+def test_a_change_that_was_given_up_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(5.0)
+    monkeypatch.setattr(seqlock, "monotonic", clock)
+    monkeypatch.setattr(seqlock, "sleep", clock.advance)
+    lock = Seqlock()
+    lock.begin()
+    assert lock.read(lambda: "half") == "half"
+    waited_s = clock.now_s - 5.0
+    assert PATIENCE_S < waited_s < 1.01 * PATIENCE_S
+    assert lock.read(lambda: "half") == "half"
+    assert clock.now_s - 5.0 == waited_s
+    lock.begin()  # the next change
+    assert lock.changes % 2 == 1
+    lock.end()
+    assert lock.changes % 2 == 0
+    assert lock.read(lambda: "whole") == "whole"
+
+
+@pytest.mark.parametrize(("part", "seconds"), [("work_s", 9.0 + 88.0), ("own_s", 1.0)])
+def test_no_second_is_counted_twice_by_who_reads_as_a_call_ends(
+    monkeypatch: pytest.MonkeyPatch, part: str, seconds: float
+) -> None:
+    monkeypatch.setattr(seqlock, "PATIENCE_S", 30.0)
+    reader = Reader(lambda: getattr(tally.times(100.0), part), monkeypatch)
+    asked = []
+
+    def queued() -> float:
+        asked.append(True)
+        if len(asked) == 2:  # first as the call begins, now as it ends
+            reader.begin()
+        return 0.0
+
+    tally = Tally(queue=queued)
+    for began in (1.0, 11.0):
+        tally.enter(began)
+        tally.leave(began + 0.5, began + 1.0, over=False)
+    assert reader.end() == pytest.approx(seconds)

@@ -1,0 +1,153 @@
+"""What a loader's arguments say of its workers and its prefetch, without a loader."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import pytest
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.types import Settings
+from dpex.core.prefetch import Sizes
+from dpex.core.streams import Streams
+from dpex.errors import FixedWorkersError, OptionError
+from dpex.loader.sizing import SizeOptions
+
+PLAIN: dict[str, Any] = {
+    "num_workers": 3,
+    "auto_workers": False,
+    "prefetch_factor": 2,
+    "is_prefetch_given": False,
+    "seeding": "batch",
+    "is_iterable": False,
+    "is_split": False,
+    "is_piped": False,
+    "may_be_remote": False,
+    "is_remote": False,
+    "local_engine": "dpex",
+    "autotune": None,
+    "streams": None,
+    "memory_budget": None,
+    "may_inline": True,
+    "pins": {},
+}
+TUNED = {"auto_workers": True}
+STREAMS = Streams(count=3, reason="the dataset names 3 shards", why="The dataset names 3 shards.")
+NOW = Sizes(local=3, remote=0, prefetch=None)
+
+
+def options(**changes: Any) -> SizeOptions:
+    return SizeOptions(**{**PLAIN, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({}, Sizes(local=3, remote=0, prefetch=None)),
+        ({"is_prefetch_given": True, "prefetch_factor": 5}, Sizes(local=3, remote=0, prefetch=15)),
+        ({"is_remote": True, "may_be_remote": True}, Sizes(local=0, remote=3, prefetch=None)),
+        ({"num_workers": 0, "prefetch_factor": None}, Sizes(local=0, remote=0, prefetch=None)),
+        ({"num_workers": 0, "is_prefetch_given": True, "prefetch_factor": 4}, Sizes(local=0, remote=0, prefetch=None)),
+    ],
+)
+def test_sizes_of_a_loader_that_is_not_tuned(changes: dict[str, Any], sizes: Sizes) -> None:
+    assert options(**changes).fixed() == sizes
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_tuned"),
+    [
+        ({}, False),
+        (TUNED, True),
+        ({"autotune": AutotuneConfig()}, True),
+        ({**TUNED, "autotune": False}, False),
+        ({**TUNED, "seeding": "worker"}, False),
+        ({**TUNED, "is_piped": True}, False),
+        ({**TUNED, "is_iterable": True}, True),
+        ({**TUNED, "is_iterable": True, "num_workers": 0}, False),
+        ({**TUNED, "local_engine": "torch"}, False),
+    ],
+)
+def test_which_loaders_are_tuned(changes: dict[str, Any], is_tuned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    assert options(**changes).is_tuned == is_tuned
+
+
+def test_other_systems_have_torchs_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    found = options(**TUNED)
+    assert not found.is_tuned
+    assert found.why_torch == "dpex's own workers need Linux, and this is darwin"
+
+
+def test_a_daemonic_process_has_remote_workers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert not options(**TUNED).is_tuned
+    found = options(**TUNED, may_be_remote=True)
+    assert found.is_tuned
+    assert found.limits().pins == {"local": 0}
+
+
+def test_tuning_begins_with_the_number_that_was_given_and_what_was_fixed() -> None:
+    given = options(autotune=AutotuneConfig(), prefetch_factor=4, pins={"prefetch": 9})
+    assert given.start(given.limits()) == Settings(local=3, remote=0, prefetch=9)
+    cold = options(**TUNED, pins={"local": 2, "remote": 1})
+    assert cold.start(cold.limits()).local == 2
+    assert cold.start(cold.limits()).remote == 1
+
+
+def test_streams_keep_their_number_and_the_reason_is_told() -> None:
+    assert options(**TUNED).limits().streams == ""
+    assert options(**TUNED, is_iterable=True, streams=STREAMS).limits().streams == STREAMS.why
+    split = options(**TUNED, is_split=True, streams=STREAMS).limits()
+    assert (split.streams, split.may_inline) == ("", False)
+    assert split.reading.startswith("The dataset is read in 3 streams, as the dataset names 3 shards.")
+    assert "in 3 streams, as num_workers says" in options(is_iterable=True, streams=STREAMS).limits().streams
+    given = options(**TUNED, is_iterable=True, streams=STREAMS)
+    assert given.start(given.limits()) == Settings(local=3, remote=0, prefetch=6)
+
+
+def test_a_prefetch_that_was_asked_for_is_a_limit() -> None:
+    assert options().limits().prefetch_factor is None
+    assert options(is_prefetch_given=True, prefetch_factor=7).limits().prefetch_factor == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "named", "fixed"),
+    [
+        ({}, (None, None, None), {}),
+        ({}, (7, None, 3), {"local": 7, "prefetch": 3}),
+        ({"seeding": "worker"}, (1, None, None), {"local": 1, "remote": 2}),
+        ({"seeding": "worker"}, (None, 3, None), {"local": 0, "remote": 3}),
+        ({"is_iterable": True}, (None, None, 4), {"local": 3, "remote": 0, "prefetch": 4}),
+    ],
+)
+def test_what_a_resize_fixes(changes: dict[str, Any], named: Any, fixed: dict[str, int]) -> None:
+    assert options(**changes).fixed_by_resize(NOW, *named) == fixed
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "message"),
+    [
+        ((-1, None, None), OptionError, "local=-1"),
+        ((None, None, 0), OptionError, "prefetch=0: give a whole number of at least 1"),
+        ((4, None, None), FixedWorkersError, r"local=4, remote=-1.* num_workers=3"),
+        ((1, 1, None), FixedWorkersError, r"local=1, remote=1.* asks for 2 workers"),
+    ],
+)
+def test_a_resize_that_cannot_be_had_is_refused(named: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        options(seeding="worker").fixed_by_resize(NOW, *named)
+
+
+def test_torchs_workers_cannot_be_resized() -> None:
+    with pytest.raises(FixedWorkersError, match="local_engine='torch'"):
+        options(local_engine="torch").resized(NOW, {"local": 2})
+    assert options(local_engine="torch").resized(NOW, {"local": 0, "remote": 2}).remote == 2
+
+
+def test_what_a_resize_does_not_fix_stays() -> None:
+    assert options().resized(Sizes(local=3, remote=1, prefetch=8), {"remote": 0}) == Sizes(
+        local=3, remote=0, prefetch=8
+    )

@@ -1,0 +1,98 @@
+"""What the consumer sleeps on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from dpex.system.wakeup import Wakeup
+
+FOR_EVER_S = 30.0
+
+
+@pytest.fixture
+def wakeup() -> Iterator[Wakeup]:
+    made = Wakeup()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def asleep(wakeup: Wakeup) -> threading.Thread:
+    sleeper = threading.Thread(target=wakeup.sleep, args=(FOR_EVER_S,))
+    sleeper.start()
+    return sleeper
+
+
+def wakes(wakeup: Wakeup) -> bool:
+    """Whether a sleep ends, at once."""
+    sleeper = threading.Thread(target=wakeup.sleep, args=(0.0,))
+    sleeper.start()
+    sleeper.join(5.0)
+    return not sleeper.is_alive() and bool(wakeup._poll.poll(0))
+
+
+def test_a_ring_wakes_who_sleeps(wakeup: Wakeup) -> None:
+    wakeup.watch(())
+    sleeper = asleep(wakeup)
+    wakeup.ring()
+    sleeper.join(5.0)
+    assert not sleeper.is_alive()
+
+
+def test_a_ring_before_the_sleep_is_not_lost_and_several_are_one(wakeup: Wakeup) -> None:
+    wakeup.watch(())
+    assert not wakes(wakeup)
+    wakeup.ring()
+    wakeup.ring()
+    assert wakes(wakeup)
+    wakeup.clear()
+    assert not wakes(wakeup)
+    wakeup.clear()
+
+
+def test_what_is_watched_wakes_and_nothing_else_does(wakeup: Wakeup, pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    wakeup.watch([reading])
+    sleeper = asleep(wakeup)
+    os.write(writing, b".")
+    sleeper.join(5.0)
+    assert not sleeper.is_alive()
+    wakeup.clear()
+    assert wakes(wakeup)
+    wakeup.watch([])
+    assert not wakes(wakeup)
+    wakeup.ring()
+    assert wakes(wakeup)
+
+
+def test_the_poll_is_kept_while_the_same_is_watched(wakeup: Wakeup, pipe: tuple[int, int]) -> None:
+    wakeup.watch(iter([pipe[0]]))
+    before = wakeup._poll
+    wakeup.watch((pipe[0],))
+    assert wakeup._poll is before
+    wakeup.watch(pipe)
+    assert wakeup._poll is not before
+
+
+def test_closed_it_rings_no_stranger() -> None:
+    """Its descriptor's number may be another file's by then."""
+    wakeup = Wakeup()
+    number = wakeup._descriptor
+    wakeup.close()
+    stranger = os.open("/dev/null", os.O_RDONLY)
+    assert stranger == number
+    wakeup.ring()  # would fail: not open for writing
+    wakeup.close()
+    os.fstat(stranger)
+    os.close(stranger)

@@ -1,0 +1,28 @@
+"""How tests wait for what other threads and processes do: they look again and again, with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE_S = 15.0
+PAUSE_S = 0.002
+
+
+def until(
+    true: Callable[[], Any],
+    patience_s: float = PATIENCE_S,
+    *,
+    pause_s: float = PAUSE_S,
+    told: Callable[[], Any] | None = None,
+) -> Any:
+    """The first truthy value of ``true()``; AssertionError, with what is told then, when patience ends.
+
+    ``pause_s``: between two looks, for those that cost something, or where others are to have the CPU.
+    """
+    deadline = time.monotonic() + patience_s
+    while not (value := true()):
+        assert time.monotonic() < deadline, f"waited {patience_s} s in vain for {true if told is None else told()}"
+        time.sleep(pause_s)
+    return value
