@@ -106,8 +106,8 @@ def test_two_trainings_wait_equally_and_one_alone_has_everything(address: str) -
             while_they_train(lambda: len(second.lines) > 0, first, second)
             took_s = while_they_train(lambda: first.workers == second.workers == {ROOM // 2}, first, second)
             print(f"equal shares {took_s:.1f} s after the second one's first batch")
-            until(lambda: first.wait == pytest.approx(second.wait, abs=0.1), first, second)
-            until(lambda: are_shown_equal(address, first, second), first, second)
+            while_they_train(lambda: first.wait == pytest.approx(second.wait, abs=0.1), first, second)
+            while_they_train(lambda: are_shown_equal(address, first, second), first, second)
         finally:
             second.kill()
         took_s = while_they_train(lambda: first.workers == {ROOM}, first)

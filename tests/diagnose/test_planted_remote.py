@@ -15,7 +15,7 @@ import pytest
 from dpex import DpexDataLoader
 from dpex.system.cpus import usable_cpus
 from tests.diagnose import planted
-from tests.diagnose.planted import REMOTE, Case, Large, Planted, Transformed, Uneven, check, train
+from tests.diagnose.planted import REMOTE, Case, Planted, Transformed, Uneven, check, train
 from tests.diagnose.test_transforms import check_dear
 
 ray = pytest.importorskip("ray")
@@ -53,7 +53,7 @@ def test_the_planted_bottleneck_is_found(name: str) -> None:
 
 def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
-    diagnosis = replace(REMOTE["large batches"], dataset=partial(Large, 1600)).run()
+    diagnosis = REMOTE["large batches"].run()
     assert diagnosis.verdict.cause == "transfer", str(diagnosis)
     assert "the object store" in diagnosis.verdict.where
 
