@@ -305,7 +305,13 @@ def test_small_batches_travel_in_groups_and_are_right(main_node):
         assert all(torch.equal(batch, torch.full((1, 5), float(i))) for i, batch in made.items())
         assert driver.pool.times.tickets == 500
         assert len(driver.pool.workers()) == driver.pool.counts.running == 2
-        assert len({event.worker for event in driver.of(TicketMade)}) == 2
+
+        def both_make():  # one that is quick makes hundreds of them before the other one wakes
+            begin = len(driver.made)
+            driver.make([[(number, [number]) for number in range(begin, begin + 32)]])
+            return len({event.worker for event in driver.of(TicketMade)}) == 2
+
+        until(both_make, DEADLINE_S)
 
 
 @pytest.mark.parametrize("way", ["memory", "stream", "store", "unreachable"])
