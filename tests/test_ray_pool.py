@@ -558,8 +558,8 @@ threading.Event().wait()
 """
 
 
-def test_a_killed_training_process_leaves_nothing_behind(main_node):
-    code = TRAINING.format(path=[str(Path(__file__).parent), *sys.path], address=main_node.address)
+def test_a_killed_training_process_leaves_nothing_behind(unshared):
+    code = TRAINING.format(path=[str(Path(__file__).parent), *sys.path], address=unshared.address)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as training:
         pids = training.stdout.readline().split()
         assert len(pids) == 3

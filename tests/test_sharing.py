@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests import __main__ as runner
+from tests import sharing
 
 OK, FAILED, INTERRUPTED, NONE = 0, 1, 2, 5
 
@@ -23,12 +25,24 @@ def test_arguments_are_pytests_and_marks_are_chosen_among_both() -> None:
     assert alone == ["-m", "(ray or slow) and alone", "-x", "tests/parity", "-n", "3"]
 
 
-@pytest.mark.parametrize(("cpus", "processes"), [(0.5, 1), (1, 1), (2, 3), (4, 6), (16, 8), (192, 8)])
+@pytest.mark.parametrize(("cpus", "processes"), [(0.5, 1), (1, 2), (2, 4), (4, 8), (16, 8), (192, 8)])
 def test_a_machine_has_as_many_processes_as_it_can_feed(
     monkeypatch: pytest.MonkeyPatch, cpus: float, processes: int
 ) -> None:
     monkeypatch.setattr(runner, "usable_cpus", lambda: cpus)
     assert runner.process_count() == processes
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_modules_with_ray_are_divided_evenly(processes: int) -> None:
+    scopes = sharing.ray_scopes(processes)
+    assert "tests/test_cluster.py" in scopes
+    assert all(sharing.starts_ray(module) for module in scopes)
+    sizes = Counter()
+    for module, scope in scopes.items():
+        sizes[scope] += (sharing.ROOT / module).stat().st_size
+    assert len(sizes) == processes
+    assert max(sizes.values()) < 1.5 * min(sizes.values())
 
 
 @pytest.mark.parametrize(
