@@ -180,6 +180,9 @@ def test_the_table_of_accuracy() -> None:
         lines[3] == "| 52.00 (±1.58) | 1.0000 (±0.0000) | single device | dpex, 2 workers | torch's in 4 of 5 seeds |"
     )
     assert "digits, 10 epochs" in tables.accuracy_text(accuracy_run())
+    short = tables.accuracy_short(accuracy_run(**rows)).splitlines()
+    assert len(short) == 2 + len(DEVICES)
+    assert short[2].split(" | ")[2] == "52.00"
 
 
 def pace(rate: float, waited: float = 0.5, stall: float | None = None) -> dict[str, Any]:

@@ -57,6 +57,20 @@ def _accuracy_row(run: Run, devices: str, place: str) -> tuple[str, ...]:
     return (*figures, DEVICES[devices], LOADERS[place], alike)
 
 
+def accuracy_short(run: Run) -> str:
+    """Mean accuracy by devices, a column for each loader: the README's."""
+    rows = [
+        (name, *(_mean_accuracy(run, f"{devices}:{place}") for place in PLACES)) for devices, name in DEVICES.items()
+    ]
+    return _table(("accuracy %", *(LOADERS[place] for place in PLACES)), rows)
+
+
+def _mean_accuracy(run: Run, key: str) -> str:
+    if key not in run.rows:
+        return NOT_RUN
+    return f"{spread([100 * training.accuracy for training in accuracy.trainings(run, key)])[0]:.2f}"
+
+
 def accuracy_text(run: Run) -> str:
     """What the run was measured on and with."""
     (first,) = accuracy.trainings(run, "single:torch")[:1]
@@ -122,6 +136,7 @@ def speed_text(run: Run) -> str:
 
 BLOCKS: dict[str, tuple[str, Callable[[Run], str]]] = {
     "accuracy": (accuracy.SUBJECT, accuracy_table),
+    "accuracy-short": (accuracy.SUBJECT, accuracy_short),
     "accuracy-origin": (accuracy.SUBJECT, accuracy_text),
     "training-speed": (speed.SUBJECT, speed_table),
     "training-speed-origin": (speed.SUBJECT, speed_text),
