@@ -59,7 +59,7 @@ class AgentHandle:
 
     def at_work(self) -> int:
         """Workers that have something to do, at most."""
-        return min(len(self.up), len(self.held))
+        return min(len(self.up), len(self.out()))
 
     def out(self) -> Sequence[int]:
         """Numbers of the tickets that it holds."""

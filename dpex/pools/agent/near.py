@@ -149,10 +149,6 @@ class NearAgentHandle(AgentHandle):
         """See `AgentHandle.open_messages`."""
         return self.pool.open_messages
 
-    def at_work(self) -> int:
-        """See `AgentHandle.at_work`."""
-        return min(len(self.up), len(self.out()))
-
     def out(self) -> Sequence[int]:
         """See `AgentHandle.out`."""
         return self.pool.out()

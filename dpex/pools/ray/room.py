@@ -53,7 +53,8 @@ class RemoteRoom:
     def __init__(
         self, ray_remote_args: Mapping[str, Any] | None, *, world_size: int, weight: float = 1.0, every_s: float
     ) -> None:
-        self._ray_remote_args = ray_remote_args
+        options = actor_options(ray_remote_args)
+        self._needs = needs_of(options)
         self._world_size = max(1, world_size)
         self._every_s = every_s
         self._looked_at = -math.inf
@@ -61,7 +62,7 @@ class RemoteRoom:
         self._share = ClusterShare(weight)
         self._granted: int | None = None
         self._need = KnownNeed()
-        self._growth = ClusterGrowth(actor_options(ray_remote_args))
+        self._growth = ClusterGrowth(options)
         self._lock = threading.Lock()
 
     def look(self, wanted: RoomWanted) -> RoomFound | None:
@@ -102,14 +103,11 @@ class RemoteRoom:
 
     def _look(self) -> tuple[int, int] | None:
         with contextlib.suppress(Exception):
-            return slots(self._needs()) if is_ray_connected() else None
+            return slots(self._needs) if is_ray_connected() else None
         return None
 
-    def _needs(self) -> dict[str, float]:
-        return needs_of(actor_options(self._ray_remote_args))
-
     def _report(self, wanted: RoomWanted, free: int, capacity: int) -> int | None:
-        cpus = self._needs().get("CPU", 0.0) or 1.0
+        cpus = self._needs.get("CPU", 0.0) or 1.0
         claim = self._need.claim(wanted, capacity, cpus)
         return self._share.report(claim, free=free * cpus, total=capacity * cpus, links=wanted.links)
 
