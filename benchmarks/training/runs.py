@@ -6,6 +6,7 @@ commit without changes, on which the run's own checks hold.
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -98,3 +99,11 @@ def keep(run: Run, name: str, problems: Callable[[Run], list[str]], folder: Path
     if not found:
         write(run, (folder or KEPT) / f"{run.subject}-{name}.json")
     return found
+
+
+def kept_if_asked(run: Run, name: str | None, problems: Callable[[Run], list[str]]) -> bool:
+    """Keep the run as `keep` does where a name was given; what speaks against it is printed, and the answer False."""
+    against = [] if name is None else keep(run, name, problems)
+    for why in against:
+        print(f"not kept: {why}", file=sys.stderr)
+    return not against

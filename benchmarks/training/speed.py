@@ -182,11 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MeasurementError as error:
         print(error, file=sys.stderr)
         return 1
-    if options.keep is None:
-        return 0
-    against = runs.keep(run, options.keep, problems)
-    print(*[f"not kept: {why}" for why in against], sep="\n", file=sys.stderr)
-    return 1 if against else 0
+    return 0 if runs.kept_if_asked(run, options.keep, problems) else 1
 
 
 if __name__ == "__main__":
