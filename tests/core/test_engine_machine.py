@@ -12,11 +12,11 @@ import pytest
 from driver import NOTHING, Driver
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from pool_rules import PoolMachine
 
 from dpex.core.events import SEND_EVERYTHING
-from dpex.core.failures import CRASHES_IN_A_ROW
-from dpex.testing import FakePool, Work
+from dpex.testing import Work
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")
 ROOM = 1_000_000
@@ -24,7 +24,7 @@ ROUNDS = 10
 """More than there are workers to die one after the other."""
 
 
-class EngineMachine(RuleBasedStateMachine):
+class EngineMachine(PoolMachine):
     """See the module."""
 
     @initialize(
@@ -99,10 +99,6 @@ class EngineMachine(RuleBasedStateMachine):
     def starve(self) -> None:
         self.driver.fill(starving=True)
 
-    @rule()
-    def collect(self) -> None:
-        self.driver.collect()
-
     @precondition(lambda self: self.driver.state.is_all_made_here())
     @rule()
     def make_here(self) -> None:
@@ -119,10 +115,6 @@ class EngineMachine(RuleBasedStateMachine):
     def resize(self, local: int, remote: int) -> None:
         self.driver.resize(max(local, 1) if self.logicals else local, remote)
 
-    @rule(seconds=st.sampled_from([0.1, 10.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.driver.now += seconds
-
     @rule()
     def an_exception_breaks_off_a_turn(self) -> None:
         """What was decided was not performed; in the next turn somebody may have ended."""
@@ -130,27 +122,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.driver.performer.resume()
 
     # -- the pools -----------------------------------------------------------------------------------------------
-
-    def pool(self, data: st.DataObject) -> FakePool:
-        return self.driver.pools[data.draw(st.sampled_from(sorted(self.driver.pools)))]
-
-    @precondition(lambda self: self.driver.pools)
-    @rule(data=st.data(), count=st.integers(1, 3))
-    def workers_come_up(self, data: st.DataObject, count: int) -> None:
-        self.pool(data).start(count)
-
-    @precondition(lambda self: self.driver.pools)
-    @rule(data=st.data(), tickets=st.integers(1, 4))
-    def work(self, data: st.DataObject, tickets: int) -> None:
-        pool = self.pool(data)
-        pool.work(data.draw(st.sampled_from([None, *pool.workers()])), tickets)
-
-    @precondition(lambda self: any(pool.workers() for pool in self.driver.pools.values()))
-    @rule(data=st.data())
-    def a_worker_dies(self, data: st.DataObject) -> None:
-        pool = self.pool(data)
-        if pool.workers() and pool.crashes < CRASHES_IN_A_ROW:
-            pool.kill(data.draw(st.sampled_from(pool.workers())))
 
     @precondition(lambda self: self.logicals and self.driver.pools)
     @rule(data=st.data())
@@ -163,11 +134,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.pool(data).room = room
 
     # -- what holds at any time ----------------------------------------------------------------------------------
-
-    @invariant()
-    def nothing_is_left_to_be_performed(self) -> None:
-        assert self.driver.state.instructions == []
-        assert self.driver.performer.fatal is None
 
     @invariant()
     def what_is_on_its_way_is_counted(self) -> None:

@@ -12,13 +12,13 @@ import pytest
 from driver import NOTHING, Driver
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, rule
+from pool_rules import PoolMachine
 
 from dpex.core.events import Snapshot
-from dpex.core.failures import CRASHES_IN_A_ROW
 from dpex.core.logical_log import START
 from dpex.core.resume_point import ResumePoint
-from dpex.testing import FakePool, Work
+from dpex.testing import Work
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")
 INDICES = 10_000
@@ -30,7 +30,7 @@ def in_turn(lengths: list[int]) -> list[tuple[int, int]]:
     return [(logical, at) for at in range(max(lengths)) for logical, length in enumerate(lengths) if at < length]
 
 
-class StreamMachine(RuleBasedStateMachine):
+class StreamMachine(PoolMachine):
     """See the module."""
 
     @initialize(
@@ -76,10 +76,6 @@ class StreamMachine(RuleBasedStateMachine):
             if batch is not NOTHING:
                 self.check(batch)
 
-    @rule()
-    def collect(self) -> None:
-        self.driver.collect()
-
     @rule(local=st.integers(1, 3), remote=st.integers(0, 2))
     def resize(self, local: int, remote: int) -> None:
         self.driver.resize(local, remote)
@@ -88,41 +84,13 @@ class StreamMachine(RuleBasedStateMachine):
     def resume_elsewhere(self, local: int, remote: int) -> None:
         self.begin(local, remote, self.driver.state.point())
 
-    @rule(seconds=st.sampled_from([0.1, 10.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.driver.now += seconds
-
     # -- the pools ---------------------------------------------------------------------------------------------------
-
-    def pool(self, data: st.DataObject) -> FakePool:
-        return self.driver.pools[data.draw(st.sampled_from(sorted(self.driver.pools)))]
-
-    @rule(data=st.data(), count=st.integers(1, 3))
-    def workers_come_up(self, data: st.DataObject, count: int) -> None:
-        self.pool(data).start(count)
-
-    @rule(data=st.data(), tickets=st.integers(1, 4))
-    def work(self, data: st.DataObject, tickets: int) -> None:
-        pool = self.pool(data)
-        pool.work(data.draw(st.sampled_from([None, *pool.workers()])), tickets)
-
-    @precondition(lambda self: any(pool.workers() for pool in self.driver.pools.values()))
-    @rule(data=st.data())
-    def a_worker_dies(self, data: st.DataObject) -> None:
-        pool = self.pool(data)
-        if pool.workers() and pool.crashes < CRASHES_IN_A_ROW:
-            pool.kill(data.draw(st.sampled_from(pool.workers())))
 
     @rule(data=st.data())
     def a_snapshot_arrives(self, data: st.DataObject) -> None:
         self.pool(data).snapshot(data.draw(st.integers(0, len(self.lengths) - 1)))
 
     # -- what holds at any time, and in the end ----------------------------------------------------------------------
-
-    @invariant()
-    def nothing_is_left_to_be_performed(self) -> None:
-        assert self.driver.state.instructions == []
-        assert self.driver.performer.fatal is None
 
     def teardown(self) -> None:
         if not hasattr(self, "expected"):
