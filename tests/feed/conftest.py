@@ -9,10 +9,18 @@ from collections.abc import Iterator
 import pytest
 from async_device import AsyncDevice, pretended
 
+from dpex.feed import staging
+from dpex.feed.device import QueueDevice
+
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncDevice]:
-    """Nothing was written where a copy was still to read, and no thread is left."""
+    """Nothing was written where a copy was still to read, and no thread is left.
+
+    A test that provokes a hazard takes it from ``hazards`` once it was seen.
+    """
+    monkeypatch.setattr(staging, "_locked", {})
+    monkeypatch.setattr(QueueDevice, "_refuses_locks", False)
     for made in pretended(monkeypatch):
         yield made
         made.release()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from async_device import CUDA, AsyncDevice, pretended
+from async_device import CUDA, AsyncDevice
 from families import Augmented, seeded
 
 from dpex import DpexDataLoader
@@ -18,17 +17,6 @@ from dpex.feed.staging import Staging
 from dpex.transport.arena import Arena, memory_behind
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncDevice]:
-    monkeypatch.setattr(staging, "_locked", {})
-    monkeypatch.setattr(QueueDevice, "_refuses_locks", False)
-    for made in pretended(monkeypatch):
-        yield made
-        made.release()
-        gc.collect()
-        assert made.hazards == []
 
 
 def staging_of(gpu: AsyncDevice) -> Staging:
