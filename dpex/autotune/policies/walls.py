@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from dpex.autotune import wording
 from dpex.autotune.constants.worker_count import WALLS
-from dpex.autotune.planner import best, expect
+from dpex.autotune.planner import Plan, best, expect
 from dpex.autotune.policies.base import Suggestion
 from dpex.autotune.situation import Situation
+from dpex.autotune.types import Reason
 
 
 class Walls:
@@ -24,24 +25,14 @@ class Walls:
         if granted is not None and allowed.remote < now.remote:
             return _without_what_others_need(state, granted)
         free = float(state.sample.machine.memory_free or 0)
-        return Suggestion(
-            plan=expect(state.work, allowed),
-            reason="limit",
-            text=wording.too_much_memory(now, allowed, free),
-            evidence={**state.evidence, "memory_free": free},
-            is_forced=True,
-        )
+        text = wording.too_much_memory(now, allowed, free)
+        return _forced(state, expect(state.work, allowed), "limit", text, memory_free=free)
 
 
 def _without_what_others_need(state: Situation, granted: int) -> Suggestion:
     plan = best(state.work, state.bounds, state.config)
-    return Suggestion(
-        plan=plan,
-        reason="limit",
-        text=wording.share_is(state.now, plan.settings, granted, plan.rate),
-        evidence={**state.evidence, "granted": float(granted)},
-        is_forced=True,
-    )
+    text = wording.share_is(state.now, plan.settings, granted, plan.rate)
+    return _forced(state, plan, "limit", text, granted=float(granted))
 
 
 class NoPlace:
@@ -54,10 +45,9 @@ class NoPlace:
         if state.unplaced_windows < WALLS.unplaced_windows or state.now.remote <= state.bounds.remote:
             return None
         plan, unplaced = best(state.work, state.bounds, state.config), state.sample.remote.unplaced
-        return Suggestion(
-            plan=plan,
-            reason="lost",
-            text=wording.no_place(state.now, plan.settings, unplaced, plan.rate),
-            evidence={**state.evidence, "unplaced": float(unplaced)},
-            is_forced=True,
-        )
+        text = wording.no_place(state.now, plan.settings, unplaced, plan.rate)
+        return _forced(state, plan, "lost", text, unplaced=float(unplaced))
+
+
+def _forced(state: Situation, plan: Plan, reason: Reason, text: str, **evidence: float) -> Suggestion:
+    return Suggestion(plan=plan, reason=reason, text=text, evidence={**state.evidence, **evidence}, is_forced=True)
