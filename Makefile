@@ -30,7 +30,7 @@ help:
 	@echo "make bench   compare with PyTorch's DataLoader (BENCH_ARGS='--quick' for a first look, '--plan' for how long)"
 	@echo "make bench-rivals  the same with other loaders beside it, in an environment of their own"
 	@echo "make bench-network  remote workers behind slow, long and lossy links, in network namespaces (root only)"
-	@echo "make bench-report  write the tables of README.md and docs/benchmarks.md from the kept results"
+	@echo "make bench-report  write the tables of README.md, docs/benchmarks.md and docs/scale.md from the kept results"
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
 	@echo "make mutants make wrong lines of code that tests must notice, one by one"
 	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"

@@ -42,5 +42,5 @@ def _dpex(dataset: Dataset[Any], contestant: Contestant, batch_size: int) -> Ope
     if contestant.seeding is not None:
         options["seeding"] = contestant.seeding
     if contestant.engine == "dpex-remote":
-        options |= {"distribute_mode": True, "ray_remote_args": {"num_cpus": 1}}
+        options["distribute_mode"] = True
     return DpexDataLoader(dataset, **options)

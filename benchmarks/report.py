@@ -1,9 +1,10 @@
 """The tables: a row for the terminal, and `python -m benchmarks.report`, which writes those of the documents.
 
-Tables of README.md and docs/benchmarks.md stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the
-kept runs alone; a test fails where they differ. The figures are those of the newest run; where others measured the same
-commit on other machines, the range of the medians over all machines stands beside its ratio. Rows where dpex is behind
-anything come first. Tables of whole trainings have kept runs of their own (`benchmarks.training.tables`).
+Tables of README.md, docs/benchmarks.md and docs/scale.md stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and
+are made of the kept runs alone; a test fails where they differ. The figures are those of the newest run; where others
+measured the same commit on other machines, the range of the medians over all machines stands beside its ratio. Rows
+where dpex is behind anything come first. Tables of whole trainings and of remote workers have kept runs of their own
+(`benchmarks.training.tables`, `benchmarks.remote.tables`).
 """
 
 import argparse
@@ -16,12 +17,13 @@ from pathlib import Path
 from benchmarks.contestants import AUTO, Contestant
 from benchmarks.keep import Kept, kept_runs
 from benchmarks.process import ROOT
+from benchmarks.remote import tables as remote
 from benchmarks.results import Part, RowResult, Seeding, is_behind
 from benchmarks.rows import BY_KEY, Kind
 from benchmarks.spread import Spread
 from benchmarks.training import tables as trainings
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scale.md")
 BLOCK = re.compile(r"(<!-- bench:(?P<name>[a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
 NOTHING = "-"
 Figure = Callable[[RowResult], Spread | None]
@@ -287,15 +289,25 @@ BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
 }
 
 
+OTHERS = (trainings, remote)
+"""Modules with blocks of kept runs of their own."""
+
+
+def names() -> tuple[str, ...]:
+    """Of all blocks that there are."""
+    return (*BLOCKS, *(name for module in OTHERS for name in module.BLOCKS))
+
+
 def rewritten(text: str, runs: Sequence[Kept]) -> str:
     """The text with every marked block made anew. Raises ValueError for a block that nobody knows, or without runs."""
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
-        if name in trainings.BLOCKS:
-            return f"{match[1]}{trainings.block(name)}\n{match[3]}"
+        for module in OTHERS:
+            if name in module.BLOCKS:
+                return f"{match[1]}{module.block(name)}\n{match[3]}"
         if name not in BLOCKS:
-            raise ValueError(f"there is no block called {name!r}; there are {', '.join((*BLOCKS, *trainings.BLOCKS))}")
+            raise ValueError(f"there is no block called {name!r}; there are {', '.join(names())}")
         if not runs:
             raise ValueError(f"the block {name!r} has no kept run to be made of: see benchmarks/README.md")
         return f"{match[1]}{BLOCKS[name](runs)}\n{match[3]}"
@@ -336,9 +348,7 @@ def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if the tables of all documents are those of the kept runs now. Where one cannot be made, none is written."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument(
-        "documents", type=Path, nargs="*", metavar="FILE", help="whose tables (README.md and docs/benchmarks.md)"
-    )
+    parser.add_argument("documents", type=Path, nargs="*", metavar="FILE", help="whose tables (those of all documents)")
     parser.add_argument("--print", action="store_true", help="only print every table")
     options = parser.parse_args(arguments)
     runs = kept_runs()

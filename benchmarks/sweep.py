@@ -8,12 +8,13 @@ the end of the last training, workers and producers included: this process is th
 
 import argparse
 import ctypes
+import json
 import os
 import resource
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -44,6 +45,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=40, metavar="N", help="batches that each takes (40)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="num_workers of each (2)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="each way is measured so often (3)")
+    parser.add_argument("--json", action="store_true", help="print JSON: the costs of each way, by round")
     return parser.parse_args(arguments)
 
 
@@ -83,10 +85,8 @@ def _used_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main() -> None:
-    options = parse()
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    torch.set_num_threads(1)
+def costs_of(options: argparse.Namespace) -> dict[str, list[Cost]]:
+    """What each way costs, round by round."""
     work = WORKS[options.work]
     ways = {
         "1 training": (1, None),
@@ -99,12 +99,29 @@ def main() -> None:
         for _ in range(options.rounds):
             for way, (trainings, share) in ways.items():
                 costs[way].append(cost_of(trainings, part, work.batch_size, options.workers, share))
-    print(f"{options.batches} batches of {options.work} each, {options.workers} workers each, {os.cpu_count()} CPUs")
-    one = [cost.cpu_s for cost in costs["1 training"]]
+    return costs
+
+
+def shown(costs: dict[str, list[Cost]], options: argparse.Namespace) -> str:
+    """For people: medians, and the median ratio to one training."""
+    title = f"{options.batches} batches of {options.work} each, {options.workers} workers each, {os.cpu_count()} CPUs"
+    lines, one = [title], [cost.cpu_s for cost in costs["1 training"]]
     for way, found in costs.items():
         ratio = median(cost.cpu_s / alone for cost, alone in zip(found, one, strict=True))
         cpu_s, wall_s = median(cost.cpu_s for cost in found), median(cost.wall_s for cost in found)
-        print(f"{way:24} {cpu_s:8.2f} s of CPU {wall_s:8.2f} s {ratio:6.2f} times one training")
+        lines.append(f"{way:24} {cpu_s:8.2f} s of CPU {wall_s:8.2f} s {ratio:6.2f} times one training")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    options = parse()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    torch.set_num_threads(1)
+    costs = costs_of(options)
+    if options.json:
+        print(json.dumps({way: [asdict(cost) for cost in found] for way, found in costs.items()}))
+    else:
+        print(shown(costs, options))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from benchmarks.results import RowResult, is_behind, results_of
 from benchmarks.rivals import MODULES
 from benchmarks.rows import BY_KEY, COUNTS, ROWS
 from benchmarks.runner import Interpreters, Turn, missing, request, run_turns, turns
-from benchmarks.training import tables as trainings
 from benchmarks.works import WORKS
 
 CORES = 2
@@ -565,7 +564,7 @@ def test_each_document_has_tables_or_a_place_for_them(path: Path) -> None:
     named = re.findall(r"<!-- (?:place for )?bench:([a-z-]+) -->", path.read_text())
     assert named
     assert len(set(named)) == len(named)
-    assert set(named) <= {*report.BLOCKS, *trainings.BLOCKS}
+    assert set(named) <= set(report.names())
 
 
 def test_no_document_is_written_where_a_table_of_another_cannot_be_made(tmp_path: Path) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from waiting import until
+
+from benchmarks.remote import trainings
 
 pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(400)]
 ray = pytest.importorskip("ray")
@@ -37,26 +35,8 @@ def address() -> Iterator[str]:
     started.shutdown()
 
 
-class Training:
-    """One of them; ``lines``: what it printed, parsed."""
-
-    def __init__(self, address: str, nap_s: float) -> None:
-        script = Path(__file__).with_name("shared_training.py")
-        command = [sys.executable, str(script), address, str(nap_s)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.lines: list[dict[str, Any]] = []
-        self.errors = ""
-        threading.Thread(target=self._read, daemon=True).start()
-        threading.Thread(target=self._read_errors, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(json.loads(line))
-
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        self.errors = self.process.stderr.read()
+class Training(trainings.Training):
+    """One of them."""
 
     @property
     def workers(self) -> set[int]:
@@ -67,11 +47,6 @@ class Training:
     def wait(self) -> float:
         """The share of the time that the loop waited, over the latest lines."""
         return sum(line["wait"] for line in self.lines[-LOOKS:]) / LOOKS
-
-    def kill(self) -> None:
-        """As a scheduler or a lack of memory would."""
-        self.process.kill()
-        self.process.wait()
 
 
 def while_they_train(enough: Callable[[], bool], *trainings: Training) -> float:
@@ -93,7 +68,7 @@ def are_shown_equal(address: str, *trainings: Training) -> bool:
     wide = {**os.environ, "COLUMNS": "200"}
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, env=wide, check=True).stdout
     rows = [next(line for line in shown.splitlines() if f":{t.process.pid} " in line).split() for t in trainings]
-    assert all(row[1:3] == ["shared_training.py", "#1"] for row in rows), shown
+    assert all(row[1:3] == ["training.py", "#1"] for row in rows), shown
     return all(row[3:6] == ["3"] * 3 for row in rows)
 
 

@@ -18,11 +18,11 @@ LOADERS = {
 NOT_RUN = "-"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
 
 
-def _about(run: Run) -> str:
+def about(run: Run) -> str:
     """The machine, the versions and the day."""
     machine, versions = run.about["machine"], run.about["versions"]
     gpu = f", {machine['gpu']}" if machine["gpu"] else ", no GPU"
@@ -44,7 +44,7 @@ def accuracy_table(run: Run) -> str:
         for place in PLACES
         if f"{devices}:{place}" in run.rows
     ]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _accuracy_row(run: Run, devices: str, place: str) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def accuracy_text(run: Run) -> str:
     return (
         f"{first.data}, {run.settings['epochs']} epochs of batches of 100, Adam with learning rate 0.001, "
         f"{run.settings['seeds']} seeds: mean (± standard deviation of a training). "
-        f'All of dpex with `seeding="batch"`.{also} {_about(run)}.'
+        f'All of dpex with `seeding="batch"`.{also} {about(run)}.'
     )
 
 
@@ -91,7 +91,7 @@ def speed_table(run: Run) -> str:
     has_gpu = run.about["machine"]["gpu"] is not None
     gpu_column = ("GPU stall",) if has_gpu else ()
     header = ("work", "loader", "images/s", "after learning", "waiting", *gpu_column, "efficiency after learning")
-    return _table(header, [_speed_row(run, key, has_gpu=has_gpu) for key in speed.quoted(run)])
+    return table(header, [_speed_row(run, key, has_gpu=has_gpu) for key in speed.quoted(run)])
 
 
 def _speed_row(run: Run, key: str, *, has_gpu: bool) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def speed_text(run: Run) -> str:
     told = "; ".join(f"{Spread.of(speed.rates(run, key)).median:,.0f}/s, {WORKS[work]}" for work, key in limits.items())
     return (
         f"{run.settings['rounds']} rounds of {run.settings['seconds']:g} s, twice as long with further nodes, from "
-        f"`iter()` on: median (range). The limit, with one batch again and again: {told}. {_about(run)}."
+        f"`iter()` on: median (range). The limit, with one batch again and again: {told}. {about(run)}."
     )
 
 
