@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def planned(options: argparse.Namespace) -> dict[str, float]:
-    """The rows of a round by their keys, with about how many seconds each takes."""
+    """All rows of a round by their keys, with about how many seconds each takes."""
     if options.what == "sweep":
         return {tables.SWEEP_ROW: SWEEP_S}
     if options.what == "trainings":
@@ -73,7 +73,12 @@ def planned(options: argparse.Namespace) -> dict[str, float]:
         rows = {cell.key: cell.typical_s for cell in cells(len(os.sched_getaffinity(0)), who)}
         if options.quick:
             rows = {key: seconds for key, seconds in rows.items() if key in QUICK}
-    return rows if options.only is None else {key: rows[key] for key in rows if key in options.only}
+    return rows
+
+
+def chosen(options: argparse.Namespace) -> dict[str, float]:
+    """Those rows of the plan that are measured now."""
+    return {key: seconds for key, seconds in planned(options).items() if options.only is None or key in options.only}
 
 
 def times_of(options: argparse.Namespace) -> trainings.Times:
@@ -91,7 +96,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def plan_text(options: argparse.Namespace) -> str:
     """For people."""
-    rows = planned(options)
+    rows = chosen(options)
     minutes = options.rounds * sum(rows.values()) / 60
     lines = [f"{key:28}{seconds:6.0f} s" for key, seconds in rows.items()]
     return "\n".join([*lines, f"{options.rounds} rounds: about {minutes:.0f} minutes; {options.minutes:g} at most"])
@@ -112,7 +117,7 @@ def measured(options: argparse.Namespace, measure: Measure) -> Run:
     """All measurements that are missing and for which there is time; what fails is noted with its reason."""
     found = runs.begun(options.what, settings_of(options), options.results)
     until_s = time.monotonic() + 60 * options.minutes
-    for number, key, seconds in turns(found, planned(options), options.rounds):
+    for number, key, seconds in turns(found, chosen(options), options.rounds):
         if time.monotonic() + seconds > until_s:
             _say(f"{options.minutes:g} minutes are over: the same command measures the rest")
             break
@@ -133,7 +138,7 @@ def measured_table(options: argparse.Namespace) -> Run:
         places = {"dpex": Surroundings(), "ray-data": Surroundings()}
         if options.before:
             places["before"] = stack.enter_context(with_dpex_of(options.before))
-        for work in dict.fromkeys(Cell.of_key(key).work for key in planned(options)):
+        for work in dict.fromkeys(Cell.of_key(key).work for key in chosen(options)):
             run(Surroundings(), "-m", "benchmarks.measure", "--prepare", work, limit_s=PREPARE_LIMIT_S)
 
         def measure(key: str) -> dict[str, Any]:

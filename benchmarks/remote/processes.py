@@ -6,7 +6,7 @@ as Ray itself keeps some that are idle.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import psutil
@@ -19,6 +19,8 @@ MOST_REST_S = 60.0
 RAYLET = "raylet"
 WORKER_TITLE, WORKER_SCRIPT = "ray::", "default_worker.py"
 """By which a worker process of Ray is known, once it has a title, and before."""
+OTHER_TITLES = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Of processes that every node has."""
 
 
 def wait_for_rest() -> None:
@@ -42,10 +44,16 @@ def workers() -> Iterator[psutil.Process]:
 
 def _with_children(child: psutil.Process) -> Iterator[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
-        command = child.cmdline()
-        if command and (command[0].startswith(WORKER_TITLE) or any(WORKER_SCRIPT in word for word in command)):
+        if is_worker(child.cmdline()):
             yield child
             yield from child.children(recursive=True)
+
+
+def is_worker(command: Sequence[str]) -> bool:
+    """Whether this is the command line of a process that Ray started for tasks and actors."""
+    if not command or command[0].startswith(OTHER_TITLES):
+        return False
+    return command[0].startswith(WORKER_TITLE) or any(WORKER_SCRIPT in word for word in command)
 
 
 def worker_memory_bytes() -> tuple[int, int]:

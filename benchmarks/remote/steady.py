@@ -113,8 +113,8 @@ class UntilSteady:
 
     def __iter__(self) -> Iterator[Any]:
         clock, began_s, began_cpu_s = self._clock, self._clock(), self._cpu_clock()
-        look_s = 0.0
-        for taken, batch in enumerate(self._loader, 1):
+        batches, look_s = iter(self._loader), 0.0  # kept, so that its workers are there at the end
+        for taken, batch in enumerate(batches, 1):
             yield batch
             at_s = clock() - began_s
             if at_s >= look_s:

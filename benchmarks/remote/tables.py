@@ -148,11 +148,11 @@ def _equal_text(items: Sequence[Mapping[str, Any]]) -> str:
 
 def sweep_table(run: Run) -> str:
     """CPU and wall seconds of each way, and its CPU time over that of one training in the same round."""
-    costs = [item["costs"] for item in run.rows[SWEEP_ROW] if "error" not in item]
-    alone = next(iter(costs[0]))
+    costs = [item["costs"] for item in run.rows.get(SWEEP_ROW, ()) if "error" not in item]
+    ways = list(costs[0]) if costs else []
     rows = []
-    for way in costs[0]:
-        ratios = [one[way]["cpu_s"] / one[alone]["cpu_s"] for one in costs]
+    for way in ways:
+        ratios = [one[way]["cpu_s"] / one[ways[0]]["cpu_s"] for one in costs]
         cells = [_shown([one[way][field] for one in costs], "{:.1f} s") for field in ("cpu_s", "wall_s")]
         rows.append((way.replace("share=", "`share=`"), *cells, _shown(ratios, "{:.2f}")))
     return table(("trainings", "CPU time", "seconds", "CPU time, of one training"), rows)
