@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.course import cpu_times, used_s
 
-REST_RATIO, REST_STRETCH_S = 0.25, 0.5
+REST_RATIO, REST_STRETCH_S = 0.25, 1.0
 """A cluster at rest takes less than so much of a core: its own processes look around now and then."""
 MOST_REST_S = 60.0
 RAYLET = "raylet"

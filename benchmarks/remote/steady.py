@@ -14,7 +14,8 @@ import numpy as np
 
 STEADY_S = 4.0
 ALIKE = 0.15
-"""A batch more or less in two seconds of ten."""
+LEAST_BATCHES = 10
+"""Of a steady stretch: with fewer, one more or less is a great part."""
 FULL_RATIO, FULL_STRETCH_S = 0.9, 1.0
 """Full speed is a second with so much of the steady rate."""
 LOOK_EVERY_S = 0.1
@@ -55,7 +56,8 @@ def steady_since(looks: Sequence[Look], at_work_s: float) -> float | None:
         return None
     first, middle, last = _taken(looks, since_s, until_s - STEADY_S / 2, until_s)
     earlier, later = middle - first, last - middle
-    return since_s if later and abs(later - earlier) <= ALIKE * max(earlier, later) else None
+    is_steady = last - first >= LEAST_BATCHES and abs(later - earlier) <= ALIKE * max(earlier, later)
+    return since_s if is_steady else None
 
 
 def stretch_of(looks: Sequence[Look], at_work_s: float | None) -> Stretch:

@@ -78,14 +78,14 @@ def _median(those: Sequence[Found], figure: Callable[[Found], float]) -> float:
 def _line(run: Run, cell: Cell) -> tuple[str, ...]:
     those = founds(run, cell)
     figures: list[tuple[Callable[[Found], float | None], str]] = [
-        (lambda found: found.first_s, "{:.2f} s"),
-        (lambda found: found.at_work_s, "{:.1f} s"),
-        (lambda found: found.full_s, "{:.1f} s"),
-        (lambda found: found.steady.rate, "{:,.4g}"),
-        (lambda found: found.added_bytes / MILLION, "{:,.0f} MB"),
-        (lambda found: _scaled(found.steady.batch_cpu_s), "{:,.3g} ms"),
+        (lambda found: found.first_s, " s"),
+        (lambda found: found.at_work_s, " s"),
+        (lambda found: found.full_s, " s"),
+        (lambda found: found.steady.rate, ""),
+        (lambda found: found.added_bytes / MILLION, " MB"),
+        (lambda found: _scaled(found.steady.batch_cpu_s), " ms"),
     ]
-    shown = [_shown([figure(one) for one in those], how) for figure, how in figures]
+    shown = [_shown([figure(one) for one in those], unit) for figure, unit in figures]
     return (TITLES[cell.work], str(cell.workers), WHO[cell.who], *shown)
 
 
@@ -93,13 +93,18 @@ def _scaled(seconds: float | None) -> float | None:
     return None if seconds is None else 1000 * seconds
 
 
-def _shown(values: Sequence[float | None], how: str) -> str:
+def _shown(values: Sequence[float | None], unit: str) -> str:
     """The median with the range; a dash where a value is missing."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return NOT_RUN
     spread = Spread.of(known)
-    return f"{how.format(spread.median)} ({how.format(spread.low)} to {how.format(spread.high)})"
+    return f"{_digits(spread.median)}{unit} ({_digits(spread.low)} to {_digits(spread.high)})"
+
+
+def _digits(value: float) -> str:
+    """Three digits that count, at least."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def workers_text(run: Run) -> str:
@@ -153,8 +158,8 @@ def sweep_table(run: Run) -> str:
     rows = []
     for way in ways:
         ratios = [one[way]["cpu_s"] / one[ways[0]]["cpu_s"] for one in costs]
-        cells = [_shown([one[way][field] for one in costs], "{:.1f} s") for field in ("cpu_s", "wall_s")]
-        rows.append((way.replace("share=", "`share=`"), *cells, _shown(ratios, "{:.2f}")))
+        cells = [_shown([one[way][field] for one in costs], " s") for field in ("cpu_s", "wall_s")]
+        rows.append((way.replace("share=", "`share=`"), *cells, _shown(ratios, "")))
     return table(("trainings", "CPU time", "seconds", "CPU time, of one training"), rows)
 
 
@@ -210,4 +215,4 @@ def said(what: str, item: Mapping[str, Any]) -> str:
     found = Found.from_dict(item)
     full = "never" if found.full_s is None else f"{found.full_s:.1f} s"
     memory = f"{found.added_bytes / MILLION:,.0f} MB"
-    return f"first batch {found.first_s:.2f} s, full speed {full}, {found.steady.rate:,.4g}/s, {memory}"
+    return f"first batch {found.first_s:.2f} s, full speed {full}, {_digits(found.steady.rate)}/s, {memory}"
