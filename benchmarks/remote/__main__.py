@@ -29,7 +29,7 @@ from benchmarks.runner import PREPARE_LIMIT_S
 from benchmarks.training import runs
 from benchmarks.training.runs import Run
 
-ROUNDS = {"table": 3, "trainings": 1, "sweep": 3}
+ROUNDS = {"table": 2, "trainings": 1, "sweep": 3}
 MINUTES = {"table": 25.0, "trainings": 6.0, "sweep": 4.0}
 START_LIMIT_S = 180.0
 SWEEP_WORK, SWEEP_BATCHES, QUICK_BATCHES = "jpeg", 40, 8
@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("what", nargs="?", choices=ROUNDS, default="table", help="what is measured (table)")
     parser.add_argument("--before", type=Path, metavar="PATH", help="a checkout to compare with, for the table")
     parser.add_argument("--only", nargs="+", metavar="KEY", help="rows such as jpeg:4:dpex; --plan names them")
-    parser.add_argument("--rounds", type=int, help="measurements of each row (table and sweep 3, trainings 1)")
+    parser.add_argument("--rounds", type=int, help="measurements of each row (table 2, trainings 1, sweep 3)")
     parser.add_argument("--minutes", type=float, help="none begins that would end later (25, 6 and 4)")
     parser.add_argument("--plan", action="store_true", help="only say what is measured, and how long that takes")
     parser.add_argument("--quick", action="store_true", help="a first look, which cannot be kept")

@@ -19,12 +19,12 @@ WORKERS_PER_CORE = 2
 """Of works that compute: with more, what is measured is how the system shares its cores."""
 MOST_S = {1: 20.0, 4: 25.0, 16: 60.0, 64: 150.0}
 """When a course ends at the latest: 64 processes that each import torch take two minutes on two cores."""
-START_S = 12.0
+START_S = 10.0
 """What a process takes to import, to start a cluster and to end both, for the estimate alone."""
 TYPICAL_S: dict[Who, dict[int, float]] = {
     "dpex": {1: 8.0, 4: 9.0, 16: 10.0, 64: 15.0},
     "before": {1: 10.0, 4: 13.0, 16: 25.0, 64: 90.0},
-    "ray-data": {1: 14.0, 4: 16.0, 16: 25.0, 64: 60.0},
+    "ray-data": {1: 17.0, 4: 20.0, 16: 25.0, 64: 60.0},
 }
 """What a course took on two cores, for the estimate alone."""
 

@@ -13,7 +13,7 @@ from benchmarks.training.runs import Run
 from benchmarks.training.tables import NOT_RUN, about, table
 
 KEPT = runs.RESULTS / "remote"
-QUOTED_ROUNDS = {"table": 3, "trainings": 1, "sweep": 3}
+QUOTED_ROUNDS = {"table": 2, "trainings": 1, "sweep": 3}
 TITLES = {row.work: row.title for row in reversed(ROWS) if row.kind == "local"}
 WHO: dict[Who, str] = {"dpex": "dpex", "before": "dpex, before", "ray-data": "Ray Data"}
 SWEEP_ROW = "sweep"
