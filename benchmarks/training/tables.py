@@ -62,7 +62,7 @@ def accuracy_short(run: Run) -> str:
     rows = [
         (name, *(_mean_accuracy(run, f"{devices}:{place}") for place in PLACES)) for devices, name in DEVICES.items()
     ]
-    return _table(("accuracy %", *(LOADERS[place] for place in PLACES)), rows)
+    return table(("accuracy %", *(LOADERS[place] for place in PLACES)), rows)
 
 
 def _mean_accuracy(run: Run, key: str) -> str:
