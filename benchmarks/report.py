@@ -1,10 +1,11 @@
 """The tables: a row for the terminal, and `python -m benchmarks.report`, which writes those of the documents.
 
-Tables of README.md, docs/benchmarks.md and docs/scale.md stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and
-are made of the kept runs alone; a test fails where they differ. The figures are those of the newest run; where others
-measured the same commit on other machines, the range of the medians over all machines stands beside its ratio. Rows
-where dpex is behind anything come first. Tables of whole trainings and of remote workers have kept runs of their own
-(`benchmarks.training.tables`, `benchmarks.remote.tables`).
+Tables of README.md, docs/benchmarks.md, docs/scale.md and docs/reference/drills.md stand between `<!-- bench:NAME -->`
+and `<!-- /bench -->` and are made of the kept runs alone; a test fails where they differ. The figures are those of the
+newest run; where others measured the same commit on other machines, the range of the medians over all machines stands
+beside its ratio. Rows where dpex is behind anything come first. Tables of whole trainings and of remote workers have
+kept runs of their own (`benchmarks.training.tables`, `benchmarks.remote.tables`), and so have the times in the table of
+drills (`benchmarks.drills.table`).
 """
 
 import argparse
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.contestants import AUTO, Contestant
+from benchmarks.drills import table as drills
 from benchmarks.keep import Kept, kept_runs
 from benchmarks.process import ROOT
 from benchmarks.remote import tables as remote
@@ -23,8 +25,8 @@ from benchmarks.rows import BY_KEY, Kind
 from benchmarks.spread import Spread
 from benchmarks.training import tables as trainings
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "scale.md")
-BLOCK = re.compile(r"(<!-- bench:(?P<name>[a-z-]+) -->\n).*?(<!-- /bench -->)", re.DOTALL)
+DOCUMENTS = tuple(ROOT / path for path in ("README.md", "docs/benchmarks.md", "docs/scale.md", "docs/reference/drills.md"))
+BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(?P<end><!-- /bench -->)", re.DOTALL)
 NOTHING = "-"
 Figure = Callable[[RowResult], Spread | None]
 
@@ -278,6 +280,11 @@ def origin_text(runs: Sequence[Kept]) -> str:
     )
 
 
+DRILLS: dict[str, Callable[[str], str]] = {
+    "drills": lambda text: drills.filled(text, drills.newest()),
+    "drills-origin": lambda _: drills.origin(drills.newest()),
+}
+"""Blocks of which a part is written by hand: how each is made of the text that it has. They need no kept run."""
 BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
     "origin": origin_text,
     "headline": headline_table,
@@ -295,7 +302,7 @@ OTHERS = (trainings, remote)
 
 def names() -> tuple[str, ...]:
     """Of all blocks that there are."""
-    return (*BLOCKS, *(name for module in OTHERS for name in module.BLOCKS))
+    return (*BLOCKS, *DRILLS, *(name for module in OTHERS for name in module.BLOCKS))
 
 
 def rewritten(text: str, runs: Sequence[Kept]) -> str:
@@ -303,14 +310,16 @@ def rewritten(text: str, runs: Sequence[Kept]) -> str:
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
+        if name in DRILLS:
+            return f"{match['begin']}{DRILLS[name](match['text'])}\n{match['end']}"
         for module in OTHERS:
             if name in module.BLOCKS:
-                return f"{match[1]}{module.block(name)}\n{match[3]}"
+                return f"{match['begin']}{module.block(name)}\n{match['end']}"
         if name not in BLOCKS:
             raise ValueError(f"there is no block called {name!r}; there are {', '.join(names())}")
         if not runs:
             raise ValueError(f"the block {name!r} has no kept run to be made of: see benchmarks/README.md")
-        return f"{match[1]}{BLOCKS[name](runs)}\n{match[3]}"
+        return f"{match['begin']}{BLOCKS[name](runs)}\n{match['end']}"
 
     return BLOCK.sub(block, text)
 

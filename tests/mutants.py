@@ -137,6 +137,13 @@ MUTANTS = (
         by="pass",
         test="tests/telemetry/test_endpoint.py::test_errors_of_the_dataset_and_deaths_are_counted",
     ),
+    Mutant(
+        name="a node that is cut off in the middle of a message is waited for",
+        file="dpex/pools/agent/connection.py",
+        text="(*_KEEPALIVE, _GIVE_UP) if is_trainer else _KEEPALIVE",
+        by="_KEEPALIVE",
+        test="tests/agent/test_network.py::test_a_node_that_is_cut_off_is_waited_for_and_given_up_if_that_lasts",
+    ),
 )
 
 

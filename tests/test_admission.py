@@ -41,7 +41,7 @@ class Server(admission.AdmissionServer):
         super().__init__("127.0.0.1", self._let_in)
 
     def _let_in(self, connection: socket.socket, number: int) -> None:
-        tune(connection)
+        tune(connection, is_trainer=True)
         self.admitted[number] = connection
         connection.sendall(ACCEPTED)
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import torch
 from torch.utils.data import Dataset
 from waiting import until
 
+from benchmarks.drills.trainer import Work
+from benchmarks.drills.watched import AFTER, Watched
 from dpex import DpexDataLoader
 
 TESTS = Path(__file__).parent
@@ -26,6 +29,8 @@ WALL_CLOCK = {"telemetry/loader_metrics.py", "autotune/runtime/recorder.py", "sy
 """Where the time of day is told to people and to Prometheus, and where leftover files are known by their age."""
 ASKS_THE_TIME = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\b|from time import .*\btime\b")
 COUNT = 300
+TIMEOUT_S = 0.5
+STILL_S = 3 * TIMEOUT_S
 
 
 @cache
@@ -109,3 +114,26 @@ def test_a_trainer_that_was_stopped_goes_on_with_all_batches() -> None:
         finally:
             trainer.kill()
     assert [int(line) for line in got] == [*range(COUNT), 0]
+
+
+def test_a_training_that_stands_still_with_its_workers_goes_on_as_it_was() -> None:
+    """As when a laptop sleeps, but that all clocks go on meanwhile, which no sample and no decision may suffer from."""
+    with Watched(Work(workers=0, options={"sample_timeout_s": TIMEOUT_S})) as training:
+        training.until(lambda: training.running == 2)
+        training.take(AFTER)
+        trainer = psutil.Process(training.process.pid)
+        family = [trainer, *trainer.children(recursive=True)]
+        for each in family:
+            each.suspend()
+        until(lambda: all(each.status() == psutil.STATUS_STOPPED for each in family))
+        threading.Event().wait(STILL_S)
+        assert training.hear()
+        before = len(training.batches)
+        for each in family[::-1]:
+            each.resume()
+        training.take(5 * AFTER)
+        assert training.finish() == 0, training.errors()
+    assert {told.running["local"] for told in training.batches[before:]} == {2}, training.end["decisions"]
+    assert training.longest_wait_s(training.batches[before - 1].at) > STILL_S
+    assert (training.lost, training.repeated, training.deaths, training.warnings) == (0, 0, 0, [])
+    assert training.end["failed_samples"] == 0

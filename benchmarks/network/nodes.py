@@ -64,7 +64,7 @@ class ProcessNodes:
             return self._landing.array(nbytes)[0]
 
     def _admit(self, connection: Any, agent: int) -> None:
-        tune(connection)
+        tune(connection, is_trainer=True)
         connection.sendall(ACCEPTED)
         link = AgentLink(connection, self._memory, _nobody)
         path = f"/proc/{os.getpid()}/fd/{self.fd}"

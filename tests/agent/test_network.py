@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
+from waiting import until
 
+from benchmarks.drills.trainer import Work
+from benchmarks.drills.watched import AFTER, Watched
 from benchmarks.network.links import Link, Network, why_not
 from benchmarks.network.measure import Request
 from benchmarks.process import ROOT
+from dpex.system.clock import monotonic
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -46,3 +51,45 @@ def test_what_a_link_carries_is_measured_and_told() -> None:
     assert node["sending_s"] > 0
     assert node["sent_bytes"] / node["sending_s"] < 1.5 * link.bytes_per_s
     assert node["round_trip_s"] >= 0.02
+
+
+STILL_S = 1.0
+"""A training that got no batch for so long waits for one of the node that is cut off: others take a few hundredths."""
+
+GIVEN_UP_S = 80.0
+"""A connection is given up after 15 s; the kernel by itself waits for 15 minutes."""
+
+
+def training_with_a_node(network: Network, **work: Any) -> Watched:
+    """Two workers behind the link, and one beside the trainer."""
+    where: dict[str, Any] = {"nodes": tuple(network.nodes), "reached_at": tuple(network.address)}
+    return Watched(Work(place="agents", workers=2, also_local=1, **where, **work), enter=network.enter(network.trainer))
+
+
+def test_a_node_that_is_cut_off_is_waited_for_and_given_up_if_that_lasts() -> None:
+    link = Link(bits_per_s=1e9, round_trip_s=0.001)
+    with Network([link]) as network, training_with_a_node(network) as training:
+        training.until_all_run()
+        network.set(0, replace(link, loss=1.0))
+        until(lambda: training.hear() and monotonic() - training.batches[-1].at > STILL_S)
+        network.set(0, link)
+        training.take(AFTER)
+        assert (training.deaths, training.warnings) == (0, [])
+        network.set(0, replace(link, loss=1.0))
+        training.until(lambda: training.deaths == 2, GIVEN_UP_S)
+        training.take(AFTER)
+        assert training.finish() == 0, training.errors()
+    assert "its connection ended" in " ".join(training.warnings)
+    assert (training.lost, training.repeated) == (0, 0)
+
+
+def test_all_batches_come_through_a_slow_and_lossy_link() -> None:
+    """Batches of 64 KB over 20 Mbit/s, 50 ms there and back, of which one packet in fifty is lost."""
+    with (
+        Network([Link(bits_per_s=20e6, round_trip_s=0.05, loss=0.02)]) as network,
+        training_with_a_node(network, size=2048) as training,
+    ):
+        training.until_all_run()
+        training.until(lambda: training.made_by("remote") > 20)
+        assert training.finish() == 0, training.errors()
+    assert (training.lost, training.repeated, training.deaths) == (0, 0, 0)

@@ -21,6 +21,9 @@ CONNECT_S = 10.0
 _TRY_AGAIN_S = (0.02, 0.2)
 """One that was dropped for want of room waits so long, by chance, lest all come again at once."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
+_GIVE_UP = ("TCP_USER_TIMEOUT", 15_000)
+"""For how many milliseconds a machine may leave unacknowledged what was sent to it. Keepalive asks only while nothing
+is under way; else the kernel tries for a quarter of an hour, while the training waits for that machine's batches."""
 
 
 class TrainerAddress(NamedTuple):
@@ -66,7 +69,7 @@ def _introduced(target: TrainerAddress, deadline: float) -> socket.socket:
         connection.sendall(credentials.prove(head + _read(connection, CHALLENGE_BYTES - HEAD_BYTES, deadline)))
         if _read(connection, 1, deadline) != ACCEPTED:
             raise GreetingError("the trainer refused the connection")
-        tune(connection)
+        tune(connection, is_trainer=False)
         return connection
     except BaseException:
         connection.close()
@@ -91,13 +94,17 @@ def _left_s(deadline: float) -> float:
     return left_s
 
 
-def tune(connection: socket.socket) -> None:
-    """Block without a limit, send small things at once, and notice a machine that is gone within about 15 seconds."""
+def tune(connection: socket.socket, *, is_trainer: bool) -> None:
+    """Block without a limit, send small things at once, and notice a machine that is gone within about 15 seconds.
+
+    An agent with something to send waits for longer, as its guardian ends it: the kernel would count a trainer that
+    takes nothing for a while, as its process is stopped, among those that are gone.
+    """
     connection.settimeout(None)
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
+    for name, value in (*_KEEPALIVE, _GIVE_UP) if is_trainer else _KEEPALIVE:
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -339,7 +339,7 @@ class RayNodes:
     def _admit(self, connection: socket.socket, number: int) -> None:
         """An agent was let in; in the server's thread."""
         try:
-            tune(connection)
+            tune(connection, is_trainer=True)
             connection.sendall(ACCEPTED)
             link = AgentLink(connection, self._cluster.memory, _nobody)
         except (OSError, RuntimeError):  # RuntimeError: there can be no further thread
