@@ -21,6 +21,8 @@ from families import Augmented, seeded
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import until
 
+from benchmarks.drills.trainer import Work
+from benchmarks.drills.watched import AFTER, Watched
 from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -387,8 +389,23 @@ def next_into(got: list[torch.Tensor], iterator: Iterator[torch.Tensor]) -> bool
     return len(got) >= 30
 
 
+def test_sixty_four_workers_of_two_nodes(cluster: Any) -> None:
+    many = [cluster.add_node(num_cpus=32, resources={"many": 32}, object_store_memory=STORE_BYTES) for _ in range(2)]
+    try:
+        options = {"num_workers": 64, "ray_remote_args": {"resources": {"many": 1}}}
+        with remote(Augmented(10**6, nap_s=0.05), **SHAPE, seeding="batch", **options) as loader:
+            got = until_all_run(loader, iter(loader))
+            assert loader.stats().deaths == 0
+            assert len(loader.stats().pools["remote"].nodes) == len(many)
+        made = DpexDataLoader(Augmented(10**6), **SHAPE, num_workers=0, seeding="batch", generator=seeded())
+        assert_same(list(islice(made, len(got))), got)
+    finally:
+        for node in many:
+            cluster.remove_node(node, allow_graceful=False)
+
+
 def test_no_node_left_means_local_workers(cluster: Any) -> None:
-    """Last of the module: it takes the cluster's nodes away."""
+    """Last but one of the module: it takes the cluster's nodes away."""
     expected = epochs(DpexDataLoader(SLOW, **SHAPE, num_workers=0, seeding="batch", generator=seeded()))
     with remote(SLOW, **SHAPE, num_workers=2, seeding="batch") as loader:
         iterator = iter(loader)
@@ -399,3 +416,20 @@ def test_no_node_left_means_local_workers(cluster: Any) -> None:
             warnings.simplefilter("ignore")  # that local workers take over, unless the actors outlived their raylets
             got += list(iterator)
     assert_same(expected, got)
+
+
+def test_without_rays_control_service_workers_go_on_and_a_warning_says_what_follows(cluster: Any) -> None:
+    """Last of the module: it ends the cluster. Ray ends whoever is connected a minute later, so nobody here may be."""
+    cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+    ray.shutdown()
+    (service,) = cluster.head_node.all_processes["gcs_server"]
+    with Watched(Work(place="cluster", workers=2, address=cluster.address)) as training:
+        training.until_all_run()
+        os.kill(service.process.pid, signal.SIGKILL)
+        training.until(lambda: training.warnings, 30.0)
+        made = training.made_by("remote")
+        training.until(lambda: training.made_by("remote") > made + AFTER)
+        assert training.finish() == 0, training.errors()
+    (warning,) = training.warnings
+    assert f"control service at {cluster.address} cannot be reached" in warning
+    assert (training.lost, training.repeated, training.deaths) == (0, 0, 0)

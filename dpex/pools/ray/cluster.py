@@ -17,13 +17,15 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dpex._ray import available_resources_per_node, is_client
 from dpex.core.failing_nodes import FailingNodes
 from dpex.errors import ClusterError
+from dpex.pools.agent.nodes import NodeNews
+from dpex.pools.ray.control_service import ControlService
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import import_ray, is_ray_connected
 from dpex.transport.arena import Arena
@@ -187,6 +189,8 @@ class Cluster:
     unreached: set[str] = field(default_factory=set)
     """Nodes that cannot reach the trainer."""
     shares: int = 0
+    control: ControlService | None = None
+    """Watched while there are shares; not by a client, whose calls go to a process of the cluster."""
     _landing: Arena = field(default_factory=lambda: Arena(shared=False))
     """Where results land in the trainer, under the lock."""
     _landing_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -195,6 +199,28 @@ class Cluster:
         """Writable memory for a buffer that is received, faulted in as a rule. From any thread."""
         with self._landing_lock:
             return self._landing.array(nbytes)[0]
+
+    def watch(self) -> None:
+        """Begin to watch the control service."""
+        if not is_client():
+            context = importlib.import_module("ray").get_runtime_context()
+            self.control = ControlService(context.gcs_address)
+
+    def listen(self, tell: Callable[[NodeNews], None]) -> None:
+        """Tell this method when the control service has gone, and when it is back."""
+        if self.control is not None:
+            self.control.listen(tell)
+
+    def leave(self) -> None:
+        """Give back all that is only there for shares."""
+        self.parked.clear()
+        if self.control is not None:
+            self.control.stop()
+
+    @property
+    def answers(self) -> bool:
+        """Whether its control service does; calls to it take long where not."""
+        return self.control is None or self.control.answers
 
     def is_connected(self) -> bool:
         """Whether this is still the Ray that this process is connected to."""
@@ -219,8 +245,15 @@ def connect(head_address: str) -> Cluster:
         session = _session()
         if _current is None or _current.session != session:
             _current = Cluster(session, private)
+        if not _current.shares:
+            _current.watch()
         _current.shares += 1
         return _current
+
+
+def answers() -> bool:
+    """Whether the control service of the cluster in use answers, for all that is known."""
+    return _current is None or _current.answers
 
 
 def release(cluster: Cluster, *, shut_down: bool = False) -> None:
@@ -231,7 +264,7 @@ def release(cluster: Cluster, *, shut_down: bool = False) -> None:
         cluster.shares -= 1
         if cluster.shares > 0:
             return
-        cluster.parked.clear()
+        cluster.leave()
         if cluster.private and shut_down and cluster is _current and is_ray_connected():
             importlib.import_module("ray").shutdown()
             _current = None

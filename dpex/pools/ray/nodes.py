@@ -74,6 +74,7 @@ class RayNodes:
         self._failed = ""
         self._failed_starts = 0
         self._avoided = AvoidedNodes(cluster, self._tell)
+        cluster.listen(self._tell)
         address = stream_address()
         self._server: AdmissionServer | None = None
         if address is not None:
@@ -187,6 +188,8 @@ class RayNodes:
             if monotonic() - self._parked_at > PARKED_S and self._cluster.parked.discard(self):
                 self._closed = True
             return
+        if not self._cluster.answers:
+            return
         if monotonic() - self._looked_at > NODES_S:
             self._look()
         self._room.give_back_what_left(self._runs)
@@ -273,7 +276,6 @@ class RayNodes:
     def _begin(self) -> None:
         self._parked_at, self._failed, self._failed_starts, self._looked_at = None, "", 0, 0.0
         self._avoided.begin(self._kind)
-        self._look()
         for node in [node for node in self._nodes.values() if node.refs is not self._refs]:
             node.told, node.runs, node.served, node.path = False, 0, False, ""
             self._ship(node)

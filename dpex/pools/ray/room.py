@@ -25,7 +25,7 @@ from typing import Any
 from dpex._ray import client_session
 from dpex.autotune.room import KnownNeed, NodeLink, RoomFound, RoomWanted, room_found
 from dpex.core.fair_shares import Claim
-from dpex.pools.ray.cluster import slots
+from dpex.pools.ray.cluster import answers, slots
 from dpex.pools.ray.growth import ClusterGrowth
 from dpex.pools.ray.options import actor_options, needs_of
 from dpex.system.clock import monotonic
@@ -103,7 +103,7 @@ class RemoteRoom:
 
     def _look(self) -> tuple[int, int] | None:
         with contextlib.suppress(Exception):
-            return slots(self._needs) if is_ray_connected() else None
+            return slots(self._needs) if is_ray_connected() and answers() else None
         return None
 
     def _report(self, wanted: RoomWanted, free: int, capacity: int) -> int | None:

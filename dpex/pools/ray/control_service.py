@@ -1,0 +1,95 @@
+"""Whether the control service of a Ray cluster (GCS, on its head) can be reached.
+
+Without it nothing is started, placed or replaced, and whoever asks it waits. Workers that run go on, as batches do not
+pass through it. Ray itself ends every process that is connected, the training too, when it stays away for longer than
+`reconnect_s`. So a thread of dpex's own ("dpex-control") knocks at it, tells of its loss, and others do not ask then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+
+from dpex.pools.agent.nodes import NodeNews
+
+EVERY_S = 1.0
+"""Between two knocks, and how long one may take: a connection on a network that works takes milliseconds."""
+SILENT = 3
+"""Knocks in a row without an answer until that is said: a packet may be lost, and a busy head may be late."""
+RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+RECONNECT_S = 60
+"""Ray's own default."""
+
+Tell = Callable[[NodeNews], None]
+
+
+def reconnect_s() -> int:
+    """After how many seconds without it Ray ends this process."""
+    given = os.environ.get(RECONNECT_VARIABLE, "")
+    return int(given) if given.isdigit() else RECONNECT_S
+
+
+class ControlService:
+    """See the module. ``address``: host and port."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._silent = 0
+        self._listeners: list[weakref.WeakMethod[Tell]] = []
+        self._stopped = threading.Event()
+        arguments = (weakref.ref(self), self._stopped)
+        threading.Thread(target=_run, args=arguments, name="dpex-control", daemon=True).start()
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is worth while to ask it something."""
+        return self._silent == 0
+
+    def listen(self, tell: Tell) -> None:
+        """Call this method too, in the thread, when it went or came back, for as long as its object is there."""
+        self._listeners = [known for known in self._listeners if known() is not None] + [weakref.WeakMethod(tell)]
+
+    def stop(self) -> None:
+        """Have the thread end. Idempotent."""
+        self._stopped.set()
+
+    def knock(self) -> None:
+        """See whether it is there, and tell of a change."""
+        was_silent, self._silent = self._silent, 0 if _is_there(self._address) else self._silent + 1
+        if self._silent == SILENT:
+            self._tell(NodeNews("notice", why=_lost(self._address)))
+        elif was_silent >= SILENT and not self._silent:
+            text = f"Ray's control service at {self._address} can be reached again"
+            self._tell(NodeNews("notice", why=text, warning=False))
+
+    def _tell(self, news: NodeNews) -> None:
+        for known in self._listeners:
+            if (tell := known()) is not None:
+                tell(news)
+
+
+def _lost(address: str) -> str:
+    return (
+        f"Ray's control service at {address} cannot be reached: workers that run go on, but no worker is started or "
+        f"replaced on the cluster, and Ray ends this process if that lasts for {reconnect_s()} s "
+        f"({RECONNECT_VARIABLE}); a later run can go on from the last state_dict()"
+    )
+
+
+def _is_there(address: str) -> bool:
+    machine, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        socket.create_connection((machine.strip("[]"), int(port)), timeout=EVERY_S).close()
+        return True
+    return False
+
+
+def _run(service: weakref.ref[ControlService], stopped: threading.Event) -> None:
+    """Body of the thread, which does not keep the service alive."""
+    while not stopped.wait(EVERY_S) and (found := service()) is not None:
+        found.knock()
+        del found
