@@ -25,7 +25,9 @@ from benchmarks.rows import BY_KEY, Kind
 from benchmarks.spread import Spread
 from benchmarks.training import tables as trainings
 
-DOCUMENTS = tuple(ROOT / path for path in ("README.md", "docs/benchmarks.md", "docs/scale.md", "docs/reference/drills.md"))
+DOCUMENTS = tuple(
+    ROOT / path for path in ("README.md", "docs/benchmarks.md", "docs/scale.md", "docs/reference/drills.md")
+)
 BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(?P<end><!-- /bench -->)", re.DOTALL)
 NOTHING = "-"
 Figure = Callable[[RowResult], Spread | None]

@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 ray = pytest.importorskip("ray")
 DEADLINE_S = 120
 STORE_BYTES = 300 << 20
+PIECE_BYTES = 1 << 20
 
 
 class Numbers:
@@ -314,12 +315,18 @@ def test_small_batches_travel_in_groups_and_are_right(main_node):
         until(both_make, DEADLINE_S)
 
 
-@pytest.mark.parametrize("way", ["memory", "stream", "store", "unreachable"])
-def test_large_batches_are_ordinary_writable_tensors_that_last(main_node, monkeypatch, way):
+def go_by(way, monkeypatch):
+    """Have batches travel in shared memory, on a connection, or through Ray's object store, which may be the last
+    resort."""
     if way == "store":
         monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
     elif way != "memory":
         monkeypatch.setattr("dpex.pools.ray.nodes.AdmissionServer", Deaf if way == "unreachable" else OnlyNetwork)
+
+
+@pytest.mark.parametrize("way", ["memory", "stream", "store", "unreachable"])
+def test_large_batches_are_ordinary_writable_tensors_that_last(main_node, monkeypatch, way):
+    go_by(way, monkeypatch)
     with new_agents(), Driver(Large(), 1) as driver:
         driver.wait_up(1)
         made = driver.make(grouped(12, 1, lambda i: [i] * 8))
@@ -337,6 +344,55 @@ def test_large_batches_are_ordinary_writable_tensors_that_last(main_node, monkey
         assert (batch == i).all()
         batch += 1
     assert all((batch == i + 1).all() for i, batch in made.items())
+
+
+class Hoarder:
+    """Fills its node's object store with what is in use, so that Ray can neither spill nor evict it."""
+
+    def __init__(self):
+        self.held = []
+        for _ in range(STORE_BYTES // PIECE_BYTES):
+            ref = ray.put(np.ones(PIECE_BYTES, np.uint8))
+            self.held.append((ref, ray.get(ref)))
+
+    def count(self):
+        return len(self.held)
+
+
+def filled(cluster):
+    """The part of all object stores that is in use, as Ray has it."""
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    stats = get_memory_info_reply(get_state_from_address(cluster.address)).store_stats
+    return stats.object_store_bytes_used / stats.object_store_bytes_avail
+
+
+@contextlib.contextmanager
+def full_object_stores(cluster):
+    """That of the trainer's node, and that of the node with the workers."""
+    here = Hoarder()
+    there = ray.remote(Hoarder).options(num_cpus=0, resources={"main": 0.01}).remote()
+    try:
+        assert ray.get(there.count.remote(), timeout=DEADLINE_S) == here.count()
+        assert filled(cluster) > 0.99
+        yield
+    finally:
+        ray.kill(there)
+        here.held.clear()
+    until(lambda: filled(cluster) < 0.5, DEADLINE_S, pause_s=0.1, told=lambda: filled(cluster))
+
+
+@pytest.mark.parametrize("way", ["stream", "store"])
+def test_a_full_object_store_changes_no_batch(main_node, monkeypatch, way):
+    """Ray then writes what it has to carry to files."""
+    go_by(way, monkeypatch)
+    with new_agents(), full_object_stores(main_node), Driver(Large(), 1) as driver:
+        driver.wait_up(1)
+        made = driver.make(grouped(4, 1, lambda i: [i] * 8))
+        assert [agent.link.is_tunnel for agent in driver.agents()] == [way == "store"]
+        assert not driver.of(WorkerGone)
+        assert filled(main_node) > 0.99
+    assert all((batch == i).all() for i, batch in made.items())
 
 
 class OnlyNetwork(AdmissionServer):

@@ -34,7 +34,7 @@ def reconnect_s() -> int:
 
 
 class ControlService:
-    """See the module. ``address``: host and port."""
+    """See the module. ``address``: a machine and a port, as Ray writes them."""
 
     def __init__(self, address: str) -> None:
         self._address = address
