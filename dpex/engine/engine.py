@@ -5,13 +5,12 @@ in (`listen`). `resize` may be called from any thread: it is carried out at once
 next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends everything.
 
 What is decided, is decided by `dpex.core.engine_state`, which acts on nothing: `performer` performs it, `event_handler`
-tells it what pools report, `supply` has it draw and send, `waiting` waits. All of them are called under the engine's
-lock and none refers to it. `snapshots` is what others see of it.
+tells it what pools report, `supply` has it draw and send, `handing_out` finds and opens what is next in turn, `waiting`
+waits. All of them are called under the engine's lock and none refers to it. `snapshots` is what others see of it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections import Counter, deque
@@ -19,42 +18,41 @@ from collections.abc import Callable, Iterator
 from threading import get_native_id
 from typing import Any
 
-from dpex.core.events import EpochBegins, Opened, Resize, Resized
+from dpex.core.events import EpochBegins, Opened
 from dpex.core.placement import Place
 from dpex.core.prefetch import Sizes
 from dpex.core.resume_point import ResumePoint
-from dpex.core.schedule import Delivery
 from dpex.engine.drawing import Drawing
-from dpex.engine.event_handler import NOT_BLOCKED, EventHandler
+from dpex.engine.event_handler import EventHandler
+from dpex.engine.handing_out import HandingOut
 from dpex.engine.making_here import MakingHere
 from dpex.engine.performer import Performer
 from dpex.engine.plan import EnginePlan
+from dpex.engine.raised import ERRORS, count_death, raise_from
 from dpex.engine.read_batches import ReadBatches
+from dpex.engine.resizing import Resizing
 from dpex.engine.sample_errors import SampleErrors
 from dpex.engine.snapshots import EngineView
 from dpex.engine.supply import Supply
 from dpex.engine.unmeasured import UnmeasuredBatches
 from dpex.engine.unmeasured_calls import UnmeasuredCalls
 from dpex.engine.waiting import Waiting
-from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
+from dpex.errors import IteratorClosedError
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.sums import Sums
-from dpex.measure.wait_causes import SAMPLER, STARTUP, Making
+from dpex.measure.wait_causes import STARTUP
 from dpex.pools.base import WorkerPool
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.forks import watch
-from dpex.system.interrupts import is_interrupt, keep_result, with_lock
+from dpex.system.interrupts import with_lock
 from dpex.system.run_queue import OwnQueue
 from dpex.system.wakeup import Wakeup
-from dpex.worker.outcome import Failure
-from dpex.worker.raw_samples import FailedRead
 
 COLLECT_EVERY_S = 0.001
+"""While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
 POINT_S = 1.0
 """Whoever asks where the pass stands waits so long for the thread that is in ``next()``."""
-_OF_WORKERS = (WorkerDiedError, SampleTimeoutError)
-_ERRORS = (Failure, FailedRead, *_OF_WORKERS)
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
     "process only. Call iter(loader) for an iterator of this process; with "
@@ -75,12 +73,7 @@ class Engine:
         self._lock = threading.RLock()
         self.returned: deque[Any] = deque()
         """Batches that were handed out, but could not be taken: they come first."""
-        self._delivery: Delivery | None = None
-        self._opened_into: list[Any] = []
-        self._opened_at = 0.0
         self._drawing = Drawing()
-        self._drawn = self._drawing.drawn
-        self._requests: deque[Sizes] = deque(maxlen=1)
         self._wakeup = Wakeup()
         self._closed = False
         self._state = plan.state(sizes)
@@ -93,7 +86,7 @@ class Engine:
         self._supply = Supply(self._state, self._performer, self._event_handler, self._drawing, self._tally)
         self._consumer = 0
         self._errors: Counter[str] = Counter()
-        self._waiting = Waiting(
+        waiting = Waiting(
             plan, self._state, self._pools, self._event_handler, self._drawing, self._tally, self._errors, self._wakeup
         )
         slow_samples = self._event_handler.slow_samples
@@ -111,8 +104,20 @@ class Engine:
             self._errors,
         )
         self._ahead = self._unmeasured.ahead
-        self._granting = False
-        self.schedule = self._state.schedule
+        self._resizing = Resizing(self._state, self._performer, self._supply, self._unmeasured)
+        self._requests = self._resizing.requests
+        self._handing_out = HandingOut(
+            plan,
+            self._state,
+            self._pools,
+            self._event_handler,
+            self._drawing,
+            self._supply,
+            self._making,
+            waiting,
+            self._tally,
+        )
+        self.schedule = self._handing_out.schedule
         self._view = EngineView(
             tally=self._tally,
             here=self._making.times,
@@ -150,7 +155,7 @@ class Engine:
             self._performer.tell(EpochBegins(resume))
             if self._plan.pinner is not None:
                 self._plan.pinner.begin_epoch()
-            self.schedule = self._state.schedule
+            self.schedule = self._handing_out.schedule = self._state.schedule
             self._drawing.begin(sampler, self.schedule)
             if resume is not None and resume.ahead:
                 self._drawing.pass_over(self._state, resume.ahead)
@@ -164,10 +169,7 @@ class Engine:
         """Of an epoch that was broken off: decoding a batch and dropping it gives its memory back."""
         self.returned.clear()
         self._unmeasured.drop()
-        taken, self._delivery = self._delivery, None
-        if taken is not None:
-            with contextlib.suppress(Exception):
-                taken.payload()
+        self._handing_out.drop()
 
     def close(self, grace_s: float = 5.0) -> None:
         """End all pools; idempotent, and harmless in a process that was forked from the owner.
@@ -177,7 +179,7 @@ class Engine:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._stretch.until = 0.0
+        self._unmeasured.stop()
         self._wakeup.ring()
         with_lock(self._lock, lambda _: self._end_pools(grace_s), grace_s)
 
@@ -218,8 +220,8 @@ class Engine:
             if self.pass_unmeasured(hand):
                 return
             tally, over, entered = self._tally, False, monotonic()
-            gpu, mark = self._plan.gpu, None
-            self._opened_at = 0.0
+            gpu, mark, handing_out = self._plan.gpu, None, self._handing_out
+            handing_out.opened_at = 0.0
             if self._making.stages is not None:
                 self._after_one_made_here(entered)
             tally.enter(entered)
@@ -232,8 +234,8 @@ class Engine:
                         wait = self._attend(hand, entered)
                     if wait is not None:
                         wait()
-                if type(hand[0]) in _ERRORS:
-                    self._raise_from(hand)
+                if type(hand[0]) in ERRORS:
+                    raise_from(hand, self._errors)
             except StopIteration:
                 over = True
                 raise
@@ -246,7 +248,7 @@ class Engine:
                     tally.unblock(now)
                 if gpu is not None:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
-                tally.leave(self._opened_at, now, over=over)
+                tally.leave(handing_out.opened_at, now, over=over)
             if not starting:
                 self._may_pass_next(now, entered)
 
@@ -261,8 +263,8 @@ class Engine:
                     wait = self._attend(hand, monotonic())
                 if wait is not None:
                     return False
-            if type(hand[0]) in _ERRORS:
-                self._raise_from(hand)
+            if type(hand[0]) in ERRORS:
+                raise_from(hand, self._errors)
         return True
 
     def descriptors(self) -> list[int]:
@@ -285,26 +287,15 @@ class Engine:
         with self._lock:
             if not self.schedule.idle or not self._state.is_all_made_here():
                 return
-            self._passing.left(now, entered, self._opened_at, stages, self._making.dataset_s)
+            self._passing.left(now, entered, self._handing_out.opened_at, stages, self._making.dataset_s)
             if self._requests or self._closed:  # after that: whoever asks for something ends the stretch
-                self._stretch.until = 0.0
+                self._unmeasured.stop()
 
     def _note(self, error: Exception) -> None:
         """Count an error that comes out of `next`. Raises IteratorClosedError where it may come of being closed."""
-        if isinstance(error, _OF_WORKERS):
-            self._errors["worker"] += 1
+        count_death(error, self._errors)
         if self._closed and not isinstance(error, IteratorClosedError):
             raise self._why_closed() from error  # a signal handler, or another thread, has done so just now
-
-    def _raise_from(self, hand: list[Any]) -> None:
-        value = hand[0]
-        del hand[:]
-        if isinstance(value, _OF_WORKERS):
-            raise value
-        self._errors["batch"] += 1
-        if isinstance(value, FailedRead):
-            raise value.error
-        value.wrapper.reraise()
 
     def _attend(self, hand: list[Any], entered: float) -> Callable[[], Any] | None:
         """Attend to what happened since the last call, then to the next batch: returns what to wait for first."""
@@ -314,8 +305,9 @@ class Engine:
                 self._wakeup.clear()
         if self._closed:
             raise StopIteration if self.schedule.finished else self._why_closed()
-        if self._delivery is not None:
-            self._hand_out(hand)
+        handing_out = self._handing_out
+        if handing_out.delivery is not None:
+            handing_out.hand_out(hand)
         if self.returned:
             hand += (self.returned[0],)
             del self.returned[0]
@@ -325,97 +317,15 @@ class Engine:
             self._performer.resume()
             self._performer.raise_fatal()
         if self._requests:
-            self._grant_requests()
+            self._resizing.grant()
         if entered - self._supply.collected_at > COLLECT_EVERY_S:
             self._supply.collect()
         if self._plan.pinner is None and self.schedule.idle and self._state.is_all_made_here():
-            self._straight_through(hand)
+            handing_out.straight_through(hand)
             return None
-        return self._seek(hand, entered)
-
-    def _seek(self, hand: list[Any], entered: float) -> Callable[[], Any] | None:
-        """The next batch in turn: hand it out, make it, or return what to wait for."""
-        schedule, pinner = self.schedule, self._plan.pinner
-        if self._making.unsettled is not None:
-            self._making.settle()
-        while True:
-            if pinner is not None and (wait := self._waiting.for_pinning(pinner, entered)) is not None:
-                return wait
-            self._delivery = schedule.peek()
-            if self._delivery is not None:
-                self._hand_out(hand)
-                return None
-            if schedule.finished:
-                raise StopIteration
-            self._supply.fill(starving=True)
-            if self._state.is_all_made_here():
-                self._making.make_next()
-            elif not self._supply.collect():
-                if schedule.finished:
-                    raise StopIteration
-                if self._state.must_be_made_here_meanwhile():
-                    self._making.make_next()
-                elif (ticket := self._state.ticket_to_stand_in_for()) is not None:
-                    self._making.stand_in(ticket)
-                else:
-                    return self._prepared_wait(entered)
-
-    def _hand_out(self, hand: list[Any]) -> None:
-        """Open what is to be delivered; each step may be done again, should it be broken off."""
-        delivery = self._delivery
-        if delivery is not None and not self._opened_into:
-            self.schedule.deliver(delivery)
-            self._count(delivery)
-            if self._plan.logicals or (self._pools and not self._state.is_all_made_here()):
-                self._supply.fill()
-            self._opened_at = monotonic()
-            self._opened_into = hand
-            try:
-                keep_result(hand, delivery.payload)
-            except Exception as error:
-                if not is_interrupt(error):  # it is not going to open, and the batches behind it are waited for
-                    self._delivery = None
-                raise
-        self._delivery, self._opened_into = None, []
-
-    def _count(self, delivery: Delivery) -> None:
-        tally, events = self._tally, self._event_handler
-        tally.batches += 1
-        tally.samples += delivery.samples
-        if tally.pending_s:
-            tally.explain(Making(*events.awaited_making) if events.awaited_making else None)
-        events.awaited, events.awaited_making = NOT_BLOCKED, ()
-        if self._plan.pinner is not None:
-            tally.pinned_bytes += delivery.nbytes
-
-    def _prepared_wait(self, entered: float) -> Callable[[], Any]:
-        """Do what is to be done before a wait, and return it."""
-        self._supply.before_a_wait()
-        self._making.rest()
-        return self._waiting.for_results(entered)
+        return handing_out.seek(hand, entered)
 
     # -- in this process -----------------------------------------------------------------------------------------
-
-    def _straight_through(self, hand: list[Any]) -> None:
-        """Draw, make and hand out one batch, with nothing else on its way: an error of its own is its delivery."""
-        drawn, schedule = self._drawn, self.schedule
-        if not drawn:
-            began = monotonic()
-            self._drawing.draw_one(schedule)
-            self._tally.busy(SAMPLER, began, monotonic())
-        try:
-            made, samples = self._making.make(schedule.drawn, drawn[0])
-        except Exception as error:
-            if not is_interrupt(error):
-                schedule.straight_through(drawn)
-            raise
-        self._opened_at = monotonic()
-        self._tally.batches += 1  # from here on without a call: see `dpex.system.interrupts`
-        self._tally.samples += samples
-        schedule.drawn = schedule.next_number = schedule.drawn + 1
-        schedule.delivered += 1
-        del drawn[0]
-        hand += (made,)
 
     def pass_unmeasured(self, hand: list[Any]) -> bool:
         """As `next`, while tiny batches are made in this process, without measuring it (see `UnmeasuredCalls`).
@@ -465,40 +375,20 @@ class Engine:
         """Change workers and prefetch, from any thread; at once if the engine is idle, else within its next turn."""
         if self._closed:
             return
-        self._requests.append(sizes)
-        self._stretch.until = 0.0
+        self._resizing.ask(sizes)
         with_lock(self._lock, self._grant_if)
         self._wakeup.ring()
 
     def _grant_if(self, is_idle: bool) -> None:
         if is_idle and not self._closed:
-            self._grant_requests()
+            self._resizing.grant()
 
     def request(self, sizes: Sizes) -> None:
         """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
         if self._closed:
             return
-        self._requests.append(sizes)
-        self._stretch.until = 0.0
+        self._resizing.ask(sizes)
         self._wakeup.ring()
-
-    def _grant_requests(self) -> None:
-        """Carry out the latest request; those before it do not matter any more."""
-        self._unmeasured.settle()
-        if self._instructions:
-            self._performer.resume()
-        if self._requests:
-            self._granting = True
-            try:
-                request = self._requests[-1]
-                self._performer.tell(Resize(request))
-            finally:
-                self._granting = False
-            if self._requests[-1] is request:
-                self._requests.pop()
-        self._performer.tell(Resized())
-        if self._pools:
-            self._supply.fill()
 
     # -- looking in ----------------------------------------------------------------------------------------------
 
@@ -514,15 +404,14 @@ class Engine:
         return points[0] if points else None
 
     def _points(self) -> Iterator[ResumePoint]:
-        delivery = self._delivery
-        undelivered = len(self.returned) + (delivery is not None and not self.schedule.awaits(delivery))
+        undelivered = len(self.returned) + self._handing_out.holds_a_batch()
         point = self._drawing.with_reading(self._state.point(undelivered))
         if point is not None:
             yield point
 
     def look(self) -> EngineLook:
         """For the tuner, from its thread: does not wait for the consumer."""
-        return self._view.look(resizing=self._granting or bool(self._requests), thread=self._consumer)
+        return self._view.look(resizing=self._resizing.is_under_way, thread=self._consumer)
 
     def sums(self) -> Sums:
         """For whoever exports metrics, from any thread: does not wait for the consumer either."""

@@ -107,6 +107,10 @@ class UnmeasuredCalls:
         self._each_s = max(_LEAST_S, min(each_s, self._each_s * _DEARER))
         self._count = int(max(1.0, min(self._most, RUN_S / self._each_s)))
 
+    def stop(self) -> None:
+        """Have the next call measured, as somebody wants something; from any thread."""
+        self._stretch.until = 0.0
+
     def settle(self) -> None:
         """Have what is ahead come first, and count it as handed out: the next batch may be made by somebody else."""
         stretch, schedule, tally, ahead = self._stretch, self._state.schedule, self._tally, self.ahead

@@ -13,7 +13,17 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dpex import AutotuneConfig, DpexDataLoader, iterators
-from dpex.engine import engine, inprocess_meter, making_here, snapshots, supply, unmeasured, unmeasured_calls, waiting
+from dpex.engine import (
+    engine,
+    handing_out,
+    inprocess_meter,
+    making_here,
+    snapshots,
+    supply,
+    unmeasured,
+    unmeasured_calls,
+    waiting,
+)
 from dpex.engine.inprocess_sampling import TURN_S, UnmeasuredRun
 from dpex.measure.consumer_time import STEP_BUCKETS
 from dpex.measure.sums import Sums
@@ -48,6 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock(100.0)
     for module in (
         engine,
+        handing_out,
         inprocess_meter,
         iterators,
         making_here,
