@@ -20,7 +20,7 @@ from dpex.diagnose import at_exit
 from dpex.feed.device import parse
 from dpex.feed.feed import Feed
 from dpex.feed.opening import checked_transform, have_fed, open_feed
-from dpex.iterators import _DpexDataLoaderIter
+from dpex.iterators.with_workers import _DpexDataLoaderIter
 from dpex.loader.assigned import assigned
 from dpex.loader.diagnosing import exported_counts
 from dpex.loader.origin import Origin, carrying, inherited, options_among, origin_of, plain

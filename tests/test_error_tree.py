@@ -21,7 +21,7 @@ PROTOCOL = {"AttributeError", "StopIteration"}
 """Python itself asks for these: of ``__getattr__`` and ``__next__``."""
 ALLOWED = {
     "as torch: the same check of the same argument, or in place of an error that cannot travel": {
-        ("iterators", "AssertionError"),
+        ("iterators.with_workers", "AssertionError"),
         ("pools.local.worker_process", "RuntimeError"),
     },
     "as the operating system: what it refused, whether it said so or dpex saw it first": {

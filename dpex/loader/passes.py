@@ -11,14 +11,13 @@ from dpex._torch import BaseDataLoaderIter, DatasetKind
 from dpex.engine.drawing import draws_ahead_safely
 from dpex.engine.sample_errors import policy_of
 from dpex.errors import OptionError
-from dpex.iterators import (
-    _DpexDataLoaderIter,
+from dpex.iterators.in_process import (
     _DpexInlineDataLoaderIter,
-    _DpexMapDataLoaderIter,
     _DpexMeteredUnmarkedDataLoaderIter,
     _DpexUnmarkedDataLoaderIter,
     _MeteredInlineDataLoaderIter,
 )
+from dpex.iterators.with_workers import _DpexDataLoaderIter, _DpexMapDataLoaderIter
 from dpex.loader.runtime import LoaderRuntime
 from dpex.loader.sizing import SizeOptions, is_split
 from dpex.loader.split_iterator import SplitDataLoaderIter

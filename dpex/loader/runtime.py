@@ -18,7 +18,8 @@ from dpex.autotune.types import Decision
 from dpex.diagnose import at_exit
 from dpex.diagnose.counters import LoaderCounters
 from dpex.engine.pass_state import PassState
-from dpex.iterators import ArenaCache, _DpexDataLoaderIter, _DpexInlineDataLoaderIter
+from dpex.iterators.in_process import ArenaCache, _DpexInlineDataLoaderIter
+from dpex.iterators.with_workers import _DpexDataLoaderIter
 from dpex.measure.ledger import LastReading
 from dpex.options import MetricsConfig
 from dpex.pools.local.packing import Packing

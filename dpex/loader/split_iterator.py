@@ -18,7 +18,7 @@ from dpex.core.prefetch import Sizes
 from dpex.engine.going_on import point_for
 from dpex.engine.pass_state import PassRecorder, PassState
 from dpex.engine.read_batches import ReadBatches
-from dpex.iterators import _DpexDataLoaderIter
+from dpex.iterators.with_workers import _DpexDataLoaderIter
 from dpex.loader.origin import plain
 from dpex.worker.raw_samples import pickled, pickled_alone
 from dpex.worker.split_streams import Decoding, reading_of

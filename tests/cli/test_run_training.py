@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.commands import SCRIPTS, dpex, python
 
+ITERATORS = "dpex.iterators.with_workers"
 AUGMENTED = ("shuffled", "again", "module", "subclass", "unpickled", "in process", "persistent")
 
 
@@ -38,7 +39,7 @@ def auto() -> Any:
 
 def test_with_keep_nothing_differs_but_who_makes_the_batches(plain: Any, kept: Any) -> None:
     assert plain.pop("iterator") == "torch.utils.data.dataloader"
-    assert kept.pop("iterator") == "dpex.iterators"
+    assert kept.pop("iterator") == ITERATORS
     assert kept == plain
 
 
@@ -54,7 +55,7 @@ def test_with_auto_indices_and_order_are_torchs(plain: Any, auto: Any) -> None:
     for name in AUGMENTED:
         assert [batch[0] for batch in found["passes"][name]] == [batch[0] for batch in plain["passes"][name]], name
     assert found["stream"] == plain["stream"]
-    assert found["iterator"] == "dpex.iterators"
+    assert found["iterator"] == ITERATORS
 
 
 def test_with_auto_augmentations_are_others_but_the_same_each_time(plain: Any, auto: Any) -> None:
@@ -98,19 +99,19 @@ def test_every_rank_of_a_launcher_is_taken_over(launch: str) -> None:
     done = python(*launch.split())
     assert done.returncode == 0, done.stderr
     assert "counts [2.0]" in done.stdout
-    assert "by dpex.iterators dpex.iterators" in done.stdout
+    assert f"by {ITERATORS} {ITERATORS}" in done.stdout
 
 
 def test_spawned_ranks_are_taken_over() -> None:
     done = python("-m", "dpex", "run", "--num-workers", "keep", "ddp.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("counts [2.0] totals")
-    assert done.stdout.endswith("by dpex.iterators dpex.iterators\n")
+    assert done.stdout.endswith(f"by {ITERATORS} {ITERATORS}\n")
 
 
 def test_a_forked_process_has_iterators_of_its_own() -> None:
     done = dpex("run", "forked.py")
-    batches = "[[0, 1, 2, 3], [4, 5, 6, 7]] dpex.iterators"
+    batches = f"[[0, 1, 2, 3], [4, 5, 6, 7]] {ITERATORS}"
     assert done.stdout.splitlines() == [f"{who} {batches}" for who in ("parent", "child", "parent after 0")], (
         done.stderr
     )

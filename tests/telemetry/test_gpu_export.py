@@ -70,8 +70,8 @@ def cuda_stall():
     stalls.append(GpuStall(Stream()))
     return stalls[-1]
 
-import dpex.iterators
-dpex.iterators.cuda_stall = cuda_stall
+import dpex.iterators.in_process, dpex.iterators.with_workers
+dpex.iterators.in_process.cuda_stall = dpex.iterators.with_workers.cuda_stall = cuda_stall
 """
 
 

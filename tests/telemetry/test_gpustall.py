@@ -363,7 +363,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[HostStream]:
         made.append(HostStream())
         return GpuStall(made[-1])
 
-    monkeypatch.setattr("dpex.iterators.cuda_stall", stall)
+    monkeypatch.setattr("dpex.iterators.with_workers.cuda_stall", stall)
     return made
 
 

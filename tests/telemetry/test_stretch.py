@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dpex import AutotuneConfig, DpexDataLoader, iterators
+from dpex import AutotuneConfig, DpexDataLoader
 from dpex.engine import (
     engine,
     handing_out,
@@ -25,6 +25,7 @@ from dpex.engine import (
     waiting,
 )
 from dpex.engine.inprocess_sampling import TURN_S, UnmeasuredRun
+from dpex.iterators import in_process
 from dpex.measure.consumer_time import STEP_BUCKETS
 from dpex.measure.sums import Sums
 from dpex.profile.live_timer import SWITCH
@@ -59,8 +60,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     for module in (
         engine,
         handing_out,
+        in_process,
         inprocess_meter,
-        iterators,
         making_here,
         snapshots,
         supply,

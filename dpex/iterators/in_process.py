@@ -1,0 +1,207 @@
+"""Iterators whose batches are made in the training process as torch makes them, one at a time; plain, or counted."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from dpex._torch import MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled, next_data_in_process
+from dpex.diagnose.counters import LoaderCounters
+from dpex.engine.going_on import Drawn, begin_pass, go_on_in_process, in_process_state, recorder_of
+from dpex.engine.guarded_fetcher import GuardedFetcher, errors_of
+from dpex.engine.inprocess_meter import InlineMeter
+from dpex.engine.pass_state import PassState
+from dpex.engine.sample_errors import policy_of
+from dpex.engine.sampler_start import hold
+from dpex.measure.ledger import LastReading
+from dpex.stats import LastStats, LoaderStats
+from dpex.system.clock import monotonic
+from dpex.system.gpu.events import cuda_stall
+from dpex.telemetry.loader_metrics import LoaderMetrics
+from dpex.transport.arena import Arena
+from dpex.worker.collate import ArenaCollate
+from dpex.worker.inline_maker import INLINE_ARENA_BYTES
+
+
+class ArenaCache:
+    """Private arenas of one loader: an iterator borrows one, so that no two share it."""
+
+    def __init__(self) -> None:
+        self._idle: list[Arena] = []
+
+    def borrow(self, owner: Any) -> Arena:
+        """An arena for ``owner``; it comes back when the owner dies."""
+        arena = self._idle.pop() if self._idle else Arena(shared=False)
+        weakref.finalize(owner, self._idle.append, arena).atexit = False
+        return arena
+
+
+class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
+    """Batches made in this process, one at a time, as torch does; large ones are stacked into reused memory."""
+
+    _drawn: Drawn = None
+
+    def __init__(self, loader: Any, arenas: ArenaCache, resume: PassState | None = None) -> None:
+        begin_pass(super().__init__, self, loader, resume)
+        if self._collate_fn is default_collate:
+            self._dataset_fetcher.collate_fn = ArenaCollate(arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False)
+        if loader.on_sample_error != "raise":
+            self._dataset_fetcher = GuardedFetcher(self._dataset_fetcher, policy_of(loader), int(self._base_seed))
+        recorder = self._recorder = recorder_of(self, loader)
+        hold(self, "_sampler_iter", recorder.begin(self._sampler_iter, resume, self._drawn))
+        self._drawn = None
+        if resume is not None:
+            go_on_in_process(self, resume)
+        alive = weakref.ref(self)
+        self.last_stats = LastStats(lambda: _counted_by_torch(alive()))
+        self.last_state: LastReading[PassState | None] = LastReading(lambda: in_process_state(alive()))
+
+    def __del__(self) -> None:
+        last_stats, last_state = getattr(self, "last_stats", None), getattr(self, "last_state", None)
+        if last_stats is not None:  # None: the constructor has failed
+            last_stats.end(_counted_by_torch(self))
+        if last_state is not None:
+            last_state.end(in_process_state(self))
+
+    def _next_data(self) -> Any:
+        try:
+            return super()._next_data()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            self._recorder.raised(error)
+            raise
+
+
+def _counted_by_torch(iterator: Any) -> LoaderStats:
+    if iterator is None:
+        return LoaderStats()
+    return LoaderStats(batches=iterator._num_yielded, failed_samples=errors_of(iterator._dataset_fetcher).count)
+
+
+class _CountedFetcher(MapDatasetFetcher):
+    """torch's, with single samples timed where that is worth it."""
+
+    def __init__(self, torchs: Any, meter: InlineMeter) -> None:
+        vars(self).update(vars(torchs))
+        self._meter = meter
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        """See torch's."""
+        meter, dataset = self._meter, self.dataset
+        if not meter.times_samples or getattr(dataset, "__getitems__", None):
+            return super().fetch(possibly_batched_index)  # type: ignore[no-untyped-call]
+        return self.collate_fn(meter.samples(dataset, possibly_batched_index))
+
+
+class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
+    """The same, counted. A call that passes unmeasured does what torch's does, and no more (see
+    `dpex.engine.inprocess_sampling`)."""
+
+    def __init__(
+        self,
+        loader: Any,
+        arenas: ArenaCache,
+        resume: PassState | None,
+        ledger: LoaderMetrics | None,
+        book: LoaderCounters,
+    ) -> None:
+        super().__init__(loader, arenas, resume)
+        fetcher: Any = self._dataset_fetcher
+        is_map = type(fetcher) is MapDatasetFetcher and self._auto_collation
+        self._meter = InlineMeter(
+            auto_collation=self._auto_collation,
+            gpu=cuda_stall(),
+            dataset=self._dataset,
+            timer=loader._runtime.timer,
+            may_pass=is_map and not self._pin_memory,
+        )
+        self._meter.sample_errors = errors_of(fetcher)
+        self._stretch = self._meter.stretch
+        self._fetch_uncounted = fetcher.fetch
+        if is_map:
+            self._dataset_fetcher = fetcher = _CountedFetcher(fetcher, self._meter)
+        fetcher.collate_fn = self._meter.timed(fetcher.collate_fn)
+        self.last_stats = LastStats(self._meter.stats)
+        if ledger is not None:
+            weakref.finalize(self, ledger.watch(self._meter).end)
+        weakref.finalize(self, book.open(self._meter).end)
+
+    def __del__(self) -> None:
+        last_stats = getattr(self, "last_stats", None)
+        if last_stats is not None:
+            last_stats.end()
+        super().__del__()
+
+    def _next_index(self) -> Any:
+        index = super()._next_index()  # type: ignore[no-untyped-call]
+        self._meter.drawn()
+        return index
+
+    def _next_data(self) -> Any:
+        stretch = self._stretch
+        if stretch.left:
+            entered = monotonic()
+            if entered < stretch.until:
+                inside_s, _ = stretch.spent
+                stretch.spent = inside_s, entered
+                try:
+                    index = next(self._sampler_iter)
+                    stretch.index = index
+                    data = self._fetch_uncounted(index)
+                except BaseException as error:
+                    self._meter.broke_off(error)
+                    if isinstance(error, Exception):
+                        self._recorder.raised(error)
+                    raise
+                stretch.left_at = now = monotonic()
+                stretch.spent = inside_s + now - entered, 0.0
+                stretch.left -= 1
+                return data
+        self._meter.enter()
+        try:
+            data = super()._next_data()
+        except BaseException as error:
+            self._meter.leave(error)
+            raise
+        self._meter.leave()
+        return data
+
+
+class _Unmarked:
+    """torch's ``__next__`` without its profiler mark, which takes as long as a tiny batch, while nobody profiles.
+
+    Not for a stream that may warn of its length: the warning names the line of whoever calls ``__next__``.
+    """
+
+    _next_data: Callable[[], Any]
+    _num_yielded: int
+
+    def __next__(self) -> Any:
+        if is_profiled():
+            return super().__next__()  # type: ignore[misc]
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
+
+class _DpexUnmarkedDataLoaderIter(_Unmarked, _DpexInlineDataLoaderIter):
+    """See both. One call fewer for each batch."""
+
+    _next_data = next_data_in_process
+
+    def __next__(self) -> Any:
+        try:
+            if is_profiled():
+                return super().__next__()
+            data = self._next_data()
+        except Exception as error:
+            self._recorder.raised(error)
+            raise
+        self._num_yielded += 1
+        return data
+
+
+class _DpexMeteredUnmarkedDataLoaderIter(_Unmarked, _MeteredInlineDataLoaderIter):
+    """See both."""

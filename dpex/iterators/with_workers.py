@@ -1,0 +1,260 @@
+"""Iterators whose batches workers make: they drive an `Engine`."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Protocol
+
+from torch.utils.data import BatchSampler
+
+from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled, pin_memory
+from dpex.autotune.runtime.tuner import Tuner
+from dpex.core.names import LOCAL
+from dpex.core.placement import Place
+from dpex.core.prefetch import Sizes
+from dpex.diagnose.counters import LoaderCounters
+from dpex.engine.drawing import AsDrawn, draws_ahead_safely
+from dpex.engine.engine import Engine
+from dpex.engine.going_on import Drawn, begin_pass, point_for, recorder_of, worker_state
+from dpex.engine.pass_state import PassRecorder, PassState
+from dpex.engine.pin_memory import Pinner
+from dpex.engine.plan import EnginePlan
+from dpex.engine.sample_errors import policy_of
+from dpex.feed.feed import Feed
+from dpex.feed.opening import have_transformed
+from dpex.measure.ledger import LastReading
+from dpex.pools.factory import PoolFactory
+from dpex.profile.live_timer import is_switched_on
+from dpex.stats import LastStats
+from dpex.system.gpu.events import cuda_stall
+from dpex.system.user_warnings import warn
+from dpex.telemetry.loader_metrics import LoaderMetrics
+from dpex.worker.makers_here import MakersHere
+from dpex.worker.modes import modes_here
+from dpex.worker.own_generators import registered
+from dpex.worker.setup import WorkerSetup
+
+
+def _warn_of_thread(iterator: weakref.ref[_DpexDataLoaderIter], tuner: Tuner | None, name: str) -> None:
+    """A thread would not keep still while batches were made in this process; see `dpex.worker.in_process`."""
+    alive = iterator()
+    if alive is None:
+        return
+    remedy = "Give the loader workers (num_workers=1 or more), or that thread random generators of its own."
+    if tuner is not None and tuner.leave_process(f"thread {name!r} runs while batches are made"):
+        alive._engine.request(tuner.sizes)
+        remedy = "From now on they are made by workers."
+    warn(
+        f"thread {name!r} runs while batches are made in this process, and global random generators move. If it draws "
+        f"from random, np.random or torch, batches are not those that seeding='batch' promises. {remedy}"
+    )
+
+
+class _DpexDataLoaderIter(BaseDataLoaderIter):
+    """Batches made by workers; drives an `Engine`. ``__next__`` is torch's, with its profiler mark and warnings."""
+
+    _drawn: Drawn = None
+
+    def __init__(
+        self,
+        loader: Any,
+        make_pool: PoolFactory,
+        sizes: Sizes,
+        tuner: Tuner | None = None,
+        ledger: LoaderMetrics | None = None,
+        book: LoaderCounters | None = None,
+        *,
+        may_stand_in: bool = False,
+        feed: Feed | None = None,
+        resume: PassState | None = None,
+    ) -> None:
+        begin_pass(super().__init__, self, loader, resume)
+        if self._num_workers > 0 and loader.prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
+        if self._num_workers == 0 and self._timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        setup = self._setup(loader)
+        self._feed = feed
+        have_transformed(feed, loader.device_transform, int(self._base_seed))
+        has_thread = feed is not None or (self._pin_memory and self._num_workers > 0)
+        pinner = Pinner(self._pin_memory_device, feed) if has_thread else None
+        makers = MakersHere(setup, loader._runtime.timer, partial(_warn_of_thread, weakref.ref(self), tuner))
+        self._engine = Engine(
+            EnginePlan(
+                logicals=0 if setup.per_batch_seed else self._num_workers,
+                iterable=setup.iterable,
+                in_order=getattr(loader, "in_order", True),
+                timeout_s=self._timeout,
+                base_prefetch=max(1, self._num_workers) * (loader.prefetch_factor or 2),
+                may_read_ahead=self._may_read_ahead(loader, setup.per_batch_seed),
+                memory_budget=loader.memory_budget,
+                make_pool=lambda name, count: make_pool(name, count, setup, setup.per_batch_seed),
+                make_inline=makers.make,
+                may_stand_in=may_stand_in and not setup.iterable,
+                make_stand_in=makers.make_stand_in,
+                stop_standing_in=makers.stop_standing_in,
+                make_run=makers.make_run if self._may_make_runs(setup) else None,
+                may_make_ahead=tuner is not None and loader.memory_budget is None,
+                samples=setup.samples,
+                pinner=pinner,
+                feed=feed,
+                gpu=cuda_stall(),
+                metered=ledger is not None,
+            ),
+            sizes,
+        )
+        entry = ledger.watch(self._engine) if ledger is not None else None
+        page = book.open(self._engine) if book is not None else None
+        self._recorder, self._resume = self._new_recorder(loader), resume
+        self.last_stats = LastStats(self._engine.stats)
+        self.last_state: LastReading[PassState | None] = LastReading(
+            partial(worker_state, self._engine, self._recorder)
+        )
+        ends = (self.last_stats, self.last_state, page, entry)
+        self._finalizer = weakref.finalize(self, _end, self._engine, ends, pinner, feed, tuner)
+        if pinner is not None:
+            pinner.start(self._engine.listen)
+        self._reset(loader, first_iter=True)
+        if tuner is not None:
+            tuner.watch(self._engine)
+
+    def _setup(self, loader: Any) -> WorkerSetup:
+        iterable = self._dataset_kind == DatasetKind.Iterable
+        per_batch = loader.seeding == "batch" and not iterable
+        return WorkerSetup(
+            dataset=self._dataset,
+            collate_fn=self._collate_fn,
+            worker_init_fn=loader.worker_init_fn,
+            iterable=iterable,
+            auto_collation=self._auto_collation,
+            drop_last=self._drop_last,
+            num_workers=self._num_workers,
+            base_seed=int(self._base_seed),
+            per_batch_seed=per_batch,
+            own_workers=(1 if loader.auto_workers else self._num_workers) if per_batch else None,
+            times_steps=is_switched_on(os.environ),
+            snapshot_every=loader.snapshot_every_n_steps or None,
+            samples=policy_of(loader),
+            modes=modes_here() if per_batch else None,
+            registered=registered() if per_batch else (),
+        )
+
+    def _may_make_runs(self, setup: WorkerSetup) -> bool:
+        """Whether a few batches in a row can be made here without stage times."""
+        return setup.per_batch_seed and setup.auto_collation and not setup.samples.is_on
+
+    def _may_read_ahead(self, loader: Any, per_batch: bool) -> bool:
+        """Whether nobody can tell if workers run further ahead than torch's.
+
+        After a broken-off epoch persistent workers go on with the random state that running ahead left them.
+        """
+        if loader._prefetch_is_given or self._dataset_kind == DatasetKind.Iterable:
+            return False
+        return draws_ahead_safely(self._index_sampler) and (per_batch or not self._persistent_workers)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if self._num_workers > 0:
+            super()._reset(loader, first_iter)
+        resume, self._resume = self._resume, None
+        self._engine.begin_epoch(self._new_draws(resume), point_for(resume))
+        if resume is not None and not resume.has_finished:
+            self._num_yielded = resume.batches
+
+    def _new_draws(self, resume: PassState | None) -> Any:
+        """What the engine draws from in an epoch that begins, or goes on."""
+        sampler, drawn = self._index_sampler, self._drawn
+        self._drawn = None
+        indices = self._recorder.begin(self._sampler_iter, resume, drawn)
+        makes_new_ones = type(sampler) is BatchSampler or draws_ahead_safely(sampler)
+        return indices if makes_new_ones else AsDrawn(indices)
+
+    def _new_recorder(self, loader: Any) -> PassRecorder:
+        """What takes notes of the passes."""
+        return recorder_of(self, loader)
+
+    def _next_data(self) -> Any:
+        hand: list[Any] = []
+        try:
+            self._next_into(hand)
+        except BaseException:  # without a call from here, and until it is returned: see `dpex.system.interrupts`
+            self._engine.returned += hand
+            raise
+        return hand[0]
+
+    def _next_into(self, hand: list[Any]) -> None:
+        feed = self._feed
+        if feed is not None:
+            feed.check_open()
+        try:
+            self._engine.next(hand)
+        except StopIteration:
+            self._recorder.has_finished = True
+            if self._engine.schedule.finished and not self._persistent_workers:
+                self._shutdown_workers()
+            elif feed is not None:
+                feed.settle()
+            raise
+        if self._pin_memory and self._num_workers == 0 and feed is None:
+            hand[0] = pin_memory(hand[0], self._pin_memory_device)
+
+    @property
+    def _workers(self) -> list[Any]:
+        """Local workers, by logical number, as torch's iterator lists them."""
+        pool = self._engine.pool(LOCAL)
+        handles = getattr(pool, "handles", ())
+        return sorted(handles, key=lambda handle: self._engine.first_logical_worker(Place(LOCAL, handle.worker)))
+
+    def _shutdown_workers(self) -> None:
+        self._finalizer()
+
+
+class _Ending(Protocol):
+    """What keeps the latest reading of an iterator that ends."""
+
+    def end(self) -> None:
+        """Keep it."""
+
+
+def _end(
+    engine: Engine, ends: Iterable[_Ending | None], pinner: Pinner | None, feed: Feed | None, tuner: Tuner | None
+) -> None:
+    for each in ends:
+        if each is not None:
+            each.end()
+    if tuner is not None:
+        tuner.leave(engine)
+    if pinner is None:
+        engine.close()
+    else:
+        pinner.close(last_act=partial(_end_copies, feed, engine))
+
+
+def _end_copies(feed: Feed | None, engine: Engine) -> None:
+    """Nothing more is begun: wait for copies under way, before the memory that they read is gone."""
+    try:
+        if feed is not None:
+            feed.settle()
+    finally:
+        engine.close()
+
+
+class _DpexMapDataLoaderIter(_DpexDataLoaderIter):
+    """For map-style data, which has no length warnings: torch's ``__next__`` without a profiler mark nobody reads."""
+
+    def __next__(self) -> Any:
+        if is_profiled():
+            return super().__next__()
+        hand: list[Any] = []
+        try:
+            if self._pin_memory or not self._engine.pass_unmeasured(hand):
+                self._next_into(hand)
+            self._num_yielded += 1
+        except BaseException as error:  # without a call from here, and until it is returned: `dpex.system.interrupts`
+            self._engine.returned += hand
+            if type(error) is StopIteration:
+                self._recorder.has_finished = True
+            raise
+        return hand[0]
