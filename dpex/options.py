@@ -201,6 +201,16 @@ class Options:
     sample_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
+        self._check_each_alone()
+        self._check_autotune()
+        self._check_thread_safe()
+        check_count("snapshot_every_n_steps", self.snapshot_every_n_steps)
+        _check_ray_remote_args(self.ray_remote_args)
+        self._check_samples()
+        self._check_share()
+        self._check_metrics()
+
+    def _check_each_alone(self) -> None:
         _require(
             self.distribute_mode in (True, False, "auto"),
             f"distribute_mode={self.distribute_mode!r}: give False (this machine), True (the Ray cluster) or 'auto'",
@@ -224,6 +234,8 @@ class Options:
             f"local_while_starting={self.local_while_starting!r}: give True or False",
         )
         _require(self.local_engine in ("dpex", "torch"), f"local_engine={self.local_engine!r}: give 'dpex' or 'torch'")
+
+    def _check_autotune(self) -> None:
         _require(
             self.autotune is None or self.autotune is False or isinstance(self.autotune, AutotuneConfig),
             f"autotune={self.autotune!r}: give an AutotuneConfig(...), False for no tuning, or None to tune "
@@ -234,6 +246,8 @@ class Options:
             "autotune=AutotuneConfig(...) changes the number of workers, and seeding='worker' ties the random state to "
             "it: give seeding='batch' (the same batches with any number of workers), or autotune=False",
         )
+
+    def _check_thread_safe(self) -> None:
         _require(
             self.thread_safe in (None, True, False),
             f"thread_safe={self.thread_safe!r}: give True, False, or None to go by the dataset's dpex_thread_safe",
@@ -247,11 +261,6 @@ class Options:
             not (self.thread_safe and self.local_engine == "torch"),
             "thread_safe=True does nothing with local_engine='torch', whose workers are processes: give one of the two",
         )
-        check_count("snapshot_every_n_steps", self.snapshot_every_n_steps)
-        _check_ray_remote_args(self.ray_remote_args)
-        self._check_samples()
-        self._check_share()
-        self._check_metrics()
 
     def _check_samples(self) -> None:
         on_error, share, timeout_s = self.on_sample_error, self.max_sample_errors, self.sample_timeout_s
