@@ -357,45 +357,53 @@ def _evidence(facts: Facts, found: LostTime, cause: str, deeper: float | None) -
     if facts.gpu_lost_ratio is not None:
         how = "CUDA events on the training stream as next() is entered and left"
         evidence.append(Evidence(name="GPU time lost", value=facts.gpu_lost_ratio, unit="ratio", how=how))
-    if facts.tickets:
-        each = facts.tickets
-        cpu_s = sum(pool.cpu_s for pool in facts.pools.values())
-        evidence += [
-            Evidence(
-                name="making a batch", value=facts.busy_s / each, unit="s", how="wall time where it is made, mean"
-            ),
-            Evidence(
-                name="CPU time of that",
-                value=cpu_s / each,
-                unit="s",
-                how="CPU clocks of all threads that work for it, mean",
-            ),
-        ]
-    if facts.copies_ratio >= LIMIT:
-        how = "events of the device around the training stream's wait for each batch"
-        evidence.append(
-            Evidence(name="waiting for the device's batches", value=facts.copies_ratio, unit="ratio", how=how)
-        )
-    busy = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
-    if busy is not None:
-        how = "NVML, once a second while the loader was tuned"
-        evidence.append(Evidence(name="GPU runs kernels", value=busy, unit="ratio", how=how))
+    evidence += _of_making(facts) if facts.tickets else []
+    evidence += _of_device(facts)
     evidence += [
         Evidence(name=f"lost to {LOST_TO[name]}", value=seconds, unit="s", how=_HOW[name])
         for name, seconds in found.ranked
         if seconds > 0.02 * found.total_s
     ]
+    evidence += _of_cause(found, cause, deeper)
+    if is_tiny(facts):
+        how = "mean of what was moved"
+        evidence.append(Evidence(name="batch size", value=facts.batch_bytes, unit="bytes", how=how))
+    return evidence
+
+
+def _of_making(facts: Facts) -> list[Evidence]:
+    """Of what a batch takes."""
+    cpu_s = sum(pool.cpu_s for pool in facts.pools.values()) / facts.tickets
+    made, computed = "wall time where it is made, mean", "CPU clocks of all threads that work for it, mean"
+    return [
+        Evidence(name="making a batch", value=facts.busy_s / facts.tickets, unit="s", how=made),
+        Evidence(name="CPU time of that", value=cpu_s, unit="s", how=computed),
+    ]
+
+
+def _of_device(facts: Facts) -> list[Evidence]:
+    """Of what the device waits for, and how busy it is."""
+    evidence = []
+    if facts.copies_ratio >= LIMIT:
+        how = "events of the device around the training stream's wait for each batch"
+        waiting = Evidence(name="waiting for the device's batches", value=facts.copies_ratio, unit="ratio", how=how)
+        evidence.append(waiting)
+    busy = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
+    if busy is not None:
+        how = "NVML, once a second while the loader was tuned"
+        evidence.append(Evidence(name="GPU runs kernels", value=busy, unit="ratio", how=how))
+    return evidence
+
+
+def _of_cause(found: LostTime, cause: str, deeper: float | None) -> list[Evidence]:
+    """Of what only this cause has."""
     if cause == "cpu" and found.queued_s > 0:
         how = "run queues, from the kernel's schedstat"
-        evidence.append(Evidence(name="of that, waiting for a CPU", value=found.queued_s, unit="s", how=how))
+        return [Evidence(name="of that, waiting for a CPU", value=found.queued_s, unit="s", how=how)]
     if cause == "memory" and deeper is not None:
         how = "replay of measured times with four times the prefetch"
-        evidence.append(Evidence(name="rate with a larger prefetch", value=deeper, unit="times", how=how))
-    if is_tiny(facts):
-        evidence.append(
-            Evidence(name="batch size", value=facts.batch_bytes, unit="bytes", how="mean of what was moved")
-        )
-    return evidence
+        return [Evidence(name="rate with a larger prefetch", value=deeper, unit="times", how=how)]
+    return []
 
 
 _HOW = {
