@@ -79,6 +79,7 @@ PURE = {
     "dpex.core.svg": set(),
     "dpex.autotune.link": set(),
     "dpex.autotune.noise": set(),
+    "dpex.autotune.queueing": set(),
     "dpex.autotune.trace.format": set(),
     "dpex.autotune.types": set(),
     "dpex.autotune.estimator": set(),

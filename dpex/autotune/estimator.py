@@ -1,9 +1,7 @@
 """Turns windows of measurements into an estimate of the work, and notices when the work has changed.
 
-Where the kernel tells how long somebody could have run and had no CPU, that is taken off: what is left is the work as
-it is on an idle machine. Where it does not, a full machine is reckoned with.
-
-The consumer is the training loop, or its GPU where that is timed (`dpex.autotune.felt`).
+Queueing for a CPU is no part of the work (see `dpex.autotune.queueing`). The consumer is the training loop, or its GPU
+where that is timed (`dpex.autotune.felt`).
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import math
 from collections import deque
 from dataclasses import replace
 
-from dpex.autotune import wording
+from dpex.autotune import queueing, wording
 from dpex.autotune.constants.measuring import ESTIMATOR
 from dpex.autotune.correlation import Correlation, variance_of_mean
 from dpex.autotune.felt import FeltSample
@@ -51,13 +49,13 @@ class WorkEstimator:
         """Take a window in; what of the work has changed by it, in words, if anything."""
         if felt.is_new:
             self._forget_consumer()
-        sample = _whole(felt.sample)
+        sample = queueing.whole(felt.sample)
         self._notice_workers(sample)
         is_mixed = self._is_mixed(sample)
         changed = self._changes(sample, felt, is_mixed=is_mixed)
         if sample.batch_bytes:
             self.batch_bytes = sample.batch_bytes
-        self._others.append(sample.machine.others * self._slowdown(sample))
+        self._others.append(sample.machine.others * queueing.slowdown(sample, self._wait_s))
         if felt.is_known:
             self._consumer(sample, felt)
         if not is_mixed:
@@ -161,86 +159,6 @@ class WorkEstimator:
     def _error_of_mean(self, batches: float, length: float) -> float:
         return self.variation() * math.sqrt(variance_of_mean(batches, length))
 
-    # -- what a window says ------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def is_saturated(sample: Sample) -> bool:
-        """Whether the CPUs that this process may use were mostly in use."""
-        used = sample.local.cpu_s + sample.machine.trainer_cpu_s
-        return used / max(1e-9, sample.seconds) + sample.machine.others >= ESTIMATOR.saturated * sample.machine.cpus
-
-    def _slowdown(self, sample: Sample) -> float:
-        """How many times longer than itself CPU work took: who wants a CPU gets an equal part of them."""
-        local, machine = sample.local, sample.machine
-        used = local.cpu_s + machine.trainer_cpu_s
-        if local.queued_s is not None or machine.trainer_queued_s is not None:
-            queued = (local.queued_s or 0.0) + (machine.trainer_queued_s or 0.0)
-            return 1.0 + queued / used if used > 0 else 1.0
-        if not self.is_saturated(sample):
-            return 1.0
-        crowd = self._at_it(local) + machine.trainer_cpu_s / max(1e-9, sample.seconds) + machine.others
-        crowd = max(crowd, machine.runnable or 0.0)  # others may want more CPUs than they get
-        return max(1.0, crowd / max(1e-9, machine.cpus))
-
-    def _at_it(self, local: PoolSample) -> float:
-        """How many CPUs local workers have or want, on average; who else there is waits for something else."""
-        if not local.tickets or local.busy_s <= 0:
-            return 0.0
-        waiting = self._wait_s * local.tickets
-        return local.running * max(local.cpu_s, local.busy_s - waiting) / local.busy_s
-
-    def _waiting(self, sample: Sample, local: PoolSample) -> float:
-        """Waiting of local workers for anything but a CPU, in all.
-
-        What was queued is uncertain by a part of itself. Where it is more than there is, waiting is below 0, as much as
-        it is above 0 elsewhere: else noise would add up to waiting on a full machine. Several threads of a batch queue
-        beside each other, which says nothing: hence a bound.
-        """
-        apart = max(0.0, local.busy_s - local.cpu_s)
-        queued = local.queued_s
-        if queued is None:
-            queued = local.cpu_s * (self._slowdown(sample) - 1.0)
-        return max(-ESTIMATOR.uncertain_queueing * apart, apart - queued)
-
-    @staticmethod
-    def _queued_here(sample: Sample) -> float:
-        """Queueing for a CPU while the training process made batches."""
-        if sample.made_here.queued_s is not None:
-            return sample.made_here.queued_s
-        inside = sample.work_s + sample.own_s
-        return (sample.machine.trainer_queued_s or 0.0) * sample.own_s / inside if inside > 0 else 0.0
-
-    def _knows_waiting(self, sample: Sample) -> bool:
-        return sample.local.queued_s is not None or not self.is_saturated(sample)
-
-    def _stepping(self, sample: Sample, felt: FeltSample) -> float:
-        """Seconds of steps in the window, as they would be with a CPU always free.
-
-        A loop that runs ahead of its GPU loses as little by queueing for a CPU as by waiting for a batch.
-        """
-        unqueued_s = self._unqueued(sample)
-        return unqueued_s if felt.part >= 1.0 else sample.work_s - felt.part * (sample.work_s - unqueued_s)
-
-    def _unqueued(self, sample: Sample) -> float:
-        """The same where all that holds up the training loop holds up its steps."""
-        queued = sample.machine.trainer_queued_s
-        inside = sample.work_s + sample.own_s
-        here = sample.made_here
-        if queued is not None and here.tickets and here.queued_s is not None:
-            return max(0.0, sample.work_s - max(0.0, queued - here.queued_s))
-        if queued is not None:
-            return max(0.0, sample.work_s - queued * sample.work_s / inside) if inside > 0 else 0.0
-        if not self.is_saturated(sample):
-            return sample.work_s
-        crowding = max(0.0, (self._at_it(sample.local) + 1.0 + sample.machine.others) / sample.machine.cpus - 1.0)
-        cpu_s = self._step_cpu_s(sample)
-        return sample.work_s - min(cpu_s * crowding, sample.work_s - cpu_s)
-
-    @staticmethod
-    def _step_cpu_s(sample: Sample) -> float:
-        own_cpu = sample.made_here.cpu_s if sample.made_here.tickets else sample.own_s
-        return min(max(0.0, sample.machine.trainer_cpu_s - own_cpu), sample.work_s)
-
     # -- taking in -----------------------------------------------------------------------------------------------
 
     def _notice_workers(self, sample: Sample) -> None:
@@ -267,13 +185,13 @@ class WorkEstimator:
         return is_mixed and self._mixed_windows <= ESTIMATOR.mixed_windows
 
     def _consumer(self, sample: Sample, felt: FeltSample) -> None:
-        self.stepping_s = self._stepping(sample, felt)
+        self.stepping_s = queueing.stepping(sample, felt, self._wait_s)
         self._carried[0] += self.stepping_s
-        self._carried[1] += self._step_cpu_s(sample)
+        self._carried[1] += queueing.step_cpu_s(sample)
         if not sample.batches:
             return  # steps longer than the window
         if sample.made_here.tickets:
-            here_s = max(0.0, sample.made_here.busy_s - self._queued_here(sample))
+            here_s = max(0.0, sample.made_here.busy_s - queueing.queued_here(sample))
             self._here.add(here_s, sample.made_here.tickets)
         elif sample.local.tickets or sample.remote.tickets:
             self._own.add(sample.own_s, sample.batches)
@@ -290,7 +208,7 @@ class WorkEstimator:
         """Seconds of steps, and how many these are: those of the GPU where it is timed."""
         if not felt.is_gpu:
             return self._carried[0], sample.batches
-        queued = (sample.work_s - self._stepping(sample, felt)) / max(1e-9, sample.work_s)
+        queued = (sample.work_s - queueing.stepping(sample, felt, self._wait_s)) / max(1e-9, sample.work_s)
         return felt.step_s * (1.0 - queued), felt.steps
 
     def _forget_consumer(self) -> None:
@@ -308,12 +226,12 @@ class WorkEstimator:
             self._encode.add(local.encode_s, local.tickets, spread)
             if local.tickets >= max(ESTIMATOR.known_from, (spread / ESTIMATOR.crowded_error) ** 2):
                 self._least_cpu = min(self._least_cpu, local.cpu_s / local.tickets)
-            if self._knows_waiting(sample) or not self._wait.known:
-                self._wait.add(self._waiting(sample, local), local.tickets, spread)
-            self._learn_threads(sample, local, local.cpu_s * (self._slowdown(sample) - 1.0))
+            if queueing.knows_waiting(sample) or not self._wait.known:
+                self._wait.add(queueing.waiting(sample, self._wait_s), local.tickets, spread)
+            self._learn_threads(sample, local, local.cpu_s * (queueing.slowdown(sample, self._wait_s) - 1.0))
         if here.tickets and not local.tickets:
             self._cpu.add(here.cpu_s, here.tickets, spread)
-            queued = self._queued_here(sample)
+            queued = queueing.queued_here(sample)
             self._wait.add(max(0.0, here.busy_s - here.cpu_s - queued), here.tickets, spread)
             self._learn_threads(sample, here, queued)
         if remote.tickets:
@@ -324,21 +242,22 @@ class WorkEstimator:
         """How far the window strays from what was known before it."""
         local, remote, here = sample.local, sample.remote, sample.made_here
         if local.tickets and self._cpu.known:
-            waiting = self._waiting(sample, local) if self._knows_waiting(sample) else self._wait_s * local.tickets
-            mean = (local.cpu_s + waiting) / local.tickets
+            wait_s = self._wait_s
+            waited_s = queueing.waiting(sample, wait_s) if queueing.knows_waiting(sample) else wait_s * local.tickets
+            mean = (local.cpu_s + waited_s) / local.tickets
             self._scatter.add(local.tickets, mean, self._cpu.value + self._wait_s, self._cpu.weight)
         elif remote.tickets and self._far.known:
             mean = remote.busy_s / remote.tickets
             self._scatter.add(remote.tickets, mean, self._far.value, self._far.weight)
         elif here.tickets and self._here.known:
-            mean = max(0.0, here.busy_s - self._queued_here(sample)) / here.tickets
+            mean = max(0.0, here.busy_s - queueing.queued_here(sample)) / here.tickets
             self._scatter.add(here.tickets, mean, self._here.value, self._here.weight)
 
     def _learn_threads(self, sample: Sample, pool: PoolSample, queued_s: float) -> None:
         """CPUs that a batch keeps busy at once: seen where its CPU time is more than its wall time, and seen to be one
         where CPUs were free. On a full machine several threads of a batch look like one."""
         several = pool.cpu_s > ESTIMATOR.several_threads * pool.busy_s
-        if several or not self.is_saturated(sample):
+        if several or not queueing.is_saturated(sample):
             computed_s = pool.cpu_s + (queued_s if several else 0.0)
             self._at_once.follow(computed_s / max(1e-9, pool.busy_s) * pool.tickets, pool.tickets)
 
@@ -357,7 +276,7 @@ class WorkEstimator:
         if pool is sample.remote:
             known = self._far.value
         else:
-            known = self._cpu.value / self._threads * self._slowdown(sample) + self._wait_s
+            known = self._cpu.value / self._threads * queueing.slowdown(sample, self._wait_s) + self._wait_s
         return here if math.isnan(known) else known
 
     # -- change --------------------------------------------------------------------------------------------------
@@ -376,14 +295,15 @@ class WorkEstimator:
             ("time of a remote batch", self._far, remote.busy_s, remote.tickets, spread),
             ("time of a batch", self._here, here.busy_s, here.tickets, spread),
         ]
-        if self._knows_waiting(sample):
-            seen.append(("waiting of a batch", self._wait, self._waiting(sample, local), local.tickets, spread))
+        if queueing.knows_waiting(sample):
+            waited_s = queueing.waiting(sample, self._wait_s)
+            seen.append(("waiting of a batch", self._wait, waited_s, local.tickets, spread))
         seen.append(("step", self._step, stepped, batches, 0.0))
         values = [max(level.value, total / count) for _, level, total, count, _ in seen[:-1] if level.known and count]
         matters = ESTIMATOR.matters * max(values, default=0.0)
         moved = []
-        if is_mixed or self._is_held_up(sample):  # what is finished then is what took long, and no picture of the work
-            seen = seen[-1:]
+        if is_mixed or queueing.is_held_up(sample):
+            seen = seen[-1:]  # what is finished then is what took long, and no picture of the work
         for what, level, total, count, varies in seen:
             varies *= math.sqrt(count * variance_of_mean(count, self.correlation)) if count else 1.0
             least = matters if level is not self._step else ESTIMATOR.step_matters * sample.seconds / max(1, batches)
@@ -398,16 +318,11 @@ class WorkEstimator:
 
     def _stepped(self, sample: Sample, felt: FeltSample) -> tuple[float, float]:
         """Seconds of steps since the last batch, and how many: none where a full machine hides what they are."""
-        stepped, batches = self._carried[0] + self._stepping(sample, felt), float(sample.batches)
+        stepped, batches = self._carried[0] + queueing.stepping(sample, felt, self._wait_s), float(sample.batches)
         if felt.is_gpu:
             stepped, batches = self._steps(sample, felt)
-        is_told = sample.machine.trainer_queued_s is not None or not self.is_saturated(sample)
+        is_told = sample.machine.trainer_queued_s is not None or not queueing.is_saturated(sample)
         return stepped, batches if is_told and felt.is_known else 0
-
-    @staticmethod
-    def _is_held_up(sample: Sample) -> bool:
-        """Whether all waited for one batch, while those after it were long ready."""
-        return not sample.batches and sample.head_s > 0.5 * sample.seconds
 
     def _forget_making(self, moved: Level) -> None:
         """A batch costs something else now: what the pools that are not at it once said is of no use any more."""
@@ -423,12 +338,3 @@ class WorkEstimator:
         if not self._running[1]:
             self._far.clear()
             self._far_cpu.clear()
-
-
-def _whole(sample: Sample) -> Sample:
-    """The consumer's three times, made to add up to the window."""
-    total = sample.wait_s + sample.own_s + sample.work_s
-    if total <= 0 or not 0.5 * sample.seconds < total < 2.0 * sample.seconds:
-        return sample
-    factor = sample.seconds / total
-    return replace(sample, wait_s=sample.wait_s * factor, own_s=sample.own_s * factor, work_s=sample.work_s * factor)

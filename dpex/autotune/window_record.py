@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from dpex.autotune.constants.judging import EVALUATION
-from dpex.autotune.estimator import WorkEstimator
+from dpex.autotune.queueing import is_saturated
 from dpex.autotune.types import Sample
 
 
@@ -53,7 +53,7 @@ class WindowRecord:
                 far=far,
                 tickets=tickets,
                 making_s=making_s,
-                is_full=WorkEstimator.is_saturated(sample),
+                is_full=is_saturated(sample),
                 jam=jam,
                 ready=sample.ready,
                 in_flight=sample.in_flight,
