@@ -27,6 +27,8 @@ from benchmarks.results import RowResult, results_of
 from benchmarks.rows import BY_KEY
 
 RESULTS = Path(__file__).resolve().parent / "results"
+LOCAL = "local-"
+"""Files of that name are runs that were not kept, or not yet."""
 MARKS, AUTO_MARKS = 8, 24
 """How many marks of a course are kept; of "auto", whose way there is of interest, more."""
 DIGITS = 4
@@ -160,7 +162,8 @@ def row_problems(result: RowResult) -> list[str]:
 
 def kept_runs(folder: Path = RESULTS) -> list[Kept]:
     """All that are kept, the newest first; files of one machine, commit and setting are one run."""
-    found = [Kept.from_document(json.loads(path.read_text())) for path in folder.glob("*.json")]
+    files = [path for path in folder.glob("*.json") if not path.name.startswith(LOCAL)]
+    found = [Kept.from_document(json.loads(path.read_text())) for path in files]
     merged: dict[tuple[Any, ...], Kept] = {}
     for kept in sorted(found, key=lambda one: one.until):
         origin = (kept.machine_id, kept.commit, kept.dirty, kept.settings)

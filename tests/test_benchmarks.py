@@ -399,6 +399,7 @@ ALL_KINDS = tuple(whole_row(key) for key in ("floats", "wait", "jpeg-step", "fir
 def test_a_kept_run_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     kept = run_of(*ALL_KINDS)
     keep.write(kept, tmp_path / "one.json")
+    (tmp_path / "local-speed.json").write_text("{}")  # a training's, which was not kept
     (again,) = keep.kept_runs(tmp_path)
     assert again == kept
     assert keep.problems(again) == []

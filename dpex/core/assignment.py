@@ -112,9 +112,10 @@ class Assignment:
         """Whether the training process may make the tickets of this logical worker for now: no worker ever did."""
         return logical in self._unplaced and logical not in self._behind and not self._iterable
 
-    def stream_ended(self, logical: int) -> None:
-        """A stream has no more; its worker may die."""
-        self._messages.pop(logical, None)
+    def stream_ended(self, epoch: int, ticket: Ticket) -> None:
+        """A stream has no more, as this ticket found; its worker may die."""
+        self._messages.pop(ticket.queue, None)
+        self._logs[ticket.queue].ended(epoch, ticket.number, ticket.index)
 
     def is_unplaced(self, logical: int) -> bool:
         """Whether this logical worker never had a worker."""

@@ -132,7 +132,7 @@ class EngineState:
         self.rules.learn(event.service_s, event.nbytes)
         self.dispatch.arrived(number)
         if event.stream_end:
-            self.assignment.stream_ended(ticket.queue)
+            self.assignment.stream_ended(self.epoch, ticket)
             schedule.end_queue(ticket.queue)
         else:
             if self._logicals:
@@ -193,9 +193,10 @@ class EngineState:
 
     def _go_on(self, point: ResumePoint) -> None:
         """Begin the epoch where another run stood."""
-        ended = [queue for queue, logical in enumerate(point.logicals) if logical.has_ended]
+        logicals = [logical.going_on(point.epoch, point.first) for logical in point.logicals]
+        ended = [queue for queue, logical in enumerate(logicals) if logical.has_ended]
         self.schedule.go_on(point.first, point.turn, ended)
-        self.assignment.go_on(point.logicals)
+        self.assignment.go_on(logicals)
 
     def _to_be_finished(self) -> list[Ticket]:
         """Tickets of an epoch that is broken off which logical workers still make, as PyTorch's do: what they were

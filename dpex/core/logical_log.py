@@ -10,7 +10,7 @@ A stream whose dataset cannot tell its state has none; of its batches only the n
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 START = (-1, -1)
@@ -37,6 +37,16 @@ class LogicalPoint:
     again: tuple[MadeTicket, ...] = ()
     batches: int = 0
     has_ended: bool = False
+
+    def going_on(self, epoch: int, first: int) -> LogicalPoint:
+        """As it is for a pass that goes on at ticket ``first``.
+
+        A stream that ended ahead of its turn has its end among the tickets to be made again. That number may be another
+        stream's in the pass to come; this stream finds its end there anew.
+        """
+        if not self.has_ended or not self.again or self.again[-1][:2] < (epoch, first):
+            return self
+        return replace(self, again=self.again[:-1], has_ended=False)
 
 
 class LogicalLog:
@@ -77,6 +87,14 @@ class LogicalLog:
             self._batches += 1
         elif not made or made[-1][:2] != (epoch, number):
             made.append(MadeTicket(epoch, number, index))
+
+    def ended(self, epoch: int, number: int, index: Any) -> None:
+        """Its stream had no more at this ticket, which is made again unless the state after it is told.
+
+        A dataset may get ready for its next epoch there: without that, it would begin the next one at its end.
+        """
+        if self._states:
+            self.made(epoch, number, index)
 
     def told(self, epoch: int, number: int, state: Any) -> None:
         """The state after that ticket; one that is no later than the latest says nothing new."""

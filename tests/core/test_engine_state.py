@@ -31,6 +31,7 @@ from dpex.core.events import (
 )
 from dpex.core.failures import CRASHES_IN_A_ROW
 from dpex.core.instructions import Adopt, Discard, Dismiss, EnterEpoch, Raise, Release, Say, Scale, Send
+from dpex.core.logical_log import START
 from dpex.core.placement import Place
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.errors import WorkerDiedError
@@ -369,6 +370,31 @@ def test_a_stream_that_has_ended_takes_no_more() -> None:
     assert [t.number for t in table.state.schedule.issued()] == [0, 2]
     table.tell(WorkerGone("local", 1, 0, (), None, False, "killed"))  # nothing of it is lost
     assert table.result() is None
+
+
+def test_what_a_stream_does_at_its_end_is_done_again_unless_its_state_after_that_is_known() -> None:
+    """The state comes a message later than the end, after which the consumer may stop, or the worker die."""
+    table = Table(logicals=1, iterable=True, sizes=(1, 0))
+    table.tell(Snapshot(0, *START, "new"))
+    table.send(2)
+    table.tell(made(0))
+    table.tell(Snapshot(0, 0, 0, "read"))
+    table.tell(made(1, stream_end=True))
+    assert table.result() == "batch 0"
+    (logical,) = table.state.point().logicals
+    assert (logical.state, [ticket.number for ticket in logical.again], logical.has_ended) == ("read", [1], True)
+    table.tell(Snapshot(0, 0, 1, "ready again"))
+    (logical,) = table.state.point().logicals
+    assert (logical.state, logical.again, logical.has_ended) == ("ready again", (), True)
+
+
+def test_of_a_stream_without_a_state_its_end_is_no_batch() -> None:
+    table = Table(logicals=1, iterable=True, sizes=(1, 0))
+    table.send(2)
+    table.tell(made(0))
+    table.tell(made(1, stream_end=True))
+    (logical,) = table.state.point().logicals
+    assert (logical.again, logical.batches) == ((), 0)
 
 
 def test_a_note_is_said() -> None:
