@@ -222,6 +222,8 @@ def test_nothing_is_left_while_the_process_lives_on(family: Family) -> None:
     family.assert_nothing_is_left()
 
 
+SLOW_STEP = "__import__('time').sleep(0.02)"
+"""A training step that takes so long that what a loop does meanwhile is asked of the kernel."""
 LATE = {
     "iterator still alive": "it = iter(loader()); next(it)",
     "persistent": "data = loader(persistent_workers=True); next(iter(data))",
@@ -231,6 +233,10 @@ LATE = {
     "batches kept": "kept = list(loader(60))",
     "tuned": "data = loader(2_000, num_workers='auto'); it = iter(data); [next(it) for _ in range(500)]",
     "tuned, in a cycle": "data = loader(num_workers='auto'); it = iter(data); data.own = [data, it]; next(it)",
+    "persistent, slow steps": f"data = loader(60, persistent_workers=True)\nfor _ in data: {SLOW_STEP}",
+    "iterator still alive, slow steps": f"it = iter(loader())\nfor _ in range(5): next(it); {SLOW_STEP}",
+    "in-process, counted": "data = loader(num_workers=0); it = iter(data); data.diagnose(); next(it)"
+    f"; {SLOW_STEP}; next(it)",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +60,9 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
         self.last_stats = LastStats(lambda: _counted_by_torch(alive()))
         self.last_state: LastReading[PassState | None] = LastReading(lambda: in_process_state(alive()))
 
-    def __del__(self) -> None:
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_ending():  # nobody can ask any more, and the modules that would answer may be cleared
+            return
         last_stats, last_state = getattr(self, "last_stats", None), getattr(self, "last_state", None)
         if last_stats is not None:  # None: the constructor has failed
             last_stats.end(_counted_by_torch(self))
@@ -128,9 +131,9 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
             weakref.finalize(self, ledger.watch(self._meter).end)
         weakref.finalize(self, book.open(self._meter).end)
 
-    def __del__(self) -> None:
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         last_stats = getattr(self, "last_stats", None)
-        if last_stats is not None:
+        if last_stats is not None and not is_ending():
             last_stats.end()
         super().__del__()
 

@@ -116,6 +116,9 @@ def look(pids: Collection[int], thread: int, proc: Path = _PROC) -> Queued:
 class OwnQueue:
     """How long the calling thread has been on run queues: 1 to 7 µs a question. Used by one thread at a time."""
 
+    _close_fd = staticmethod(os.close)
+    """Kept here: the last one may end after the interpreter has cleared this module."""
+
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
         self._thread = 0
@@ -141,7 +144,7 @@ class OwnQueue:
     def close(self) -> None:
         """Idempotent; a later question opens it again."""
         if self._fd >= 0:
-            os.close(self._fd)
+            self._close_fd(self._fd)
         self._fd, self._thread = -1, 0
 
 
