@@ -103,9 +103,14 @@ class Stream(IterableDataset[torch.Tensor]):
         self.begin = state["at"]
 
 
+_one_line = threading.Lock()
+"""Warnings may come of another thread than the batches, and `print` writes the end of a line by itself."""
+
+
 def tell(**about: Any) -> None:
     """Write a line for whoever makes the fault happen."""
-    print(json.dumps(about), flush=True)
+    with _one_line:
+        print(json.dumps(about), flush=True)
 
 
 def show_warning(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
