@@ -67,6 +67,27 @@ MUTANTS = (
         test=f"{ENGINE_STATE}::test_a_result_of_an_earlier_epoch_is_discarded",
     ),
     Mutant(
+        name="a new epoch keeps what was not delivered",
+        file="dpex/core/engine_state.py",
+        text="        if unwanted:",
+        by="        if False:",
+        test="tests/test_engine.py::test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns",
+    ),
+    Mutant(
+        name="a batch that was made twice is not decoded",
+        file="dpex/core/engine_state.py",
+        text="self.instructions.append(Discard((event.value,)))",
+        by="pass",
+        test="tests/test_engine.py::test_a_batch_that_was_made_twice_is_decoded_and_dropped",
+    ),
+    Mutant(
+        name="a stream's end is forgotten",
+        file="dpex/core/logical_log.py",
+        text="            self.made(epoch, number, index)",
+        by="            pass",
+        test=f"{ENGINE_STATE}::test_what_a_stream_does_at_its_end_is_done_again_unless_its_state_after_that_is_known",
+    ),
+    Mutant(
         name="nothing is counted again after a death",
         file="dpex/pools/local/workers.py",
         text="self._suspicious or (doubtful and self._queue is not None)",
