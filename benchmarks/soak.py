@@ -1,7 +1,7 @@
 """Many batches and many resizes: memory, descriptors, threads and processes must stay flat (`make soak`).
 
     python -m benchmarks.soak --batches 1000000 --resize-every 5000      # tiny batches, 200 resizes
-    python -m benchmarks.soak --kind large --batches 12000 --resize-every 600
+    python -m benchmarks.soak --kind large --batches 60000 --resize-every 500
     python -m benchmarks.soak --kind loaders --batches 16000             # 50 loaders at once, 40 times
     python -m benchmarks.soak --seconds 300
 
