@@ -18,10 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from waiting import until
 
 IDLE_MINUTES = 0.05
 """After which the autoscaler takes a node away."""
 START_S = 120
+CHANNEL_S = 60
+"""For the server of one client to start; one that died is given up after that."""
+LOG_END = 2000
+"""Characters of each log that a failure shows."""
 
 
 def free_port() -> int:
@@ -29,6 +34,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it runs no more. A container's first process may leave it a zombie for ever."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class RayHead:
@@ -78,7 +91,7 @@ class RayHead:
             for process in processes:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-            psutil.wait_procs(processes, timeout=START_S)
+            _wait_for_the_end(processes)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -86,13 +99,18 @@ class ClientServer(RayHead):
     """A head that serves clients at ``client_address``; needs ``ray[client]``."""
 
     def __init__(self, *, cpus: int, store_bytes: int) -> None:
-        environment = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": str(START_S)}
+        environment = {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": str(CHANNEL_S)}
         super().__init__(cpus=cpus, store_bytes=store_bytes, environment=environment)
 
     def _options(self) -> list[str]:
         port = free_port()
         self.client_address = f"ray://{self.address.rpartition(':')[0]}:{port}"
         return [f"--ray-client-server-port={port}"]
+
+    def logs(self) -> str:
+        """What the servers for clients wrote, those that ended included."""
+        files = sorted(self._directory.glob("session_*/logs/ray_client_server*"))
+        return "\n".join(f"{file.name}:\n{file.read_text(errors='replace')[-LOG_END:]}" for file in files)
 
 
 class GrowingCluster(RayHead):
@@ -130,6 +148,10 @@ class GrowingCluster(RayHead):
             "available_node_types": {"ray.head.default": head, "worker": worker},
             **{name: [] for name in (*lists, *commands, "worker_start_ray_commands")},
         }
+
+
+def _wait_for_the_end(processes: list[psutil.Process]) -> None:
+    until(lambda: all(map(has_ended, processes)), START_S)
 
 
 def _own_address() -> str:
