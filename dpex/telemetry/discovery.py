@@ -37,11 +37,18 @@ def _run_id(environment: Mapping[str, str]) -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{started_at(os.getpid()) or 0}"
 
 
+ENDED = ("Z", "X")
+"""States of a process that has ended, see proc(5)."""
+
+
 def started_at(pid: int) -> int | None:
-    """When that process started, in ticks since boot (0 where nobody can tell); None: there is none."""
+    """When that process started, in ticks since boot (0 where nobody can tell); None: there is none.
+
+    One that has ended and was never waited for is none: in a container whose first process does not, it stays for ever.
+    """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-        return int(text.rpartition(")")[2].split()[19])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in ENDED else int(fields[19])
     except (ValueError, IndexError):
         return 0
     except OSError:

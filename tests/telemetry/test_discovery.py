@@ -127,6 +127,16 @@ def test_when_a_process_started() -> None:
     until(lambda: started_at(process.pid) is None)
 
 
+def test_a_process_that_has_ended_is_gone_though_nobody_waited_for_it() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    try:
+        until(lambda: started_at(process.pid) is None)
+        assert process.returncode is None  # nobody has waited for it: it is a zombie
+        assert Path(f"/proc/{process.pid}/stat").exists()
+    finally:
+        process.wait()
+
+
 # -- directories -------------------------------------------------------------------------------------------------------
 
 only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
