@@ -29,7 +29,7 @@ from dpex.system import listening
 from dpex.system.clock import ManualClock
 from dpex.system.listening import Listener, one_to_drop
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 SECRET = bytes(range(32))
 
 
@@ -55,14 +55,14 @@ def server() -> Iterator[Server]:
     made = Server()
     yield made
     made.close()
-    made.thread.join(20)
+    made.thread.join(60.0)
     assert not made.thread.is_alive()
     for connection in made.admitted.values():
         connection.close()
 
 
 def pending(target: TrainerAddress) -> socket.socket:
-    return socket.create_connection((target.address, target.port), timeout=20)
+    return socket.create_connection((target.address, target.port), timeout=60)
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -186,7 +186,7 @@ def test_the_secret_is_not_shown(server: Server) -> None:
 def test_nobody_listening_is_an_os_error(server: Server) -> None:
     target = server.target(3)
     server.close()
-    server.thread.join(20)
+    server.thread.join(60.0)
     with pytest.raises(OSError, match=r"\S"):
         connect(target)
 

@@ -17,7 +17,7 @@ from dpex.core.seeding import epoch_key, ticket_seed
 from dpex.dropin.stock.probe import transforms_of
 from dpex.worker.current_batch import current
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 LENGTH = 6
 MADE_BY: dict[str, dict[str, Any]] = {
     "the training process": {"num_workers": 0},

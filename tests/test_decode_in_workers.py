@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from families import is_alive
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from waiting import until
 
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
 from dpex.core.prefetch import PrefetchRules, Sizes
@@ -247,4 +249,4 @@ def test_an_endless_stream_ends_with_the_loader() -> None:
     with ours(decode_in_workers(Endless(), decoded), batch_size=2, memory_budget=1 << 20) as loader:
         assert len(list(islice(loader, 5))) == 5
         workers = [worker.pid for worker in iter(loader)._workers]
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    until(lambda: not any(map(is_alive, workers)))

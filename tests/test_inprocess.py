@@ -111,11 +111,11 @@ def test_a_forked_child_makes_tickets_while_a_thread_of_the_parent_is_at_one() -
 
     def fetch(_: Any) -> bool:
         begun.set()
-        return finish.wait(10)
+        return finish.wait(60.0)
 
     thread = threading.Thread(target=process().make, args=(fetch, None, 0, EPOCH))
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()

@@ -33,7 +33,7 @@ from dpex.worker.modes import modes_here
 from dpex.worker.rng_state import located
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # a generator was just being closed
 ]
 PACKAGE = str(Path(dpex.__file__).parent)
@@ -282,7 +282,7 @@ def test_closing_ends_a_consumer_that_waits_in_another_thread(seeding: Any, pers
     until(lambda: not thread.is_alive() or (engine._tally.batches == 2 and engine._tally.blocked_at), 60.0)
     assert thread.is_alive()
     loader.close()
-    thread.join(20)
+    thread.join(60.0)
     assert not thread.is_alive()
     assert isinstance(got[-1], IteratorClosedError)
     with pytest.raises(IteratorClosedError, match="was closed"):

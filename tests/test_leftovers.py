@@ -21,14 +21,16 @@ from typing import Any
 
 import psutil
 import pytest
-from families import Augmented
+from families import Augmented, is_alive
 from waiting import until
 
 from dpex import DpexDataLoader
 
 pytestmark = pytest.mark.timeout(240)
 MARK = "DPEX_TEST_FAMILY"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
+LOOK_S = 0.02
+"""Between two looks at all processes of the machine, which take the CPU for milliseconds."""
 ENDS_WITHIN_S = 200.0
 """Nothing here takes a tenth of that but on a machine that has much else to do."""
 TESTS = Path(__file__).parent
@@ -107,7 +109,7 @@ class Family:
     def start_until_ready(self, body: str) -> subprocess.Popen[str]:
         process = self.start(body)
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n", process.communicate(timeout=10)[1]
+        assert process.stdout.readline() == "ready\n", process.communicate(timeout=60)[1]
         assert len(self.members()) >= 3  # the trainer, the prepared process, a worker
         return process
 
@@ -123,8 +125,8 @@ class Family:
             return False
 
     def assert_nothing_is_left(self) -> None:
-        until(lambda: not self.members(), PATIENCE_S)
-        until(lambda: not self.shared_files(), PATIENCE_S)
+        until(lambda: not self.members(), PATIENCE_S, pause_s=LOOK_S)
+        until(lambda: not self.shared_files(), PATIENCE_S, pause_s=LOOK_S)
 
     def shared_files(self) -> set[str]:
         """New files in /dev/shm that this family may have made, as against others on this machine."""
@@ -135,13 +137,13 @@ class Family:
         if torchs is None:
             return name.removeprefix("sem.").startswith((self.mark, "dpex"))
         maker = int(torchs.group(1))
-        return not psutil.pid_exists(maker) or maker in self.members()
+        return not is_alive(maker) or maker in self.members()
 
     def end(self) -> None:
         for pid in self.members():
             os.kill(pid, signal.SIGKILL)
         if self.process is not None:
-            self.process.communicate(timeout=10)
+            self.process.communicate(timeout=60)
 
 
 def names_in_shared_memory() -> set[str]:

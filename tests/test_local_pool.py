@@ -33,7 +33,7 @@ from dpex.pools.local.worker_process import WorkerPlan, receive
 from dpex.worker.outcome import Failure
 from dpex.worker.setup import WorkerSetup
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 DEADLINE_S = 30.0
 LARGE = 4096
 """Numbers in a sample: too many to travel in the message itself, so that a batch takes a slot."""

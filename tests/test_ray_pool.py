@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from families import is_alive
 from torch.utils.data import default_collate, get_worker_info
 from waiting import until
 
@@ -598,7 +599,7 @@ def test_a_killed_guardian_takes_its_processes_along_and_is_replaced(main_node):
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 2)
         driver.wait_up(2)
         driver.make(grouped(4, 1))
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), DEADLINE_S)  # noqa: PTH110
+    until(lambda: not any(map(is_alive, pids)), DEADLINE_S)
 
 
 TRAINING = """
@@ -617,10 +618,10 @@ threading.Event().wait()
 def test_a_killed_training_process_leaves_nothing_behind(unshared):
     code = TRAINING.format(path=[str(Path(__file__).parent), *sys.path], address=unshared.address)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as training:
-        pids = training.stdout.readline().split()
+        pids = [*map(int, training.stdout.readline().split())]
         assert len(pids) == 3
         training.kill()
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), DEADLINE_S)  # noqa: PTH110
+    until(lambda: not any(map(is_alive, pids)), DEADLINE_S)
 
 
 def test_workers_leave_a_node_that_is_drained(cluster):
@@ -907,7 +908,7 @@ def test_the_next_pool_gets_the_agents_with_the_dataset_as_it_is_then(unshared):
     finally:
         release(share)
     assert share.parked.workers == 0
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[0]), DEADLINE_S)  # noqa: PTH110
+    until(lambda: not any(map(is_alive, pids[0])), DEADLINE_S)
 
 
 class Waiting:
@@ -952,7 +953,7 @@ def test_closing_in_the_middle_is_idempotent_and_leaves_no_process(unshared):
     driver.pool.close(5.0)
     driver.pool.close(5.0)
     assert not driver.pool.poll()
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), DEADLINE_S)  # noqa: PTH110
+    until(lambda: not any(map(is_alive, pids)), DEADLINE_S)
 
 
 def test_what_cannot_travel_is_named(main_node):

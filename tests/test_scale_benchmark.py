@@ -10,7 +10,7 @@ import pytest
 from benchmarks.scale import main
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_each_way_is_measured_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "kept" / "scale.json"
     options = ["--sizes", "1000", "--rounds", "1", "--window-s", "0.1", "--jobs", "3", "--results", str(results)]

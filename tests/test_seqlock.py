@@ -34,7 +34,7 @@ class Reader:
 
     def begin(self) -> None:
         self._thread.start()
-        assert self._looked.wait(30.0)
+        assert self._looked.wait(60.0)
 
     def end(self) -> Any:
         self._thread.join(30.0)

@@ -16,7 +16,7 @@ from families import Augmented, assert_same, kill, seeded, stacked, template_pid
 from dpex import DpexDataLoader
 from dpex.pools.local import signals
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
 
 

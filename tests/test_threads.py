@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import Augmented, ThreadSafe, assert_same, kill, living_workers, seeded, stacked, template_pid
+from families import Augmented, ThreadSafe, assert_same, is_alive, kill, living_workers, seeded, stacked, template_pid
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
-from waiting import until
+from waiting import PATIENCE_S, until
 
 import dpex
 from dpex import DpexDataLoader, OptionError, WorkerDiedError
@@ -27,7 +27,7 @@ from dpex.worker.threads import declares_thread_safe
 
 DIED = "ignore:DataLoader worker:RuntimeWarning"
 CROWD = "ignore:This DataLoader will create:UserWarning"
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings(CROWD)]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings(CROWD)]
 PROCESSES = 2
 LENGTH, BATCH = 400, 4
 
@@ -266,7 +266,7 @@ def test_a_thread_that_ends_by_itself_ends_its_process(wanted: torch.Tensor, tmp
 class Hanging(ThreadSafe):
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 200:
-            until(Path(self.gate).exists, 30.0)
+            until(Path(self.gate).exists, 10 * PATIENCE_S)
         return super().__getitem__(index)
 
 
@@ -288,7 +288,7 @@ def test_a_hanging_thread_does_not_stop_the_end(tmp_path: Path) -> None:
         next(iterator)
     pids = living_workers(iterator)
     iterator._engine.close(grace_s=0.1)
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    until(lambda: not any(map(is_alive, pids)))
 
 
 class Informed(ThreadSafe):

@@ -234,7 +234,7 @@ def test_who_was_killed_is_gone_and_who_does_not_answer_is_said_to(directory: Pa
 def test_a_refusal_is_shown_in_its_own_words(trained: DpexDataLoader[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def elsewhere(url: str) -> Any:
         request = urllib.request.Request(url, headers={"Host": "trainer.example"})
-        return urllib.request.urlopen(request, timeout=10)
+        return urllib.request.urlopen(request, timeout=60)
 
     watch = ProcessWatch([f"127.0.0.1:{exporter.port}"], [], elsewhere)
     watch.turn()
@@ -300,7 +300,7 @@ def test_it_follows_until_it_is_to_stop(
     thread.start()
     until(lambda: out.getvalue().count("photos") >= 3)
     stop.set()
-    thread.join(10)
+    thread.join(60.0)
     assert not thread.is_alive()
 
 
@@ -322,7 +322,7 @@ def test_ctrl_c_in_a_terminal(trained: DpexDataLoader[Any]) -> None:
     except OSError:  # the other end is closed
         pass
     os.close(master)
-    assert process.wait(10) == 0
+    assert process.wait(60.0) == 0
     assert b"Traceback" not in text
     assert text.rindex(b"\x1b[?1049l") > text.rindex(b"\x1b[?1049h")
     assert text.rindex(b"\x1b[?25h") > text.rindex(b"\x1b[?25l")

@@ -62,7 +62,7 @@ def tuner_threads() -> list[threading.Thread]:
 def no_tuner_is_left() -> Iterator[None]:
     yield
     gc.collect()
-    until(lambda: not tuner_threads(), 5.0)
+    until(lambda: not tuner_threads())
 
 
 def train(loader: Any, enough: Callable[[], Any], step_s: float = 0.0, patience_s: float = PATIENCE_S) -> Any:

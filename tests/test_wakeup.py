@@ -10,7 +10,7 @@ import pytest
 
 from dpex.system.wakeup import Wakeup
 
-FOR_EVER_S = 30.0
+FOR_EVER_S = 300.0
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def wakes(wakeup: Wakeup) -> bool:
     """Whether a sleep ends, at once."""
     sleeper = threading.Thread(target=wakeup.sleep, args=(0.0,))
     sleeper.start()
-    sleeper.join(5.0)
+    sleeper.join(60.0)
     return not sleeper.is_alive() and bool(wakeup._poll.poll(0))
 
 
@@ -46,7 +46,7 @@ def test_a_ring_wakes_who_sleeps(wakeup: Wakeup) -> None:
     wakeup.watch(())
     sleeper = asleep(wakeup)
     wakeup.ring()
-    sleeper.join(5.0)
+    sleeper.join(60.0)
     assert not sleeper.is_alive()
 
 
@@ -66,7 +66,7 @@ def test_what_is_watched_wakes_and_nothing_else_does(wakeup: Wakeup, pipe: tuple
     wakeup.watch([reading])
     sleeper = asleep(wakeup)
     os.write(writing, b".")
-    sleeper.join(5.0)
+    sleeper.join(60.0)
     assert not sleeper.is_alive()
     wakeup.clear()
     assert wakes(wakeup)

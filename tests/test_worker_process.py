@@ -28,7 +28,7 @@ class Resized:
         return self.resize()
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(240)
 def test_opencv_s_threads_were_running_when_the_worker_was_forked() -> None:
     """Setting OpenCV's thread count in a forked worker once waited for ever for threads the fork had not copied."""
     assert len(list(DpexDataLoader(Resized(), batch_size=2, num_workers=2))) == 4

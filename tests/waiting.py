@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
+"""Nothing takes a tenth of that but on a machine that has much else to do."""
 PAUSE_S = 0.002
 
 

@@ -21,7 +21,7 @@ import dpex
 from dpex import Facts, IteratorClosedError, OptionError
 from dpex.diagnose.report import _device
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 def prefetch_threads() -> list[threading.Thread]:
@@ -186,9 +186,9 @@ def test_ctrl_c_interrupts_the_wait_and_loses_nothing() -> None:
 
     def numbers() -> Iterator[int]:
         yield 0
-        asked.wait(20)
+        asked.wait(60.0)
         signal.pthread_kill(consumer, signal.SIGINT)
-        gate.wait(20)
+        gate.wait(60.0)
         yield from (1, 2)
 
     def train() -> None:

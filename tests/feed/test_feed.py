@@ -17,7 +17,7 @@ from dpex.feed.device import PlainDevice, opened, parse
 from dpex.feed.feed import Arrival, Feed
 from dpex.feed.opening import open_feed
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import dpex
 from dpex import BatchTimeoutError, CapturedGraphError, DpexDataLoader, OptionError
 from dpex.feed.ahead import USUAL
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 
 
 def on_gpu(dataset: Any, workers: int | str = 2, **options: Any) -> DpexDataLoader[Any]:
@@ -209,7 +209,7 @@ def test_no_batch_is_handed_out_while_a_graph_is_captured(gpu: AsyncDevice, work
 
 def test_a_timeout_loses_nothing(gpu: AsyncDevice) -> None:
     gate = threading.Event()
-    gpu.before_pin = lambda tensor: gate.wait(20) and None
+    gpu.before_pin = lambda tensor: gate.wait(60.0) and None
     iterator = iter(on_gpu(Augmented(4), timeout=0.1))
     with pytest.raises(BatchTimeoutError):
         next(iterator)

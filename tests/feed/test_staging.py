@@ -16,7 +16,7 @@ from dpex.feed.device import QueueDevice, opened
 from dpex.feed.staging import Staging
 from dpex.transport.arena import Arena, memory_behind
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 
 
 def staging_of(gpu: AsyncDevice) -> Staging:

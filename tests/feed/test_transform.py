@@ -18,7 +18,7 @@ from waiting import until
 import dpex
 from dpex import DpexDataLoader, OptionError
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 
 
 def noisy(batch: torch.Tensor) -> torch.Tensor:

@@ -32,12 +32,13 @@ from dpex.dropin.install import install
 from dpex.dropin.options import RunOptions
 from dpex.loader import torch_hooks
 from tests.frameworks import stream_ways
+from tests.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUN = ("train_lightning.py", "train_accelerate.py", "train_transformers.py")
 EPOCHS = 2
 BATCH = 4
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """Until then processes that were told to end are gone, unless the machine hardly runs them."""
 WAYS = ("torch", "fixed", "auto", "dpex run")
 """torch's loader; dpex's with the same number; with "auto"; torch's as below ``dpex run --num-workers keep``."""
@@ -233,8 +234,18 @@ def seen(framework: str, way: str) -> Seen:
         told.close()
     if behind is not None:
         behind.close()
-    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, PATIENCE_S)
-    return Seen(batches=batches, left=len(left), **found)
+    begun = set(psutil.Process().children(recursive=True)) - before
+    with contextlib.suppress(AssertionError):
+        until(lambda: not any(map(runs, begun)), PATIENCE_S)
+    return Seen(batches=batches, left=sum(map(runs, begun)), **found)
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it does. A container's first process may leave one that has ended a zombie for ever."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def printed(example: str) -> str:

@@ -37,7 +37,7 @@ def observed():
 
     with DpexDataLoader(Squares(), batch_size=4, num_workers=2, metrics_port=0) as loader:
         list(loader)
-        with urllib.request.urlopen(f"http://localhost:{exporter.port}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://localhost:{exporter.port}/metrics", timeout=60) as answer:
             scraped = answer.read().decode()
         command = [sys.executable, "-m", "dpex", "top", "--once"]
         top = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-HANG_S = 120
+HANG_S = 240
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

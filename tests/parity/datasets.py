@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 from waiting import until
 
-GATE_GIVE_UP_S = 30.0
+GATE_GIVE_UP_S = 60.0
 
 
 class Of(Dataset[Any]):

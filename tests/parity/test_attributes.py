@@ -223,7 +223,7 @@ def test_workers_of_an_iterator(cls: Loader) -> Any:
     alive = [w.is_alive() for w in workers]
     rest = list(iterator)
     for worker in workers:
-        worker.join(30)
+        worker.join(60.0)
     return [len(workers), alive, rest, [(w.is_alive(), w.exitcode) for w in workers], len(iterator._workers)]
 
 

@@ -118,7 +118,7 @@ def test_persistent_workers_after_a_broken_off_epoch(cls: Loader, taken: int) ->
 @parity
 def test_timeout_while_pinning_and_going_on(cls: Loader) -> Any:
     gate = threading.Event()
-    the.before = lambda batch: None if gate.wait(20) else fail()
+    the.before = lambda batch: None if gate.wait(60.0) else fail()
     iterator = iter(cls(Counting(4), num_workers=1, pin_memory=True, timeout=0.3))
     first = caught(next, iterator)
     gate.set()

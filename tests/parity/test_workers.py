@@ -312,7 +312,7 @@ def test_all_workers_run_at_the_same_time(cls: Loader) -> Any:
     barrier = multiprocessing.Barrier(4)
 
     def meet(index: int) -> int:
-        return barrier.wait(30) >= 0
+        return barrier.wait(60.0) >= 0
 
     return list(cls(Of(meet, 4), num_workers=4))
 

@@ -20,7 +20,7 @@ from dpex import DpexDataLoader, OptionError, ShareError
 from dpex.pools.share.memory import SharedMemory
 from dpex.pools.share.pool import SharePlan
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(240)
 BATCHES = SAMPLES // BATCH
 PATIENCE_S = 60.0
 """For what ends by itself, on a machine that is busy."""

@@ -84,10 +84,10 @@ def test_two_ranks_with_one_fixed_port_are_both_found_by_their_labels_and_leave(
         }
         assert {t["labels"]["rank"] for t in found if t["targets"] == [f"127.0.0.1:{port}"]} == {"0"}
         for target in found:
-            with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{target['targets'][0]}/metrics", timeout=60) as answer:
                 assert b'dpex_batches_total{loader="train"} 4.0' in answer.read()
     finally:
-        said = [rank.communicate("\n", timeout=30)[1] for rank in ranks]
+        said = [rank.communicate("\n", timeout=60)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert targets(tmp_path) == []
     assert f"metrics: port {port} is taken on 127.0.0.1 by rank 0 of run job-7; this process serves" in said[1]
@@ -98,12 +98,12 @@ def test_what_a_killed_process_left_goes_when_the_next_one_comes(tmp_path: Path)
     first = trainer(tmp_path)
     assert len(targets(tmp_path)) == 1
     first.send_signal(signal.SIGKILL)
-    first.communicate(timeout=30)
+    first.communicate(timeout=60)
     assert len(targets(tmp_path)) == 1
     second = trainer(tmp_path)
     (found,) = tmp_path.glob("*.json")
     assert f"-{second.pid}-" in found.name
-    second.communicate("\n", timeout=30)
+    second.communicate("\n", timeout=60)
     assert targets(tmp_path) == []
 
 
@@ -254,7 +254,7 @@ def test_metrics_go_on_without_a_directory(
     monkeypatch.setenv("DPEX_METRICS_DIR", str(tmp_path))
     loader = DpexDataLoader([1, 2], metrics_port=0)
     assert list(loader)
-    with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=60) as answer:
         assert b"dpex_batches_total" in answer.read()
     assert f"it serves at 127.0.0.1:{exporter.port}: everybody may change what is in {tmp_path}" in caplog.text
     loader.close()

@@ -352,7 +352,7 @@ def test_a_configuration_goes_before_the_environment(
             list(loader)
             assert [found["targets"] for found in announced(tmp_path / "given")] == [[f"127.0.0.1:{exporter.port}"]]
             request = urllib.request.Request(f"{loader.metrics_url}metrics", headers={"Host": "train.example"})
-            assert urllib.request.urlopen(request, timeout=10).status == 200
+            assert urllib.request.urlopen(request, timeout=60).status == 200
     assert "is taken" not in caplog.text
 
 

@@ -32,7 +32,7 @@ from dpex.telemetry.exporter import exporter
 from waiting import until
 
 def scrape():
-    with urllib.request.urlopen(f"http://localhost:{exporter.port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://localhost:{exporter.port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     return dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 

@@ -56,7 +56,7 @@ def url() -> Iterator[str]:
 
 
 def fetched(url: str, **headers: str) -> str:
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
         return str(answer.read().decode())
 
 

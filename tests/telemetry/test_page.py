@@ -69,7 +69,7 @@ class Training:
 
     def state(self) -> Any:
         """Of the loader, by the endpoint."""
-        with urllib.request.urlopen(f"{self.url}api/state", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}api/state", timeout=60) as answer:
             loaders = {one["name"]: one for one in json.loads(answer.read())["loaders"]}
         return loaders[SHOWN]
 

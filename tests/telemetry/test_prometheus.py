@@ -112,7 +112,7 @@ class World:
 
 
 def ask(url: str, what: str, **parameters: str) -> Any:
-    with urllib.request.urlopen(f"{url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}", timeout=60) as answer:
         content = json.load(answer)
     assert content["status"] == "success"
     return content["data"]
@@ -135,7 +135,7 @@ def running(command: list[str], log: Path, **options: Any) -> Iterator[subproces
         if command[0] != sys.executable:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(60.0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -336,5 +336,5 @@ def test_rules_are_evaluated_without_an_error(world: World) -> None:
 @needs_promtool
 def test_promtool_finds_nothing_to_say_about_the_metrics(world: World) -> None:
     for series in world.query("dpex_build_info"):
-        with urllib.request.urlopen(f"http://{series['metric']['instance']}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{series['metric']['instance']}/metrics", timeout=60) as answer:
             assert promtool("check", "metrics", given=answer.read().decode()) == ""

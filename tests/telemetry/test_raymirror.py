@@ -24,7 +24,7 @@ from dpex.telemetry.catalog import BY_NAME
 from dpex.telemetry.loader_metrics import LoaderMetrics
 from dpex.telemetry.ray_metrics import HEADLINES, RayMirror, mirror
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 ray = pytest.importorskip("ray")
 AGENT = Path(sys.prefix) / "ray-agent"
 """Where `make ray-agent` puts what ``ray[default]`` adds, without which a node exports no metrics."""
@@ -77,7 +77,7 @@ def metrics_address() -> str:
 def scraped(address: str, name: str, loader: str) -> dict[str, float]:
     """Values of that series by the rest of its labels."""
     try:
-        with urllib.request.urlopen(address, timeout=5) as answer:
+        with urllib.request.urlopen(address, timeout=60) as answer:
             text = answer.read().decode()
     except OSError:
         return {}

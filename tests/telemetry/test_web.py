@@ -54,14 +54,14 @@ def server() -> Iterator[Server]:
 
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
     return connection.getresponse()
 
 
 def raw(server: Server, data: bytes) -> bytes:
     """All that comes back until the server closes."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(data)
         found = b""
         while part := client.recv(65536):
@@ -169,7 +169,7 @@ class Counting:
     def __call__(self, environ: dict[str, str], start_response: Any) -> list[bytes]:
         self.asked += 1
         if self.gate is not None:
-            assert self.gate.wait(10)
+            assert self.gate.wait(60.0)
         start_response("200 OK", [])
         return [str(self.asked).encode()]
 
@@ -243,7 +243,7 @@ def test_all_who_come_meanwhile_share_one_rendering() -> None:
     until(lambda: app.asked == 1)
     gate.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60.0)
     assert (app.asked, bodies) == (1, [b"1"] * 8)
 
 
@@ -251,7 +251,7 @@ def test_all_who_come_meanwhile_share_one_rendering() -> None:
 
 
 def test_a_connection_is_kept_and_requests_may_come_at_once_or_in_pieces(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         for piece in (b"GET /met", b"rics HTTP/1.1\r\nAccept", b": application/openmetrics-text\r\n\r\n"):
             client.sendall(piece)
         file = client.makefile("rb")
@@ -285,7 +285,7 @@ def test_what_is_no_request_is_refused_and_the_connection_closed(server: Server,
 
 
 def test_who_says_nothing_holds_up_nobody(server: Server) -> None:
-    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(20)]
+    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(20)]
     silent[0].sendall(b"GET /metrics HT")
     assert ask(server, "/metrics").status == 200
     for client in silent:
@@ -299,7 +299,7 @@ def the_connection(server: Server) -> serving._Connection:
 
 
 def test_who_is_silent_for_long_is_dropped(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(b"GET")
         the_connection(server).late_at = 0.0
         raw(server, b"GET /metrics HTTP/1.0\r\n\r\n")  # wakes the loop
@@ -307,7 +307,7 @@ def test_who_is_silent_for_long_is_dropped(server: Server) -> None:
 
 
 def test_a_request_that_drips_in_has_one_deadline(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(b"GET /")
         one = the_connection(server)
         until(lambda: one.rank[0])
@@ -322,7 +322,7 @@ def test_a_request_that_drips_in_has_one_deadline(server: Server) -> None:
 def test_who_does_not_read_an_answer_is_dropped_however_slowly_it_reads() -> None:
     server = Server("127.0.0.1", 0, lambda request: Answer("200 OK", [], bytes(20_000_000)))
     server.start()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         one = the_connection(server)
         until(lambda: one.waits_for == serving.WRITE)
@@ -339,7 +339,7 @@ def test_of_too_many_connections_the_oldest_idle_one_goes(server: Server, monkey
     monkeypatch.setattr(serving, "MOST_CONNECTIONS", 3)
     address = ("127.0.0.1", server.port)
     with contextlib.ExitStack() as clients:
-        asking, idle, other = (clients.enter_context(socket.create_connection(address, timeout=10)) for _ in range(3))
+        asking, idle, other = (clients.enter_context(socket.create_connection(address, timeout=60)) for _ in range(3))
         for number, client in enumerate((asking, idle, other), 1):
             client.sendall(b"GET /nowhere HTTP/1.1\r\n\r\n")
             assert client.recv(4) == b"HTTP"
@@ -368,7 +368,7 @@ def test_a_crowd_of_silent_slow_and_unread_connections_shuts_nobody_out(server: 
     address = ("127.0.0.1", server.port)
     with contextlib.ExitStack() as crowd:
         for number in range(300):
-            client = crowd.enter_context(socket.create_connection(address, timeout=10))
+            client = crowd.enter_context(socket.create_connection(address, timeout=60))
             client.sendall((b"", b"G", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\n\r\n" * 20)[number % 4])
             if number % 50 == 49:
                 assert ask(server, "/metrics").status == 200
@@ -382,15 +382,15 @@ def test_who_sends_requests_without_end_takes_turns_with_others() -> None:
 
     def app(request: Request) -> Answer:
         asked.append(request.path)
-        assert both_here.wait(20)
+        assert both_here.wait(60.0)
         return Answer("200 OK", [], b"")
 
     server = Server("127.0.0.1", 0, app)
     server.start()
     address = ("127.0.0.1", server.port)
     with (
-        socket.create_connection(address, timeout=10) as greedy,
-        socket.create_connection(address, timeout=10) as other,
+        socket.create_connection(address, timeout=60) as greedy,
+        socket.create_connection(address, timeout=60) as other,
     ):
         greedy.sendall(b"GET /greedy HTTP/1.1\r\n\r\n" * 100)
         until(lambda: asked)
@@ -409,7 +409,7 @@ def test_noise_does_no_harm(server: Server, caplog: pytest.LogCaptureFixture) ->
         data = bytearray(base * chance.choice((1, 1, 3)) if chance.random() < 0.8 else chance.randbytes(3000))
         for _ in range(chance.randrange(6)):
             data[chance.randrange(len(data))] = chance.randrange(256)
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
             client.sendall(data[: chance.randrange(len(data) + 1)] if chance.random() < 0.3 else data)
             if chance.random() < 0.5:
                 client.shutdown(socket.SHUT_WR)
@@ -422,7 +422,7 @@ def test_the_server_outlives_a_want_of_descriptors(server: Server) -> None:
     clients = [socket.socket() for _ in range(10)]
     with no_descriptor_left():
         for client in clients:
-            client.settimeout(10)
+            client.settimeout(60)
             client.connect(("127.0.0.1", server.port))
             client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert all(is_dropped(client) for client in clients)
@@ -435,7 +435,7 @@ def test_an_answer_that_does_not_fit_into_the_socket_arrives_whole() -> None:
     body = bytes(range(256)) * 40000
     server = Server("127.0.0.1", 0, lambda request: Answer("200 OK", [], body))
     server.start()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(b"GET / HTTP/1.0\r\n\r\n")
         until(lambda: any(one.waits_for == serving.WRITE for one in server._connections))
         found = b""
@@ -467,11 +467,11 @@ def test_a_silent_client_does_not_hold_up_tls(tmp_path: Path) -> None:
     body = b"x" * 3_000_000
     server = Server("127.0.0.1", 0, lambda request: Answer("200 OK", [], body), serving.tls(str(cert), str(key), None))
     server.start()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as silent:
         silent.sendall(b"\x16")
         context = ssl.create_default_context(cafile=str(cert))
         context.check_hostname = False
-        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=10, context=context)
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=context)
         for _ in range(2):
             connection.request("GET", "/")
             assert connection.getresponse().read() == body
