@@ -7,11 +7,12 @@ from multiprocessing import resource_sharer
 import failures
 import pytest
 import skips
-from sharing import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+from sharing import pytest_collection_modifyitems, pytest_ignore_collect, pytest_xdist_make_scheduler
 from skips import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = [
     "pytest_collection_modifyitems",
+    "pytest_ignore_collect",
     "pytest_make_collect_report",
     "pytest_runtest_makereport",
     "pytest_xdist_make_scheduler",

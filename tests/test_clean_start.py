@@ -5,16 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import families
 import psutil
 import pytest
 import torch
-from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid, worker_pids
+from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid
 from test_leftovers import Family, family  # noqa: F401
 from torch.utils.data import DataLoader
 from waiting import until
@@ -23,7 +21,7 @@ from dpex import DpexDataLoader, WorkerDiedError
 from dpex.loader import passes
 from dpex.pools.local import clean_fork_server
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 2, "seeding": "batch"}
 BROKEN = {"ends at once": "/bin/false", "does not exist": "/nowhere/python"}
 
@@ -297,82 +295,3 @@ def test_nothing_is_left_when_the_trainer_ends(how: str, family: Family) -> None
     connected = "from dpex.pools.local import clean_fork_server; clean_fork_server.is_ray_connected = lambda: True\n"
     assert family.run(connected + body) == (code, "", "")
     family.assert_nothing_is_left()
-
-
-# -- beside remote workers ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A head without CPUs, where the trainer is, and a node with two."""
-    ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    quiet = {"include_dashboard": False, "object_store_memory": 200 << 20}
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
-    started.add_node(num_cpus=2, object_store_memory=200 << 20)
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.register_pickle_by_value(module)
-    ray.init(address=started.address, log_to_driver=False)
-    yield
-    ray.shutdown()
-    started.shutdown()
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.unregister_pickle_by_value(module)
-
-
-def remote(length: int) -> DpexDataLoader[torch.Tensor]:
-    return DpexDataLoader(
-        Augmented(length, 0.004), generator=seeded(), distribute_mode=True, local_while_starting=False, **SHAPE
-    )
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("cluster")
-def test_remote_workers_deliver_until_the_first_local_worker_is_up() -> None:
-    """The server is held up until 30 batches have come since the resize."""
-    with remote(6000) as loader:
-        iterator = iter(loader)
-        got = [next(iterator)]
-        loader.resize(local=2)
-        os.kill(server_pid(), signal.SIGSTOP)
-        got += [next(iterator) for _ in range(30)]
-        pool = loader.stats().pools["local"]
-        assert (pool.wanted, pool.requested, pool.running, pool.tickets) == (2, 2, 0, 0)
-        os.kill(server_pid(), signal.SIGCONT)
-        while loader.stats().pools["local"].tickets == 0:  # bounded by the length of the dataset
-            got.append(next(iterator))
-        assert len(worker_pids(iterator, 2)) == 2
-        got += [next(iterator) for _ in range(10)]
-    rest = DpexDataLoader(Augmented(6000), generator=seeded(), **{**SHAPE, "num_workers": 0})
-    assert_same(torch.cat(got), stacked(islice(rest, len(got))))
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_failure_to_start_is_a_warning_beside_remote_workers(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with remote(400) as loader:
-        iterator = iter(loader)
-        got = [next(iterator)]
-        monkeypatch.setattr(clean_fork_server.spawn, "get_executable", lambda: BROKEN[how])
-        loader.resize(local=2)
-        with pytest.warns(RuntimeWarning, match="no local worker can be started.*(exit code 1|No such file)"):
-            got += [next(iterator) for _ in range(30)]
-        pool = loader.stats().pools["local"]
-        assert (pool.wanted, pool.requested, pool.running) == (2, 0, 0)
-        assert "no local worker can be started" in iterator._engine.pool("local").failed
-        assert_same(torch.cat([*got, *iterator]), made_here(400, 0.0))
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("cluster")
-def test_closing_while_local_workers_start_beside_remote_ones() -> None:
-    with remote(1200) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        loader.resize(local=2)
-        server = server_pid()
-        os.kill(server, signal.SIGSTOP)
-        next(iterator)
-    assert not psutil.pid_exists(server)

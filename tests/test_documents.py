@@ -43,6 +43,10 @@ NOT_RUN = {
 }
 """How many blocks are not run, by page and reason. A block that could run must not be here."""
 NEEDS_RAY = {"docs/how-to/ray-cluster.md"}
+MARKS = {
+    **dict.fromkeys(NEEDS_RAY, pytest.mark.ray),
+    "docs/tutorial.md": pytest.mark.alone,  # it names the cause of a wait, which is another one on a busy machine
+}
 BLOCK = re.compile(
     r"(?:^<!-- example(?P<setup> setup)?: (?P<note>[^\n]+) -->\n)?^```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -82,10 +86,7 @@ def name_of(path: Path) -> str:
 def with_examples() -> list[Any]:
     """A test for each page with something to run."""
     found = [path for path in PAGES if any(not block.not_run for block in blocks(path))]
-    return [
-        pytest.param(path, id=name_of(path), marks=[pytest.mark.ray] if name_of(path) in NEEDS_RAY else [])
-        for path in found
-    ]
+    return [pytest.param(path, id=name_of(path), marks=MARKS.get(name_of(path), ())) for path in found]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(390)]
+pytestmark = [pytest.mark.ray(elsewhere=True), pytest.mark.timeout(390)]
 pytest.importorskip("ray")
 pytest.importorskip("grpc", reason="Ray's client needs ray[client], which is not installed")
 

@@ -25,7 +25,7 @@ def test_arguments_are_pytests_and_marks_are_chosen_among_both() -> None:
     assert alone == ["-m", "(ray or slow) and alone", "-x", "tests/parity", "-n", "3"]
 
 
-@pytest.mark.parametrize(("cpus", "processes"), [(0.5, 1), (1, 2), (2, 4), (4, 8), (16, 8), (192, 8)])
+@pytest.mark.parametrize(("cpus", "processes"), [(0.5, 1), (1, 2), (2, 5), (4, 8), (16, 8), (192, 8)])
 def test_a_machine_has_as_many_processes_as_it_can_feed(
     monkeypatch: pytest.MonkeyPatch, cpus: float, processes: int
 ) -> None:
@@ -38,11 +38,30 @@ def test_modules_with_ray_are_divided_evenly(processes: int) -> None:
     scopes = sharing.ray_scopes(processes)
     assert "tests/test_cluster.py" in scopes
     assert all(sharing.starts_ray(module) for module in scopes)
-    sizes = Counter()
+    took = Counter()
     for module, scope in scopes.items():
-        sizes[scope] += (sharing.ROOT / module).stat().st_size
-    assert len(sizes) == processes
-    assert max(sizes.values()) < 1.5 * min(sizes.values())
+        took[scope] += sharing.seconds(module)
+    assert len(took) == processes
+    longest = max(map(sharing.seconds, scopes))
+    assert max(took.values()) <= max(longest, 1.5 * min(took.values()))
+
+
+def test_modules_whose_ray_is_in_another_process_run_beside_the_others() -> None:
+    scopes = sharing.ray_scopes(2)
+    assert "tests/test_ray_heads.py" not in scopes
+    assert "tests/test_clean_start_beside_ray.py" in scopes
+
+
+def test_where_only_those_marked_alone_run_other_modules_are_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text("import pytest\n@pytest.mark.alone\ndef test_good(): pass\n")
+    (tmp_path / "test_other.py").write_text("raise ImportError\n")
+    plugins = ["-p", "no:cacheprovider", "-p", "tests.sharing", "--rootdir", str(tmp_path), "-q"]
+    assert runner.run([*plugins, "-m", "alone", str(tmp_path)])[0] == OK
+    assert runner.run([*plugins, "-m", "not alone", str(tmp_path)])[0] == INTERRUPTED
+
+
+def test_modules_that_take_long_are_there() -> None:
+    assert [module for module in sharing.SECONDS if not (sharing.ROOT / module).exists()] == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray(elsewhere=True), pytest.mark.timeout(300)]
 for package in ("jupyter_client", "ipykernel", "ray"):
     pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
 
