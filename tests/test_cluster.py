@@ -24,6 +24,7 @@ from waiting import until
 from benchmarks.drills.trainer import Work
 from benchmarks.drills.watched import AFTER, Watched
 from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
+from dpex.pools.ray.cluster import connect, release
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 ray = pytest.importorskip("ray")
@@ -34,24 +35,51 @@ PREEMPTION = 2
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def started() -> Iterator[Any]:
     """A head without CPUs, where the trainer is, and three nodes with two each."""
     from ray.cluster_utils import Cluster
 
-    started = Cluster(
+    made = Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False},
     )
     for _ in range(3):
-        started.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+        made.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
     for module in (families, sys.modules[__name__]):
         ray.cloudpickle.register_pickle_by_value(module)
-    ray.init(address=started.address, log_to_driver=False)
-    yield started
+    ray.init(address=made.address, log_to_driver=False)
+    yield made
     ray.shutdown()
-    started.shutdown()
+    made.shutdown()
     for module in (families, sys.modules[__name__]):
         ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def shares(started: Any) -> Iterator[list[Any]]:
+    """Shares of the connection: while there is one, agents are parked when their loader closes."""
+    held: list[Any] = []
+    yield held
+    give_back(held)
+
+
+def give_back(shares: list[Any]) -> None:
+    while shares:
+        release(shares.pop())
+
+
+@pytest.fixture
+def parked(shares: list[Any]) -> None:
+    """Agents of the test before serve this one, too: starting them is most of what such a test takes."""
+    if not shares:
+        shares.append(connect("auto"))
+
+
+@pytest.fixture
+def cluster(started: Any, shares: list[Any]) -> Any:
+    """On which nothing of the test before runs."""
+    give_back(shares)
+    return started
 
 
 def epochs(loader: Any, count: int = 1) -> list[torch.Tensor]:
@@ -79,20 +107,20 @@ SLOW = Augmented(240, nap_s=0.004)
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True}
 
 
-def test_per_worker_seeds_are_torch_s(cluster: Any) -> None:
+def test_per_worker_seeds_are_torch_s(parked: None) -> None:
     expected = epochs(DataLoader(WORK, **SHAPE, num_workers=3, generator=seeded()), 2)
     with remote(WORK, **SHAPE, num_workers=3) as loader:
         assert_same(expected, epochs(loader, 2))
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_per_batch_seeds_do_not_depend_on_the_place(cluster: Any, workers: int) -> None:
+def test_per_batch_seeds_do_not_depend_on_the_place(parked: None, workers: int) -> None:
     expected = epochs(DpexDataLoader(WORK, **SHAPE, num_workers=0, seeding="batch", generator=seeded()))
     with remote(WORK, **SHAPE, num_workers=workers, seeding="batch") as loader:
         assert_same(expected, epochs(loader))
 
 
-def test_moving_between_machines_in_the_middle(cluster: Any) -> None:
+def test_moving_between_machines_in_the_middle(parked: None) -> None:
     expected = epochs(DpexDataLoader(SLOW, **SHAPE, num_workers=0, seeding="batch", generator=seeded()))
     with remote(SLOW, **SHAPE, num_workers=2, seeding="batch") as loader:
         iterator = iter(loader)
@@ -106,7 +134,7 @@ def test_moving_between_machines_in_the_middle(cluster: Any) -> None:
         assert loader.stats().pools["remote"].wanted == 0
 
 
-def test_logical_workers_move_with_their_random_state(cluster: Any) -> None:
+def test_logical_workers_move_with_their_random_state(parked: None) -> None:
     expected = epochs(DataLoader(SLOW, **SHAPE, num_workers=3, generator=seeded()))
     with remote(SLOW, **SHAPE, num_workers=3) as loader:
         iterator = iter(loader)
@@ -117,7 +145,7 @@ def test_logical_workers_move_with_their_random_state(cluster: Any) -> None:
         assert_same(expected, got + list(iterator))
 
 
-def test_a_stream_is_torch_s(cluster: Any) -> None:
+def test_a_stream_is_torch_s(parked: None) -> None:
     expected = epochs(DataLoader(Stream(), batch_size=3, num_workers=2, generator=seeded()))
     with remote(Stream(), batch_size=3, num_workers=2) as loader:
         assert_same(expected, epochs(loader))
@@ -154,7 +182,7 @@ class StatefulStream(Stream):
         self.begin = state["at"]
 
 
-def test_a_stream_with_a_state_moves_to_the_cluster_and_back(cluster: Any) -> None:
+def test_a_stream_with_a_state_moves_to_the_cluster_and_back(parked: None) -> None:
     expected = epochs(DataLoader(StatefulStream(), batch_size=3, num_workers=2, generator=seeded()))
     with remote(StatefulStream(), batch_size=3, num_workers=2) as loader:
         iterator = iter(loader)
@@ -167,7 +195,7 @@ def test_a_stream_with_a_state_moves_to_the_cluster_and_back(cluster: Any) -> No
 
 @pytest.mark.parametrize("kind", ["batch", "worker", "stream"])
 @pytest.mark.parametrize("is_remote_first", [True, False])
-def test_a_run_goes_on_at_another_place(cluster: Any, kind: str, is_remote_first: bool) -> None:
+def test_a_run_goes_on_at_another_place(parked: None, kind: str, is_remote_first: bool) -> None:
     def loader_at(is_remote: bool) -> DpexDataLoader[torch.Tensor]:
         workers = 2 if is_remote or kind != "batch" else 1
         options: dict[str, Any] = {"num_workers": workers, "generator": seeded(), "distribute_mode": is_remote}
@@ -189,7 +217,7 @@ def on_its_node(sample: torch.Tensor) -> torch.Tensor:
     return torch.cat([sample, torch.rand(1)])
 
 
-def test_what_is_read_here_is_decoded_on_the_cluster_and_goes_on_elsewhere(cluster: Any) -> None:
+def test_what_is_read_here_is_decoded_on_the_cluster_and_goes_on_elsewhere(parked: None) -> None:
     dataset = decode_in_workers(Stream(), on_its_node)
     expected = epochs(DataLoader(dataset, batch_size=4, num_workers=3))
     options: dict[str, Any] = {"batch_size": 4, "num_workers": 3, "seeding": "batch"}
@@ -293,7 +321,7 @@ class Deadly(Augmented):
         return torch.tensor([index])
 
 
-def test_a_ticket_that_kills_actors_is_given_up(cluster: Any) -> None:
+def test_a_ticket_that_kills_actors_is_given_up(parked: None) -> None:
     with warnings.catch_warnings(), remote(Deadly(30), batch_size=5, num_workers=2, seeding="batch") as loader:
         warnings.simplefilter("ignore")
         iterator, got, errors = iter(loader), [], []
@@ -309,7 +337,7 @@ def test_a_ticket_that_kills_actors_is_given_up(cluster: Any) -> None:
         assert "[10, 11, 12, 13, 14]" in errors[0]
 
 
-def test_the_dataset_is_sent_anew_at_each_pass(cluster: Any) -> None:
+def test_the_dataset_is_sent_anew_at_each_pass(parked: None) -> None:
     dataset = Augmented(8)
     with remote(dataset, batch_size=4, num_workers=1, seeding="batch") as loader:
         assert all(batch.shape[1] == 4 for batch in loader)
@@ -426,7 +454,7 @@ def test_without_rays_control_service_workers_go_on_and_a_warning_says_what_foll
     with Watched(Work(place="cluster", workers=2, address=cluster.address)) as training:
         training.until_all_run()
         os.kill(service.process.pid, signal.SIGKILL)
-        training.until(lambda: training.warnings, 30.0)
+        training.until(lambda: training.warnings, 90.0)
         made = training.made_by("remote")
         training.until(lambda: training.made_by("remote") > made + AFTER)
         assert training.finish() == 0, training.errors()

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from dpex import DpexDataLoader
+from dpex.pools.ray.cluster import Cluster as Connection
+from dpex.pools.ray.cluster import connect, release
 from dpex.system.cpus import usable_cpus
 from tests.diagnose import planted
 from tests.diagnose.planted import REMOTE, Case, Planted, Transformed, Uneven, check, train
@@ -26,7 +28,8 @@ NODES = {"slow": "", "quick": ""}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
+def cluster() -> Iterator[Connection]:
+    """The connection, of which a share is held so that agents of a case serve the next one, too."""
     from ray.cluster_utils import Cluster
 
     quiet = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
@@ -36,10 +39,20 @@ def cluster() -> Iterator[None]:
         NODES[name] = node.node_id
     ray.cloudpickle.register_pickle_by_value(planted)
     ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
-    yield
+    share = connect("auto")
+    yield share
+    release(share)
     ray.shutdown()
     started.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(planted)
+
+
+@pytest.fixture
+def new_agents(cluster: Connection) -> Iterator[None]:
+    """None of the case before serves this one, and none of this one the next."""
+    cluster.parked.clear()
+    yield
+    cluster.parked.clear()
 
 
 @pytest.mark.parametrize("name", REMOTE)
@@ -51,6 +64,7 @@ def test_the_planted_bottleneck_is_found(name: str) -> None:
         assert planted_ones[0].seconds > 0.2
 
 
+@pytest.mark.usefixtures("new_agents")
 def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
     diagnosis = REMOTE["large batches"].run()
@@ -68,6 +82,7 @@ def test_the_dear_transform_is_named() -> None:
     assert "All batches were made on one machine" in str(diagnosis)
 
 
+@pytest.mark.usefixtures("new_agents")
 def test_the_slower_machine_is_named() -> None:
     """Two workers on two nodes of which each has room for one."""
     options = {"distribute_mode": True, "num_workers": 2, "ray_remote_args": {"num_cpus": 3}}
