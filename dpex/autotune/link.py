@@ -30,6 +30,7 @@ class Link:
         self._busy: deque[tuple[float, float]] = deque(maxlen=LINK.windows)
         self._carried = 0.0
         self._most = math.inf
+        self._since_s = math.inf
         self._latest: deque[tuple[float, float, float]] = deque(maxlen=LINK.windows)
         """Bytes of batches, seconds of machines that were sending, and seconds of machines."""
         self.jammed = 0.0
@@ -52,7 +53,8 @@ class Link:
         return min(self._most, max(LINK.presumed_bytes_per_s, LINK.more * self._carried)) / batch_bytes
 
     def resized(self) -> None:
-        """There is another number of workers."""
+        """There is another number of workers, as the window shows that is added next."""
+        self._since_s = -math.inf
         self._travels_s.clear()
         self._busy.clear()
         self._latest.clear()
@@ -60,6 +62,7 @@ class Link:
     def add(self, sample: Sample) -> None:
         """Take a window in."""
         remote, seconds = sample.remote, max(1e-9, sample.seconds)
+        began_s, self._since_s = self._since_s, max(0.0, self._since_s + seconds)
         self.jammed, self.is_stuck = 0.0, False
         if not remote.running or remote.running < remote.requested:
             return
@@ -70,6 +73,8 @@ class Link:
         rate = remote.tickets / seconds
         self._measure(remote.tickets * sample.batch_bytes, remote.sending_s, remote.links * seconds, remote.links)
         self._carried = max(self._carried, rate * sample.batch_bytes)
+        if began_s * remote.tickets < LINK.first_services * remote.busy_s:
+            return  # workers have begun batches that count as work only once they come
         at_work = (remote.busy_s + sample.local.busy_s) / seconds
         away = sample.in_flight - at_work
         self._travels_s.append(max(0.0, away) / rate)

@@ -38,6 +38,20 @@ def test_more_than_the_way_explains_queues_on_it() -> None:
     assert link(*[window(4)] * 3, window(30)).jammed == pytest.approx(26.0)
 
 
+def test_what_new_workers_have_just_begun_queues_nowhere() -> None:
+    """Twelve workers more hold a batch each, of which none has come in the first 0.2 s, twice what one takes."""
+    sixteen = replace(FOUR, requested=16, running=16)
+    grown = replace(window(30, replace(sixteen, tickets=4, load_s=0.4)), seconds=0.06)
+    found = link(*[window(4)] * 3)
+    found.resized()
+    for sample in [grown] * 4:
+        found.add(sample)
+        assert found.jammed == 0.0
+    for sample in [window(30, sixteen)] * 4:
+        found.add(sample)
+    assert found.jammed == pytest.approx(26.0)
+
+
 def test_a_way_that_was_never_seen_without_a_queue_is_told_from_distance() -> None:
     """Forty batches under way at 20 a second would be two seconds of distance."""
     assert link(*[window(42)] * 3).jammed == pytest.approx(40 - 0.2 * 20)

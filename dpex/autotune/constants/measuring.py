@@ -222,6 +222,15 @@ class LinkConstants(Constants):
         "What is drawn beyond that queues on the way, as nobody has to wait for a worker.",
         off=0.0,
     )
+    first_services: float = constant(
+        2.0,
+        "ratio",
+        0.0,
+        20.0,
+        "With other workers than before, nothing queues on the way for so many times as long as one takes for a batch.",
+        "A batch counts as work when it comes: what new workers have just begun would count as queueing.",
+        off=0.0,
+    )
     longest_way_s: float = constant(
         0.2,
         "seconds",
