@@ -31,6 +31,8 @@ class Link:
         self._carried = 0.0
         self._most = math.inf
         self._since_s = math.inf
+        self._begun_s = 0.0
+        """What all workers take for a batch each."""
         self._latest: deque[tuple[float, float, float]] = deque(maxlen=LINK.windows)
         """Bytes of batches, seconds of machines that were sending, and seconds of machines."""
         self.jammed = 0.0
@@ -79,6 +81,7 @@ class Link:
         away = sample.in_flight - at_work
         self._travels_s.append(max(0.0, away) / rate)
         self._busy.append((remote.busy_s, remote.running * seconds))
+        self._begun_s = remote.running * remote.busy_s / remote.tickets
         if len(self._travels_s) == LINK.windows:
             self._travel_s = min(self._travel_s, sum(self._travels_s) / LINK.windows)
             if self._have_time_to_spare() and sample.wait_s > 0:
@@ -100,8 +103,12 @@ class Link:
             self._most = math.inf
 
     def _have_time_to_spare(self) -> bool:
-        """Whether remote workers have, over all windows: in a short one few batches come by chance, and little work."""
-        return sum(busy_s for busy_s, _ in self._busy) < LINK.idle * sum(whole_s for _, whole_s in self._busy)
+        """Whether remote workers surely have, over all windows: in a short one few batches come by chance.
+
+        Each may be at a batch that does not count yet.
+        """
+        busy_s = sum(busy_s for busy_s, _ in self._busy) + self._begun_s
+        return busy_s < LINK.idle * sum(whole_s for _, whole_s in self._busy)
 
 
 def _is_stuck(sample: Sample) -> bool:

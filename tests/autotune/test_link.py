@@ -52,6 +52,17 @@ def test_what_new_workers_have_just_begun_queues_nowhere() -> None:
     assert found.jammed == pytest.approx(26.0)
 
 
+def test_workers_at_batches_that_do_not_count_yet_have_no_time_to_spare() -> None:
+    """Three windows of 0.25 s see the end of nine of the batches that three workers take 0.2 s for."""
+    three = replace(FOUR, requested=3, running=3)
+    found = link(*[window(4)] * 3)
+    found.resized()
+    for tickets in (3, 3, 3, 6) * 3:
+        came = replace(three, tickets=tickets, load_s=0.2 * tickets)
+        found.add(replace(window(24, came), seconds=0.25))
+        assert found.jammed == 0.0
+
+
 def test_a_way_that_was_never_seen_without_a_queue_is_told_from_distance() -> None:
     """Forty batches under way at 20 a second would be two seconds of distance."""
     assert link(*[window(42)] * 3).jammed == pytest.approx(40 - 0.2 * 20)
