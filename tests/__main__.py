@@ -26,7 +26,7 @@ from tests.failures import FILE
 
 MOST_PROCESSES = 8
 """A module is not divided, so that more processes would wait for the longest one; each takes half a GB of memory."""
-PER_CPU = 2.5
+PER_CPU = 2.0
 """Half of the tests' time is waiting: for processes to start, and for what they planted."""
 MOST_AGAIN = 3
 """Of some eight thousand tests. Each that passes then is a defect of the test all the same, and is named at the end."""

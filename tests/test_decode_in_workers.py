@@ -248,5 +248,7 @@ class Endless(IterableDataset[bytes]):
 def test_an_endless_stream_ends_with_the_loader() -> None:
     with ours(decode_in_workers(Endless(), decoded), batch_size=2, memory_budget=1 << 20) as loader:
         assert len(list(islice(loader, 5))) == 5
-        workers = [worker.pid for worker in iter(loader)._workers]
+        iterator = iter(loader)
+        next(iterator)
+        workers = until(lambda: all(pids := [worker.pid for worker in iterator._workers]) and pids)
     until(lambda: not any(map(is_alive, workers)))
