@@ -17,7 +17,7 @@ from dpex.engine.event_handler import NOT_BLOCKED, EventHandler
 from dpex.engine.making_here import MakingHere
 from dpex.engine.plan import EnginePlan
 from dpex.engine.supply import Supply
-from dpex.engine.waiting import Waiting
+from dpex.engine.waiting import TICK_S, Waiting
 from dpex.measure.consumer_time import Tally
 from dpex.measure.wait_causes import SAMPLER, Making
 from dpex.pools.base import WorkerPool
@@ -81,10 +81,12 @@ class HandingOut:
                     raise StopIteration
                 if self._state.must_be_made_here_meanwhile():
                     self._making.make_next()
-                elif (ticket := self._state.ticket_to_stand_in_for()) is not None:
-                    self._making.stand_in(ticket)
-                else:
+                elif (ticket := self._state.ticket_to_stand_in_for()) is None:
                     return self._prepared_wait(entered)
+                elif (pause_s := self._making.pause_s()) > 0.0:
+                    return self._prepared_wait(entered, pause_s)
+                else:
+                    self._making.stand_in(ticket)
 
     def hand_out(self, hand: list[Any]) -> None:
         """Open what is to be delivered; each step may be done again, should it be broken off."""
@@ -114,11 +116,11 @@ class HandingOut:
         if self._plan.pinner is not None:
             tally.pinned_bytes += delivery.nbytes
 
-    def _prepared_wait(self, entered: float) -> Callable[[], Any]:
+    def _prepared_wait(self, entered: float, most_s: float = TICK_S) -> Callable[[], Any]:
         """Do what is to be done before a wait, and return it."""
         self._supply.before_a_wait()
         self._making.rest()
-        return self._waiting.for_results(entered)
+        return self._waiting.for_results(entered, most_s)
 
     def straight_through(self, hand: list[Any]) -> None:
         """Draw, make and hand out one batch, with nothing else on its way: an error of its own is its delivery."""

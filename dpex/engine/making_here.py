@@ -15,6 +15,7 @@ from typing import Any
 from dpex.core.engine_state import EngineState
 from dpex.core.events import CannotStandIn, MadeHere
 from dpex.core.schedule import Ticket
+from dpex.core.stand_in_share import StandInShare
 from dpex.engine.plan import EnginePlan
 from dpex.engine.sample_errors import SampleErrors
 from dpex.measure.consumer_time import Tally
@@ -50,6 +51,7 @@ class MakingHere:
         self._make_inline = plan.make_inline
         self.unsettled: MadeHere | None = None
         self._has_stood_in = False
+        self._share = StandInShare()
         self._state = state
         self._tally = tally
         self._errors = errors
@@ -74,6 +76,10 @@ class MakingHere:
                 raise
             schedule.done(ticket.number, lambda made=made: made, samples)
 
+    def pause_s(self) -> float:
+        """Seconds for which no logical worker is to be stood in for: what is made for one is made again."""
+        return self._share.pause_s(monotonic()) if self._plan.logicals else 0.0
+
     def stand_in(self, ticket: Ticket) -> None:
         """Make this ticket, the next of its queue, in place of a worker that is on its way; or leave it to the worker.
 
@@ -85,8 +91,10 @@ class MakingHere:
             assert self._plan.make_stand_in is not None
             maker, self._has_stood_in = partial(self._plan.make_stand_in, logical), True
         schedule.take(1, logical)
+        began = monotonic()
         try:
             made, samples = self.make(ticket.number, ticket.index, maker)
+            self._share.made(began, monotonic())
             self.unsettled = MadeHere(ticket, lambda: made, samples)
         except BaseException as error:
             schedule.give_back([ticket])

@@ -47,13 +47,13 @@ class Waiting:
         self._errors = errors
         self._wakeup = wakeup
 
-    def for_results(self, entered: float) -> Callable[[], Any]:
-        """The wait for workers, of a call that began at ``entered``.
+    def for_results(self, entered: float, most_s: float = TICK_S) -> Callable[[], Any]:
+        """The wait for workers, of a call that began at ``entered``; for ``most_s`` seconds at the longest.
 
         Raises:
             BatchTimeoutError: it took too long already.
         """
-        limit = TICK_S
+        limit = most_s
         if self._plan.timeout_s > 0:
             left = entered + self._plan.timeout_s - monotonic()
             if left <= 0:
