@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from families import is_alive
 from waiting import until
 
 IDLE_MINUTES = 0.05
@@ -34,14 +35,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def has_ended(process: psutil.Process) -> bool:
-    """Whether it runs no more. A container's first process may leave it a zombie for ever."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 class RayHead:
@@ -91,7 +84,7 @@ class RayHead:
             for process in processes:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-            _wait_for_the_end(processes)
+            until(lambda pids=[process.pid for process in processes]: not any(map(is_alive, pids)), START_S)
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -148,10 +141,6 @@ class GrowingCluster(RayHead):
             "available_node_types": {"ray.head.default": head, "worker": worker},
             **{name: [] for name in (*lists, *commands, "worker_start_ray_commands")},
         }
-
-
-def _wait_for_the_end(processes: list[psutil.Process]) -> None:
-    until(lambda: all(map(has_ended, processes)), START_S)
 
 
 def _own_address() -> str:
