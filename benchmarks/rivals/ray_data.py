@@ -5,6 +5,7 @@ started for this process alone; in the remote rows it is connected already, and 
 """
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,12 +19,16 @@ from torch.utils.data import Dataset
 from benchmarks.contestants import Contestant
 from benchmarks.rivals import BatchOf, Iterating
 
-BLOCK_BYTES, BLOCK_S = 16 * 2**20, 0.25
+BLOCK_BYTES, BLOCK_S = 16 * 2**20, 0.5
 """About what a block of results holds, or takes: small ones drown in the costs of tasks, long ones come late."""
 MOST_BATCHES_PER_BLOCK = 2_000
-BLOCKS = 2_000
-"""More than a window takes; planning them costs time."""
+BLOCKS_PER_TASK, MOST_BLOCKS = 200, 2_000
+"""More than a window takes. Each one that waits slows all down: of floats 2,000 blocks came at an eighth of the rate of
+100."""
 PREFETCH_BATCHES = 4
+EXECUTING = ("StreamingExecutor", "ray-data", "iter_threaded")
+"""How the names of Ray Data's threads begin; one more, "Prefetcher", waits for ever and calls nothing."""
+END_LIMIT_S = 20.0
 
 
 @contextmanager
@@ -40,24 +45,37 @@ def opened(contestant: Contestant, dataset: Dataset[Any], batch_size: int) -> It
         )
     ray.data.DataContext.get_current().enable_progress_bars = False
     ray.data.DataContext.get_current().execution_options.preserve_order = True
+    others = set(threading.enumerate())
     try:
-        yield Iterating(lambda: _batches(dataset, batch_size))
+        yield Iterating(lambda: _batches(dataset, batch_size, int(contestant.workers)))
     finally:
+        _join(set(threading.enumerate()) - others)
         if not connected:
             ray.shutdown()
 
 
-def _batches(dataset: Dataset[Any], batch_size: int) -> Iterator[Any]:
+def _join(threads: set[threading.Thread]) -> None:
+    """Wait until what executes has ended: a call of Ray's after Ray was shut down ends the process."""
+    for thread in threads:
+        if thread.name.startswith(EXECUTING):
+            thread.join(END_LIMIT_S)
+
+
+def _batches(dataset: Dataset[Any], batch_size: int, tasks: int) -> Iterator[Any]:
     make = BatchOf(dataset)
 
-    def arrays(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        batch = make(rows["id"])
-        parts = batch if isinstance(batch, (tuple, list)) else [batch]
-        return {f"part{number}": part.numpy() for number, part in enumerate(parts)}
+    def arrays(block: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+        for start in range(0, len(block["id"]), batch_size):
+            batch = make(block["id"][start : start + batch_size])
+            parts = batch if isinstance(batch, (tuple, list)) else [batch]
+            yield {f"part{number}": part.numpy() for number, part in enumerate(parts)}
 
     per_block = _batches_per_block(make, batch_size)
-    indices = ray.data.range(BLOCKS * per_block * batch_size, override_num_blocks=BLOCKS)
-    mapped = indices.map_batches(arrays, batch_size=batch_size)  # no options, so that both become one task
+    blocks = min(BLOCKS_PER_TASK * tasks, MOST_BLOCKS)
+    indices = ray.data.range(blocks * per_block * batch_size, override_num_blocks=blocks)
+    # The whole block at once: with a batch size Ray Data keeps reading and mapping apart (seen with 2.60), makes a task
+    # of each for every block, and lists thousands of indices before the first batch is made.
+    mapped = indices.map_batches(arrays, batch_size=None)
     return iter(mapped.iter_torch_batches(batch_size=batch_size, prefetch_batches=PREFETCH_BATCHES))
 
 
