@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.contestants import RIVALS
+from benchmarks.forked import forking
 from benchmarks.journal import Journal, JournalError, Origin, Settings
 from benchmarks.machine import commit, load, machine, machine_id, versions
 from benchmarks.process import ROOT, MeasurementError, Surroundings
@@ -28,7 +29,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="WHO", help="some contestants, such as torch:2 dpex:0 dpex:auto")
     parser.add_argument("--quick", action="store_true", help="a first look, not to be quoted: 2 rounds of 2 s")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds (5)")
-    parser.add_argument("--window-s", type=float, metavar="S", help="seconds of a measurement, from iter() on (6)")
+    parser.add_argument("--window-s", type=float, metavar="S", help="seconds of a measurement, from iter() on (4)")
     parser.add_argument("--learning-window-s", type=float, metavar="S", help='the same for "auto" and the rivals (15)')
     parser.add_argument("--lock", type=Path, metavar="FILE", help="hold a lock of FILE during each measurement")
     parser.add_argument("--results", type=Path, metavar="FILE", help="where they go; a file that is there is continued")
@@ -85,15 +86,16 @@ def measure(
     plan: dict[str, list[Turn]], journal: Journal, settings: Settings, rivals: str | None, lock: Path | None
 ) -> None:
     """All rows, each printed when it is done."""
-    interpreters = Interpreters(
-        own=Surroundings(lock=lock), rivals=Surroundings(python=rivals, lock=lock) if rivals else None
-    )
-    for key, row_turns in plan.items():
-        try:
-            run_turns(missing(row_turns, journal), journal, settings, interpreters, say)
-        except MeasurementError as error:
-            journal.skip(key, f"its data could not be made: {error}")
-        print_row(key, journal)
+    own = Surroundings(lock=lock)
+    theirs = Surroundings(python=rivals, lock=lock) if rivals else None
+    with forking(own) as server:
+        interpreters = Interpreters(own=own, rivals=theirs, forking=server)
+        for key, row_turns in plan.items():
+            try:
+                run_turns(missing(row_turns, journal), journal, settings, interpreters, say)
+            except MeasurementError as error:
+                journal.skip(key, f"its data could not be made: {error}")
+            print_row(key, journal)
 
 
 def main(arguments: list[str]) -> int:

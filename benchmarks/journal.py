@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.contestants import Contestant
 from benchmarks.course import Course
 
-QUOTED_ROUNDS, QUOTED_WINDOW_S, QUOTED_LEARNING_WINDOW_S = 5, 6.0, 15.0
+QUOTED_ROUNDS, QUOTED_WINDOW_S, QUOTED_LEARNING_WINDOW_S = 5, 4.0, 15.0
 """What a figure needs in order to be quoted."""
 
 

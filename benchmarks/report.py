@@ -1,11 +1,12 @@
 """The tables: a row for the terminal, and `python -m benchmarks.report`, which writes those of the documents.
 
 Tables of README.md, docs/benchmarks.md, docs/scale.md and docs/reference/drills.md stand between `<!-- bench:NAME -->`
-and `<!-- /bench -->` and are made of the kept runs alone; a test fails where they differ. The figures are those of the
-newest run; where others measured the same commit on other machines, the range of the medians over all machines stands
-beside its ratio. Rows where dpex is behind anything come first. Tables of whole trainings and of remote workers have
-kept runs of their own (`benchmarks.training.tables`, `benchmarks.remote.tables`), and so have the times in the table of
-drills (`benchmarks.drills.table`).
+and `<!-- /bench -->` and are made of the kept runs alone; a test fails where they differ. The figures of a row are
+those of the newest run that has it, on the commit of the newest run; where others measured it on other machines, the
+range of the medians over all machines stands beside its ratio. Rows where dpex is behind anything come first. Tables of
+whole trainings and of remote workers have kept runs of their own (`benchmarks.training.tables`,
+`benchmarks.remote.tables`), and so have links (`benchmarks.network.tables`), simulated worlds
+(`benchmarks.simulation.regrets`) and the times in the table of drills (`benchmarks.drills.table`).
 """
 
 import argparse
@@ -18,10 +19,12 @@ from pathlib import Path
 from benchmarks.contestants import AUTO, Contestant
 from benchmarks.drills import table as drills
 from benchmarks.keep import Kept, kept_runs
+from benchmarks.network import tables as links
 from benchmarks.process import ROOT
 from benchmarks.remote import tables as remote
 from benchmarks.results import Part, RowResult, Seeding, is_behind
 from benchmarks.rows import BY_KEY, Kind
+from benchmarks.simulation import regrets
 from benchmarks.spread import Spread
 from benchmarks.training import tables as trainings
 
@@ -88,12 +91,10 @@ def _table(header: Sequence[str], lines: Iterable[Line]) -> str:
 
 
 def _rows(runs: Sequence[Kept], kind: Kind) -> list[list[RowResult]]:
-    """The rows of a kind that the newest run has, each with the same row on the other machines."""
-    return [
-        [result, *(run.rows[key] for run in _same_commit(runs)[1:] if key in run.rows)]
-        for key, result in ((key, runs[0].rows[key]) for key in BY_KEY if key in runs[0].rows)
-        if result.row.kind == kind
-    ]
+    """The rows of a kind that were measured on the newest run's commit, each by all machines that did, newest first."""
+    alike = _same_commit(runs)
+    found = [[run.rows[key] for run in alike if key in run.rows] for key in BY_KEY]
+    return [results for results in found if results and results[0].row.kind == kind]
 
 
 def _same_commit(runs: Sequence[Kept]) -> list[Kept]:
@@ -298,7 +299,7 @@ BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
 }
 
 
-OTHERS = (trainings, remote)
+OTHERS = (trainings, remote, regrets, links)
 """Modules with blocks of kept runs of their own."""
 
 

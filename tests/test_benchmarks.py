@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import keep, report
+from benchmarks import keep, process, report
 from benchmarks.__main__ import QUICK, main, parse, settings_of
 from benchmarks.contestants import AUTO, LIMIT, RIVALS, Contestant
 from benchmarks.course import Course, Drive, drive
+from benchmarks.forked import forking
 from benchmarks.journal import Journal, JournalError, Measurement, Origin, Settings
 from benchmarks.keep import Kept
 from benchmarks.machine import commit
@@ -252,7 +253,7 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
 def test_what_fails_is_noted_with_its_reason_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(asked: Request, _: Surroundings) -> Course:
+    def measured(asked: Request, _: Surroundings, __: None) -> Course:
         if asked.contestant == TORCH[0]:
             raise MeasurementError("no memory")
         return course(2.0)
@@ -265,6 +266,27 @@ def test_what_fails_is_noted_with_its_reason_and_the_others_go_on(
     found = results_of(journal.measurements, CORES)["floats"]
     assert set(found.courses) == {DPEX[2]}
     assert found.failed == {TORCH[0]: "no memory"}
+
+
+def test_a_forked_process_measures_and_tells_why_it_failed() -> None:
+    """Torch and dpex in processes of one server, one after the other; a request that fails costs the others nothing."""
+    with forking(Surroundings()) as server:
+        for contestant in (TORCH[0], DPEX[1]):
+            asked = Request(work="wait", contestant=contestant, window_s=0.2)
+            found = Course.from_dict(json.loads(server.run(asked.to_json(), 60.0).splitlines()[-1]))
+            assert found.batches
+        unknown = replace(asked, contestant=Contestant(engine="nobody", workers=0))
+        with pytest.raises(MeasurementError, match="there is no loader called 'nobody'"):
+            server.run(unknown.to_json(), 60.0)
+        with pytest.raises(MeasurementError, match=r"nothing after 0\.3 s"):
+            server.run(replace(asked, window_s=60.0).to_json(), 0.3)
+        assert json.loads(server.run(asked.to_json(), 60.0).splitlines()[-1])["batches"]
+
+
+def test_nothing_runs_beside_the_thread_that_forks() -> None:
+    """Threads would be missing in the children; OpenBLAS starts its own anew there, and torch has started none."""
+    asked = "import benchmarks.measure, threading; print(threading.active_count())"
+    assert process.run(Surroundings(), "-c", asked, limit_s=60.0).strip() == "1"
 
 
 def test_a_row_whose_packages_are_missing_is_skipped_with_a_word(tmp_path: Path) -> None:
@@ -532,6 +554,14 @@ def test_several_machines_give_the_range_of_the_medians() -> None:
     for alone in (other, replace(other, machine_id="n", commit="d" * 40)):
         (same,) = cells(report.speed_table([newest, alone]))
         assert same[6] == "2.00x (2.00 to 2.00)"
+
+
+def test_rows_of_one_commit_may_come_from_several_machines() -> None:
+    newest = run_of(result({TORCH[0]: 10.0, DPEX[0]: 20.0}, "jpeg"))
+    other = replace(run_of(result({TORCH[0]: 10.0, DPEX[0]: 30.0})), machine_id="n")
+    titles = [line[0] for line in cells(report.speed_table([newest, other]))]
+    assert titles == [BY_KEY["floats"].title, BY_KEY["jpeg"].title]
+    assert len(cells(report.speed_table([newest, replace(other, commit="d" * 40)]))) == 1
 
 
 def test_the_time_to_the_first_batch_is_told_in_milliseconds() -> None:

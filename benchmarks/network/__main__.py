@@ -9,19 +9,19 @@ shown with the lowest and highest.
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.journal import now
 from benchmarks.machine import commit, load, machine, versions
 from benchmarks.network.links import Link, Network, why_not
 from benchmarks.network.measure import Request
+from benchmarks.network.tables import KEPT, problems, rates, table
 from benchmarks.process import ROOT
 
 LOCAL, REMOTE = 2, 8
@@ -37,7 +37,6 @@ LINKS = (
     Link(bits_per_s=200e6, round_trip_s=MILLISECOND, loss=0.01),
     Link(bits_per_s=200e6, round_trip_s=50 * MILLISECOND, loss=0.01),
 )
-RESULTS = ROOT / "benchmarks" / "results" / "network"
 START_LIMIT_S = 60.0
 
 
@@ -77,56 +76,40 @@ def turns(rounds: int, splits: Sequence[tuple[int, int] | None]) -> Iterator[tup
         yield from ((number, split) for split in splits[:: -1 if number % 2 else 1])
 
 
-def row(link: Link, rounds: Sequence[dict[str, float]]) -> str:
-    """A line of the table, from the settled rate of each contestant in each round."""
-    middle = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-    fixed = [name for name in middle if name != "auto"]
-    best = max(fixed, key=lambda name: middle[name])
-    of_local, of_best = ([one["auto"] / one[other] for one in rounds] for other in ("all local", best))
-    rates = " | ".join(f"{middle[name]:.1f}" for name in middle)
-    return f"| {link} | {rates} | {_spread(of_local)} | {_spread(of_best)} ({best}) |"
-
-
-def _spread(ratios: Sequence[float]) -> str:
-    middle = statistics.median(ratios)
-    return f"{middle:.2f}" if len(ratios) == 1 else f"{middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-
-
-def table(found: dict[str, list[dict[str, float]]], links: Sequence[Link]) -> str:
-    """The netem table, in Markdown: batches per second, and what "auto" reaches of others."""
-    shown = [link for link in links if found.get(str(link))]
-    names = list(found[str(shown[0])][0])
-    head = f"| link | {' | '.join(names)} | auto / all local | auto / best fixed |"
-    return "\n".join([head, "|---" * (len(names) + 3) + "|", *(row(link, found[str(link)]) for link in shown)])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 once everything has been measured and kept."""
     options = _parse(arguments)
     if why := why_not():
         print(f"python -m benchmarks.network: {why}", file=sys.stderr)
         return 2
-    links = [LINKS[at] for at in options.links]
-    found: dict[str, list[dict[str, float]]] = defaultdict(lambda: [{} for _ in range(options.rounds)])
     kept: list[dict[str, Any]] = []
-    for link in links:
+    for link in (LINKS[at] for at in options.links):
         for number, split in turns(options.rounds, SPLITS):
             window_s = options.window_s if split is not None else options.learning_window_s
             before = load()
             one = measured(link, split, window_s, compresses=options.compresses)
-            found[str(link)][number][name_of(split)] = one["settled"]
             kept.append({"link": str(link), "round": number, "contestant": name_of(split), "load": before, **one})
             print(f"{link}: {name_of(split)}: {one['settled']:.1f}/s", file=sys.stderr, flush=True)
-        _keep(kept, table(found, links), options)
-    print(table(found, links))
-    return 0
+        _write(options.results, _run(kept))
+    print(table(rates(kept)))
+    run = _run(kept)
+    against = [] if options.keep is None else problems(run)
+    if options.keep and not against:
+        _write(KEPT / f"{options.keep}.json", run)
+    for why in against:
+        print(f"not kept: {why}", file=sys.stderr)
+    return int(bool(against))
 
 
-def _keep(kept: list[dict[str, Any]], text: str, options: argparse.Namespace) -> None:
-    options.results.parent.mkdir(parents=True, exist_ok=True)
+def _run(measurements: list[dict[str, Any]]) -> dict[str, Any]:
     head, dirty = commit(ROOT)
-    about = {"commit": head, "dirty": dirty, "machine": machine(), "versions": versions()}
-    options.results.write_text(json.dumps({**about, "table": text, "measurements": kept}, indent=1) + "\n")
+    about = {"commit": head, "dirty": dirty, "machine": machine(), "versions": versions(), "until": now()}
+    return about | {"measurements": measurements}
+
+
+def _write(path: Path, run: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(run, indent=1) + "\n")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -137,7 +120,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--learning-window-s", type=float, default=24.0, help='the same for "auto"')
     parser.add_argument("--compresses", action="store_true", help="batches that compress")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    parser.add_argument("--results", type=Path, default=RESULTS / f"local-{stamp}.json", help="where they go")
+    parser.add_argument("--results", type=Path, default=KEPT / f"local-{stamp}.json", help="where they go")
+    parser.add_argument("--keep", metavar="NAME", help="keep the run as results/network/NAME.json")
     return parser.parse_args(arguments)
 
 

@@ -1,0 +1,46 @@
+"""The table of links: rates of rounds, ratios within a round, and what may be kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.network import tables
+
+FAST, SLOW = "10 Gbit/s", "200 Mbit/s"
+
+
+def measurement(link: str, number: int, contestant: str, settled: float) -> dict[str, Any]:
+    return {"link": link, "round": number, "contestant": contestant, "settled": settled}
+
+
+def rounds_of(link: str, *, auto: float) -> list[dict[str, Any]]:
+    """Three rounds, of which the second is twice as fast for everybody."""
+    rates = {"all local": 10.0, "2 local, 8 remote": 40.0, "auto": auto}
+    return [
+        measurement(link, number, name, rate * (2 if number == 1 else 1))
+        for number in range(3)
+        for name, rate in rates.items()
+    ]
+
+
+def test_ratios_are_of_the_same_round_and_links_that_miss_an_aim_come_first() -> None:
+    found = tables.rates([*rounds_of(FAST, auto=40.0), *rounds_of(SLOW, auto=30.0)])
+    slow, fast = tables.table(found).splitlines()[2:]
+    assert slow == f"| {SLOW} | 10.0 | 40.0 | 30.0 | 3.00 (3.00 to 3.00) | 0.75 (0.75 to 0.75) (2 local, 8 remote) |"
+    assert fast.startswith(f"| {FAST} | 10.0 | 40.0 | 40.0 | 4.00 (4.00 to 4.00) | 1.00 ")
+
+
+@pytest.mark.parametrize(("auto", "is_behind"), [(38.0, False), (9.4, True), (35.0, True)])
+def test_the_aims_are_95_percent_of_local_and_90_of_the_best(auto: float, is_behind: bool) -> None:
+    (rounds,) = tables.rates(rounds_of(SLOW, auto=auto)).values()
+    assert tables._behind(rounds) == is_behind
+
+
+def test_a_run_of_few_rounds_or_of_changed_files_is_not_kept() -> None:
+    run = {"commit": "c" * 40, "dirty": False, "measurements": rounds_of(FAST, auto=40.0)}
+    assert tables.problems(run) == []
+    assert tables.problems({**run, "dirty": True}) == ["it was not measured on a commit without changes"]
+    few = [one for one in run["measurements"] if one["round"] < 2]
+    assert tables.problems({**run, "measurements": few}) == [f"{FAST} has fewer rounds than 3"]
