@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import Augmented, assert_same, kill, seeded, stacked, template_pid, worker_pids
+from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid, worker_pids
 
 from dpex import DpexDataLoader
 from dpex.pools.local import signals
@@ -110,3 +111,34 @@ def test_a_death_is_noticed_although_the_trainer_ignores_sigchld() -> None:
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert_same(torch.cat(found), wanted)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_whose_end_is_not_told_to_who_ignores_sigchld_is_not_taken_for_alive(method: str) -> None:
+    """Its number would get a SIGTERM when the interpreter ends, whoever has it by then."""
+    before, others = signal.signal(signal.SIGCHLD, signal.SIG_IGN), multiprocessing.active_children()
+    try:
+        with DpexDataLoader(Augmented(8), num_workers=1, multiprocessing_context=method) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            pid = template_pid(iterator)
+            assert pid in {child.pid for child in multiprocessing.active_children()}
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert not is_alive(pid)
+    assert set(multiprocessing.active_children()) <= set(others)
+
+
+@pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
+def test_a_process_that_the_trainer_itself_waited_for_is_not_taken_for_alive() -> None:
+    """As one does that starts programs, and waits for whichever ends."""
+    others = multiprocessing.active_children()
+    with DpexDataLoader(Augmented(8), num_workers=1, seeding="batch") as loader:
+        iterator = iter(loader)
+        next(iterator)
+        pid = template_pid(iterator)
+        os.kill(pid, signal.SIGKILL)
+        assert os.waitpid(pid, 0)[0] == pid
+        with pytest.warns(RuntimeWarning, match="starting anew"):
+            assert len(list(iterator)) == 7
+    assert set(multiprocessing.active_children()) <= set(others)

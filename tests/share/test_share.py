@@ -92,6 +92,18 @@ def test_each_batch_is_made_once_and_is_the_same_for_all(begin: Begin, notes: Pa
     assert not any(training.said_of_share for training in trainings)
 
 
+def test_trainings_that_ignore_sigchld_share(begin: Begin, notes: Path, tmp_path: Path) -> None:
+    """They do not learn how the process ended that started the producer."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        trainings = [begin(), begin()]
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert _all_of(trainings) == [_expected(tmp_path)] * 2
+    assert _calls(notes) == Counter(range(SAMPLES))
+    assert not any(training.said_of_share for training in trainings)
+
+
 def test_late_training_gets_what_is_kept(begin: Begin, notes: Path, tmp_path: Path) -> None:
     first = begin()
     got = first.take(BATCHES - 1)

@@ -31,7 +31,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from dpex.errors import ClusterError
 from dpex.pools.local import signals
-from dpex.pools.local.handles import readable_within
+from dpex.pools.local.handles import ended_within, readable_within
 from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.pools.local.worker_threads import run_threads
 from dpex.system.clock import monotonic
@@ -435,10 +435,9 @@ class TemplateHandle:
                 news += self.news()
         self._closed = True
         self._control.close()
-        self._process.join(max(0.1, deadline - monotonic()))
-        if self._process.is_alive():
+        if not ended_within(self._process, max(0.1, deadline - monotonic())):
             self._process.kill()
-            self._process.join(5)
+            ended_within(self._process, 5.0)
         with contextlib.suppress(ValueError):
             self._process.close()
         return news

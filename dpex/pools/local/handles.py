@@ -21,6 +21,9 @@ from dpex.transport.arena import Segment, SegmentSpec, open_segment
 from dpex.transport.codec import Decoder
 from dpex.worker.outcome import Failure, StreamEnd
 
+UNKNOWN_EXIT = 255
+"""The exit code of a child that somebody else reaped: what `asyncio` says then."""
+
 
 class ProcessHandle:
     """Somebody else's child; offers what `multiprocessing.Process` offers to onlookers."""
@@ -63,6 +66,29 @@ class ProcessHandle:
         if self.pid is not None and self.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+
+def ended_within(process: Any, timeout_s: float) -> bool:
+    """Wait for the end of a process of `multiprocessing`, or of a `ProcessHandle`; whether it has ended."""
+    process.join(timeout_s)
+    _note_if_reaped(process)
+    return not process.is_alive()
+
+
+def _note_if_reaped(process: Any) -> None:
+    """Have `multiprocessing` know that a child has ended where nobody can learn how.
+
+    The kernel keeps that from a trainer that ignores SIGCHLD, and one that waits for any child has taken it away.
+    `multiprocessing` takes such a child for alive for ever: it keeps its descriptors, and sends SIGTERM to that number
+    as the interpreter ends, whoever has it by then.
+    """
+    started = getattr(process, "_popen", None)
+    if started is None or started.returncode is not None or started.method == "forkserver":  # the server's child
+        return
+    try:
+        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        started.returncode = UNKNOWN_EXIT
 
 
 class WorkerProcess:

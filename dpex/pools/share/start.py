@@ -22,6 +22,7 @@ from pathlib import Path
 
 from dpex.errors import ShareError
 from dpex.pools.local import signals
+from dpex.pools.local.handles import UNKNOWN_EXIT, ended_within
 from dpex.transport import descendants
 
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/")
@@ -34,8 +35,7 @@ def start_producer(listener: socket.socket, serve: Callable[[], None]) -> None:
     process = multiprocessing.get_context("fork").Process(target=_fork_again, args=(listener, serve), name="dpex-share")
     with signals.blocked():
         process.start()
-    process.join(START_LIMIT_S)
-    if process.exitcode != 0:
+    if not ended_within(process, START_LIMIT_S) or process.exitcode not in (0, UNKNOWN_EXIT):
         process.kill()
         raise ShareError(
             f"share: the process that makes the batches could not be started (exit code {process.exitcode})"
