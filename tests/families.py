@@ -10,7 +10,6 @@ import os
 import random
 import resource
 import signal
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import psutil
 import torch
 from torch.utils.data import Dataset
 from waiting import until
+from workload import wait_as_work
 
 import dpex
 
@@ -37,7 +37,7 @@ class Augmented(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.nap_s:
-            time.sleep(self.nap_s)
+            wait_as_work(self.nap_s)
         numbers = [index, random.random(), np.random.rand(), torch.rand(()).item()]
         return torch.cat([torch.tensor(numbers, dtype=torch.float64), torch.rand(self.extra, dtype=torch.float64)])
 
@@ -60,7 +60,7 @@ class ThreadSafe(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.nap_s:
-            time.sleep(self.nap_s)
+            wait_as_work(self.nap_s)
         drawn = np.random.default_rng((dpex.batch_seed(), index)).random(1 + self.extra)
         again = np.random.default_rng((torch.initial_seed(), index)).random()
         return torch.cat([torch.tensor([index, again], dtype=torch.float64), torch.from_numpy(drawn)])
@@ -78,7 +78,7 @@ class WhoMadeIt(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.nap_s:
-            time.sleep(self.nap_s)
+            wait_as_work(self.nap_s)
         return torch.tensor([index, os.getpid(), os.getppid()])
 
 

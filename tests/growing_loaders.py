@@ -18,6 +18,7 @@ from families import Augmented, assert_same, seeded, stacked
 from growing_cluster import GrowingCluster
 from torch.utils.data import DataLoader
 from waiting import until
+from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 
@@ -59,7 +60,7 @@ def train_until(enough: Callable[[], bool], loader: Any, iterator: Iterator[torc
     got, deadline = [], time.monotonic() + PATIENCE_S
     while not enough():
         got.append(next(iterator))
-        time.sleep(STEP_S)
+        wait_as_work(STEP_S)
         assert time.monotonic() < deadline, f"{loader.decisions}, {loader.stats()}, {ray.nodes()}"
     return got
 

@@ -23,6 +23,7 @@ import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
 from torch.utils.data import Sampler
+from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 
@@ -102,7 +103,7 @@ class Training:
         deadline = time.monotonic() + PATIENCE_S
         while not enough():
             self.batches.append(next(self.iterator))
-            time.sleep(step_s)
+            wait_as_work(step_s)
             assert time.monotonic() < deadline, f"{self.loader.decisions}, {self.loader.stats()}"
 
     def made_far(self) -> int:

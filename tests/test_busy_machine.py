@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import Dataset
+from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.autotune.model import Estimate
@@ -37,7 +38,7 @@ class Work(Dataset[Any]):
         return 10**6
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(self.wait_s)
+        wait_as_work(self.wait_s)
         until = time.thread_time() + self.cpu_s
         while time.thread_time() < until:
             pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import count, islice
@@ -16,7 +15,7 @@ import pytest
 import torch
 from families import is_alive
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-from waiting import until
+from waiting import meet, until
 
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
 from dpex.core.prefetch import PrefetchRules, Sizes
@@ -127,17 +126,14 @@ def test_attributes_and_length_are_the_sources() -> None:
 # -- who decodes -------------------------------------------------------------------------------------------------------
 
 
-def meet(places: Path, count: int, raw: bytes) -> int:
+def decoded_together(place: Path, many: int, raw: bytes) -> int:
     """Decode only once so many workers decode at the same time."""
-    (places / str(os.getpid())).touch()
-    until = time.monotonic() + DEADLINE_S
-    while len(list(places.iterdir())) < count and time.monotonic() < until:
-        time.sleep(0.01)
+    meet(place, many)
     return os.getpid()
 
 
 def test_more_workers_decode_than_there_are_shards(tmp_path: Path) -> None:
-    dataset = decode_in_workers(Shards(), partial(meet, tmp_path, 4))
+    dataset = decode_in_workers(Shards(), partial(decoded_together, tmp_path, 4))
     with ours(dataset, batch_size=1) as loader:
         loader.resize(local=4, prefetch=8)
         pids = {pid for batch in loader for pid in batch.tolist()}

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 from waiting import until
+from workload import wait_as_work
 
 from benchmarks.drills.trainer import Work
 from benchmarks.drills.watched import AFTER, Watched
@@ -126,7 +126,7 @@ def test_a_training_that_stands_still_with_its_workers_goes_on_as_it_was() -> No
         for each in family:
             each.suspend()
         until(lambda: all(each.status() == psutil.STATUS_STOPPED for each in family))
-        threading.Event().wait(STILL_S)
+        wait_as_work(STILL_S)
         assert training.hear()
         before = len(training.batches)
         for each in family[::-1]:

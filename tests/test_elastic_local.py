@@ -7,9 +7,9 @@ import gc
 import multiprocessing
 import random
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ from families import (
     worker_pids,
 )
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
-from waiting import until
+from waiting import meet, until
+from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.errors import FixedWorkersError, WorkerDiedError
@@ -507,7 +508,7 @@ class Streams(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         info: Any = get_worker_info()
         for number in range(self.length if info.id else self.first):
-            time.sleep(self.nap_s)
+            wait_as_work(self.nap_s)
             yield 1000 * info.id + number
 
 
@@ -718,7 +719,7 @@ def test_workers_see_the_dataset_as_it_is_at_iter(seeding: Any) -> None:
     assert stacked(loader).tolist() == list(range(0, 60, 3))
 
 
-def test_growing_in_the_middle_of_an_epoch_uses_the_dataset_of_its_beginning() -> None:
+def test_growing_in_the_middle_of_an_epoch_uses_the_dataset_of_its_beginning(tmp_path: Path) -> None:
     """What grows is forked from the template, which holds the dataset as it was at ``iter()``."""
 
     class Table(Dataset[int]):
@@ -728,7 +729,8 @@ def test_growing_in_the_middle_of_an_epoch_uses_the_dataset_of_its_beginning() -
             return 600
 
         def __getitem__(self, index: int) -> int:
-            time.sleep(0.0005)
+            if index >= 2:
+                meet(tmp_path, 3)
             return index * self.factor
 
     dataset = Table()

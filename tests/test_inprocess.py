@@ -19,6 +19,7 @@ import torch
 from families import seeded
 from torch.utils.data import Dataset
 from waiting import until
+from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.core.seeding import epoch_key, ticket_seed
@@ -308,7 +309,7 @@ class Halting(Noisy):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         first = three()
-        threading.Event().wait(0.0001)
+        wait_as_work(0.0001)
         return torch.tensor([*first, *three()], dtype=torch.float64)
 
 

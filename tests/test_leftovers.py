@@ -42,6 +42,7 @@ from multiprocessing import shared_memory
 from dpex import DpexDataLoader
 from families import Augmented, ThreadSafe
 from waiting import until
+from workload import wait_as_work
 
 # Names in shared memory tell whose they are; torch's contain the process's number.
 multiprocessing.current_process()._config["semprefix"] = "/" + os.environ["DPEX_TEST_FAMILY"]
@@ -224,7 +225,7 @@ def test_nothing_is_left_while_the_process_lives_on(family: Family) -> None:
     family.assert_nothing_is_left()
 
 
-SLOW_STEP = "__import__('time').sleep(0.02)"
+SLOW_STEP = "wait_as_work(0.02)"
 """A training step that takes so long that what a loop does meanwhile is asked of the kernel."""
 LATE = {
     "iterator still alive": "it = iter(loader()); next(it)",
@@ -324,7 +325,8 @@ def test_killing_a_trainer_whose_workers_are_busy_or_asleep(family: Family, numb
     body = """
 class Slow(Augmented):
     def __getitem__(self, index):
-        time.sleep(600 if index > 3 else 0)
+        if index > 3:
+            threading.Event().wait()
         return super().__getitem__(index)
 
 it = iter(DpexDataLoader(Slow(100), num_workers=2))

@@ -17,9 +17,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import waiting
 from families import is_alive
 from torch.utils.data import default_collate, get_worker_info
-from waiting import until
+from waiting import meet, until
+from workload import wait_as_work
 
 from dpex.core import failing_nodes
 from dpex.core.events import Notice, Released, Snapshot, TicketMade, WorkerGone, WorkerUp
@@ -83,25 +85,35 @@ class Deadly:
 
 
 class Slow:
+    """Samples that are read slowly, so that not much is made while a node is drained."""
+
     def __getitem__(self, index):
-        time.sleep(0.05)
+        wait_as_work(0.05)
         return torch.tensor(index)
 
 
-class Endless:
-    """Samples that are never there, but for the first: that one is fetched to find out whether a node can serve.
+class HeldBack:
+    """Samples that are not there before `let_go`, but for the first: that one is fetched to find out whether a node can
+    serve.
 
-    ``begun``: a file that is there once another one was asked for.
+    ``place``: a folder, where a worker that was asked for another one leaves a file.
     """
 
-    def __init__(self, begun):
-        self.begun = begun
+    def __init__(self, place):
+        self.place = place
 
     def __getitem__(self, index):
         if index:
-            self.begun.touch()
-            threading.Event().wait()
+            (self.place / str(os.getpid())).touch()
+            until((self.place / "open").exists, 10 * DEADLINE_S)
         return torch.tensor(index)
+
+    def let_go(self):
+        (self.place / "open").touch()
+
+    def begun(self):
+        """How many workers were asked for one."""
+        return sum(path.name.isdigit() for path in self.place.iterdir())
 
 
 class NodeBound:
@@ -151,7 +163,8 @@ def cluster():
     """A head without processors and one node with three; Ray is connected."""
     from ray.cluster_utils import Cluster
 
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    for module in (waiting, sys.modules[__name__]):
+        ray.cloudpickle.register_pickle_by_value(module)
     quiet = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
     made.add_node(num_cpus=3, resources={"main": 100}, object_store_memory=STORE_BYTES)
@@ -159,7 +172,8 @@ def cluster():
     yield made
     ray.shutdown()
     made.shutdown()
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    for module in (waiting, sys.modules[__name__]):
+        ray.cloudpickle.unregister_pickle_by_value(module)
 
 
 @contextlib.contextmanager
@@ -231,7 +245,7 @@ class Driver:
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
             assert time.monotonic() < deadline, self.events
-            select.select(self.pool.descriptors(), [], [], 1.0)
+            select.select(self.pool.descriptors(), [], [], 0.1)
             heard = self.pool.poll()
             while heard:
                 event = heard.popleft()
@@ -486,21 +500,26 @@ def same(value):
     return value
 
 
-def test_growing_and_shrinking_while_it_works(main_node):
-    with Driver(Slow(), 1) as driver:
+def test_growing_and_shrinking_while_it_works(main_node, tmp_path):
+    samples = HeldBack(tmp_path)
+    with Driver(samples, 1) as driver:
         driver.wait_up(1)
-        driver.send([Ticket(i, [i], 0) for i in range(4)])
+        driver.send([Ticket(i, [i + 1], 0) for i in range(4)])
+        driver.listen_until(lambda: samples.begun() == 1)
         driver.pool.resize(3)
         assert driver.pool.counts.wanted == 3
         driver.wait_up(3)
         for i in range(4, 12):
-            driver.send([Ticket(i, [i], 0)])
+            driver.send([Ticket(i, [i + 1], 0)])
+        driver.listen_until(lambda: samples.begun() == 3)
         driver.pool.resize(1)
+        assert not driver.made
+        samples.let_go()
         driver.listen_until(lambda: len(driver.made) == 12 and driver.pool.counts.running == 1)
         gone = driver.of(WorkerGone)
         assert [(event.lost, event.expected) for event in gone] == [((), True)] * 2
         assert sorted(driver.made) == list(range(12))
-        driver.make([[(12, [12])]])
+        driver.make([[(12, [13])]])
 
 
 def test_requests_beyond_the_cluster_stay_pending(main_node):
@@ -523,12 +542,14 @@ def test_an_error_looks_as_from_torch(main_node):
             failure.wrapper.reraise()
 
 
-def test_a_killed_worker_loses_its_tickets_and_is_replaced(main_node):
-    with Driver(Slow(), 2) as driver:
+def test_a_killed_worker_loses_its_tickets_and_is_replaced(main_node, tmp_path):
+    samples = HeldBack(tmp_path)
+    with Driver(samples, 2) as driver:
         driver.wait_up(2)
         pids, workers = driver.pids(), driver.pool.workers()
         for i in range(8):
-            driver.send([Ticket(i, [i], 0)])
+            driver.send([Ticket(i, [i + 1], 0)])
+        driver.listen_until(lambda: samples.begun() == 2)
         os.kill(pids[0], signal.SIGKILL)
         driver.listen_until(lambda: driver.of(WorkerGone))
         (gone,) = driver.of(WorkerGone)
@@ -538,9 +559,11 @@ def test_a_killed_worker_loses_its_tickets_and_is_replaced(main_node):
         assert gone.guilty is None or gone.guilty in gone.lost
         assert str(gone.pid) in gone.why
         assert driver.pool.crashes <= 1
+        samples.let_go()
         driver.listen_until(lambda: {*driver.made, *driver.lost()} == set(range(8)))
+        assert driver.lost()
         driver.wait_up(2)
-        driver.make([[(number, [number])] for number in driver.lost()])
+        driver.make([[(number, [number + 1])] for number in driver.lost()])
         assert sorted(driver.made) == list(range(8))
 
 
@@ -575,23 +598,27 @@ def test_the_deadly_ticket_of_a_group_is_found(main_node):
         assert sorted(driver.made) == [*range(10, 13), *range(14, 20)]
 
 
-def test_a_killed_agent_loses_its_tickets_without_blame_and_is_replaced(main_node):
-    with Driver(Slow(), 2) as driver:
+def test_a_killed_agent_loses_its_tickets_without_blame_and_is_replaced(main_node, tmp_path):
+    samples = HeldBack(tmp_path)
+    with Driver(samples, 2) as driver:
         driver.wait_up(2)
         for i in range(8):
-            driver.send([Ticket(i, [i], 0)])
+            driver.send([Ticket(i, [i + 1], 0)])
+        driver.listen_until(lambda: samples.begun() == 2)
         (agent,) = driver.agent_processes()
         agent.kill()
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 2)
         assert not any(gone.expected or gone.guilty is not None for gone in driver.of(WorkerGone))
-        assert {*driver.made, *driver.lost()} == set(range(8))
+        assert not driver.made
+        assert sorted(driver.lost()) == list(range(8))
+        samples.let_go()
         driver.wait_up(2)
-        driver.make([[(number, [number])] for number in driver.lost()])
+        driver.make([[(number, [number + 1])] for number in driver.lost()])
         assert agent.pid not in {one.pid for one in driver.agent_processes()}
 
 
 def test_a_killed_guardian_takes_its_processes_along_and_is_replaced(main_node):
-    with Driver(Slow(), 2) as driver:
+    with Driver(Numbers(), 2) as driver:
         driver.wait_up(2)
         pids = [*driver.pids(), *(agent.pid for agent in driver.agent_processes())]
         (node,) = driver.pool._nodes._nodes.values()
@@ -608,7 +635,7 @@ sys.path[:] = {path!r}
 import test_ray_pool
 ray.init(address={address!r}, log_to_driver=False)
 ray.cloudpickle.register_pickle_by_value(test_ray_pool)
-driver = test_ray_pool.Driver(test_ray_pool.Slow(), 2)
+driver = test_ray_pool.Driver(test_ray_pool.Numbers(), 2)
 driver.wait_up(2)
 print(*driver.pids(), *(agent.pid for agent in driver.agent_processes()), flush=True)
 threading.Event().wait()
@@ -654,23 +681,27 @@ def test_workers_leave_a_node_that_is_drained(cluster):
 
 
 class Visible:
-    """Says which GPUs its worker sees."""
+    """Says which GPUs its worker sees, once two workers are asked; the first is asked whether a node can serve."""
+
+    def __init__(self, place):
+        self.place = place
 
     def __getitem__(self, index):
-        time.sleep(0.01)
+        if index:
+            meet(self.place, 2)
         return os.environ["CUDA_VISIBLE_DEVICES"], os.getpid()
 
 
-def test_a_worker_with_a_gpu_has_an_agent_of_its_own_that_sees_it(cluster):
+def test_a_worker_with_a_gpu_has_an_agent_of_its_own_that_sees_it(cluster, tmp_path):
     options = {"num_gpus": 1}
     with (
         extra_node(cluster, num_cpus=2, num_gpus=2, resources={"gpu node": 2}),
         Driver(
-            Visible(), 2, resources={"gpu node": 1}, options=options, collate_fn=same, auto_collation=False
+            Visible(tmp_path), 2, resources={"gpu node": 1}, options=options, collate_fn=same, auto_collation=False
         ) as driver,
     ):
         driver.wait_up(2)
-        seen = set(driver.make(grouped(60, 1, lambda i: i)).values())
+        seen = set(driver.make(grouped(60, 1, lambda i: i + 1)).values())
         assert {devices for devices, _ in seen} == {"0", "1"}
         assert len(seen) == 2
         driver.pool.resize(1)
@@ -693,23 +724,23 @@ def test_a_runtime_environment_that_ray_refuses_is_told(main_node, tmp_path):
         assert str(tmp_path) in driver.pool.failed
 
 
-def test_a_removed_node_loses_its_tickets_without_blame(cluster):
+def test_a_removed_node_loses_its_tickets_without_blame(cluster, tmp_path):
+    samples = HeldBack(tmp_path)
     with extra_node(cluster, num_cpus=2, resources={"doomed": 2}) as node:
-        with Driver(Slow(), 2, resources={"doomed": 1}) as driver:
+        with Driver(samples, 2, resources={"doomed": 1}) as driver:
             driver.wait_up(2)
-            os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
             sent = 0
 
-            def both_gone():
+            def with_one_more(enough):
                 nonlocal sent
-                if driver.pool.send([Ticket(sent, [sent], 0)], 0):
-                    sent += 1
-                return len(driver.of(WorkerGone)) == 2
+                sent += driver.pool.send([Ticket(sent, [sent + 1], 0)], 0)
+                return enough()
 
-            driver.listen_until(both_gone)
-            lost = [number for gone in driver.of(WorkerGone) for number in gone.lost]
-            assert sorted([*driver.made, *lost]) == list(range(sent))
-            assert lost
+            driver.listen_until(lambda: with_one_more(lambda: samples.begun() == 2))
+            os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+            driver.listen_until(lambda: with_one_more(lambda: len(driver.of(WorkerGone)) == 2))
+            assert not driver.made
+            assert sorted(driver.lost()) == list(range(sent))
             assert not any(gone.expected for gone in driver.of(WorkerGone))
             assert driver.pool.counts.running == 0
             driver.listen_until(lambda: driver.pool.failed is not None)
@@ -717,14 +748,14 @@ def test_a_removed_node_loses_its_tickets_without_blame(cluster):
 
 
 def test_a_node_that_leaves_is_to_blame_and_not_the_only_ticket_of_its_worker(cluster, tmp_path):
-    doomed, begun = {"doomed": 1}, tmp_path / "begun"
+    doomed, samples = {"doomed": 1}, HeldBack(tmp_path)
     with (
         extra_node(cluster, num_cpus=1, resources=doomed) as node,
-        Driver(Endless(begun), 1, resources=doomed) as driver,
+        Driver(samples, 1, resources=doomed) as driver,
     ):
         driver.wait_up(1)
         driver.send([Ticket(0, [1], 0)])
-        driver.listen_until(begun.exists)
+        driver.listen_until(samples.begun)
         cluster.remove_node(node, allow_graceful=True)
         driver.listen_until(lambda: driver.of(WorkerGone))
         (gone,) = driver.of(WorkerGone)
@@ -732,11 +763,11 @@ def test_a_node_that_leaves_is_to_blame_and_not_the_only_ticket_of_its_worker(cl
 
 
 def test_the_only_ticket_of_a_killed_worker_is_to_blame(main_node, tmp_path):
-    begun = tmp_path / "begun"
-    with Driver(Endless(begun), 1) as driver:
+    samples = HeldBack(tmp_path)
+    with Driver(samples, 1) as driver:
         driver.wait_up(1)
         driver.send([Ticket(0, [1], 0)])
-        driver.listen_until(begun.exists)
+        driver.listen_until(samples.begun)
         os.kill(*driver.pids(), signal.SIGKILL)
         driver.listen_until(lambda: driver.of(WorkerGone))
         (gone,) = driver.of(WorkerGone)
@@ -881,11 +912,14 @@ def test_a_snapshot_replays_what_came_after_it(main_node):
             assert torch.equal(driver.made[5000][0], made[after])
 
 
-def test_results_of_an_earlier_epoch_are_dropped(main_node):
-    with Driver(Slow(), 1) as driver:
+def test_results_of_an_earlier_epoch_are_dropped(main_node, tmp_path):
+    samples = HeldBack(tmp_path)
+    with Driver(samples, 1) as driver:
         driver.wait_up(1)
-        driver.send([Ticket(i, [i], 0) for i in range(3)], epoch=0)
+        driver.send([Ticket(i, [i + 1], 0) for i in range(3)], epoch=0)
+        driver.listen_until(samples.begun)
         driver.pool.new_epoch(1)
+        samples.let_go()
         made = driver.make([[(0, [100])]], epoch=1)
         assert made[0].tolist() == [100]
         assert [event.epoch for event in driver.of(TicketMade)] == [1]
@@ -943,16 +977,19 @@ def test_parked_nodes_go_to_pools_with_the_same_options_once():
     assert (small.has_ended, large.has_ended) == (True, False)
 
 
-def test_closing_in_the_middle_is_idempotent_and_leaves_no_process(unshared):
-    driver = Driver(Slow(), 2)
+def test_closing_in_the_middle_is_idempotent_and_leaves_no_process(unshared, tmp_path):
+    samples = HeldBack(tmp_path)
+    driver = Driver(samples, 2)
     driver.wait_up(2)
     pids = [*driver.pids(), *(agent.pid for agent in driver.agent_processes())]
     assert len(pids) == 3
     for i in range(4):
-        driver.send([Ticket(i, [i], 0)])
+        driver.send([Ticket(i, [i + 1], 0)])
+    driver.listen_until(lambda: samples.begun() == 2)
     driver.pool.close(5.0)
     driver.pool.close(5.0)
     assert not driver.pool.poll()
+    samples.let_go()
     until(lambda: not any(map(is_alive, pids)), DEADLINE_S)
 
 

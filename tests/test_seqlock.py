@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import sleep
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ class Reader:
 
     def __init__(self, read: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
         self._looked = threading.Event()
+        self._pauses = seqlock.sleep
         self.found: list[Any] = []
         self._thread = threading.Thread(target=lambda: self._read(read), name="reader")
         monkeypatch.setattr(seqlock, "sleep", self._pause)
@@ -30,7 +30,7 @@ class Reader:
 
     def _pause(self, seconds: float) -> None:
         self._looked.set()
-        sleep(seconds)
+        self._pauses(seconds)
 
     def begin(self) -> None:
         self._thread.start()

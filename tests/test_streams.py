@@ -214,15 +214,16 @@ def test_torchs_warning_of_many_workers_is_about_the_users_number_only(
 
 
 RANK = """
-import sys, time, torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 from dpex import DpexDataLoader
+from workload import wait_as_work
 
 class Reads(IterableDataset):
     def __init__(self, wait_s): self.wait_s = wait_s
     def __iter__(self):
         for number in range(40):
-            time.sleep(self.wait_s)
+            wait_as_work(self.wait_s)
             yield torch.tensor([float(number)])
 
 rank = int(sys.argv[1])
@@ -247,7 +248,7 @@ def test_ranks_of_unequal_speed_have_as_many_batches_in_each_epoch(tmp_path: Pat
     """An all-reduce for each step would hang, or fail, if they had not."""
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    environ = os.environ | {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
+    environ = os.environ | {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "PYTHONPATH": str(Path(__file__).parent)}
     ranks = [
         subprocess.Popen(
             [sys.executable, script, str(rank), str(tmp_path / "meeting")],

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import torch
 from families import Augmented, ThreadSafe, assert_same, is_alive, kill, living_workers, seeded, stacked, template_pid
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, meet, until
 
 import dpex
 from dpex import DpexDataLoader, OptionError, WorkerDiedError
@@ -291,11 +290,34 @@ def test_a_hanging_thread_does_not_stop_the_end(tmp_path: Path) -> None:
     until(lambda: not any(map(is_alive, pids)))
 
 
-class Informed(ThreadSafe):
+class Meeting(ThreadSafe):
+    """Once the folder ``place`` is there, samples wait until so many threads ``many`` make some."""
+
+    place: Path
+    many: int
+
+    def meet_others(self) -> None:
+        if self.place.exists():
+            meet(self.place, self.many)
+
+
+def of_all_threads(dataset: Meeting, place: Path, **options: Any) -> torch.Tensor:
+    """An epoch of which each of six workers made some, though none begins before the first batch is known to draw
+    nothing."""
+    dataset.place, dataset.many = place / "meeting", 6
+    with loader_of(dataset, dataset.many, **options) as loader:
+        iterator = iter(loader)
+        got = [next(iterator)]
+        until(lambda: iterator._engine._supply.collect() or loader.stats().pools["local"].running == dataset.many)
+        dataset.place.mkdir()
+        return torch.cat([*got, *iterator])
+
+
+class Informed(Meeting):
     """Sample: index, worker id, its seed less the id, number of workers, pid, thread, whether its dataset is this."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.002)
+        self.meet_others()
         info = get_worker_info()
         assert info is not None
         assert isinstance(info, torch.utils.data._utils.worker.WorkerInfo)
@@ -305,9 +327,8 @@ class Informed(ThreadSafe):
         return torch.tensor([index, info.id, info.seed - info.id, info.num_workers, os.getpid(), ident, own])
 
 
-def test_get_worker_info_is_that_of_the_thread() -> None:
-    with loader_of(Informed(LENGTH), 6) as loader:
-        rows = stacked(loader)
+def test_get_worker_info_is_that_of_the_thread(tmp_path: Path) -> None:
+    rows = of_all_threads(Informed(LENGTH), tmp_path)
     assert set(rows[:, 3].tolist()) == {6}
     assert len(rows[:, 2].unique()) == 1
     assert rows[:, 6].all()
@@ -318,11 +339,13 @@ def test_get_worker_info_is_that_of_the_thread() -> None:
     assert len(threads) >= 3
 
 
-class Counted(ThreadSafe):
+class Counted(Meeting):
+    """Sample: index, how often its dataset was prepared, pid."""
+
     prepared = 0
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.002)
+        self.meet_others()
         return torch.tensor([index, self.prepared, os.getpid()])
 
 
@@ -339,8 +362,8 @@ def fail(worker: int) -> None:
     raise ValueError(f"worker {worker} cannot")
 
 
-def test_worker_init_fn_is_called_once_for_a_process_and_may_draw() -> None:
-    rows = stacked(loader_of(Counted(LENGTH), 6, worker_init_fn=prepare))
+def test_worker_init_fn_is_called_once_for_a_process_and_may_draw(tmp_path: Path) -> None:
+    rows = of_all_threads(Counted(LENGTH), tmp_path, worker_init_fn=prepare)
     assert rows[:, 1].tolist() == [1] * LENGTH
     assert len(rows[:, 2].unique()) == PROCESSES
 

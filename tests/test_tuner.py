@@ -20,6 +20,7 @@ import torch
 from families import Augmented, WhoMadeIt, assert_same, seeded, stacked
 from torch.utils.data import IterableDataset
 from waiting import until
+from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.room import RoomFound, RoomWanted
@@ -71,7 +72,7 @@ def train(loader: Any, enough: Callable[[], Any], step_s: float = 0.0, patience_
     deadline = time.monotonic() + patience_s
     for number, _ in enumerate(iterator):
         if step_s:
-            time.sleep(step_s)
+            wait_as_work(step_s)
         if number % 8 == 0 and enough():
             return iterator
         assert time.monotonic() < deadline, f"{loader.decisions}, {loader.stats()}"
@@ -211,7 +212,7 @@ def test_resize_fixes_what_it_names(caplog: pytest.LogCaptureFixture) -> None:
 class Stream(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         for index in range(400):
-            time.sleep(0.001)
+            wait_as_work(0.001)
             yield torch.tensor([index])
 
 

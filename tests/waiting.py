@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PATIENCE_S = 60.0
@@ -27,3 +30,12 @@ def until(
         assert time.monotonic() < deadline, f"waited {patience_s} s in vain for {true if told is None else told()}"
         time.sleep(pause_s)
     return value
+
+
+def meet(place: Path, many: int, patience_s: float = PATIENCE_S) -> None:
+    """Return once so many threads of whatever processes of this machine have called this with ``place``, a folder.
+
+    Samples that meet are sure to be made by so many workers.
+    """
+    (place / f"{os.getpid()} {threading.get_native_id()}").touch()
+    until(lambda: len(list(place.iterdir())) >= many, patience_s, told=lambda: f"{many} of {list(place.iterdir())}")

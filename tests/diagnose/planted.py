@@ -16,6 +16,7 @@ from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis
 from dpex.diagnose.verdict import ENOUGH_BATCHES
 from tests.waiting import until
+from tests.workload import wait_as_work
 
 
 def compute(cpu_s: float) -> None:
@@ -37,7 +38,7 @@ class Planted(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         wait_s = self.wait_s + (self.slow_s if self.every and index % self.every == 0 else 0.0)
         if wait_s:
-            time.sleep(wait_s)
+            wait_as_work(wait_s)
         if self.cpu_s:
             compute(self.cpu_s)
         return self.value(index)
@@ -50,7 +51,7 @@ class Spread(Planted):
     """Waits of very different length, none of them hopeless."""
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(self.wait_s * (0.2, 0.3, 4.0, 0.2, 0.3, 0.2, 2.5, 0.3)[index % 8])
+        wait_as_work(self.wait_s * (0.2, 0.3, 4.0, 0.2, 0.3, 0.2, 2.5, 0.3)[index % 8])
         return self.value(index)
 
 
@@ -89,7 +90,7 @@ class SlowSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         for index in range(self.size):
-            time.sleep(self.seconds)
+            wait_as_work(self.seconds)
             yield index
 
     def __len__(self) -> int:
@@ -97,7 +98,7 @@ class SlowSampler(Sampler[int]):
 
 
 def slow_start(worker: int) -> None:
-    time.sleep(1.5)
+    wait_as_work(1.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +204,7 @@ class Uneven(Planted):
 
     def value(self, index: int) -> Any:
         if os.environ.get("DPEX_TEST_NODE") == "slow":
-            time.sleep(0.02)
+            wait_as_work(0.02)
         compute(0.001)
         return torch.zeros(3)
 
@@ -220,7 +221,7 @@ def train(loader: Iterable[Any], step_s: float) -> None:
     began = time.perf_counter()
     for number, _ in enumerate(loader):
         if step_s:
-            time.sleep(step_s)
+            wait_as_work(step_s)
         if number > 2 * ENOUGH_BATCHES and time.perf_counter() - began > LONG_S:
             return
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
+from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.core.sample_policy import AS_TORCH
@@ -41,7 +41,7 @@ class Slow(Dataset[Any]):
         return 64
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(0.12 if index in SLOW else 0.002)
+        wait_as_work(0.12 if index in SLOW else 0.002)
         return torch.full((2,), float(index))
 
 

@@ -16,6 +16,7 @@ import torch
 from async_device import AsyncDevice, DeviceTensor
 from torch.utils.data import DataLoader
 from waiting import until
+from workload import wait_as_work
 
 import dpex
 from dpex import Facts, IteratorClosedError, OptionError
@@ -305,7 +306,7 @@ def test_a_forked_process_is_told() -> None:
 def test_waits_are_put_down_to_what_the_iterable_took() -> None:
     def numbers() -> Iterator[int]:
         for number in range(30):
-            threading.Event().wait(0.005)
+            wait_as_work(0.005)
             yield number
 
     batches = dpex.prefetch(numbers(), name="numbers", metrics_port=0)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import Dataset
+from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 
@@ -38,7 +39,7 @@ class Waits(Dataset[torch.Tensor]):
         return 10**6
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.wait_s)
+        wait_as_work(self.wait_s)
         return torch.full((1000,), float(index))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import Dataset
+from workload import wait_as_work
 
 import dpex
 from dpex import CapturedGraphError, DpexDataLoader
@@ -278,4 +279,4 @@ def iterate_slowly(iterator: Iterator[Any], spent: list[float]) -> Iterator[Any]
             return
         spent.append(time.perf_counter() - began)
         yield batch
-        time.sleep(0.002)
+        wait_as_work(0.002)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import Dataset
+from workload import wait_as_work
 
 from dpex import DpexDataLoader
 
@@ -29,7 +30,7 @@ class Slow(Dataset[torch.Tensor]):
         return 300
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(WAIT_S)
+        wait_as_work(WAIT_S)
         return torch.full((1000,), float(index))
 
 

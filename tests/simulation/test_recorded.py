@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from workload import wait_as_work
 
 from benchmarks.simulation.recorded import described, main
 from benchmarks.simulation.scenarios import Scenario, scenario_of
@@ -81,7 +81,7 @@ class Waiting:
         return 10**7
 
     def __getitem__(self, index: int) -> int:
-        time.sleep(0.002)
+        wait_as_work(0.002)
         return index
 
 

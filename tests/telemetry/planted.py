@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import select
 import sys
-import time
 
 import torch
 
 from dpex import DpexDataLoader
 from dpex.telemetry.exporter import exporter
+from tests.workload import wait_as_work
 
 
 class Planted(torch.utils.data.Dataset[torch.Tensor]):
@@ -24,7 +24,7 @@ class Planted(torch.utils.data.Dataset[torch.Tensor]):
         return 10**9
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.load_s)
+        wait_as_work(self.load_s)
         return torch.zeros(1)
 
 
@@ -45,7 +45,7 @@ def main() -> None:
                 data.load_s, train_s = (float(word) / 1000 for word in line.split())
                 print("done", flush=True)
             next(batches)
-            time.sleep(train_s)
+            wait_as_work(train_s)
 
 
 if __name__ == "__main__":

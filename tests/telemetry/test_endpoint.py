@@ -26,6 +26,7 @@ import torch
 from families import Augmented
 from torch.utils.data import IterableDataset
 from waiting import until
+from workload import wait_as_work
 
 from dpex import DpexDataLoader, MetricsConfig, TLSConfig
 from dpex.errors import OptionError
@@ -145,7 +146,7 @@ def test_wall_time_is_wait_transfer_and_work() -> None:
         batches = iter(loader)  # starts the endpoint, which is in no pass
         began = time.perf_counter()
         for _ in batches:
-            time.sleep(0.02)
+            wait_as_work(0.02)
         wall_s = time.perf_counter() - began
         found = scrape()
     total_s = value(found, "dpex_consumer_seconds_total")
@@ -160,12 +161,12 @@ class OneIsSlow(Augmented):
     """Sample 20 takes 300 ms."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.3 if index == 20 else 0.001)
+        wait_as_work(0.3 if index == 20 else 0.001)
         return torch.zeros(3)
 
 
 def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
-    time.sleep(0.02)
+    wait_as_work(0.02)
     return torch.stack(samples)
 
 

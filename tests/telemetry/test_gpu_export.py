@@ -30,6 +30,7 @@ from dpex.system.gpu import watch
 from dpex.system.gpu.stall import GpuStall
 from dpex.telemetry.exporter import exporter
 from waiting import until
+from workload import wait_as_work
 
 def scrape():
     with urllib.request.urlopen(f"http://localhost:{exporter.port}/metrics", timeout=60) as answer:
@@ -152,7 +153,7 @@ used[0] = ""
 class Slow:
     __len__ = lambda self: 8
     def __getitem__(self, index):
-        time.sleep(0.002)
+        wait_as_work(0.002)
         return index
 
 def stall_s(found, loader):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
+from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.engine.plan import EnginePlan
@@ -343,7 +344,7 @@ class Slow(Dataset[int]):
         return 12
 
     def __getitem__(self, index: int) -> int:
-        time.sleep(0.002)
+        wait_as_work(0.002)
         return index
 
 

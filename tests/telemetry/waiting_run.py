@@ -21,6 +21,7 @@ from dpex import AutotuneConfig, DpexDataLoader
 from dpex.system.gpu.nvml import GpuSample
 from dpex.system.gpu.stall import GpuSteps
 from dpex.telemetry.exporter import exporter
+from tests.workload import wait_as_work
 
 GPU_STALL = 0.25
 BATCH = 2
@@ -34,7 +35,7 @@ class Slow(Dataset[torch.Tensor]):
         return 1_000_000
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.nap_s)
+        wait_as_work(self.nap_s)
         return torch.zeros(1000)
 
 
@@ -87,7 +88,7 @@ def train(batches: Iterator[torch.Tensor], step_s: float, log: Path, over: threa
             next(batches)
             got = time.perf_counter()
             waited_s += got - asked
-            time.sleep(step_s)
+            wait_as_work(step_s)
             lines.write(f"{time.time()} {waited_s} {time.perf_counter() - began}\n")
 
 

@@ -12,6 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+PATIENCE_S = 60.0
+"""Nothing takes a tenth of that but on a machine that has much else to do."""
+
 
 class Numbers(Dataset):
     def __len__(self):
@@ -60,7 +63,10 @@ def let_gloo_come_to_rest():
     lets go of the tensors of the last collective call only as the interpreter ends, as it did not run for a while,
     aborts the process: "terminate called without an active exception".
     """
-    while any(is_at_work(task) for task in Path("/proc/self/task").iterdir()):
+    deadline = time.monotonic() + PATIENCE_S
+    while at_work := [str(task) for task in Path("/proc/self/task").iterdir() if is_at_work(task)]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"threads of gloo's are still at work after {PATIENCE_S} s: {at_work}")
         time.sleep(0.01)  # and let it have the interpreter, if it is that it waits for
 
 
