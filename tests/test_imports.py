@@ -32,6 +32,7 @@ PURE = {
     "dpex.core.prefetch": set(),
     "dpex.stats": set(),
     "dpex.pools.share.cache": set(),
+    "dpex.pools.agent.compression_rule": set(),
     "dpex.core.names": set(),
     "dpex.core.readable": set(),
     "dpex.core.streams": {"logging"},

@@ -22,6 +22,7 @@ from benchmarks.machine import commit, load, machine, versions
 from benchmarks.network.links import Link, Network, why_not
 from benchmarks.network.measure import Request
 from benchmarks.network.tables import KEPT, problems, rates, table
+from benchmarks.network.work import CONTENTS
 from benchmarks.process import ROOT
 
 LOCAL, REMOTE = 2, 8
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, split in turns(options.rounds, SPLITS):
             window_s = options.window_s if split is not None else options.learning_window_s
             before = load()
-            one = measured(link, split, window_s, compresses=options.compresses)
+            one = measured(link, split, window_s, content=options.content)
             kept.append({"link": str(link), "round": number, "contestant": name_of(split), "load": before, **one})
             print(f"{link}: {name_of(split)}: {one['settled']:.1f}/s", file=sys.stderr, flush=True)
         _write(options.results, _run(kept))
@@ -118,7 +119,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
     parser.add_argument("--window-s", type=float, default=8.0, help="seconds of a measurement; its second half counts")
     parser.add_argument("--learning-window-s", type=float, default=24.0, help='the same for "auto"')
-    parser.add_argument("--compresses", action="store_true", help="batches that compress")
+    parser.add_argument("--content", choices=CONTENTS, default="noise", help="of the batches (noise)")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     parser.add_argument("--results", type=Path, default=KEPT / f"local-{stamp}.json", help="where they go")
     parser.add_argument("--keep", metavar="NAME", help="keep the run as results/network/NAME.json")

@@ -13,15 +13,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from benchmarks.network.links import Network
 from benchmarks.network.nodes import ProcessNodes
-from benchmarks.network.work import Photographs
+from benchmarks.network.work import WaitingSamples
+from benchmarks.process import MeasurementError
 from dpex import AutotuneConfig, DpexDataLoader, PoolStats
 from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.loader import sizing
 from dpex.loader.runtime import LoaderRuntime
+from dpex.pools.agent import pool as agent_pool
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
+from dpex.transport.compression import can_compress
 
 BATCH = 16
 SETTLED = 0.5
@@ -32,8 +37,10 @@ SETTLED = 0.5
 class Request:
     """split: local and remote workers, None for "auto". most: of either for "auto". nodes: namespaces of the agents,
     and the trainer's address for each. rooms: workers that each has room for. least_remote: batches of remote workers
-    that there must be at the end. change_at_s: when the change of the link
-    is announced on standard output, 0 for never."""
+    that there must be at the end. change_at_s: when the change of the link is announced on standard output, 0 for
+    never. content: of samples (see `work`). may_compress: whether the trainer takes compressed batches. agents_look_in:
+    directories in which agents look for packages first. compares: whether each batch is compared with what it should
+    be."""
 
     split: tuple[int, int] | None
     most: tuple[int, int]
@@ -43,7 +50,10 @@ class Request:
     window_s: float
     wait_s: float = 0.1
     side: int = 224
-    compresses: bool = False
+    content: str = "noise"
+    may_compress: bool = True
+    agents_look_in: Sequence[str] = ()
+    compares: bool = False
     least_remote: int = 0
     change_at_s: float = 0.0
 
@@ -63,13 +73,14 @@ class Room:
 @contextmanager
 def agents_of(request: Request) -> Any:
     """Have remote pools made of agents in the request's namespaces."""
-    make = PoolFactory.__call__
+    make, may_compress = PoolFactory.__call__, request.may_compress and can_compress()
     enter = [Network.enter(node) for node in request.nodes]
 
     def made(self: PoolFactory, name: str, count: int, setup: Any, shared_queue: bool) -> Any:
         if name != "remote":
             return make(self, name, count, setup, shared_queue)
         nodes = ProcessNodes(setup, list(request.rooms), "0.0.0.0", request.reached_at, enter)
+        nodes.path = [*request.agents_look_in, *nodes.path]
         return RemotePool(nodes, shared_queue=shared_queue, first_workers=count, probe_index=0)
 
     Room.most = request.most[1]
@@ -77,13 +88,14 @@ def agents_of(request: Request) -> Any:
         patch.object(PoolFactory, "__call__", made),
         patch.object(LoaderRuntime, "hold_cluster", lambda self, head_address: None),
         patch.object(sizing, "RemoteRoom", Room),
+        patch.object(agent_pool, "can_compress", lambda: may_compress),
     ):
         yield
 
 
 def loader_of(request: Request) -> DpexDataLoader[Any]:
     """The loader that is measured."""
-    dataset = Photographs(side=request.side, wait_s=request.wait_s / BATCH, compresses=request.compresses)
+    dataset = WaitingSamples(side=request.side, wait_s=request.wait_s / BATCH, content=request.content)
     common: dict[str, Any] = {"batch_size": BATCH, "seeding": "batch", "distribute_mode": True}
     if request.split is None:
         local, remote = request.most
@@ -99,7 +111,9 @@ def course(loader: DpexDataLoader[Any], request: Request, changes: Callable[[flo
     """When each batch came, in seconds; a fixed split is measured from when its workers run."""
     began, times = time.monotonic(), []
     is_up = request.split is None
-    for _ in loader:
+    for number, batch in enumerate(loader):
+        if request.compares and not torch.equal(batch, _expected(loader, number)):
+            raise MeasurementError(f"batch {number} is not what it should be")
         if not is_up:
             is_up = sum(pool.running for pool in loader.stats().pools.values()) == sum(request.split or ())
             began = time.monotonic()
@@ -109,6 +123,11 @@ def course(loader: DpexDataLoader[Any], request: Request, changes: Callable[[flo
         if times[-1] >= request.window_s and _remote(loader).tickets >= request.least_remote:
             break
     return times
+
+
+def _expected(loader: DpexDataLoader[Any], number: int) -> torch.Tensor:
+    made = loader.dataset.made  # type: ignore[attr-defined]
+    return torch.stack([made(BATCH * number + at) for at in range(BATCH)])
 
 
 def _remote(loader: DpexDataLoader[Any]) -> PoolStats:

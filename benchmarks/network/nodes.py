@@ -54,6 +54,8 @@ class ProcessNodes:
         self._reached_at = reached_at or [address] * len(rooms)
         self._enter = enter or [()] * len(rooms)
         self._near = near
+        self.path = list(sys.path)
+        """Where agents look for packages."""
         self._landing = Arena(shared=False)
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = _nobody
@@ -87,7 +89,7 @@ class ProcessNodes:
         read, write = os.pipe()
         _, report = os.pipe()
         code = "import sys; sys.path[:] = {!r}; from dpex.pools.agent.main import main; main({})"
-        command = [*self._enter[agent], sys.executable, "-c", code.format(sys.path, read)]
+        command = [*self._enter[agent], sys.executable, "-c", code.format(self.path, read)]
         self.processes[agent] = subprocess.Popen(command, pass_fds=[read, report], stdin=subprocess.DEVNULL)
         os.close(read)
         local = self.server.local if agent in self._near else None

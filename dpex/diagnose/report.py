@@ -229,13 +229,16 @@ def _transforms(facts: Facts) -> ReportSection:
     return ReportSection(title="Transforms", header=header, rows=rows, lines=(how,))
 
 
+_NETWORK = ("network while sending", "sent again", "round trip", "saved by compression")
+
+
 def _machines(nodes: Sequence[NodeFacts]) -> ReportSection:
     """Slowest first."""
     ordered = sorted(nodes, key=lambda node: -node.busy_s / max(1, node.tickets))
     is_measured = any(node.sending_s for node in ordered)
     rows = tuple((*_machine(node), *(_network(node) if is_measured else ())) for node in ordered)
     header = ("machine", "batches", "time per batch", "CPU per batch", "waiting for a CPU")
-    network = ("network while sending", "sent again", "round trip") if is_measured else ()
+    network = _NETWORK if is_measured else ()
     lines = (f"All batches were made on one machine: {ordered[0].name}.",) if len(ordered) == 1 else ()
     return ReportSection(
         title="Slowest machines" if len(ordered) > 1 else "Machines", header=(*header, *network), rows=rows, lines=lines
@@ -249,12 +252,14 @@ def _machine(node: NodeFacts) -> tuple[str, ...]:
 
 
 def _network(node: NodeFacts) -> tuple[str, ...]:
-    """What the way from a machine carries while something is under way, what was lost on it, and its length."""
+    """What the way from a machine carries while something is under way, what was lost on it, its length, and the part
+    of the batches that compression kept off it."""
     if not node.sending_s:
-        return ("", "", "")
+        return ("",) * len(_NETWORK)
     bandwidth = f"{size(node.sent_bytes / node.sending_s)}/s"
     lost = fine_percent(node.resent_bytes / max(1, node.sent_bytes + node.resent_bytes))
-    return (bandwidth, lost, duration(node.round_trip_s))
+    saved = fine_percent(node.saved_bytes / max(1, node.sent_bytes + node.saved_bytes))
+    return (bandwidth, lost, duration(node.round_trip_s), saved)
 
 
 def _slow_samples(facts: Facts) -> ReportSection:

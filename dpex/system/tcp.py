@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 _LEVEL_BYTES = 256
 """More than the structure has: the kernel hands out as much as it knows."""
-_AT_RTT, _AT_ACKED, _AT_LEAST_RTT, _AT_BUSY, _AT_SENT, _AT_RESENT = 68, 120, 148, 168, 200, 208
+_AT_RTT, _AT_ACKED, _AT_UNSENT, _AT_LEAST_RTT, _AT_BUSY, _AT_SENT, _AT_RESENT = 68, 120, 144, 148, 168, 200, 208
 """Offsets in ``struct tcp_info`` of <linux/tcp.h>, to which fields are only ever appended. ``tcpi_bytes_retrans``, the
 last of them, came with Linux 4.19."""
 _LEAST_BYTES = _AT_RESENT + 8
@@ -21,6 +21,7 @@ class TcpCounts(NamedTuple):
 
     acked_bytes: the other end has them. sent_bytes: all that was sent, what was sent again included. resent_bytes: sent
     again. sending_s: how long something was under way. round_trip_s: lately; least_round_trip_s: when nothing queued.
+    unsent_bytes: what waits now, and was not sent even once.
     """
 
     acked_bytes: int
@@ -29,6 +30,7 @@ class TcpCounts(NamedTuple):
     sending_s: float
     round_trip_s: float
     least_round_trip_s: float
+    unsent_bytes: int = 0
 
 
 def tcp_counts(connection: socket.socket) -> TcpCounts | None:
@@ -47,6 +49,6 @@ def counts_in(found: bytes) -> TcpCounts | None:
     acked, busy, sent, resent = (
         struct.unpack_from("@Q", found, at)[0] for at in (_AT_ACKED, _AT_BUSY, _AT_SENT, _AT_RESENT)
     )
-    rtt, least = (struct.unpack_from("@I", found, at)[0] for at in (_AT_RTT, _AT_LEAST_RTT))
-    known = least != 0xFFFFFFFF
-    return TcpCounts(acked, sent, resent, busy / _PER_S, rtt / _PER_S, least / _PER_S if known else rtt / _PER_S)
+    rtt, least, unsent = (struct.unpack_from("@I", found, at)[0] for at in (_AT_RTT, _AT_LEAST_RTT, _AT_UNSENT))
+    least = least if least != 0xFFFFFFFF else rtt
+    return TcpCounts(acked, sent, resent, busy / _PER_S, rtt / _PER_S, least / _PER_S, unsent)

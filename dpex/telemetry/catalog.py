@@ -243,7 +243,8 @@ METRICS: tuple[Metric, ...] = (
         group="queue",
         labels=(LOADER, PATH),
         help=COUNTED["dpex_transfer_bytes_total"],
-        how_to_read="A `network` rate near the link's speed is the limit of remote workers.",
+        how_to_read="A `network` rate near the link's speed is the limit of remote workers; above it, batches are "
+        "compressed for the way.",
     ),
     Metric(
         name="dpex_network_sent_bytes_total",

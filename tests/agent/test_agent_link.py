@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import marshal
 import os
 import queue
 import socket
@@ -16,6 +18,7 @@ from waiting import until
 
 from dpex.pools.agent.frames import FrameError, FrameReader, FrameWriter
 from dpex.pools.agent.link import AgentLink, Arrived
+from dpex.transport.compression import Compressed, Compressor
 
 pytestmark = pytest.mark.timeout(240)
 SECONDS = 60
@@ -177,3 +180,53 @@ def test_requests_to_an_agent_that_is_gone_do_no_harm(ends: Ends) -> None:
     assert ends.link.put("tickets", b"x" * 1000)
     ends.link.close()
     ends.link.close()
+
+
+def few_values(nbytes: int) -> Any:
+    return np.random.default_rng(nbytes).integers(0, 4, nbytes, np.uint8)
+
+
+def compressed(buffer: Any) -> Compressed:
+    return Compressor(1).compress(memoryview(buffer), lambda: None)
+
+
+def test_compressed_buffers_arrive_beside_others(ends: Ends) -> None:
+    buffers = [few_values(3 << 20), *noise(5000, 0), few_values(100_000), few_values(70_000), *noise(1 << 20)]
+    packed = {0, 3, 4}
+    sent = [compressed(buffer) if at in packed else buffer for at, buffer in enumerate(buffers)]
+    saved = sum(buffers[at].nbytes - sent[at].travelling_bytes for at in packed)
+    for header in ("first", "second"):
+        sender = threading.Thread(target=ends.send, args=(header, sent))
+        sender.start()
+        arrived = ends.next()
+        sender.join(SECONDS)
+        assert (arrived.header, arrived.saved_bytes) == (header, saved)
+        assert all(map(np.array_equal, arrived.buffers, buffers))
+    ends.send("third", buffers[1:2])
+    assert ends.next().saved_bytes == 0
+
+
+@pytest.mark.parametrize("what", ["length", "content"])
+def test_a_damaged_buffer_ends_its_connection_which_says_why(ends: Ends, what: str) -> None:
+    found = compressed(few_values(1 << 20))
+    if what == "length":
+        found = found._replace(nbytes=found.nbytes - 5000)
+    else:
+        found.pieces[-1] = found.pieces[-1][:-1] + bytes([found.pieces[-1][-1] ^ 1])
+    ends.send("whole", noise(50))
+    ends.writer.put("damaged", [found])
+    with contextlib.suppress(OSError):
+        until(ends.writer.flush)
+    ends.wait_for_the_end()
+    assert [arrived.header for arrived in ends.link.arrived] == ["whole"]
+    assert "it was no message: a compressed buffer is" in ends.link.why_ended
+
+
+def test_a_connection_that_ends_in_a_compressed_buffer_just_ends(ends: Ends) -> None:
+    whole = b"".join(compressed(few_values(1 << 20)).pieces)
+    header = marshal.dumps("half")
+    ends.agent.sendall(struct.pack("<IIQQ", len(header), 1, 1 << 20, len(whole)) + header + whole[:1000])
+    ends.agent.shutdown(socket.SHUT_WR)
+    ends.wait_for_the_end()
+    assert ends.link.why_ended == "its connection ended"
+    assert not ends.link.arrived

@@ -43,6 +43,8 @@ def test_the_fields_are_those_of_linux() -> None:
     assert counts_in(bytes(whole)) == TcpCounts(1000, 1200, 200, 2.0, 0.005, 0.004)
     struct.pack_into("@I", whole, 148, 0xFFFFFFFF)
     assert counts_in(bytes(whole)) == TcpCounts(1000, 1200, 200, 2.0, 0.005, 0.005)
+    struct.pack_into("@I", whole, 144, 77)
+    assert counts_in(bytes(whole)) == TcpCounts(1000, 1200, 200, 2.0, 0.005, 0.005, 77)
     assert counts_in(bytes(whole[:192])) is None
 
 

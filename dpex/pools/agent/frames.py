@@ -1,8 +1,9 @@
 """Frames on a stream socket between the trainer and an agent: a header of plain values, and raw buffers behind it.
 
-A frame is the length of its header and the number of its buffers (two u32, little endian), the sizes of the buffers
-(u64 each), the header, and the bytes of the buffers. Headers are marshalled, so that neither end runs code of the
-other's to read them; what is pickled inside them is opened by whom it is meant for.
+A frame is the length of its header and the number of its buffers (two u32, little endian), two sizes of each buffer
+(u64), the header, and the bytes of the buffers. The first size is that of the buffer; the second is 0, or what it is
+compressed to (see `dpex.transport.compression`). Headers are marshalled, so that neither end runs code of the other's
+to read them; what is pickled inside them is opened by whom it is meant for.
 
 Nothing here blocks but `receive`.
 """
@@ -15,9 +16,10 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dpex.errors import DpexError
+from dpex.transport.compression import Compressed, CompressionError, decompress
 
 _HEAD = struct.Struct("<II")
 _BUFFERS_A_CALL = 512
@@ -55,12 +57,17 @@ class FrameWriter:
         self.pending_bytes = 0
 
     def put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
-        """Keep a frame until `flush` sends it; ``buffers`` must not change before."""
+        """Keep a frame until `flush` sends it; ``buffers``, of which some may be `Compressed`, must not change
+        before."""
         data = marshal.dumps(header)
-        views = [memoryview(buffer).cast("B") for buffer in buffers]
-        sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
-        head = memoryview(_HEAD.pack(len(data), len(views)) + sizes + data)
-        for piece in (head, *views):
+        sizes: list[int] = []
+        pieces: list[Any] = []
+        for buffer in buffers:
+            is_compressed = type(buffer) is Compressed
+            sizes += (buffer.nbytes, buffer.travelling_bytes if is_compressed else 0)
+            pieces += buffer.pieces if is_compressed else (buffer,)
+        head = _HEAD.pack(len(data), len(buffers)) + struct.pack(f"<{len(sizes)}Q", *sizes) + data
+        for piece in (memoryview(one).cast("B") for one in (head, *pieces)):
             if piece.nbytes:
                 self._pieces.append(piece)
                 self.pending_bytes += piece.nbytes
@@ -92,10 +99,18 @@ class FrameWriter:
             sent -= first.nbytes
 
 
-def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[Any, list[Any]] | None:
-    """The next frame of a connection that blocks: its header and its buffers, or None at the end of the connection.
+class Frame(NamedTuple):
+    """What came: its header, its buffers, and how many bytes less travelled than these have."""
 
-    ``memory(nbytes)`` gives a writable buffer of that size.
+    header: Any
+    buffers: list[Any]
+    saved_bytes: int
+
+
+def receive(connection: socket.socket, memory: Callable[[int], Any]) -> Frame | None:
+    """The next frame of a connection that blocks, or None at the end of the connection.
+
+    ``memory(nbytes)`` gives a writable buffer of that size. What is compressed is decompressed into it as it comes.
 
     Raises:
         FrameError: What came is no frame.
@@ -105,13 +120,15 @@ def receive(connection: socket.socket, memory: Callable[[int], Any]) -> tuple[An
     if not _fill(connection, [head]):
         return None
     length, count = _check(head)
-    sizes, header = bytearray(8 * count), bytearray(length)
-    if not _fill(connection, [sizes, header]):
+    table, header = bytearray(16 * count), bytearray(length)
+    if not _fill(connection, [table, header]):
         return None
-    buffers = [memory(size) for size in struct.unpack(f"<{count}Q", sizes)]
-    if not _fill(connection, buffers):
+    sizes = struct.unpack(f"<{2 * count}Q", table)
+    buffers, compressed = [memory(size) for size in sizes[::2]], sizes[1::2]
+    if not (_fill_compressed(connection, buffers, compressed) if any(compressed) else _fill(connection, buffers)):
         return None
-    return marshal.loads(header), buffers
+    saved_bytes = sum(nbytes - other for nbytes, other in zip(sizes[::2], compressed, strict=True) if other)
+    return Frame(marshal.loads(header), buffers, saved_bytes)
 
 
 def _check(head: bytes | bytearray) -> tuple[int, int]:
@@ -119,6 +136,24 @@ def _check(head: bytes | bytearray) -> tuple[int, int]:
     if length > LONGEST_HEADER or count > MOST_BUFFERS:
         raise FrameError(f"a frame with a header of {length} bytes and {count} buffers")
     return length, count
+
+
+def _fill_compressed(connection: socket.socket, buffers: Sequence[Any], compressed: Sequence[int]) -> bool:
+    """As `_fill`, where some buffers come compressed, to so many bytes."""
+    plain: list[Any] = []
+    for buffer, nbytes in zip(buffers, compressed, strict=True):
+        if not nbytes:
+            plain.append(buffer)
+            continue
+        if not _fill(connection, plain):
+            return False
+        plain.clear()
+        try:
+            if not decompress(connection.recv, nbytes, memoryview(buffer).cast("B")):
+                return False
+        except CompressionError as error:
+            raise FrameError(str(error)) from error
+    return _fill(connection, plain)
 
 
 def _fill(connection: socket.socket, buffers: Sequence[Any]) -> bool:

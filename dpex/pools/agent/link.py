@@ -14,17 +14,19 @@ from dpex.system.clock import monotonic
 
 
 class Arrived(NamedTuple):
-    """A frame of the agent's, and when the last of it was here."""
+    """A frame of the agent's (see `dpex.pools.agent.frames.Frame`), and when the last of it was here."""
 
     header: tuple[Any, ...]
     buffers: list[Any]
+    saved_bytes: int
     at: float
 
 
 class AgentLink:
     """``memory(nbytes)``: a writable buffer to receive into; called from the link's thread, as is ``wake`` after each
     frame and at the end. ``is_tunnel``: frames travel through Ray. ``is_near``: the agent is on this machine, and
-    descriptors can be handed over. ``ended``: the connection has, after all that is in ``arrived``.
+    descriptors can be handed over. ``ended``: the connection has, after all that is in ``arrived``; ``why_ended``: a
+    sentence about that, without its end.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class AgentLink:
     ) -> None:
         self.arrived: deque[Arrived] = deque()
         self.ended = False
+        self.why_ended = "its connection ended"
         self.is_tunnel = is_tunnel
         self.is_near = connection.family == socket.AF_UNIX and not is_tunnel
         self.wake = wake
@@ -74,10 +77,16 @@ class AgentLink:
 
     def _receive(self) -> None:
         try:
-            with self._connection, contextlib.suppress(OSError, FrameError, MemoryError, ValueError, EOFError):
-                while (frame := receive(self._connection, self._memory)) is not None:
-                    self.arrived.append(Arrived(*frame, monotonic()))
-                    self.wake()
+            with self._connection, contextlib.suppress(OSError, MemoryError, ValueError, EOFError):
+                self._receive_frames()
         finally:
             self.ended = True
             self.wake()
+
+    def _receive_frames(self) -> None:
+        try:
+            while (frame := receive(self._connection, self._memory)) is not None:
+                self.arrived.append(Arrived(*frame, monotonic()))
+                self.wake()
+        except FrameError as error:
+            self.why_ended += f", as what came over it was no message: {error}"

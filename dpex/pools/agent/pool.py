@@ -32,6 +32,7 @@ from dpex.pools.base import PoolCounts, PoolTimes
 from dpex.pools.local.worker_process import END
 from dpex.system.clock import monotonic
 from dpex.transport.codec import codec_signature
+from dpex.transport.compression import can_compress
 from dpex.transport.pickling import cloud_dumps
 from dpex.worker.logical_state import RngState
 
@@ -136,7 +137,7 @@ class RemotePool:
         assert news.link is not None
         news.link.wake = self.wake
         probe = self._probe_index if news.probe else None
-        order = (self._shared, news.path, codec_signature(), probe)
+        order = (self._shared, news.path, codec_signature(), probe, can_compress())
         if news.link.is_near:
             agent = self._open_near(news, order)
         else:
@@ -278,7 +279,7 @@ class RemotePool:
             self._hear_near(agent)
         elif has_ended:
             self._nodes.cut_off(agent.number)
-            self._lose(agent, "its connection ended")
+            self._lose(agent, link.why_ended)
         elif not link.flush():
             self._watch(agent)
 
@@ -288,6 +289,8 @@ class RemotePool:
             return  # the one before this, which was closed
         if results:
             self._made(agent, results, arrived, delay)
+        if arrived.saved_bytes:
+            self._add(agent, NodeSums(saved_bytes=arrived.saved_bytes))
         if traffic is not None:
             known = self.times.nodes.get(agent.place, _NO_SUMS)
             self.times.nodes[agent.place] = with_traffic(known, Traffic(*traffic))
@@ -317,8 +320,11 @@ class RemotePool:
             rest = (service_s, nbytes, samples, making, slowest, failed)
             self._events.append(TicketMade(epoch, number, first + worker, value, kind == END, *rest))
         agent.answered_at = arrived.at
-        known = times.nodes.get(agent.place, _NO_SUMS)
-        times.nodes[agent.place] = known.plus(node_sums(busy_s, cpu_all_s, len(results), delay))
+        self._add(agent, node_sums(busy_s, cpu_all_s, len(results), delay))
+
+    def _add(self, agent: AgentHandle, more: NodeSums) -> None:
+        known = self.times.nodes.get(agent.place, _NO_SUMS)
+        self.times.nodes[agent.place] = known.plus(more)
 
     def _hear_near(self, agent: NearAgentHandle) -> None:
         """Take in what the workers of an agent on this machine did."""
@@ -334,7 +340,7 @@ class RemotePool:
                 getattr(self, f"_hear_{what}")(agent, *about)
             del events[0]
         if (more := pool.take_sums()) is not None:
-            self.times.nodes[agent.place] = self.times.nodes.get(agent.place, _NO_SUMS).plus(more)
+            self._add(agent, more)
         if pool.failed is not None:
             self._set_aside(agent, pool.failed)
 

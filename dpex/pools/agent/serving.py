@@ -2,8 +2,9 @@
 
 It is a `LocalPool` with a connection in place of an engine. Tickets and requests come as frames, and what the pool
 tells goes back as frames; large buffers go straight from the workers' slots to the connection, and a slot is given back
-when its bytes have been sent. The process imports torch once, has one thread, and knows nothing of Ray. The dataset is
-unpacked once, in the process that forks the workers, which share it.
+when its bytes have been sent, or compressed where that pays (see `compressing`). The process imports torch once, has
+one thread, and knows nothing of Ray. The dataset is unpacked once, in the process that forks the workers, which share
+it.
 
 It ends with its connection and with its guardian. While more than `MOST_UNSENT_BYTES` wait to be sent, workers are not
 listened to: they wait with their results until the network has taken what there is.
@@ -20,6 +21,7 @@ news; see `dpex.pools.agent.pool`.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 import select
@@ -32,6 +34,7 @@ import torch.multiprocessing
 
 from dpex.core.events import Notice, WorkerGone
 from dpex.core.schedule import Ticket
+from dpex.pools.agent.compressing import BufferCompressor
 from dpex.pools.agent.delay import DelayMeter
 from dpex.pools.agent.events import plain
 from dpex.pools.agent.frames import FrameReader, FrameWriter
@@ -41,7 +44,9 @@ from dpex.pools.local.fork_server import ContextStarter, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.system.clock import monotonic
+from dpex.system.cpus import usable_cpus
 from dpex.transport.codec import slots_of
+from dpex.transport.compression import can_compress
 
 MOST_UNSENT_BYTES = 64 << 20
 """Two large batches: one on the wire and one behind it."""
@@ -88,6 +93,7 @@ class Agent:
         """When each ticket came here."""
         self._delay = DelayMeter()
         self._traffic = TrafficMeter()
+        self._compressor: BufferCompressor | None = None
         keep_from_templates(connection)
 
     def run(self) -> None:
@@ -121,7 +127,11 @@ class Agent:
 
     def _do_open(self, number: int, order: tuple[Any, ...]) -> None:
         self._do_close(0.0)
-        self._pool, self._number = AgentPool(self._take, PoolOrder(*order)), number
+        asked = PoolOrder(*order)
+        self._pool, self._number = AgentPool(self._take, asked), number
+        self._compressor = (
+            BufferCompressor(usable_cpus(), self._flush) if asked.decompresses and can_compress() else None
+        )
 
     def _do_lend(self, order: tuple[Any, ...]) -> None:
         """Fork the process that forks workers, for a trainer on this machine, which serves them by itself.
@@ -221,9 +231,17 @@ class Agent:
     def _put(self, events: list[tuple[Any, ...]]) -> None:
         failed, delay = self._told or (None, None)
         traffic = self._traffic.news([self._connection])
+        if traffic is not None and self._compressor is not None:
+            waiting_bytes = self._traffic.unsent_bytes + self._writer.pending_bytes
+            self._compressor.look(traffic, waiting_bytes, len(self._open_pool.workers()))
         header = ("told", self._number, self._results, events, failed, delay, None if traffic is None else (*traffic,))
         self._writer.put(header, self._buffers)
         self._results, self._buffers = [], []
+
+    def _flush(self) -> None:
+        """Send what waits, while a large buffer is compressed; that the connection has ended shows in `run`."""
+        with contextlib.suppress(OSError):
+            self._writer.flush()
 
     def _take(self, worker: LocalWorkerHandle, *result: Any, is_wanted: bool) -> None:
         """A result, and the slots that it lies in, which are lent until they have been sent."""
@@ -232,10 +250,13 @@ class Agent:
         worker.leased = {}
         if not is_wanted:
             return
+        compressor = self._compressor
+        if compressor is not None:
+            compressor.made(nbytes, stages[0] + stages[1] + encode_s, cpu_s)
         places = []
-        for (segment, slot), base in leased.items():
+        for which, ((segment, slot), base) in enumerate(leased.items()):
             places.append((segment, slot, len(self._buffers)))
-            self._buffers.append(base)
+            self._buffers.append(base if compressor is None else compressor.compress(which, base))
         here_s = monotonic() - self._came_at.pop((epoch, number), 0.0)
         self._results.append(
             (worker.number, epoch, number, kind, node, tuple(stages), cpu_s, encode_s, nbytes, places, here_s)

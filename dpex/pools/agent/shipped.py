@@ -34,13 +34,14 @@ class PoolOrder(NamedTuple):
 
     ``shared_queue``: any worker makes any ticket. ``path``: where on its node the shipped file can be opened.
     ``codec``: see `dpex.transport.codec.codec_signature`. ``probe``: a pickled index that the dataset is tried with
-    first, or None.
+    first, or None. ``decompresses``: whether the trainer takes compressed buffers.
     """
 
     shared_queue: bool
     path: str
     codec: str
     probe: bytes | None
+    decompresses: bool = False
 
 
 class UnfitError(DpexError):

@@ -23,10 +23,14 @@ class Traffic(NamedTuple):
 
 
 class TrafficMeter:
-    """Differences of the kernel's counts of some connections, which carry at the same time."""
+    """Differences of the kernel's counts of some connections, which carry at the same time.
+
+    ``unsent_bytes``: what waited in the kernel for its turn at the latest look.
+    """
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
+        self.unsent_bytes = 0
         self._looked_at = 0.0
         self._known: dict[int, TcpCounts] = {}
 
@@ -38,6 +42,7 @@ class TrafficMeter:
         self._looked_at = now
         found = {one.fileno(): counts for one in connections if (counts := tcp_counts(one)) is not None}
         before, self._known = self._known, found
+        self.unsent_bytes = sum(counts.unsent_bytes for counts in found.values())
         return difference(before, found) if found else None
 
 
