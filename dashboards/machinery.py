@@ -237,7 +237,7 @@ TRANSFER = Row(
                 ),
             ),
             unit="Bps",
-            width=8,
+            width=6,
             none="no remote workers",
         ),
         graph(
@@ -251,7 +251,22 @@ TRANSFER = Row(
                 ),
             ),
             unit="percentunit",
-            width=8,
+            width=6,
+            none="no remote workers",
+        ),
+        graph(
+            title="Kept off the network by compression",
+            description=about("dpex_network_saved_bytes_total"),
+            queries=(
+                query(
+                    expr=f"{BY_MACHINE} ({rate('dpex_network_saved_bytes_total')}) / ({BY_MACHINE} "
+                    f"({rate('dpex_network_saved_bytes_total')}) + "
+                    f"{BY_MACHINE} ({rate('dpex_network_sent_bytes_total')}))",
+                    legend=MACHINE,
+                ),
+            ),
+            unit="percentunit",
+            width=6,
             none="no remote workers",
         ),
         graph(
@@ -259,7 +274,7 @@ TRANSFER = Row(
             description=about("dpex_network_round_trip_seconds"),
             queries=(query(expr=f"{BY_MACHINE} ({of('dpex_network_round_trip_seconds')})", legend=MACHINE),),
             unit="s",
-            width=8,
+            width=6,
             none="no remote workers",
         ),
         graph(

@@ -159,6 +159,20 @@ MUTANTS = (
         test="tests/telemetry/test_endpoint.py::test_errors_of_the_dataset_and_deaths_are_counted",
     ),
     Mutant(
+        name="a compressed buffer is taken before its checksum was seen",
+        file="dpex/transport/compression.py",
+        text="behind = stream.read(len(_END_BYTE) + 1)",
+        by="behind = _END_BYTE",
+        test="tests/test_compression.py::test_a_length_that_is_too_short_is_found",
+    ),
+    Mutant(
+        name="memory is taken for compressed buffers that no batch has",
+        file="dpex/pools/agent/frames.py",
+        text="check(header, sizes)\n    buffers",
+        by="pass\n    buffers",
+        test="tests/agent/test_agent_link.py::test_no_memory_is_taken_for_more_than_a_batch_has",
+    ),
+    Mutant(
         name="a node that is cut off in the middle of a message is waited for",
         file="dpex/pools/agent/connection.py",
         text="(*_KEEPALIVE, _GIVE_UP) if is_trainer else _KEEPALIVE",

@@ -60,6 +60,28 @@ def test_another_length_than_was_said(difference: int) -> None:
         taken(compressed(DATA), len(DATA) + difference)
 
 
+@pytest.mark.parametrize("missing", [1, 2, 3, 4, 5, 1000])
+def test_a_length_that_is_too_short_is_found(missing: int) -> None:
+    """Four bytes are the checksum: all of the buffer is there, and nothing says yet that it is right."""
+    data = compressed(DATA)
+    with pytest.raises(CompressionError, match="damaged"):
+        taken(data, len(DATA), len(data) - missing)
+
+
+@pytest.mark.parametrize("more", [1, 4, 10, READ_BYTES])
+def test_a_length_that_is_too_long_is_found(more: int) -> None:
+    data = compressed(DATA)
+    with pytest.raises(CompressionError):
+        taken(data + compressed(DATA), len(DATA), len(data) + more)
+
+
+def test_nothing_is_read_beyond_the_length() -> None:
+    data = compressed(DATA)
+    source = io.BytesIO(data + b"what follows")
+    assert decompress(source.read, len(data), memoryview(bytearray(len(DATA))))
+    assert source.read() == b"what follows"
+
+
 @settings(deadline=None)
 @given(st.data())
 def test_what_is_damaged_is_found(data: st.DataObject) -> None:

@@ -23,7 +23,7 @@ from dpex import AutotuneConfig, DpexDataLoader, PoolStats
 from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.loader import sizing
 from dpex.loader.runtime import LoaderRuntime
-from dpex.pools.agent import pool as agent_pool
+from dpex.pools.agent import agreeing
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
 from dpex.transport.compression import can_compress
@@ -88,7 +88,7 @@ def agents_of(request: Request) -> Any:
         patch.object(PoolFactory, "__call__", made),
         patch.object(LoaderRuntime, "hold_cluster", lambda self, head_address: None),
         patch.object(sizing, "RemoteRoom", Room),
-        patch.object(agent_pool, "can_compress", lambda: may_compress),
+        patch.object(agreeing, "can_compress", lambda: may_compress),
     ):
         yield
 

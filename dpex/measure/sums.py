@@ -108,7 +108,9 @@ class LinkSums(Record):
         "Bytes that they sent again, because they were lost.", "bytes", metric="dpex_network_resent_bytes_total"
     )
     saved_bytes: int = counter(
-        "Bytes of batches that did not have to travel, as they were compressed for the way.", "bytes"
+        "Bytes of batches that did not have to travel, as they were compressed for the way.",
+        "bytes",
+        metric="dpex_network_saved_bytes_total",
     )
     sending_s: float = counter(
         "Seconds in which something of a machine's was on its way, added up over machines.",

@@ -266,6 +266,16 @@ METRICS: tuple[Metric, ...] = (
         how_to_read="Over dpex_network_sent_bytes_total: loss. From a thousandth on it slows long ways down.",
     ),
     Metric(
+        name="dpex_network_saved_bytes_total",
+        kind="counter",
+        unit="bytes",
+        group="queue",
+        labels=(LOADER, CLUSTER, MACHINE),
+        help=COUNTED["dpex_network_saved_bytes_total"],
+        how_to_read="With dpex_network_sent_bytes_total: what would have travelled. 0 where nothing is compressed: the "
+        "network does not limit, it would not pay, or `dpex[compression]` is missing at one end.",
+    ),
+    Metric(
         name="dpex_network_sending_seconds_total",
         kind="counter",
         unit="seconds",

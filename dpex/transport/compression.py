@@ -2,6 +2,7 @@
 
 Zstandard works without the interpreter's lock, decompresses into memory that is given to it, and its negative levels
 are about as fast as LZ4: one library serves slow and fast links. Each buffer is one Zstandard frame with a checksum.
+What is decompressed is exactly the buffer that was compressed, or an error.
 """
 
 from __future__ import annotations
@@ -69,17 +70,38 @@ class Compressor:
         return Compressed(data.nbytes, [piece for piece in pieces if piece])
 
 
+_END_BYTE = b"\1"
+"""See `_end_mark`."""
+
+
+@cache
+def _end_mark() -> bytes:
+    """A Zstandard frame of one byte, which the decompressor is given behind a buffer.
+
+    The decompressor returns all bytes of a frame before it has seen the checksum at its end, and does not say where a
+    frame ends. This byte comes out behind the buffer, and nothing else, only if the frame was whole.
+    """
+    library = _zstandard()
+    assert library is not None, "Zstandard is not installed"
+    mark: bytes = library.ZstdCompressor().compress(_END_BYTE)
+    return mark
+
+
 class _Source:
-    """The next ``left`` bytes of whatever ``read`` reads from, as the decompressor wants them."""
+    """The next ``left`` bytes of whatever ``read`` reads from, as the decompressor wants them, and the end mark."""
 
     def __init__(self, read: Callable[[int], bytes], left: int) -> None:
         self._read = read
+        self._mark = _end_mark()
         self.left = left
         self.ended = False
 
     def read(self, size: int) -> bytes:
-        if not self.left:
+        if self.ended:
             return b""
+        if not self.left:
+            mark, self._mark = self._mark, b""
+            return mark
         data = self._read(min(size, self.left))
         self.left -= len(data)
         self.ended = not data
@@ -87,24 +109,27 @@ class _Source:
 
 
 def decompress(read: Callable[[int], bytes], travelling_bytes: int, into: memoryview) -> bool:
-    """Decompress into ``into``, and never beyond it, the next so many bytes that ``read(most)`` gives; False if these
-    end before.
+    """Decompress into ``into``, and never beyond it, the next so many bytes that ``read(most)`` gives.
+
+    Returns:
+        False if these bytes end before.
 
     Raises:
-        CompressionError: They are not a compressed buffer of that size.
+        CompressionError: They are not exactly one compressed buffer of that size.
     """
     library = _zstandard()
     if library is None:
         raise CompressionError("a compressed buffer came, and zstandard is not installed here")
     source = _Source(read, travelling_bytes)
+    decompressor = library.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES)
     try:
-        with library.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES).stream_reader(source, READ_BYTES) as stream:
+        with decompressor.stream_reader(source, READ_BYTES, read_across_frames=True) as stream:
             found = stream.readinto(into)
-            is_whole = found == into.nbytes and not stream.read(1)  # which also checks the checksum
+            behind = stream.read(len(_END_BYTE) + 1)
     except library.ZstdError as error:
         raise CompressionError(f"a compressed buffer is damaged: {error}") from error
     if source.ended:
         return False
-    if not is_whole or source.left:
+    if found != into.nbytes or behind != _END_BYTE or source.left:
         raise CompressionError(f"a compressed buffer is not one of {into.nbytes} bytes, as was said")
     return True

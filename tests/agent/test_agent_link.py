@@ -190,12 +190,53 @@ def compressed(buffer: Any) -> Compressed:
     return Compressor(1).compress(memoryview(buffer), lambda: None)
 
 
+def told(*sizes: int) -> tuple[Any, ...]:
+    """What an agent tells of a batch with so many bytes, for each size, which has a buffer."""
+    results = [
+        (0, 1, number, 0, (0, None), (), 0.0, 0.0, size, [(0, 0, number)], 0.0) for number, size in enumerate(sizes)
+    ]
+    return ("told", 1, results, [], None, None, None)
+
+
+def bytes_of(header: Any, buffers: list[Any]) -> bytes:
+    """What travels."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        writer = FrameWriter(ours)
+        writer.put(header, buffers)
+        data = b"".join(writer._pieces)
+        assert writer.pending_bytes == len(data)
+    return data
+
+
+@pytest.mark.parametrize("sizes", [(), (5,), (0, 70, 1000)])
+def test_a_frame_of_which_nothing_is_compressed_is_what_it_always_was(sizes: tuple[int, ...]) -> None:
+    buffers, header = noise(*sizes), marshal.dumps(("told", 1))
+    head = struct.pack(f"<II{len(sizes)}Q", len(header), len(sizes), *sizes)
+    assert bytes_of(("told", 1), buffers) == head + header + b"".join(buffer.tobytes() for buffer in buffers)
+
+
+def test_what_waits_counts_as_it_travels() -> None:
+    buffer = few_values(100_000)
+    packed = compressed(buffer)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        writer = FrameWriter(ours)
+        writer.put("told", [buffer])
+        plain_bytes = writer.pending_bytes
+        writer.put("told", [packed])
+        more_bytes = writer.pending_bytes - plain_bytes
+    assert plain_bytes > buffer.nbytes
+    assert packed.travelling_bytes < more_bytes < packed.travelling_bytes + 100 < buffer.nbytes / 2
+
+
 def test_compressed_buffers_arrive_beside_others(ends: Ends) -> None:
     buffers = [few_values(3 << 20), *noise(5000, 0), few_values(100_000), few_values(70_000), *noise(1 << 20)]
     packed = {0, 3, 4}
     sent = [compressed(buffer) if at in packed else buffer for at, buffer in enumerate(buffers)]
     saved = sum(buffers[at].nbytes - sent[at].travelling_bytes for at in packed)
-    for header in ("first", "second"):
+    header = told(*(buffer.nbytes for buffer in buffers))
+    for _ in range(2):
         sender = threading.Thread(target=ends.send, args=(header, sent))
         sender.start()
         arrived = ends.next()
@@ -206,26 +247,60 @@ def test_compressed_buffers_arrive_beside_others(ends: Ends) -> None:
     assert ends.next().saved_bytes == 0
 
 
-@pytest.mark.parametrize("what", ["length", "content"])
+@pytest.mark.parametrize("what", ["size", "length", "checksum", "content"])
 def test_a_damaged_buffer_ends_its_connection_which_says_why(ends: Ends, what: str) -> None:
-    found = compressed(few_values(1 << 20))
-    if what == "length":
-        found = found._replace(nbytes=found.nbytes - 5000)
+    """It would become other bytes, or what follows would be taken for its own."""
+    size, found = 1 << 20, compressed(few_values(1 << 20))
+    header = told(size, size)
+    frame = bytearray(bytes_of(header, [found, *noise(size)]))
+    sizes = struct.pack("<QQQQ", size, size, found.travelling_bytes, 0)
+    assert frame[8 : 8 + len(sizes)] == sizes
+    begin = len(frame) - size - found.travelling_bytes
+    if what == "size":
+        struct.pack_into("<Q", frame, 8, size - 5000)
+    elif what == "length":
+        struct.pack_into("<Q", frame, 8 + 16, found.travelling_bytes - 1)
     else:
-        found.pieces[-1] = found.pieces[-1][:-1] + bytes([found.pieces[-1][-1] ^ 1])
+        frame[begin + (found.travelling_bytes - 1 if what == "checksum" else 1000)] ^= 1
     ends.send("whole", noise(50))
-    ends.writer.put("damaged", [found])
     with contextlib.suppress(OSError):
-        until(ends.writer.flush)
+        ends.agent.sendall(frame)
     ends.wait_for_the_end()
     assert [arrived.header for arrived in ends.link.arrived] == ["whole"]
     assert "it was no message: a compressed buffer is" in ends.link.why_ended
 
 
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (told(99_999), "buffers of 100000 bytes for a batch of 99999"),
+        (told(), "1 buffers, of which some are no batch's"),
+        (told(100_000, 100_000), "compressed buffers that are no batch's"),
+        ("told", "compressed buffers that are no batch's"),
+    ],
+)
+def test_no_memory_is_taken_for_more_than_a_batch_has(header: Any, why: str) -> None:
+    asked: list[int] = []
+
+    def count(nbytes: int) -> Any:
+        asked.append(nbytes)
+        return memory(nbytes)
+
+    ends = Ends(count)
+    ends.writer.put(header, [compressed(few_values(100_000))])
+    with contextlib.suppress(OSError):
+        until(ends.writer.flush)
+    ends.wait_for_the_end()
+    assert why in ends.link.why_ended
+    assert not asked
+    ends.agent.close()
+
+
 def test_a_connection_that_ends_in_a_compressed_buffer_just_ends(ends: Ends) -> None:
     whole = b"".join(compressed(few_values(1 << 20)).pieces)
-    header = marshal.dumps("half")
-    ends.agent.sendall(struct.pack("<IIQQ", len(header), 1, 1 << 20, len(whole)) + header + whole[:1000])
+    header = marshal.dumps(told(1 << 20))
+    head = struct.pack("<IIQQ", len(header), 1 << 31 | 1, 1 << 20, len(whole))
+    ends.agent.sendall(head + header + whole[:1000])
     ends.agent.shutdown(socket.SHUT_WR)
     ends.wait_for_the_end()
     assert ends.link.why_ended == "its connection ended"

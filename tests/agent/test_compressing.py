@@ -10,12 +10,15 @@ import pytest
 
 from dpex.pools.agent.compressing import (
     DECIDE_EVERY_S,
+    LEAST_BATCHES,
     LEVELS,
+    LONGEST_WINDOW_S,
     LOOK_AGAIN_S,
     MOST_PLACES,
     SMALLEST_BYTES,
     BufferCompressor,
 )
+from dpex.pools.agent.compression_rule import PAUSE_S, TRIAL_WINDOWS
 from dpex.pools.agent.traffic import Traffic
 from dpex.transport.compression import Compressed, decompress
 
@@ -37,7 +40,8 @@ class Course:
 
     def second(self, *, made: float = SLOW_BYTES_PER_S, sent: float = SLOW_BYTES_PER_S, busy: float = 1.0) -> None:
         """So many bytes of batches were made in it, and sent while the way was busy for that share of it."""
-        self.compressor.made(int(made), 0.001, 0.001)
+        for _ in range(LEAST_BATCHES):
+            self.compressor.made(int(made) // LEAST_BATCHES, 0.00025, 0.00025)
         self.now += DECIDE_EVERY_S
         traffic = Traffic(int(sent), 0, busy * DECIDE_EVERY_S, 0.0)
         self.compressor.look(traffic, waiting_bytes=1 if busy > 0.5 else 0, workers=2)
@@ -117,8 +121,9 @@ def test_it_ends_when_the_way_carries_all_by_itself() -> None:
     course = Course()
     course.second()
     course.compressor.compress(0, FEW)
-    course.second(made=4 * SLOW_BYTES_PER_S)
-    assert course.compressor.levels
+    for _ in range(2 * TRIAL_WINDOWS):
+        course.second(made=4 * SLOW_BYTES_PER_S)
+        assert course.compressor.levels
     course.second(made=0.2 * SLOW_BYTES_PER_S, sent=0.05 * SLOW_BYTES_PER_S, busy=0.05)
     assert not course.compressor.levels
     assert course.compressor.compress(0, FEW) is FEW
@@ -136,6 +141,50 @@ def test_it_ends_when_what_comes_does_not_compress_any_more() -> None:
     for _ in range(int(LOOK_AGAIN_S / DECIDE_EVERY_S)):
         course.second()
     assert same(course.compressor.compress(0, FEW), FEW)
+
+
+def test_it_ends_when_no_more_batches_come_than_without_it() -> None:
+    """Whatever takes their time: the way is as full as before, though less travels for each batch."""
+    course = Course()
+    course.second()
+    for _ in range(TRIAL_WINDOWS):
+        assert same(course.compressor.compress(0, FEW), FEW)
+        course.second()
+    assert not course.compressor.levels
+    for _ in range(int(PAUSE_S / DECIDE_EVERY_S)):
+        assert course.compressor.compress(0, FEW) is FEW
+        course.second()
+    assert same(course.compressor.compress(0, FEW), FEW)
+
+
+def test_large_batches_on_a_slow_way_are_counted_over_a_longer_time() -> None:
+    """One in two seconds keeps the way full, though none comes in every other second."""
+    course = Course()
+    for number in range(100):
+        if number % 2:
+            course.compressor.made(2 * SLOW_BYTES_PER_S, 0.001, 0.001)
+            is_compressed = course.compressor.compress(0, FEW) is not FEW
+            assert is_compressed == (number > 2 * LEAST_BATCHES)
+        course.now += 1.0
+        part = 0.5 if number > 2 * LEAST_BATCHES else 1.0
+        course.compressor.look(Traffic(int(part * SLOW_BYTES_PER_S), 0, part, 0.0), waiting_bytes=1, workers=2)
+
+
+def test_when_no_batches_come_it_ends() -> None:
+    course = Course()
+    course.second()
+    course.compressor.compress(0, FEW)
+    course.now += LONGEST_WINDOW_S
+    course.compressor.look(Traffic(0, 0, 0.0, 0.0), waiting_bytes=0, workers=2)
+    assert not course.compressor.levels
+
+
+def test_a_thread_that_waits_for_a_cpu_compresses_slowly() -> None:
+    """Ten milliseconds for every look at the watch: a byte takes longer than the way takes for it."""
+    course, looks = Course(), iter(range(1000))
+    course.compressor._stopwatch = lambda: 0.01 * next(looks)
+    course.second(made=100 * SLOW_BYTES_PER_S, sent=100 * SLOW_BYTES_PER_S)
+    assert course.compressor.compress(0, FEW) is FEW
 
 
 def test_a_way_of_which_nothing_is_known_is_left_alone() -> None:

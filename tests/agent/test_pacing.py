@@ -76,6 +76,22 @@ def test_what_is_held_follows_the_link() -> None:
     assert link.most_held <= 8
 
 
+def test_batches_are_paced_by_what_travels_of_them() -> None:
+    """Batches of 2.5 MB over 200 Mbit/s, which are compressed to a tenth for a while."""
+    bytes_per_s, batch_bytes = 25e6, 2.5e6
+    link = Link(rate=bytes_per_s / batch_bytes)
+    link.run(100)
+    assert link.pace.most < 8
+    link.rate = bytes_per_s / (0.1 * batch_bytes)
+    link.run(300)
+    assert link.run(200) > 0.9 * link.rate
+    link.rate = bytes_per_s / batch_bytes
+    link.run(60)
+    link.most_held = 0
+    link.run(50)
+    assert link.most_held <= 8
+
+
 def test_there_is_always_one_to_try_with() -> None:
     pace = Pace()
     for number in range(20):

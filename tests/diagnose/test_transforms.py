@@ -240,3 +240,14 @@ def test_machines_worst_first() -> None:
     assert "Slowest machines" in text
     assert "All batches were made on one machine: quick." in str(diagnose(replace(measured, nodes=(quick,))))
     assert "chines" not in str(diagnose(measured))
+
+
+def test_what_compression_saves_is_told_of_each_machine() -> None:
+    way = {"sent_bytes": 3_000_000, "sending_s": 1.0, "round_trip_s": 0.02}
+    some = NodeFacts(name="some", tickets=100, busy_s=1.0, cpu_s=0.9, saved_bytes=5_000_000, **way)
+    none = NodeFacts(name="none", tickets=100, busy_s=1.0, cpu_s=0.9, **way)
+    lines = str(diagnose(replace(facts({"read": 6.0}, READING), nodes=(some, none)))).splitlines()
+    assert any("saved by compression" in line for line in lines)
+    found = {name: line for name in ("some", "none") for line in lines if line.split()[:1] == [name]}
+    assert found["some"].endswith("62 %") or found["some"].endswith("63 %")
+    assert found["none"].endswith(" 0 %")

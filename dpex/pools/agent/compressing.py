@@ -3,17 +3,18 @@
 While the way limits the agent, a part of a buffer is compressed now and then, to see what that would bring. Buffers at
 the same place of different batches are taken to be alike: what does not compress is looked at again after seconds, and
 what is compressed shows by itself what it costs. Small buffers are left alone.
+
+Costs are wall times of this thread: where it has to wait for a CPU, compressing takes as long as that.
 """
 
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpex.pools.agent.compression_rule import MOST_REMAINING, AgentFlow, LevelCost, best_level, is_limiting
+from dpex.pools.agent.compression_rule import MOST_REMAINING, AgentFlow, LevelCost, Trial, best_level, is_limiting
 from dpex.pools.agent.traffic import Traffic
 from dpex.system.clock import Clock, monotonic
 from dpex.transport.compression import Compressed, Compressor, decompress
@@ -24,6 +25,8 @@ SMALLEST_BYTES = 64 << 10
 """A smaller buffer is a packet or two more, and the work of Python for it takes as long as compressing it."""
 DECIDE_EVERY_S = 1.0
 """Four times as long as the connection's counts take to be new."""
+LEAST_BATCHES, LONGEST_WINDOW_S = 4, 8.0
+"""A decision waits for so many batches, as a rate that is taken from one or two of them is none; but not for longer."""
 LOOK_AGAIN_S = 5.0
 """After so long a buffer is tried again; a try takes about 4 ms, which is less than a thousandth of that."""
 SAMPLE_PIECES, SAMPLE_PIECE_BYTES = 4, 64 << 10
@@ -50,7 +53,7 @@ class BufferCompressor:
         cpus: that the agent and its workers have.
         between: called now and then while a large buffer is compressed.
         clock: the time.
-        cpu_clock: CPU time of this thread.
+        stopwatch: the same, for how long compressing takes.
     """
 
     def __init__(
@@ -58,20 +61,21 @@ class BufferCompressor:
         cpus: float,
         between: Callable[[], Any],
         clock: Clock = monotonic,
-        cpu_clock: Clock = time.thread_time,
+        stopwatch: Clock = monotonic,
     ) -> None:
         self._cpus = cpus
         self._between = between
         self._clock = clock
-        self._cpu_clock = cpu_clock
+        self._stopwatch = stopwatch
         self._compressors = {level: Compressor(level) for level in LEVELS}
         self._places: dict[int, _Place] = {}
         self._flow: AgentFlow | None = None
+        self._trial = Trial()
         self._begin()
 
     def _begin(self) -> None:
         self._began_at = self._clock()
-        self._batch_bytes = self._sent_bytes = self._looks = self._queued = 0
+        self._batches = self._batch_bytes = self._sent_bytes = self._looks = self._queued = 0
         self._sending_s = self._busy_s = self._cpu_s = 0.0
 
     @property
@@ -83,6 +87,7 @@ class BufferCompressor:
 
     def made(self, nbytes: int, busy_s: float, cpu_s: float) -> None:
         """A batch of that size will be sent, which a worker was busy with for so long."""
+        self._batches += 1
         self._batch_bytes += nbytes
         self._busy_s += busy_s
         self._cpu_s += cpu_s
@@ -94,12 +99,12 @@ class BufferCompressor:
         self._looks += 1
         self._queued += waiting_bytes > 0
         seconds = self._clock() - self._began_at
-        if seconds >= DECIDE_EVERY_S:
+        if seconds >= (DECIDE_EVERY_S if self._batches >= LEAST_BATCHES else LONGEST_WINDOW_S):
             self._decide(seconds, workers)
             self._begin()
 
     def _decide(self, seconds: float, workers: int) -> None:
-        self._flow = AgentFlow(
+        flow = AgentFlow(
             seconds=seconds,
             batch_bytes=self._batch_bytes,
             sent_bytes=self._sent_bytes,
@@ -110,8 +115,9 @@ class BufferCompressor:
             workers=workers,
             cpus=self._cpus,
         )
-        if not is_limiting(self._flow, compresses=bool(self.levels)):
-            self._flow = None
+        compresses = bool(self.levels)
+        is_allowed = self._trial.allows(flow, compresses=compresses, now=self._clock())
+        self._flow = flow if is_allowed and is_limiting(flow, compresses=compresses) else None
         for place in self._places.values():
             self._choose(place)
 
@@ -144,13 +150,13 @@ class BufferCompressor:
 
         def after_piece() -> None:
             nonlocal between_s
-            began = self._cpu_clock()
+            began = self._stopwatch()
             after()
-            between_s += self._cpu_clock() - began
+            between_s += self._stopwatch() - began
 
-        began = self._cpu_clock()
+        began = self._stopwatch()
         found = self._compressors[level].compress(data, after_piece)
-        spent_s = self._cpu_clock() - began - between_s
+        spent_s = self._stopwatch() - began - between_s
         return found, LevelCost(level, found.travelling_bytes / data.nbytes, spent_s / data.nbytes, 0.0)
 
     def _try(self, place: _Place, data: memoryview) -> None:
@@ -160,9 +166,9 @@ class BufferCompressor:
         for level in LEVELS:
             found, cost = self._compressed(level, sample, _nothing)
             whole = io.BytesIO(b"".join(found.pieces))
-            began = self._cpu_clock()
+            began = self._stopwatch()
             decompress(whole.read, found.travelling_bytes, target)
-            spent_s = self._cpu_clock() - began
+            spent_s = self._stopwatch() - began
             place.costs[level] = cost._replace(decompress_s=spent_s / sample.nbytes)
         place.due_at = self._clock() + LOOK_AGAIN_S
         self._choose(place)

@@ -3,12 +3,16 @@
 A byte of a batch costs seconds at each stage: a worker makes it, CPUs are at it, the agent's one thread compresses it,
 the way carries what is left of it, and the trainer's one thread decompresses it. The stages are at work at the same
 time, so the longest of these costs is the time of the whole. It pays to compress where that makes the longest one
-shorter, and where both ends together spend less CPU time than the sending takes less. For such a comparison all costs
+shorter, and where both ends together spend less time on it than the sending takes less. For such a comparison all costs
 are those of a byte before it is compressed.
+
+What is not measured (a trainer that has no CPU to spare for decompressing, say) may make that a mistake, so that
+compressing is begun on trial: it ends unless more batches come than came without.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +27,12 @@ MOST_REMAINING = 0.95
 """A buffer of which more remains is sent as it is, so that it need not be decompressed."""
 GAIN = 0.9
 """The part of the time that must remain at most, so that it begins: less is lost in the noise of what is measured."""
+TRIAL_WINDOWS = 5
+"""Windows that a trial lasts, one second or four batches each: the pace of the way has followed by then, and a mistake
+has cost little."""
+PAUSE_S, LONGEST_PAUSE_S = 60.0, 960.0
+"""After a trial that failed nothing is compressed for so long, and for twice as long after each further one: twelve
+times as long as a trial at least, so that mistakes take some hundredths of the time, and soon less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +62,17 @@ class AgentFlow:
     @property
     def pressure(self) -> float:
         """For which share of the time the way would be busy with these batches if none were compressed."""
-        return self.way_s * self.batch_bytes / self.seconds if self.seconds > 0 else 0.0
+        return self.way_s * self.rate
+
+    @property
+    def rate(self) -> float:
+        """Bytes of batches per second."""
+        return self.batch_bytes / self.seconds if self.seconds > 0 else 0.0
 
 
 class LevelCost(NamedTuple):
-    """What a level makes of a buffer. remaining: the part that travels. compress_s, decompress_s: CPU seconds for a
-    byte of the buffer."""
+    """What a level makes of a buffer. remaining: the part that travels. compress_s, decompress_s: seconds of a thread
+    for a byte of the buffer, waits for a CPU included."""
 
     level: int
     remaining: float
@@ -76,7 +91,7 @@ def best_level(flow: AgentFlow, costs: Iterable[LevelCost], now: int | None) -> 
     """The level at which to compress such a buffer from now on, None if not at all; ``now``: the level so far."""
     if not flow.batch_bytes or not is_limiting(flow, compresses=now is not None):
         return None
-    paying = [(_time(flow, cost), cost.level) for cost in costs if _saves_cpu(flow, cost)]
+    paying = [(_time(flow, cost), cost.level) for cost in costs if _saves_time(flow, cost)]
     if not paying:
         return None
     fastest_s, level = min(paying)
@@ -84,7 +99,7 @@ def best_level(flow: AgentFlow, costs: Iterable[LevelCost], now: int | None) -> 
     return level if fastest_s < (plain_s if now is not None else GAIN * plain_s) else None
 
 
-def _saves_cpu(flow: AgentFlow, cost: LevelCost) -> bool:
+def _saves_time(flow: AgentFlow, cost: LevelCost) -> bool:
     saved_s = flow.way_s * (1.0 - cost.remaining)
     return cost.remaining <= MOST_REMAINING and cost.compress_s + cost.decompress_s < saved_s
 
@@ -101,3 +116,34 @@ def _time(flow: AgentFlow, cost: LevelCost) -> float:
     """Seconds for a byte of such buffers if they are compressed so."""
     cpu_s = (flow.cpu_s / flow.batch_bytes + cost.compress_s) / flow.cpus
     return max(flow.way_s * cost.remaining, _making(flow), cpu_s, cost.compress_s, cost.decompress_s)
+
+
+class Trial:
+    """Whether compressing brings more batches than came without."""
+
+    def __init__(self) -> None:
+        self._plain_rate = 0.0
+        self._rates: list[float] = []
+        self._resumes_at = -math.inf
+        self._pause_s = PAUSE_S
+
+    def allows(self, flow: AgentFlow, *, compresses: bool, now: float) -> bool:
+        """Take in a window that ends now; whether what follows may be compressed."""
+        if not compresses:
+            if not self._rates:  # else compressing ended in this window, which is neither the one nor the other
+                self._plain_rate = flow.rate
+            self._rates.clear()
+            return now >= self._resumes_at
+        if len(self._rates) <= TRIAL_WINDOWS:
+            self._rates.append(flow.rate)
+        return len(self._rates) != TRIAL_WINDOWS or self._has_passed(now)
+
+    def _has_passed(self, now: float) -> bool:
+        """The first window does not count: what was sent in it had been made before."""
+        counted = self._rates[1:]
+        if sum(counted) > len(counted) * self._plain_rate:
+            self._pause_s = PAUSE_S
+            return True
+        self._resumes_at = now + self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        return False

@@ -1,9 +1,12 @@
 """Frames on a stream socket between the trainer and an agent: a header of plain values, and raw buffers behind it.
 
-A frame is the length of its header and the number of its buffers (two u32, little endian), two sizes of each buffer
-(u64), the header, and the bytes of the buffers. The first size is that of the buffer; the second is 0, or what it is
-compressed to (see `dpex.transport.compression`). Headers are marshalled, so that neither end runs code of the other's
-to read them; what is pickled inside them is opened by whom it is meant for.
+A frame is the length of its header and the number of its buffers (two u32, little endian), the sizes of the buffers
+(u64 each), the header, and the bytes of the buffers. Headers are marshalled, so that neither end runs code of the
+other's to read them; what is pickled inside them is opened by whom it is meant for.
+
+In a frame of which a buffer is compressed (see `dpex.transport.compression`) the highest bit of the number of buffers
+is set, and behind their sizes stand as many sizes again: what each is compressed to, or 0. A frame without such a
+buffer is the same, byte for byte, whether its ends can compress or not.
 
 Nothing here blocks but `receive`.
 """
@@ -22,6 +25,8 @@ from dpex.errors import DpexError
 from dpex.transport.compression import Compressed, CompressionError, decompress
 
 _HEAD = struct.Struct("<II")
+_SIZE_BYTES = 8
+"""Of a size: a u64."""
 _BUFFERS_A_CALL = 512
 """Pieces handed to the system at once; the least that POSIX systems with IOV_MAX have is 1024."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(16 * array.array("i").itemsize)
@@ -30,6 +35,8 @@ LONGEST_HEADER = 1 << 28
 """Bytes; what claims to be longer is no frame, and no memory is taken for it."""
 MOST_BUFFERS = 1 << 16
 """The same for the number of buffers: a batch has one for each of its tensors."""
+_COMPRESSED = 1 << 31
+"""The bit that says that buffers are compressed."""
 
 
 class FrameError(DpexError, ConnectionError):
@@ -48,7 +55,8 @@ def send_with(connection: socket.socket, descriptor: int, header: Any) -> None:
 class FrameWriter:
     """Sends frames without blocking; what the socket does not take now is kept, with the memory it lies in.
 
-    ``pending_bytes``: what is kept. Used by one thread.
+    ``pending_bytes``: what is kept, in bytes as they travel: of a compressed buffer those that it is compressed to.
+    Used by one thread.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -60,14 +68,12 @@ class FrameWriter:
         """Keep a frame until `flush` sends it; ``buffers``, of which some may be `Compressed`, must not change
         before."""
         data = marshal.dumps(header)
-        sizes: list[int] = []
-        pieces: list[Any] = []
-        for buffer in buffers:
-            is_compressed = type(buffer) is Compressed
-            sizes += (buffer.nbytes, buffer.travelling_bytes if is_compressed else 0)
-            pieces += buffer.pieces if is_compressed else (buffer,)
-        head = _HEAD.pack(len(data), len(buffers)) + struct.pack(f"<{len(sizes)}Q", *sizes) + data
-        for piece in (memoryview(one).cast("B") for one in (head, *pieces)):
+        parts = [_parts(buffer) for buffer in buffers]
+        sizes, flag = [part.nbytes for part in parts], 0
+        if any(part.travelling_bytes for part in parts):
+            sizes, flag = [*sizes, *(part.travelling_bytes for part in parts)], _COMPRESSED
+        head = _HEAD.pack(len(data), len(parts) | flag) + struct.pack(f"<{len(sizes)}Q", *sizes) + data
+        for piece in (memoryview(head), *(piece for part in parts for piece in part.pieces)):
             if piece.nbytes:
                 self._pieces.append(piece)
                 self.pending_bytes += piece.nbytes
@@ -99,6 +105,21 @@ class FrameWriter:
             sent -= first.nbytes
 
 
+class _Parts(NamedTuple):
+    """A buffer as it travels: its size, what it is compressed to or 0, and its bytes."""
+
+    nbytes: int
+    travelling_bytes: int
+    pieces: list[memoryview]
+
+
+def _parts(buffer: Any) -> _Parts:
+    if type(buffer) is Compressed:
+        return _Parts(buffer.nbytes, buffer.travelling_bytes, [memoryview(piece) for piece in buffer.pieces])
+    view = memoryview(buffer).cast("B")
+    return _Parts(view.nbytes, 0, [view])
+
+
 class Frame(NamedTuple):
     """What came: its header, its buffers, and how many bytes less travelled than these have."""
 
@@ -107,10 +128,16 @@ class Frame(NamedTuple):
     saved_bytes: int
 
 
-def receive(connection: socket.socket, memory: Callable[[int], Any]) -> Frame | None:
+def receive(
+    connection: socket.socket,
+    memory: Callable[[int], Any],
+    check: Callable[[Any, Sequence[int]], None] | None = None,
+) -> Frame | None:
     """The next frame of a connection that blocks, or None at the end of the connection.
 
-    ``memory(nbytes)`` gives a writable buffer of that size. What is compressed is decompressed into it as it comes.
+    ``memory(nbytes)`` gives a writable buffer of that size. What is compressed is decompressed into it as it comes, so
+    that little may become much; before any memory is taken for such a frame, ``check(header, sizes)`` raises FrameError
+    unless its buffers are as large as they should be.
 
     Raises:
         FrameError: What came is no frame.
@@ -119,23 +146,28 @@ def receive(connection: socket.socket, memory: Callable[[int], Any]) -> Frame | 
     head = bytearray(_HEAD.size)
     if not _fill(connection, [head]):
         return None
-    length, count = _check(head)
-    table, header = bytearray(16 * count), bytearray(length)
-    if not _fill(connection, [table, header]):
+    length, count, is_compressed = _check(head)
+    table, data = bytearray(_SIZE_BYTES * count * (1 + is_compressed)), bytearray(length)
+    if not _fill(connection, [table, data]):
         return None
-    sizes = struct.unpack(f"<{2 * count}Q", table)
-    buffers, compressed = [memory(size) for size in sizes[::2]], sizes[1::2]
-    if not (_fill_compressed(connection, buffers, compressed) if any(compressed) else _fill(connection, buffers)):
+    numbers, header = struct.unpack(f"<{len(table) // _SIZE_BYTES}Q", table), marshal.loads(data)
+    sizes, travelling = numbers[:count], numbers[count:]
+    if is_compressed and check is not None:
+        check(header, sizes)
+    buffers = [memory(size) for size in sizes]
+    if not (_fill_compressed(connection, buffers, travelling) if is_compressed else _fill(connection, buffers)):
         return None
-    saved_bytes = sum(nbytes - other for nbytes, other in zip(sizes[::2], compressed, strict=True) if other)
-    return Frame(marshal.loads(header), buffers, saved_bytes)
+    saved_bytes = sum(size - nbytes for size, nbytes in zip(sizes, travelling, strict=False) if nbytes)
+    return Frame(header, buffers, saved_bytes)
 
 
-def _check(head: bytes | bytearray) -> tuple[int, int]:
-    length, count = _HEAD.unpack(head)
+def _check(head: bytes | bytearray) -> tuple[int, int, bool]:
+    """The length of a header, the number of buffers, and whether any of them is compressed."""
+    length, number = _HEAD.unpack(head)
+    count, is_compressed = number & ~_COMPRESSED, bool(number & _COMPRESSED)
     if length > LONGEST_HEADER or count > MOST_BUFFERS:
         raise FrameError(f"a frame with a header of {length} bytes and {count} buffers")
-    return length, count
+    return length, count, is_compressed
 
 
 def _fill_compressed(connection: socket.socket, buffers: Sequence[Any], compressed: Sequence[int]) -> bool:
@@ -211,7 +243,7 @@ class FrameReader:
     def _take(self) -> list[Any]:
         headers, at, data = [], 0, self._data
         while len(data) - at >= _HEAD.size:
-            length, count = _check(data[at : at + _HEAD.size])
+            length, count, _ = _check(data[at : at + _HEAD.size])
             if count:
                 raise FrameError("a frame with buffers, where none are expected")
             end = at + _HEAD.size + length

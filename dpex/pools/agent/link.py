@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dpex.pools.agent.frames import FrameError, FrameWriter, receive, send_with
+from dpex.pools.agent.promised import check_sizes
 from dpex.system.clock import monotonic
 
 
@@ -85,7 +86,7 @@ class AgentLink:
 
     def _receive_frames(self) -> None:
         try:
-            while (frame := receive(self._connection, self._memory)) is not None:
+            while (frame := receive(self._connection, self._memory, check_sizes)) is not None:
                 self.arrived.append(Arrived(*frame, monotonic()))
                 self.wake()
         except FrameError as error:

@@ -22,6 +22,7 @@ from dpex.core.events import Notice, PoolEvent, Released, Snapshot, TicketMade, 
 from dpex.core.names import REMOTE
 from dpex.core.schedule import Ticket
 from dpex.measure.sums import NodeSums
+from dpex.pools.agent.agreeing import order_for, told_by
 from dpex.pools.agent.events import plain
 from dpex.pools.agent.handles import AgentHandle, RemoteResult, node_sums, with_traffic
 from dpex.pools.agent.link import Arrived
@@ -32,7 +33,6 @@ from dpex.pools.base import PoolCounts, PoolTimes
 from dpex.pools.local.worker_process import END
 from dpex.system.clock import monotonic
 from dpex.transport.codec import codec_signature
-from dpex.transport.compression import can_compress
 from dpex.transport.pickling import cloud_dumps
 from dpex.worker.logical_state import RngState
 
@@ -137,12 +137,12 @@ class RemotePool:
         assert news.link is not None
         news.link.wake = self.wake
         probe = self._probe_index if news.probe else None
-        order = (self._shared, news.path, codec_signature(), probe, can_compress())
+        order = (self._shared, news.path, codec_signature(), probe)
         if news.link.is_near:
             agent = self._open_near(news, order)
         else:
             agent = AgentHandle(number=news.agent, place=news.place, link=news.link)
-            self._put(agent, "open", self._number, order)
+            self._put(agent, "open", self._number, order_for(news.link, order))
         self._agents[news.agent] = agent
         self._put(agent, "epoch", self._epoch)
         self._tell_room(agent)
@@ -382,6 +382,10 @@ class RemotePool:
 
     def _hear_notice(self, agent: AgentHandle, text: str, warning: bool) -> None:
         self._events.append(Notice(f"node {agent.place}: {text}", warning))
+
+    def _hear_uncompressed(self, agent: AgentHandle, is_installed_there: bool) -> None:
+        if text := told_by(agent.place, is_installed_there=is_installed_there):
+            self._events.append(Notice(text))
 
     # -- losses --------------------------------------------------------------------------------------------------
 

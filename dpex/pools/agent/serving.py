@@ -7,7 +7,8 @@ one thread, and knows nothing of Ray. The dataset is unpacked once, in the proce
 it.
 
 It ends with its connection and with its guardian. While more than `MOST_UNSENT_BYTES` wait to be sent, workers are not
-listened to: they wait with their results until the network has taken what there is.
+listened to: they wait with their results until the network has taken what there is. These are bytes as they travel:
+what is compressed counts for what it is compressed to, as that is what is kept and what the network has to take.
 
 Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
 queue, pickle)`` where the pickle is of numbers and indices, ``("adopt", worker, logical, state)``, ``("release",
@@ -16,7 +17,8 @@ machine there is only ``("lend", order)``, with a descriptor: see `dpex.pools.ag
 
 Frames from an agent: ``("told", pool, results, events, failed, delay, traffic)``: what the workers made and what else
 happened, why the pool cannot work if so, how long workers wait for a CPU, and what the connection carried, if that is
-news; see `dpex.pools.agent.pool`.
+news; see `dpex.pools.agent.pool`. An event ``("uncompressed", here)`` comes first where Zstandard is installed at one
+end only: at this one if ``here``.
 """
 
 from __future__ import annotations
@@ -129,9 +131,10 @@ class Agent:
         self._do_close(0.0)
         asked = PoolOrder(*order)
         self._pool, self._number = AgentPool(self._take, asked), number
-        self._compressor = (
-            BufferCompressor(usable_cpus(), self._flush) if asked.decompresses and can_compress() else None
-        )
+        can = can_compress()
+        self._compressor = BufferCompressor(usable_cpus(), self._flush) if asked.decompresses and can else None
+        if asked.decompresses != can:
+            self._put([("uncompressed", can)])
 
     def _do_lend(self, order: tuple[Any, ...]) -> None:
         """Fork the process that forks workers, for a trainer on this machine, which serves them by itself.
