@@ -78,7 +78,7 @@ def test_what_is_missing_here_is_said_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 class Ones(Dataset[torch.Tensor]):
     def __len__(self) -> int:
-        return 10_000
+        return 1_000_000
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((200, 200), float(index))
@@ -96,12 +96,12 @@ def test_batches_come_without_it_from_two_agents_and_that_is_logged_once(
         (tmp_path / "zstandard.py").write_text("raise ImportError('not installed')\n")
         monkeypatch.syspath_prepend(tmp_path)  # agents look where this process does, which has looked already
 
+    local = PoolFactory.__call__
+
     def make(self: PoolFactory, name: str, count: int, setup: Any, shared_queue: bool) -> Any:
         if name != "remote":
             return local(self, name, count, setup, shared_queue)
         return make_pool(setup, shared_queue, count, [1, 1], far=[0, 1])
-
-    local = PoolFactory.__call__
 
     monkeypatch.setattr(PoolFactory, "__call__", make)
     monkeypatch.setattr(LoaderRuntime, "hold_cluster", lambda self, head_address: None)
@@ -111,7 +111,7 @@ def test_batches_come_without_it_from_two_agents_and_that_is_logged_once(
         DpexDataLoader(Ones(), num_workers=2, distribute_mode=True, **options) as loader,
     ):
         iterator: Any = iter(loader)
-        numbers = iter(range(10_000))
+        numbers = iter(range(1_000_000))
 
         def come_from_both() -> bool:
             assert torch.equal(next(iterator)[:, 0, 0], torch.arange(4.0) + 4 * next(numbers))
