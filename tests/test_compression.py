@@ -64,7 +64,7 @@ def test_another_length_than_was_said(difference: int) -> None:
 def test_a_length_that_is_too_short_is_found(missing: int) -> None:
     """Four bytes are the checksum: all of the buffer is there, and nothing says yet that it is right."""
     data = compressed(DATA)
-    with pytest.raises(CompressionError, match="damaged"):
+    with pytest.raises(CompressionError):
         taken(data, len(DATA), len(data) - missing)
 
 

@@ -36,11 +36,11 @@ SETTLED = 0.5
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """split: local and remote workers, None for "auto". most: of either for "auto". nodes: namespaces of the agents,
-    and the trainer's address for each. rooms: workers that each has room for. least_remote: batches of remote workers
-    that there must be at the end. change_at_s: when the change of the link is announced on standard output, 0 for
-    never. content: of samples (see `work`). may_compress: whether the trainer takes compressed batches. agents_look_in:
-    directories in which agents look for packages first. compares: whether each batch is compared with what it should
-    be."""
+    and the trainer's address for each. rooms: workers that each has room for. content: of samples (see `work`).
+    may_compress: whether the trainer takes compressed batches. agents_look_in: directories in which agents look for
+    packages first. compares: whether each batch is compared with what it should be. least_remote, least_saved_bytes:
+    batches of remote workers, and bytes that compression saved, that there must be at the end. change_at_s: when the
+    change of the link is announced on standard output, 0 for never."""
 
     split: tuple[int, int] | None
     most: tuple[int, int]
@@ -55,6 +55,7 @@ class Request:
     agents_look_in: Sequence[str] = ()
     compares: bool = False
     least_remote: int = 0
+    least_saved_bytes: int = 0
     change_at_s: float = 0.0
 
 
@@ -120,9 +121,14 @@ def course(loader: DpexDataLoader[Any], request: Request, changes: Callable[[flo
             continue
         times.append(time.monotonic() - began)
         changes(times[-1])
-        if times[-1] >= request.window_s and _remote(loader).tickets >= request.least_remote:
+        if times[-1] >= request.window_s and _has_enough(_remote(loader), request):
             break
     return times
+
+
+def _has_enough(remote: PoolStats, request: Request) -> bool:
+    saved_bytes = sum(node.saved_bytes for node in remote.nodes.values())
+    return remote.tickets >= request.least_remote and saved_bytes >= request.least_saved_bytes
 
 
 def _expected(loader: DpexDataLoader[Any], number: int) -> torch.Tensor:

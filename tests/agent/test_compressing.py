@@ -158,15 +158,15 @@ def test_it_ends_when_no_more_batches_come_than_without_it() -> None:
 
 
 def test_large_batches_on_a_slow_way_are_counted_over_a_longer_time() -> None:
-    """One in two seconds keeps the way full, though none comes in every other second."""
+    """One in two seconds keeps the way full, though none comes in every other second; then larger ones travel."""
     course = Course()
     for number in range(100):
+        has_begun = number > 2 * LEAST_BATCHES
         if number % 2:
-            course.compressor.made(2 * SLOW_BYTES_PER_S, 0.001, 0.001)
-            is_compressed = course.compressor.compress(0, FEW) is not FEW
-            assert is_compressed == (number > 2 * LEAST_BATCHES)
+            course.compressor.made((3 if has_begun else 2) * SLOW_BYTES_PER_S, 0.001, 0.001)
+            assert (course.compressor.compress(0, FEW) is not FEW) == has_begun
         course.now += 1.0
-        part = 0.5 if number > 2 * LEAST_BATCHES else 1.0
+        part = 0.5 if has_begun else 1.0
         course.compressor.look(Traffic(int(part * SLOW_BYTES_PER_S), 0, part, 0.0), waiting_bytes=1, workers=2)
 
 

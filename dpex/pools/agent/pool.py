@@ -385,7 +385,7 @@ class RemotePool:
 
     def _hear_uncompressed(self, agent: AgentHandle, is_installed_there: bool) -> None:
         if text := told_by(agent.place, is_installed_there=is_installed_there):
-            self._events.append(Notice(text))
+            self._events.append(Notice(text, False))
 
     # -- losses --------------------------------------------------------------------------------------------------
 
