@@ -57,9 +57,9 @@ def test_what_a_link_carries_is_measured_and_told() -> None:
 def behind_links(
     *rooms: int, trainer: str = "benchmarks.network.measure", **how: Any
 ) -> tuple[list[dict[str, Any]], str]:
-    """What is measured of two remote workers behind 80 Mbit/s, with batches of 0.4 MB that compress, all of which are
+    """What is measured of two remote workers behind 20 Mbit/s, with batches of 0.4 MB that compress, all of which are
     compared; and what the trainer says. rooms: workers behind each link."""
-    with Network([Link(bits_per_s=80e6, round_trip_s=0.001) for _ in rooms]) as network:
+    with Network([Link(bits_per_s=20e6, round_trip_s=0.001) for _ in rooms]) as network:
         request = Request(
             split=(0, 2),
             most=(0, 2),
