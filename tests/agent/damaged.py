@@ -14,7 +14,7 @@ from dpex.pools.agent import frames
 from dpex.transport.compression import decompress
 
 NODES = 2
-DAMAGED = 20
+DAMAGED = 3
 """The number of the buffer since both nodes are connected: all workers run by then."""
 _numbers = itertools.count()
 

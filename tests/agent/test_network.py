@@ -97,7 +97,7 @@ def test_without_zstandard_at_one_end_nothing_is_compressed(where: str, tmp_path
 
 @pytest.mark.alone
 def test_a_damaged_buffer_is_refused_and_its_batch_made_again_elsewhere() -> None:
-    nodes, said = behind_links(1, 1, trainer="tests.agent.damaged", least_saved_bytes=20_000_000)
+    nodes, said = behind_links(1, 1, trainer="tests.agent.damaged", least_saved_bytes=1_500_000)
     assert sorted(node["links"] for node in nodes) == [0, 1]
     assert "its connection ended, as what came over it was no message: a compressed buffer is damaged" in said
 
