@@ -38,9 +38,9 @@ class Request:
     """split: local and remote workers, None for "auto". most: of either for "auto". nodes: namespaces of the agents,
     and the trainer's address for each. rooms: workers that each has room for. content: of samples (see `work`).
     may_compress: whether the trainer takes compressed batches. agents_look_in: directories in which agents look for
-    packages first. compares: whether each batch is compared with what it should be. least_remote, least_saved_bytes:
-    batches of remote workers, and bytes that compression saved, that there must be at the end. change_at_s: when the
-    change of the link is announced on standard output, 0 for never."""
+    packages first. compares: whether each batch is compared with what it should be. least_remote, least_saved_bytes,
+    least_further: batches of remote workers, bytes that compression saved, and further connections of an agent, that
+    there must be at the end. change_at_s: when the change of the link is announced on standard output, 0 for never."""
 
     split: tuple[int, int] | None
     most: tuple[int, int]
@@ -56,6 +56,7 @@ class Request:
     compares: bool = False
     least_remote: int = 0
     least_saved_bytes: int = 0
+    least_further: int = 0
     change_at_s: float = 0.0
 
 
@@ -71,6 +72,15 @@ class Room:
         return RoomFound(more=max(0, self.most - wanted.requested))
 
 
+made_nodes: list[ProcessNodes] = []
+"""Those of this process's loader."""
+
+
+def further() -> int:
+    """The most further connections that an agent has."""
+    return max((link.further for nodes in made_nodes for link in nodes.links.values()), default=0)
+
+
 @contextmanager
 def agents_of(request: Request) -> Any:
     """Have remote pools made of agents in the request's namespaces."""
@@ -82,6 +92,7 @@ def agents_of(request: Request) -> Any:
             return make(self, name, count, setup, shared_queue)
         nodes = ProcessNodes(setup, list(request.rooms), "0.0.0.0", request.reached_at, enter)
         nodes.path = [*request.agents_look_in, *nodes.path]
+        made_nodes.append(nodes)
         return RemotePool(nodes, shared_queue=shared_queue, first_workers=count, probe_index=0)
 
     Room.most = request.most[1]
@@ -128,7 +139,8 @@ def course(loader: DpexDataLoader[Any], request: Request, changes: Callable[[flo
 
 def _has_enough(remote: PoolStats, request: Request) -> bool:
     saved_bytes = sum(node.saved_bytes for node in remote.nodes.values())
-    return remote.tickets >= request.least_remote and saved_bytes >= request.least_saved_bytes
+    has_further = further() >= request.least_further
+    return remote.tickets >= request.least_remote and saved_bytes >= request.least_saved_bytes and has_further
 
 
 def _expected(loader: DpexDataLoader[Any], number: int) -> torch.Tensor:
@@ -163,6 +175,7 @@ def measure(request: Request) -> dict[str, Any]:
             "settled": rate(times, middle, end),
             "halves": [rate(times, 0.25 * end, middle), rate(times, 0.75 * end, end)],
             "first_s": times[0],
+            "further": further(),
             "nodes": {place: asdict(node) for place, node in _remote(loader).nodes.items()},
             "decisions": [decision.text for decision in loader.decisions],
         }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpex.pools.agent.admission import AdmissionServer
-from dpex.pools.agent.connection import tune
+from dpex.pools.agent.connection import tune, whose
 from dpex.pools.agent.handshake import ACCEPTED
 from dpex.pools.agent.link import AgentLink
 from dpex.pools.agent.nodes import NodeNews
@@ -50,6 +50,7 @@ class ProcessNodes:
         self.rooms = rooms
         self.given = [0] * len(rooms)
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.links: dict[int, AgentLink] = {}
         self.server = AdmissionServer(address, self._admit)
         self._reached_at = reached_at or [address] * len(rooms)
         self._enter = enter or [()] * len(rooms)
@@ -67,8 +68,13 @@ class ProcessNodes:
 
     def _admit(self, connection: Any, agent: int) -> None:
         tune(connection, is_trainer=True)
+        agent, further = whose(agent)
+        if further:
+            self.links[agent].widen(further, connection)
+            connection.sendall(ACCEPTED)
+            return
         connection.sendall(ACCEPTED)
-        link = AgentLink(connection, self._memory, _nobody)
+        self.links[agent] = link = AgentLink(connection, self._memory, _nobody)
         path = f"/proc/{os.getpid()}/fd/{self.fd}"
         self._news.append(NodeNews("ready", agent, f"node {agent}", link, path, probe=True))
         self._wake()

@@ -204,7 +204,7 @@ def bytes_of(header: Any, buffers: list[Any]) -> bytes:
     with ours, theirs:
         writer = FrameWriter(ours)
         writer.put(header, buffers)
-        data = b"".join(writer._pieces)
+        data = b"".join(writer._outbox._pieces)
         assert writer.pending_bytes == len(data)
     return data
 
@@ -305,3 +305,75 @@ def test_a_connection_that_ends_in_a_compressed_buffer_just_ends(ends: Ends) -> 
     ends.wait_for_the_end()
     assert ends.link.why_ended == "its connection ended"
     assert not ends.link.arrived
+
+
+# -- further connections -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wide(ends: Ends) -> Iterator[Ends]:
+    """Ends with three further connections, which came in another order than that of their numbers."""
+    with contextlib.ExitStack() as stack:
+        further = [socket.socketpair() for _ in range(3)]
+        for at in (2, 0, 1):
+            ends.link.widen(at + 1, further[at][1])
+        ends.writer.spread([stack.enter_context(ours) for ours, _ in further])
+        yield ends
+
+
+def test_large_buffers_travel_over_further_connections_and_small_ones_over_the_first(wide: Ends) -> None:
+    large, small = noise(3_000_001, 100)
+    for number, buffer in enumerate((large, small, large[:1_000_000], large)):
+        sender = threading.Thread(target=wide.send, args=(("told", number), [buffer, small]))
+        sender.start()
+        arrived = wide.next()
+        sender.join(SECONDS)
+        assert arrived.header == ("told", number)
+        assert all(map(np.array_equal, arrived.buffers, [buffer, small]))
+
+
+def test_compressed_buffers_travel_over_further_connections(wide: Ends) -> None:
+    buffers = [*noise(900_000), few_values(3 << 20), few_values(100_000)]
+    header = told(*(buffer.nbytes for buffer in buffers))
+    sent = [buffers[0], compressed(buffers[1]), compressed(buffers[2])]
+    sender = threading.Thread(target=wide.send, args=(header, sent))
+    sender.start()
+    arrived = wide.next()
+    sender.join(SECONDS)
+    assert all(map(np.array_equal, arrived.buffers, buffers))
+    assert arrived.saved_bytes > 1 << 20
+
+
+@pytest.mark.parametrize("what", ["checksum", "length"])
+def test_a_damaged_buffer_that_travelled_so_is_refused(wide: Ends, what: str) -> None:
+    size = 3 << 20
+    packed = compressed(few_values(size))
+    data = bytearray(b"".join(packed.pieces))
+    if what == "checksum":
+        data[-1] ^= 1
+    else:
+        data += b"more"
+    wide.writer.put(told(size), [Compressed(size, [bytes(data)])])
+    until(wide.writer.flush)
+    wide.wait_for_the_end()
+    assert "a compressed buffer is" in wide.link.why_ended
+    assert not wide.link.arrived
+
+
+def test_buffers_over_connections_that_are_not_here_are_no_frame(ends: Ends) -> None:
+    with contextlib.ExitStack() as stack:
+        ends.writer.spread([stack.enter_context(socket.socketpair()[0]) for _ in range(2)])
+        ends.writer.put(("told",), [np.zeros(1_000_000, np.uint8)])
+        ends.writer._outbox.flush()
+        ends.wait_for_the_end()
+    assert "buffers over 2 further connections, of which 0 are here" in ends.link.why_ended
+
+
+def test_the_end_of_the_first_connection_closes_the_others(wide: Ends) -> None:
+    wide.agent.close()
+    wide.wait_for_the_end()
+    until(lambda: wide.link.further == 0)
+    ours, theirs = socket.socketpair()
+    with ours:
+        wide.link.widen(1, theirs)
+        assert ours.recv(1) == b""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from dpex.pools.agent.handshake import ACCEPTED, CHALLENGE_BYTES, HEAD_BYTES, GreetingError, WorkerCredentials
@@ -18,12 +19,18 @@ from dpex.system.clock import monotonic
 
 CONNECT_S = 10.0
 """How long an agent tries to connect before its frames go another way."""
+FURTHER_S = 3.0
+"""The same for further connections, while which it sends nothing: many round trips, and no more."""
 _TRY_AGAIN_S = (0.02, 0.2)
 """One that was dropped for want of room waits so long, by chance, lest all come again at once."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _GIVE_UP = ("TCP_USER_TIMEOUT", 15_000)
 """For how many milliseconds a machine may leave unacknowledged what was sent to it. Keepalive asks only while nothing
 is under way; else the kernel tries for a quarter of an hour, while the training waits for that machine's batches."""
+
+
+_EXTRA_SHIFT = 32
+"""In the number that a connection greets with, where that of a further connection stands; the agent's is below."""
 
 
 class TrainerAddress(NamedTuple):
@@ -40,13 +47,13 @@ class TrainerAddress(NamedTuple):
         return f"TrainerAddress(address={self.address!r}, port={self.port}, agent={self.agent})"
 
 
-def connect(target: TrainerAddress) -> socket.socket:
+def connect(target: TrainerAddress, limit_s: float = CONNECT_S) -> socket.socket:
     """Return a connection that is let in; an agent that is dropped for want of room there tries again.
 
     Raises:
         OSError: The trainer cannot be reached, does not answer, or is not the one that knows the secret.
     """
-    deadline = monotonic() + CONNECT_S
+    deadline = monotonic() + limit_s
     while True:
         try:
             return _introduced(target, deadline)
@@ -55,6 +62,30 @@ def connect(target: TrainerAddress) -> socket.socket:
             if monotonic() + pause_s >= deadline:
                 raise
             time.sleep(pause_s)
+
+
+def connect_further(target: TrainerAddress, numbers: range) -> list[socket.socket]:
+    """Connections of those numbers, from 1 on, beside the one that there is, all made at once.
+
+    Raises:
+        OSError: One of them cannot be made; then there is none.
+    """
+    made: list[socket.socket] = []
+    targets = [target._replace(agent=target.agent | number << _EXTRA_SHIFT) for number in numbers]
+    with ThreadPoolExecutor(len(targets), "dpex-connect") as threads:
+        under_way = [threads.submit(connect, each, FURTHER_S) for each in targets]
+    try:
+        made += [one.result() for one in under_way if one.exception() is None]
+        return [one.result() for one in under_way]
+    except BaseException:
+        for connection in made:
+            connection.close()
+        raise
+
+
+def whose(number: int) -> tuple[int, int]:
+    """The agent that a connection with this number is of, and its number among the further ones; 0 for the first."""
+    return number & (1 << _EXTRA_SHIFT) - 1, number >> _EXTRA_SHIFT
 
 
 def _introduced(target: TrainerAddress, deadline: float) -> socket.socket:

@@ -45,6 +45,7 @@ class AgentLink:
         self.is_near = connection.family == socket.AF_UNIX and not is_tunnel
         self.wake = wake
         self._connection = connection
+        self._further: dict[int, socket.socket] = {}
         self._writer = FrameWriter(connection)
         self._memory = memory
         threading.Thread(target=self._receive, name="dpex-receive-agent", daemon=True).start()
@@ -71,10 +72,30 @@ class AgentLink:
             return self._writer.flush()
         return True
 
+    def widen(self, number: int, connection: socket.socket) -> None:
+        """Take the agent's further connection of that number, over which buffers may come from now on; from any
+        thread. One that was made in vain before is closed."""
+        former = self._further.pop(number, None)
+        self._further[number] = connection
+        if former is not None:
+            former.close()
+        if self.ended:
+            self._close_further()
+
+    @property
+    def further(self) -> int:
+        """How many further connections there are."""
+        return len(self._further)
+
     def close(self) -> None:
-        """End the connection, and with it the thread. Idempotent."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        """End the connections, and with them the thread. Idempotent."""
+        for connection in (self._connection, *tuple(self._further.values())):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _close_further(self) -> None:
+        while self._further:
+            self._further.popitem()[1].close()
 
     def _receive(self) -> None:
         try:
@@ -82,11 +103,12 @@ class AgentLink:
                 self._receive_frames()
         finally:
             self.ended = True
+            self._close_further()
             self.wake()
 
     def _receive_frames(self) -> None:
         try:
-            while (frame := receive(self._connection, self._memory, check_sizes)) is not None:
+            while (frame := receive(self._connection, self._memory, check_sizes, self._further)) is not None:
                 self.arrived.append(Arrived(*frame, monotonic()))
                 self.wake()
         except FrameError as error:

@@ -40,21 +40,21 @@ def main(fd: int) -> None:
     guardian = pidfd(start.guardian)
     if os.getppid() != start.guardian:
         os._exit(1)
-    connection = _connection(start)
+    trainer = None if start.address is None else TrainerAddress(*start.address)
+    connection = _connection(start, trainer)
     os.close(start.report)
     from dpex.pools.agent.serving import Agent
     from dpex.worker.setup import prepare_process
 
     prepare_process()
-    Agent(connection, guardian).run()
+    Agent(connection, guardian, trainer).run()
 
 
-def _connection(start: AgentStart) -> socket.socket:
-    if start.address is None:
+def _connection(start: AgentStart, trainer: TrainerAddress | None) -> socket.socket:
+    if trainer is None:
         return socket.socket(fileno=start.tunnel)
-    address = TrainerAddress(*start.address)
     try:
-        return connect(address)
+        return connect(trainer)
     except OSError as error:
-        os.write(start.report, f"{address.address}:{address.port}: {error}".encode())
+        os.write(start.report, f"{trainer.address}:{trainer.port}: {error}".encode())
         os._exit(UNREACHED)

@@ -37,6 +37,8 @@ import torch.multiprocessing
 from dpex.core.events import Notice, WorkerGone
 from dpex.core.schedule import Ticket
 from dpex.pools.agent.compressing import BufferCompressor
+from dpex.pools.agent.connection import TrainerAddress
+from dpex.pools.agent.connections import Connections
 from dpex.pools.agent.delay import DelayMeter
 from dpex.pools.agent.events import plain
 from dpex.pools.agent.frames import FrameReader, FrameWriter
@@ -76,10 +78,11 @@ def _starter(order: PoolOrder) -> ContextStarter:
 
 class Agent:
     """Serves a trainer, one pool after the other, until the connection ends, or the process behind the descriptor
-    ``guardian`` (-1: there is none to watch)."""
+    ``guardian`` (-1: there is none to watch). ``trainer``: where it is reached, if over a network."""
 
-    def __init__(self, connection: socket.socket, guardian: int) -> None:
+    def __init__(self, connection: socket.socket, guardian: int, trainer: TrainerAddress | None = None) -> None:
         self._connection = connection
+        self._connections = Connections(connection, trainer)
         self._guardian = guardian
         self._reader = FrameReader(connection)
         self._writer = FrameWriter(connection)
@@ -115,7 +118,10 @@ class Agent:
     def _wait(self, is_sent: bool) -> bool:
         """Sleep until there is something to do; True if the guardian has ended."""
         poller = select.poll()
-        poller.register(self._connection, select.POLLIN | (0 if is_sent else select.POLLOUT))
+        blocked = [] if is_sent else self._writer.blocked()
+        for connection in blocked:
+            poller.register(connection, select.POLLOUT)
+        poller.register(self._connection, select.POLLIN | (select.POLLOUT if self._connection in blocked else 0))
         if self._guardian >= 0:
             poller.register(self._guardian, select.POLLIN)
         pool, soon = self._pool, bool(self._backlog)
@@ -233,7 +239,9 @@ class Agent:
 
     def _put(self, events: list[tuple[Any, ...]]) -> None:
         failed, delay = self._told or (None, None)
-        traffic = self._traffic.news([self._connection])
+        traffic = self._traffic.news(self._connections.all)
+        if traffic is not None and (told := self._connections.look(traffic, self._writer)) is not None:
+            events.append(plain(Notice(told)))
         if traffic is not None and self._compressor is not None:
             waiting_bytes = self._traffic.unsent_bytes + self._writer.pending_bytes
             self._compressor.look(traffic, waiting_bytes, len(self._open_pool.workers()))

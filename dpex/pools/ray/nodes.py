@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from dpex.pools.agent.admission import AdmissionServer
-from dpex.pools.agent.connection import tune
+from dpex.pools.agent.connection import tune, whose
 from dpex.pools.agent.handshake import ACCEPTED
 from dpex.pools.agent.link import AgentLink
 from dpex.pools.agent.main import UNREACHED
@@ -339,15 +339,27 @@ class RayNodes:
             self._linked(number, AgentLink(open_tunnel(node.guardian), self._cluster.memory, _nobody, is_tunnel=True))
 
     def _admit(self, connection: socket.socket, number: int) -> None:
-        """An agent was let in; in the server's thread."""
+        """An agent was let in, or a further connection of one; in the server's thread."""
+        number, further = whose(number)
         try:
             tune(connection, is_trainer=True)
+            if further:
+                self._widen(number, further, connection)
+                return
             connection.sendall(ACCEPTED)
             link = AgentLink(connection, self._cluster.memory, _nobody)
         except (OSError, RuntimeError):  # RuntimeError: there can be no further thread
             connection.close()
             return
         self._do(lambda: self._linked(number, link))
+
+    def _widen(self, number: int, further: int, connection: socket.socket) -> None:
+        """Give an agent's link a further connection before the agent may use it. Raises OSError."""
+        node = self._numbers.get(number)
+        if node is None or node.link is None:
+            raise ConnectionError("a further connection of an agent that is not here any more")
+        node.link.widen(further, connection)
+        connection.sendall(ACCEPTED)
 
     def _linked(self, number: int, link: AgentLink) -> None:
         if (node := self._numbers.get(number)) is None:
