@@ -80,14 +80,15 @@ def test_the_end_of_one_connection_ends_the_frame() -> None:
         sent = views_of(900_000)
         shares = split(sent, 3)
         for at in (0, 2):
-            threading.Thread(target=made[at][0].sendall, args=(b"".join(shares[at]),), daemon=True).start()
+            made[at][0].setblocking(False)
+            made[at][0].send(b"".join(shares[at]))
         made[1][0].close()
         assert not receive_split([theirs for _, theirs in made], [memoryview(bytearray(900_000))])
 
 
 def test_a_writer_keeps_what_a_connection_does_not_take_and_finishes_with_those_that_are_not_used_any_more() -> None:
-    with pairs(3) as made, socket.socketpair()[0] as first:
-        writer = FrameWriter(first)
+    with pairs(4) as (first, *made):
+        writer = FrameWriter(first[0])
         further = [ours for ours, _ in made]
         writer.spread(further)
         (payload,) = views_of(6_000_000)
