@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dpex.pools.agent.parallel import BUSY, MORE, MOST, REST_S, WORTH, Change, ConnectionCount
+from dpex.pools.agent.parallel import BUSY, MORE, MOST, REST_S, WORTH, ConnectionsWanted, ConnectionCount
 from dpex.pools.agent.traffic import Traffic
 
 WINDOW_S = 0.25
@@ -20,9 +20,9 @@ class Simulated:
     ) -> None:
         self.rate, self.round_trip_s, self.lost, self.busy = rate, round_trip_s, lost, busy
         self.count, self.now = ConnectionCount(), 0.0
-        self.changes: list[Change] = []
+        self.changes: list[ConnectionsWanted] = []
 
-    def run(self, seconds: float) -> list[Change]:
+    def run(self, seconds: float) -> list[ConnectionsWanted]:
         """The changes in that time."""
         began = len(self.changes)
         end = self.now + seconds

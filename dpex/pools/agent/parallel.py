@@ -33,7 +33,7 @@ NEVER = -1e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class ConnectionsWanted:
     """How many connections there are to be beside the first one. gained: of a change that is kept, how many times as
     much they carry; None while that is not known."""
 
@@ -55,7 +55,7 @@ class ConnectionCount:
         self._bytes = self._resent = 0
         self._sending_s = 0.0
 
-    def look(self, traffic: Traffic, now: float) -> Change | None:
+    def look(self, traffic: Traffic, now: float) -> ConnectionsWanted | None:
         """What the connections carried since the last look; None: nothing is to change."""
         if self._counted_at is None or now < self._rests_until:
             self._begin(now)
@@ -73,7 +73,7 @@ class ConnectionCount:
             return None
         return self._judged(traffic.round_trip_s, now)
 
-    def _judged(self, round_trip_s: float, now: float) -> Change | None:
+    def _judged(self, round_trip_s: float, now: float) -> ConnectionsWanted | None:
         """A rate was measured: of the number that is kept, or of one on trial."""
         rate = self._bytes / self._sending_s
         if self.extra == self._kept:
@@ -87,7 +87,7 @@ class ConnectionCount:
         if rate >= WORTH * self._rate_before:
             gained, self._kept = rate / self._rate_before, self.extra
             self._begin(now)
-            return Change(extra=self.extra, gained=gained)
+            return ConnectionsWanted(extra=self.extra, gained=gained)
         self._rests_until = now + REST_S
         return self._change(self._kept, now)
 
@@ -96,10 +96,10 @@ class ConnectionCount:
         self.extra, self._rests_until = self._kept, now + REST_S
         self._begin(now)
 
-    def _change(self, extra: int, now: float) -> Change:
+    def _change(self, extra: int, now: float) -> ConnectionsWanted:
         self.extra = extra
         self._begin(now, SETTLES_S)
-        return Change(extra=extra)
+        return ConnectionsWanted(extra=extra)
 
     def _begin(self, now: float, settling_s: float = 0.0) -> None:
         self._counted_at, self._settling_s = now, settling_s

@@ -344,7 +344,7 @@ class RayNodes:
         try:
             tune(connection, is_trainer=True)
             if further:
-                self._widen(number, further, connection)
+                self._widen(connection, number, further)
                 return
             connection.sendall(ACCEPTED)
             link = AgentLink(connection, self._cluster.memory, _nobody)
@@ -353,11 +353,12 @@ class RayNodes:
             return
         self._do(lambda: self._linked(number, link))
 
-    def _widen(self, number: int, further: int, connection: socket.socket) -> None:
-        """Give an agent's link a further connection before the agent may use it. Raises OSError."""
+    def _widen(self, connection: socket.socket, number: int, further: int) -> None:
+        """Give an agent's link a further connection before the agent may use it; none if the agent is gone."""
         node = self._numbers.get(number)
         if node is None or node.link is None:
-            raise ConnectionError("a further connection of an agent that is not here any more")
+            connection.close()
+            return
         node.link.widen(further, connection)
         connection.sendall(ACCEPTED)
 
