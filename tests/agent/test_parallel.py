@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dpex.pools.agent.parallel import BUSY, MORE, MOST, REST_S, WORTH, ConnectionsWanted, ConnectionCount
+from dpex.pools.agent.parallel import BUSY, MORE, MOST, REST_S, WORTH, ConnectionCount, ConnectionsWanted
 from dpex.pools.agent.traffic import Traffic
 
 WINDOW_S = 0.25

@@ -117,7 +117,7 @@ class FrameWriter:
     def spread(self, extra: Sequence[socket.socket]) -> None:
         """Have the buffers of large frames travel over these connections from now on; over the first one, if none."""
         known = {outbox.connection: outbox for outbox in (*self._extra, *self._former)}
-        self._extra = [known.pop(one, None) or Outbox(one) for one in extra]
+        self._extra = [known.pop(one) if one in known else Outbox(one) for one in extra]
         self._former = [outbox for outbox in known.values() if outbox.pending_bytes]
 
     def blocked(self) -> list[socket.socket]:
