@@ -50,6 +50,8 @@ def test_a_link_that_one_connection_fills_keeps_one_and_is_tried_again_after_a_r
     assert [change.extra for change in link.run(20.0)] == [MORE, 0]
     assert link.count.extra == 0
     assert [change.extra for change in link.run(REST_S)] == [MORE, 0]
+    assert link.run(REST_S) == []  # it rests for twice as long now
+    assert [change.extra for change in link.run(REST_S)] == [MORE, 0]
 
 
 def test_no_more_are_kept_than_gain() -> None:

@@ -1,8 +1,8 @@
 """How many connections an agent has, chosen by what each number was measured to carry. PURE.
 
 One is enough on most links. Where it is busy, and the way is long or loses what is sent, `MORE` are tried beside it,
-then twice as many, and so on. Each number is kept only if it carries `WORTH` times as much as the one before; after one
-that does not, nothing is tried for `REST_S`.
+then twice as many, and so on. Each number is kept only if it carries `WORTH` times as much as the one before. After one
+that does not, nothing is tried for `REST_S`, and for twice as long after each further one, up to `MOST_REST_S`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONG_S = 0.01
 """A round trip from which on what may be under way can limit: at 1 ms it fills 10 Gbit/s."""
 LOST = 1e-3
 """The part of what is sent that is sent again, from which on losses limit."""
-REST_S = 60.0
+REST_S, MOST_REST_S = 60.0, 960.0
 """A link may change; a try costs a second or two."""
 NEVER = -1e9
 
@@ -50,6 +50,7 @@ class ConnectionCount:
         self._rate_before = 0.0
         """Bytes per second of sending with the number that is kept."""
         self._rests_until = NEVER
+        self._rest_s = REST_S
         self._counted_at: float | None = None
         self._settling_s = 0.0
         self._bytes = self._resent = 0
@@ -85,16 +86,21 @@ class ConnectionCount:
             self._rate_before = rate
             return self._change(2 * self.extra or MORE, now)
         if rate >= WORTH * self._rate_before:
-            gained, self._kept = rate / self._rate_before, self.extra
+            gained, self._kept, self._rest_s = rate / self._rate_before, self.extra, REST_S
             self._begin(now)
             return ConnectionsWanted(extra=self.extra, gained=gained)
-        self._rests_until = now + REST_S
+        self._rest(now)
         return self._change(self._kept, now)
 
     def failed(self, now: float) -> None:
         """Those that were to be made cannot be."""
-        self.extra, self._rests_until = self._kept, now + REST_S
+        self.extra = self._kept
+        self._rest(now)
         self._begin(now)
+
+    def _rest(self, now: float) -> None:
+        """Something was tried in vain."""
+        self._rests_until, self._rest_s = now + self._rest_s, min(2 * self._rest_s, MOST_REST_S)
 
     def _change(self, extra: int, now: float) -> ConnectionsWanted:
         self.extra = extra
