@@ -241,10 +241,14 @@ class Endless(IterableDataset[bytes]):
         return (str(number).encode() for number in count())
 
 
+def pids_of(iterator: Any) -> list[int | None]:
+    """Of its workers, of which some may not be known yet: news of them are taken in by ``next()``."""
+    return [worker.pid for worker in iterator._workers]
+
+
 def test_an_endless_stream_ends_with_the_loader() -> None:
     with ours(decode_in_workers(Endless(), decoded), batch_size=2, memory_budget=1 << 20) as loader:
         assert len(list(islice(loader, 5))) == 5
         iterator = iter(loader)
-        next(iterator)
-        workers = until(lambda: all(pids := [worker.pid for worker in iterator._workers]) and pids)
+        workers = until(lambda: next(iterator) is not None and all(pids := pids_of(iterator)) and pids)
     until(lambda: not any(map(is_alive, workers)))
