@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.network import __main__ as command
 from benchmarks.network import tables
 
 FAST, SLOW = "10 Gbit/s", "200 Mbit/s"
@@ -44,3 +45,10 @@ def test_a_run_of_few_rounds_or_of_changed_files_is_not_kept() -> None:
     assert tables.problems({**run, "dirty": True}) == ["it was not measured on a commit without changes"]
     few = [one for one in run["measurements"] if one["round"] < 2]
     assert tables.problems({**run, "measurements": few}) == [f"{FAST} has fewer rounds than 3"]
+
+
+def test_the_commands_help_names_every_link(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(f"{number}: {link}" in told for number, link in enumerate(command.LINKS))

@@ -127,7 +127,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _numbered() -> str:
-    return "; ".join(f"{number}: {link}" for number, link in enumerate(LINKS))
+    return "; ".join(f"{number}: {link}" for number, link in enumerate(LINKS)).replace("%", "%%")  # as argparse wants
 
 
 if __name__ == "__main__":
