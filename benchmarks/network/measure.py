@@ -68,8 +68,12 @@ class Room:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def __call__(self, wanted: RoomWanted) -> RoomFound:
+    def look(self, wanted: RoomWanted) -> RoomFound:
+        """See `dpex.autotune.room.Room.look`."""
         return RoomFound(more=max(0, self.most - wanted.requested))
+
+    def rest(self) -> None:
+        """See `dpex.autotune.room.Room.rest`."""
 
 
 made_nodes: list[ProcessNodes] = []

@@ -123,6 +123,26 @@ def test_a_long_link_that_loses_packets_has_further_connections_and_the_batches_
     assert json.loads(done.stdout.splitlines()[-1])["further"] >= 4
 
 
+def test_auto_finds_the_remote_workers_that_the_link_carries() -> None:
+    """Samples wait, so that eight workers behind a fast link are worth four times the two here."""
+    with Network([Link(bits_per_s=10e9)]) as network:
+        request = Request(
+            split=None,
+            most=(2, 8),
+            nodes=network.nodes,
+            reached_at=network.address,
+            rooms=[8],
+            window_s=0.0,
+            least_remote=50,
+            side=96,
+        )
+        command = [sys.executable, "-m", "benchmarks.network.measure", json.dumps(asdict(request))]
+        done = subprocess.run([*network.enter(network.trainer), *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert any("remote workers" in text for text in found["decisions"]), found["decisions"]
+
+
 STILL_S = 1.0
 """A training that got no batch for so long waits for one of the node that is cut off: others take a few hundredths."""
 
