@@ -91,24 +91,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             one = measured(link, split, window_s, content=options.content)
             kept.append({"link": str(link), "round": number, "contestant": name_of(split), "load": before, **one})
             print(f"{link}: {name_of(split)}: {one['settled']:.1f}/s", file=sys.stderr, flush=True)
-        _write(options.results, _run(kept))
+        write(options.results, run_of(kept))
     print(table(rates(kept)))
-    run = _run(kept)
+    run = run_of(kept)
     against = [] if options.keep is None else problems(run)
     if options.keep and not against:
-        _write(KEPT / f"{options.keep}.json", run)
+        write(KEPT / f"{options.keep}.json", run)
     for why in against:
         print(f"not kept: {why}", file=sys.stderr)
     return int(bool(against))
 
 
-def _run(measurements: list[dict[str, Any]]) -> dict[str, Any]:
+def run_of(measurements: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is written of a run: its measurements, and what they were made on."""
     head, dirty = commit(ROOT)
     about = {"commit": head, "dirty": dirty, "machine": machine(), "versions": versions(), "until": now()}
     return about | {"measurements": measurements}
 
 
-def _write(path: Path, run: dict[str, Any]) -> None:
+def write(path: Path, run: dict[str, Any]) -> None:
+    """Write a run as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(run, indent=1) + "\n")
 

@@ -7,7 +7,6 @@ anew; none is compared here, as that takes the trainer's CPU.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -15,12 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import commit, load, machine, versions
-from benchmarks.network.__main__ import REMOTE, measured
+from benchmarks.machine import load
+from benchmarks.network.__main__ import REMOTE, measured, run_of, write
 from benchmarks.network.links import Link, why_not
 from benchmarks.network.tables import KEPT
 from benchmarks.network.work import CONTENTS
-from benchmarks.process import ROOT
 
 SPLIT = (0, REMOTE)
 LINKS = (
@@ -68,16 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(f"{link}, {content}, {may_compress}: {one['settled']:.1f}/s", file=sys.stderr, flush=True)
             lines.append(row(link, content, rounds))
             print(lines[-1], flush=True)
-            _keep(kept, "\n".join(lines), options.results)
+            write(options.results, run_of(kept) | {"table": "\n".join(lines)})
     print("\n".join(lines))
     return 0
-
-
-def _keep(kept: list[dict[str, Any]], text: str, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    head, dirty = commit(ROOT)
-    about = {"commit": head, "dirty": dirty, "machine": machine(), "versions": versions()}
-    path.write_text(json.dumps({**about, "table": text, "measurements": kept}, indent=1) + "\n")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -13,11 +13,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.journal import now
 from benchmarks.machine import commit, machine, versions
 from benchmarks.process import ROOT
 from benchmarks.simulation.scenarios import SETS
@@ -68,15 +68,11 @@ def _figures(checkout: Path, words: Sequence[str]) -> list[dict[str, Any]]:
 def run_of(checkout: Path, worlds: int = WORLDS, seed: int = SEED) -> Run:
     """All sets of the checkout, played now."""
     head, dirty = commit(checkout)
-    about = {"machine": machine(), "versions": versions(), "commit": head, "dirty": dirty, "since": _now()}
+    about = {"machine": machine(), "versions": versions(), "commit": head, "dirty": dirty, "since": now()}
     rows = played(checkout, worlds, seed)
     subject = NOW if checkout == ROOT else BEFORE
     settings = {"worlds": worlds, "seed": seed}
-    return Run(subject=subject, settings=settings, about=about | {"until": _now()}, rows=rows)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Run(subject=subject, settings=settings, about=about | {"until": now()}, rows=rows)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -113,7 +109,7 @@ class Sums:
         return self.mean <= MOST_MEAN and self.above <= MOST_ABOVE
 
 
-def regret_table(now: Run, before: Run | None) -> str:
+def regret_table(latest: Run, before: Run | None) -> str:
     """A line for each set; those that miss an aim come first."""
     header = (
         "worlds",
@@ -127,7 +123,7 @@ def regret_table(now: Run, before: Run | None) -> str:
         f"at most {MOST_DECISIONS} decisions to settle",
         "aims met",
     )
-    lines = [(sums, _line(name, sums, before)) for name, sums in _sums(now).items()]
+    lines = [(sums, _line(name, sums, before)) for name, sums in _sums(latest).items()]
     return table(header, [line for _, line in sorted(lines, key=lambda one: one[0].meets)])
 
 
@@ -152,21 +148,21 @@ def _line(name: str, sums: Sums, before: Run | None) -> tuple[str, ...]:
     )
 
 
-def regret_origin(now: Run, before: Run | None) -> str:
+def regret_origin(latest: Run, before: Run | None) -> str:
     """What the figures mean and how they were made."""
     then = "" if before is None else f" *Before* is commit {str(before.about['commit'])[:10]}."
     return (
         f"*Regret* is the part of what the best fixed setting of each interval would have delivered that was not "
         f"delivered, over whole runs from a cold start. The aims are a mean of at most {MOST_MEAN:.0%}, and more than "
         f"{MOST_REGRET:.0%} in at most {MOST_ABOVE:.0%} of the worlds.{then} The generated worlds have the seed "
-        f"{now.settings['seed']}. Commit {str(now.about['commit'])[:10]}, {now.day}: "
+        f"{latest.settings['seed']}. Commit {str(latest.about['commit'])[:10]}, {latest.day}: "
         f"`python -m benchmarks.simulation.regrets`."
     )
 
 
-def regret_short(now: Run, _before: Run | None) -> str:
+def regret_short(latest: Run, _before: Run | None) -> str:
     """A paragraph for the README."""
-    found = _sums(now)
+    found = _sums(latest)
     kinds = {"development": "that it is tuned with", "validation": "that nobody tunes for", GENERATED: "made by a seed"}
     told = [
         f"{found[name].mean:.1%} over {found[name].worlds} worlds {kind} (above {MOST_REGRET:.0%} in "
@@ -188,10 +184,10 @@ BLOCKS = {"regret": regret_table, "regret-origin": regret_origin, "regret-short"
 
 def block(name: str) -> str:
     """The text of a block. Raises ValueError without a kept run to make it of."""
-    now = runs.newest(NOW, KEPT)
-    if now is None:
+    latest = runs.newest(NOW, KEPT)
+    if latest is None:
         raise ValueError(f"the block {name!r} has no kept run to be made of: see benchmarks/README.md")
-    return BLOCKS[name](now, runs.newest(BEFORE, KEPT))
+    return BLOCKS[name](latest, runs.newest(BEFORE, KEPT))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,6 +25,16 @@ pytestmark = [
 ]
 
 
+def measured(
+    network: Network, request: Request, trainer: str = "benchmarks.network.measure"
+) -> tuple[dict[str, Any], str]:
+    """What a trainer in its namespace measures, and what it says."""
+    command = [sys.executable, "-m", trainer, json.dumps(asdict(request))]
+    done = subprocess.run([*network.enter(network.trainer), *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
 def test_what_a_link_carries_is_measured_and_told() -> None:
     """Batches of 0.4 MB over 80 Mbit/s, 20 ms there and back: ten per second and machine at most."""
     link = Link(bits_per_s=80e6, round_trip_s=0.02)
@@ -40,10 +50,7 @@ def test_what_a_link_carries_is_measured_and_told() -> None:
             wait_s=0.01,
             side=96,
         )
-        command = [sys.executable, "-m", "benchmarks.network.measure", json.dumps(asdict(request))]
-        done = subprocess.run([*network.enter(network.trainer), *command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+        found, _ = measured(network, request)
     assert found["batches"] > 0
     (node,) = found["nodes"].values()
     assert node["tickets"] >= 10
@@ -73,10 +80,8 @@ def behind_links(
             compares=True,
             **how,
         )
-        command = [sys.executable, "-m", trainer, json.dumps(asdict(request))]
-        done = subprocess.run([*network.enter(network.trainer), *command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [*json.loads(done.stdout.splitlines()[-1])["nodes"].values()], done.stderr
+        found, said = measured(network, request, trainer)
+    return [*found["nodes"].values()], said
 
 
 @pytest.mark.alone
@@ -117,10 +122,8 @@ def test_a_long_link_that_loses_packets_has_further_connections_and_the_batches_
             side=112,
             compares=True,
         )
-        command = [sys.executable, "-m", "benchmarks.network.measure", json.dumps(asdict(request))]
-        done = subprocess.run([*network.enter(network.trainer), *command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["further"] >= 4
+        found, _ = measured(network, request)
+    assert found["further"] >= 4
 
 
 def test_auto_finds_the_remote_workers_that_the_link_carries() -> None:
@@ -136,10 +139,7 @@ def test_auto_finds_the_remote_workers_that_the_link_carries() -> None:
             least_remote=50,
             side=96,
         )
-        command = [sys.executable, "-m", "benchmarks.network.measure", json.dumps(asdict(request))]
-        done = subprocess.run([*network.enter(network.trainer), *command], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+        found, _ = measured(network, request)
     assert any("remote workers" in text for text in found["decisions"]), found["decisions"]
 
 

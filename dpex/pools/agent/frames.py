@@ -23,19 +23,16 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dpex.errors import DpexError
-from dpex.pools.agent.striping import STRIPED_FROM_BYTES, receive_split, split
+from dpex.pools.agent.striping import PIECES_A_CALL, STRIPED_FROM_BYTES, receive_split, split
 from dpex.transport.compression import Compressed, CompressionError, decompress
 
 _HEAD = struct.Struct("<II")
 _SIZE_BYTES = 8
 """Of a size: a u64."""
-_BUFFERS_A_CALL = 512
-"""Pieces handed to the system at once; the least that POSIX systems with IOV_MAX have is 1024."""
 _ANCILLARY_BYTES = socket.CMSG_SPACE(16 * array.array("i").itemsize)
 """Room for more descriptors than a trainer ever hands over at once."""
 LONGEST_HEADER = 1 << 28
@@ -79,7 +76,7 @@ class Outbox:
         """Send what the socket takes; True if nothing is kept any more. Raises OSError if the connection is gone."""
         pieces = self._pieces
         while pieces:
-            batch = [pieces[at] for at in range(min(len(pieces), _BUFFERS_A_CALL))]
+            batch = [pieces[at] for at in range(min(len(pieces), PIECES_A_CALL))]
             try:
                 sent = self.connection.sendmsg(batch, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except BlockingIOError:
@@ -211,7 +208,7 @@ def receive(
     if split_over:
         is_whole = _fill_split(_first(further, split_over), buffers, travelling)
     elif is_compressed:
-        is_whole = _fill_compressed(connection.recv, partial(_fill, connection), buffers, travelling)
+        is_whole = _fill_compressed(connection, buffers, travelling)
     else:
         is_whole = _fill(connection, buffers)
     if not is_whole:
@@ -245,31 +242,28 @@ def _fill_split(connections: Sequence[socket.socket], buffers: Sequence[Any], co
         return False
     for buffer, one in zip(buffers, came, strict=True):
         if one is not None:
-            _fill_compressed(io.BytesIO(one).read, lambda _: True, [buffer], [len(one)])
+            _decompress(io.BytesIO(one).read, len(one), buffer)
     return True
 
 
-def _fill_compressed(
-    read: Callable[[int], bytes],
-    fill: Callable[[Sequence[Any]], bool],
-    buffers: Sequence[Any],
-    compressed: Sequence[int],
-) -> bool:
-    """Fill the buffers, of which some come compressed, to so many bytes; ``fill`` fills the others."""
+def _fill_compressed(connection: socket.socket, buffers: Sequence[Any], compressed: Sequence[int]) -> bool:
+    """As `_fill`, where some buffers come compressed, to so many bytes."""
     plain: list[Any] = []
     for buffer, nbytes in zip(buffers, compressed, strict=True):
         if not nbytes:
             plain.append(buffer)
             continue
-        if not fill(plain):
+        if not (_fill(connection, plain) and _decompress(connection.recv, nbytes, buffer)):
             return False
         plain.clear()
-        try:
-            if not decompress(read, nbytes, memoryview(buffer).cast("B")):
-                return False
-        except CompressionError as error:
-            raise FrameError(str(error)) from error
-    return fill(plain)
+    return _fill(connection, plain)
+
+
+def _decompress(read: Callable[[int], bytes], nbytes: int, buffer: Any) -> bool:
+    try:
+        return decompress(read, nbytes, memoryview(buffer).cast("B"))
+    except CompressionError as error:
+        raise FrameError(str(error)) from error
 
 
 def _fill(connection: socket.socket, buffers: Sequence[Any]) -> bool:
@@ -277,7 +271,7 @@ def _fill(connection: socket.socket, buffers: Sequence[Any]) -> bool:
     views = [view for buffer in buffers if (view := memoryview(buffer).cast("B")).nbytes]
     at = 0
     while at < len(views):
-        came = connection.recvmsg_into(views[at : at + _BUFFERS_A_CALL], 0, socket.MSG_WAITALL)[0]
+        came = connection.recvmsg_into(views[at : at + PIECES_A_CALL], 0, socket.MSG_WAITALL)[0]
         if not came:
             return False
         while at < len(views) and came >= views[at].nbytes:

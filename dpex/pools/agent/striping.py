@@ -18,8 +18,8 @@ STRIPED_FROM_BYTES = 1 << 18
 """Frames with less go over the one connection, which they do not keep busy for long."""
 MOST_STRIPE_BYTES = 1 << 18
 """Short enough that all connections have the same to do, and long enough that system calls cost nothing."""
-_PIECES_A_CALL = 512
-"""As in `dpex.pools.agent.frames`."""
+PIECES_A_CALL = 512
+"""Pieces handed to the system at once; the least that POSIX systems with IOV_MAX have is 1024."""
 
 
 def split(pieces: Iterable[memoryview], connections: int) -> list[list[memoryview]]:
@@ -66,7 +66,7 @@ def receive_split(connections: Sequence[socket.socket], views: Iterable[memoryvi
 def _take(connection: socket.socket, share: list[memoryview]) -> bool:
     """Fill what is here already; False at the end of the connection."""
     try:
-        came = connection.recvmsg_into(share[:_PIECES_A_CALL], 0, socket.MSG_DONTWAIT)[0]
+        came = connection.recvmsg_into(share[:PIECES_A_CALL], 0, socket.MSG_DONTWAIT)[0]
     except BlockingIOError:
         return True
     if not came:
