@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from dpex.pools.agent.pacing import TOLERATED_S, Pace
+import pytest
+
+from dpex.pools.agent.pacing import LEAST, TOLERATED_S, Pace
 
 
 @dataclass(kw_only=True)
 class Link:
-    """An agent behind a link that carries `rate` batches per second. Work takes no time."""
+    """An agent behind a link that carries `rate` batches per second. It makes all that it holds at once."""
 
     rate: float
+    work_s: float = 0.0
     round_trip_s: float = 0.0
     wanted: int = 32
     pace: Pace = field(default_factory=Pace)
@@ -27,12 +30,16 @@ class Link:
         for _ in range(batches):
             self.send()
             sent_at = self.sent.popleft()
-            self.free_at = max(self.free_at, sent_at + self.round_trip_s / 2) + 1.0 / self.rate
+            made_at = sent_at + self.round_trip_s / 2 + self.work_s
+            self.free_at = max(self.free_at, made_at) + 1.0 / self.rate
             self.now = max(self.now, self.free_at + self.round_trip_s / 2)
             held = len(self.sent)
+            way_s = self.now - sent_at - self.work_s
             self.pace.answered(
-                way_s=self.now - sent_at, round_trip_s=self.round_trip_s, held=held, sent_at=sent_at, at=self.now
+                way_s=way_s, round_trip_s=self.round_trip_s, held=held, sent_at=sent_at, at=self.now
             )
+            if not held:
+                self.pace.rest()
         return batches / (self.now - began)
 
     def send(self) -> None:
@@ -74,6 +81,19 @@ def test_what_is_held_follows_the_link() -> None:
     link.most_held = 0
     link.run(50)
     assert link.most_held <= 8
+
+
+@pytest.mark.parametrize("most", [1.0, 1.25, 1.9, 2.6, 3.5])
+def test_who_once_held_too_much_gets_more_again(most: float) -> None:
+    """Batches take four times as long to make as to send, so that less than five keep the link idle."""
+    link = Link(rate=25.0, work_s=0.16)
+    link.pace.answered(way_s=9.0, round_trip_s=0.0, held=7, sent_at=-9.0, at=-0.5)
+    link.pace.answered(way_s=9.0, round_trip_s=0.0, held=7, sent_at=-9.0, at=-0.1)
+    assert link.pace.most == LEAST
+    link.pace.most = most
+    link.run(100)
+    assert link.run(200) > 0.97 * link.rate
+    assert link.pace.most < 12
 
 
 def test_batches_are_paced_by_what_travels_of_them() -> None:

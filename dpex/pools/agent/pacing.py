@@ -19,7 +19,8 @@ AHEAD = 2.0
 LEAST = 1.0
 """An agent always gets something, or it would never be known that the way has become faster."""
 MORE_AT_FIRST, MORE = 1.0, 0.25
-"""Tickets more for each answer that did not queue: twice as many per round until one did, then a quarter more."""
+"""Tickets more for each answer that did not queue, of an agent that held all it may: twice as many per round until one
+did, then a quarter more."""
 REMEMBERED = 32
 """Answers that the rate is taken from."""
 LONGEST_S = 4.0
@@ -62,7 +63,7 @@ class Pace:
                 return
         if not self._has_queued:
             self.most = max(self.most, held + 1) + MORE_AT_FIRST
-        elif held + 1 >= self.most:
+        elif held + 2 > self.most:  # it held as much as it may, which need not be a whole number
             self.most += MORE
 
     def _shrink(self, most: float, sent_at: float, at: float) -> None:
