@@ -94,6 +94,7 @@ class LoaderStats:
             out, and the last few are not yet known. None without a GPU.
         deaths: The number of workers that ended unexpectedly.
         remade: The number of batches that were made again for them.
+        late: The number of batches that another machine owed for too long, and workers of this one made again.
         failed_samples: The number of samples that could not be loaded, with ``on_sample_error="skip"`` or "replace".
         pools: What is known of each worker pool, by its name: "local", "remote" and, for batches made in the training
             process, "inline".
@@ -125,6 +126,7 @@ class LoaderStats:
     gpu_stall_s: float | None = None
     deaths: int = 0
     remade: int = 0
+    late: int = 0
     failed_samples: int = 0
     pools: Mapping[str, PoolStats] = field(default_factory=dict)
 

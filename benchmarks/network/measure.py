@@ -19,7 +19,7 @@ from benchmarks.network.links import Network
 from benchmarks.network.nodes import ProcessNodes
 from benchmarks.network.work import WaitingSamples
 from benchmarks.process import MeasurementError
-from dpex import AutotuneConfig, DpexDataLoader, PoolStats
+from dpex import AutotuneConfig, DpexDataLoader, LoaderStats, PoolStats
 from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.loader import sizing
 from dpex.loader.runtime import LoaderRuntime
@@ -38,9 +38,9 @@ class Request:
     """split: local and remote workers, None for "auto". most: of either for "auto". nodes: namespaces of the agents,
     and the trainer's address for each. rooms: workers that each has room for. content: of samples (see `work`).
     may_compress: whether the trainer takes compressed batches. agents_look_in: directories in which agents look for
-    packages first. compares: whether each batch is compared with what it should be. least_remote, least_saved_bytes,
-    least_further: batches of remote workers, bytes that compression saved, and further connections of an agent, that
-    there must be at the end. change_at_s: when the change of the link is announced on standard output, 0 for never."""
+    packages first. compares: whether each batch is compared with what it should be. least_remote, least_late,
+    least_saved_bytes, least_further: batches of remote workers, batches that were late, bytes that compression saved,
+    and further connections of an agent, that there must be at the end. change_at_s: when the change of the link is announced on standard output, 0 for never."""
 
     split: tuple[int, int] | None
     most: tuple[int, int]
@@ -55,6 +55,7 @@ class Request:
     agents_look_in: Sequence[str] = ()
     compares: bool = False
     least_remote: int = 0
+    least_late: int = 0
     least_saved_bytes: int = 0
     least_further: int = 0
     change_at_s: float = 0.0
@@ -136,24 +137,21 @@ def course(loader: DpexDataLoader[Any], request: Request, changes: Callable[[flo
             continue
         times.append(time.monotonic() - began)
         changes(times[-1])
-        if times[-1] >= request.window_s and _has_enough(_remote(loader), request):
+        if times[-1] >= request.window_s and _has_enough(loader.stats(), request):
             break
     return times
 
 
-def _has_enough(remote: PoolStats, request: Request) -> bool:
+def _has_enough(stats: LoaderStats, request: Request) -> bool:
+    remote = stats.pools.get("remote", PoolStats())
     saved_bytes = sum(node.saved_bytes for node in remote.nodes.values())
-    has_further = further() >= request.least_further
-    return remote.tickets >= request.least_remote and saved_bytes >= request.least_saved_bytes and has_further
+    batches = remote.tickets >= request.least_remote and stats.late >= request.least_late
+    return batches and saved_bytes >= request.least_saved_bytes and further() >= request.least_further
 
 
 def _expected(loader: DpexDataLoader[Any], number: int) -> torch.Tensor:
     made = loader.dataset.made  # type: ignore[attr-defined]
     return torch.stack([made(BATCH * number + at) for at in range(BATCH)])
-
-
-def _remote(loader: DpexDataLoader[Any]) -> PoolStats:
-    return loader.stats().pools.get("remote", PoolStats())
 
 
 def rate(times: Sequence[float], since_s: float, until_s: float) -> float:
@@ -172,7 +170,7 @@ def measure(request: Request) -> dict[str, Any]:
 
     with agents_of(request), loader_of(request) as loader:
         times = course(loader, request, changes)
-        end, middle = times[-1], SETTLED * times[-1]
+        end, middle, stats = times[-1], SETTLED * times[-1], loader.stats()
         return {
             "batches": len(times),
             "rate": len(times) / end,
@@ -180,7 +178,8 @@ def measure(request: Request) -> dict[str, Any]:
             "halves": [rate(times, 0.25 * end, middle), rate(times, 0.75 * end, end)],
             "first_s": times[0],
             "further": further(),
-            "nodes": {place: asdict(node) for place, node in _remote(loader).nodes.items()},
+            "late": stats.late,
+            "nodes": {place: asdict(node) for place, node in stats.pools.get("remote", PoolStats()).nodes.items()},
             "decisions": [decision.text for decision in loader.decisions],
         }
 

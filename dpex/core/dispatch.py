@@ -52,6 +52,9 @@ class Dispatch:
         self._out = out
         self._logical = logical
         self._carrier: dict[int, str] = {}
+        self._sent_at: dict[int, float] = {}
+        """When other machines were given what they hold."""
+        self._now = 0.0
         self._full: set[tuple[str, int | None]] = set()
         """Pools, or workers of them, that took no more when they were last sent something."""
         self._paused: set[str] = set()
@@ -63,6 +66,7 @@ class Dispatch:
     def new_epoch(self) -> None:
         """Nothing is on its way any more."""
         self._carrier.clear()
+        self._sent_at.clear()
         self._full.clear()
         self._paused.clear()
         self.incomplete.clear()
@@ -76,6 +80,7 @@ class Dispatch:
 
     def issue(self, schedule: Schedule, epoch: int, now: float, *, starving: bool) -> None:
         """Send what waits, as far as there is somebody to take it; ``starving``: incomplete messages, too."""
+        self._now = now
         self.incomplete.clear()
         if not self._logical:
             if self._paused:
@@ -156,6 +161,8 @@ class Dispatch:
         for ticket in tickets:
             carrier[ticket.number] = pool
             load[pool] += 1
+        if pool == REMOTE:
+            self._sent_at.update({ticket.number: self._now for ticket in tickets})
 
     def arrived(self, number: int) -> None:
         """A ticket came back, made or lost."""
@@ -164,6 +171,25 @@ class Dispatch:
             del self._carrier[number]
             self.load[carrier] -= 1
             self._paused.discard(carrier)
+            if carrier == REMOTE:
+                self._sent_at.pop(number, None)
+
+    # -- made again ----------------------------------------------------------------------------------------------
+
+    def sent_at(self, number: int) -> float | None:
+        """When another machine was given that ticket; None where none has it, or a worker here was given it since."""
+        return self._sent_at.get(number)
+
+    def make_elsewhere(self, ticket: Ticket, epoch: int, pool: str) -> None:
+        """Have any worker of that pool make a ticket that another pool holds, and may still answer.
+
+        It counts to the load of the pool that was given it last.
+        """
+        paused = set(self._paused)
+        self._out += (Send(pool, None, ticket.queue, epoch, [ticket]),)
+        self.arrived(ticket.number)
+        self._paused |= paused  # nothing came back from there
+        self._on_its_way([ticket], pool)
 
     # -- refusals ------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ Rules:
 * What is left of the list when a turn begins was broken off by an exception of a signal handler. The messages in it are
   refused then, so that they are decided anew; the rest is performed.
 
-The owner is one thread at a time; others may read ``sizes``, ``dispatch.load``, ``failures`` and ``scaling.refused``.
+The owner is one thread at a time; others may read ``sizes``, ``dispatch.load``, ``failures``, ``late.made_again`` and
+``scaling.refused``.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from dpex.core.events import (
 )
 from dpex.core.failures import Failures
 from dpex.core.instructions import Discard, EnterEpoch, Instruction, Say, Send
+from dpex.core.late_tickets import LateTickets
 from dpex.core.logical_log import LogicalPoint
 from dpex.core.names import LOCAL
 from dpex.core.prefetch import PrefetchRules, Sizes
@@ -103,6 +105,7 @@ class EngineState:
         self.failures = Failures(
             self.assignment, self.dispatch, pools, wanted, dirty, out, iterable=iterable, tolerates=tolerates
         )
+        self.late = LateTickets(pools, self.dispatch, rules, may_make=in_order and not logicals)
         self.schedule = self._new_schedule()
 
     def _new_schedule(self) -> Schedule:
@@ -222,6 +225,7 @@ class EngineState:
             self.all_queues_are_dirty()
         else:
             self.scaling.give_up_if_nobody_can_come()
+        self.late.look(self.schedule, self.epoch, self._now)
 
     def _made_here(self, event: MadeHere) -> None:
         if self._logicals:

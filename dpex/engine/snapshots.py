@@ -91,6 +91,7 @@ class EngineView:
             gpu_stall_s=self._gpu.stall_s if self._gpu is not None else None,
             deaths=self._state.failures.deaths.total(),
             remade=self._state.failures.remade,
+            late=self._state.late.made_again,
             failed_samples=self._sample_errors.count,
             pools={**self._here_stats(), **{name: self._pool_stats(pool) for name, pool in self._pools.items()}},
         )
@@ -173,6 +174,7 @@ class EngineView:
             passes=max(1, state.epoch + 1),
             errors=dict(self._errors),
             remade=state.failures.remade,
+            late=state.late.made_again,
             moved_bytes={**moved, "object_store": through_ray},
             pools={INLINE: self._here.sums(), **{name: self._pool_sums(pool) for name, pool in pools.items()}},
             ready=state.schedule.ready,

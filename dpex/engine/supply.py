@@ -70,7 +70,7 @@ class Supply:
         """
         self._look_further_ahead()
         sizes = self._state.sizes
-        self._performer.tell(ConsumerWaits(self._cpus if REMOTE in self._performer.pools else 1))
+        self._performer.tell(ConsumerWaits(self._cpus if REMOTE in self._performer.pools else 1), monotonic())
         self._performer.raise_fatal()
         if self._state.sizes is not sizes:  # others take over
             self.fill(starving=True)

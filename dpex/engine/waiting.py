@@ -54,6 +54,8 @@ class Waiting:
             BatchTimeoutError: it took too long already.
         """
         limit = most_s
+        if math.isfinite(self._state.late.due_at):
+            limit = min(limit, max(0.0, self._state.late.due_at - monotonic()))
         if self._plan.timeout_s > 0:
             left = entered + self._plan.timeout_s - monotonic()
             if left <= 0:

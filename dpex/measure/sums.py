@@ -283,6 +283,10 @@ class Sums(RunSums):
     remade: int = counter(
         "Batches made again because the worker that held them died.", metric="dpex_batches_remade_total"
     )
+    late: int = counter(
+        "Batches that another machine owed for too long, and workers of this one made again.",
+        metric="dpex_late_batches_total",
+    )
     ready: int = level(
         "Batches that are made, were taken in and wait for the training loop.", metric="dpex_ready_batches"
     )

@@ -191,6 +191,15 @@ METRICS: tuple[Metric, ...] = (
         how_to_read="Work lost to dpex_worker_restarts_total; no batch is lost or delivered twice.",
     ),
     Metric(
+        name="dpex_late_batches_total",
+        kind="counter",
+        unit="",
+        group="workers",
+        labels=(LOADER,),
+        help=COUNTED["dpex_late_batches_total"],
+        how_to_read="Rises where a machine or its link is much slower than the others: `dpex cluster` shows which.",
+    ),
+    Metric(
         name="dpex_failed_samples_total",
         kind="counter",
         unit="",

@@ -126,6 +126,26 @@ def test_a_long_link_that_loses_packets_has_further_connections_and_the_batches_
     assert found["further"] >= 4
 
 
+def test_what_a_very_slow_link_owes_is_made_again_here_and_the_batches_are_the_same() -> None:
+    """Batches of 0.4 MB over 1 Mbit/s: each takes more than three seconds to arrive."""
+    with Network([Link(bits_per_s=1e6, round_trip_s=0.01)]) as network:
+        request = Request(
+            split=(1, 2),
+            most=(1, 2),
+            nodes=network.nodes,
+            reached_at=network.address,
+            rooms=[2],
+            window_s=0.0,
+            least_late=3,
+            wait_s=0.01,
+            side=96,
+            compares=True,
+        )
+        found, _ = measured(network, request)
+    assert found["late"] >= 3
+    assert found["batches"] > found["late"]
+
+
 def test_auto_finds_the_remote_workers_that_the_link_carries() -> None:
     """Samples wait, so that eight workers behind a fast link are worth four times the two here."""
     with Network([Link(bits_per_s=10e9)]) as network:

@@ -35,9 +35,7 @@ class Link:
             self.now = max(self.now, self.free_at + self.round_trip_s / 2)
             held = len(self.sent)
             way_s = self.now - sent_at - self.work_s
-            self.pace.answered(
-                way_s=way_s, round_trip_s=self.round_trip_s, held=held, sent_at=sent_at, at=self.now
-            )
+            self.pace.answered(way_s=way_s, round_trip_s=self.round_trip_s, held=held, sent_at=sent_at, at=self.now)
             if not held:
                 self.pace.rest()
         return batches / (self.now - began)

@@ -99,6 +99,12 @@ class EngineMachine(PoolMachine):
     def starve(self) -> None:
         self.driver.fill(starving=True)
 
+    @rule()
+    def wait(self) -> None:
+        """The consumer looks at what is late; nobody gives up, as workers may come at any time."""
+        self.driver.state.late.look(self.driver.state.schedule, self.driver.state.epoch, self.driver.now)
+        self.driver.performer.perform()
+
     @precondition(lambda self: self.driver.state.is_all_made_here())
     @rule()
     def make_here(self) -> None:

@@ -1,0 +1,150 @@
+"""Tickets that another machine owes for too long."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from driver import NOTHING, Driver
+
+from dpex.core.events import ConsumerWaits
+from dpex.core.late_tickets import LEAST_PATIENCE_S, PATIENCE
+
+BATCHES = 12
+
+
+def begun(**options: Any) -> Driver:
+    """Two workers here, which have made all that they were given, and two far away that make nothing."""
+    driver = Driver(**{"local": 2, "remote": 2, "prefetch": 8} | options)
+    for pool in driver.pools.values():
+        pool.start()
+    driver.collect()
+    driver.begin(BATCHES)
+    work_here(driver)
+    return driver
+
+
+def work_here(driver: Driver) -> None:
+    driver.pools["local"].work()
+    driver.collect()
+
+
+def taken(driver: Driver) -> list[int]:
+    """Numbers of all batches that can be had; workers here make what comes to them meanwhile."""
+    numbers = []
+    while (batch := driver.take()) is not NOTHING:
+        numbers.append(batch.number)
+        work_here(driver)
+    return numbers
+
+
+def look(driver: Driver, seconds: float = 0.0) -> float:
+    """The consumer is about to wait, so many seconds later; returns when it should look again."""
+    driver.now += seconds
+    driver.tell(ConsumerWaits(1))
+    return driver.state.late.due_at - driver.now
+
+
+def test_who_owes_a_batch_has_as_long_as_a_worker_here_would_take() -> None:
+    driver = begun()
+    taken(driver)
+    assert look(driver) == pytest.approx(LEAST_PATIENCE_S)
+    assert look(driver, LEAST_PATIENCE_S / 2) == pytest.approx(LEAST_PATIENCE_S / 2)
+    assert driver.state.late.made_again == 0
+    look(driver, LEAST_PATIENCE_S)
+    assert driver.state.late.made_again == 2
+    work_here(driver)
+    assert taken(driver)
+
+
+def test_slow_batches_have_more_time() -> None:
+    driver = begun()
+    taken(driver)
+    for _ in range(100):
+        driver.state.rules.learn(service_s=3.0, nbytes=0)
+    patience_s = PATIENCE * driver.state.rules.service_s
+    assert look(driver) == pytest.approx(patience_s)
+    assert patience_s > 2.0
+
+
+def test_all_batches_come_once_and_in_order_though_another_machine_answers_nothing() -> None:
+    driver = begun()
+    numbers = taken(driver)
+    for _ in range(4 * BATCHES):
+        look(driver, 1.0)
+        work_here(driver)
+        numbers += taken(driver)
+    assert numbers == list(range(BATCHES))
+    assert driver.state.schedule.finished
+    assert driver.state.late.made_again > 0
+    driver.pools["remote"].work()  # what is too late is dropped
+    driver.collect()
+    assert taken(driver) == []
+
+
+def test_what_was_sent_with_a_late_ticket_is_late_at_once() -> None:
+    driver = begun(local=1)
+    taken(driver)
+    look(driver)
+    look(driver, LEAST_PATIENCE_S)
+    assert driver.state.late.made_again == 1
+    work_here(driver)
+    taken(driver)
+    look(driver)
+    assert driver.state.late.made_again == 2
+
+
+def test_an_answer_that_comes_first_counts() -> None:
+    driver = begun()
+    taken(driver)
+    look(driver)
+    look(driver, LEAST_PATIENCE_S)
+    driver.pools["remote"].work()
+    driver.collect()
+    before = taken(driver)
+    assert before
+    work_here(driver)
+    assert not set(taken(driver)) & set(before)
+
+
+def test_workers_here_that_are_busy_are_given_nothing_more() -> None:
+    driver = begun(local=1)
+    while driver.take() is not NOTHING:  # what is drawn for these goes to the worker here, too, which does not begin
+        pass
+    assert driver.state.dispatch.load["local"] >= 1
+    assert look(driver) == math.inf
+    look(driver, 100.0)
+    assert driver.state.late.made_again == 0
+
+
+@pytest.mark.parametrize("options", [{"logicals": 2}, {"in_order": False}, {"local": 0}])
+def test_nothing_is_late(options: dict[str, Any]) -> None:
+    """Logical workers make their own batches, others come in any order, and without workers here nobody could."""
+    driver = Driver(**{"local": 2, "remote": 2, "prefetch": 8} | options)
+    for pool in driver.pools.values():
+        pool.start()
+    driver.collect()
+    driver.begin(BATCHES)
+    for _ in range(3):
+        if "local" in driver.pools:
+            work_here(driver)
+        while driver.take() is not NOTHING:
+            pass
+        assert look(driver, 100.0) == math.inf
+    assert driver.state.late.made_again == 0
+
+
+def test_the_death_of_who_owed_it_changes_nothing() -> None:
+    driver = begun()
+    numbers = taken(driver)
+    look(driver)
+    look(driver, LEAST_PATIENCE_S)
+    remote = driver.pools["remote"]
+    with pytest.warns(RuntimeWarning, match="was killed"):
+        for worker in list(remote.workers()):
+            remote.kill(worker)
+        driver.collect()
+    numbers += [batch.number for batch in driver.finish()]
+    assert numbers == list(range(BATCHES))
+    assert set(driver.state.dispatch.load.values()) <= {0}
