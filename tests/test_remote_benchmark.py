@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -249,17 +250,46 @@ def test_the_course_of_trainings_is_a_table_and_a_drawing() -> None:
     assert trainings.drawn(course()).startswith("<svg ")
 
 
+def sweep_run() -> Run:
+    """Three rounds of a short and of a long sweep: starting takes 1 s of CPU for each training."""
+    batch_s = {"1 training": 0.1, "4 trainings": 0.4, "4 trainings, share=": 0.15}
+    starting_s = {"1 training": 1.0, "4 trainings": 4.0, "4 trainings, share=": 4.0}
+    rows = {}
+    for batches in (10, 90):
+        costs = {way: starting_s[way] + batches * batch_s[way] for way in batch_s}
+        rows[tables.sweep_row(batches)] = [
+            {"costs": {way: {"cpu_s": slower * cpu_s, "wall_s": 1.0} for way, cpu_s in costs.items()}}
+            for slower in (1, 2, 3)
+        ]
+    settings = {"quick": False, "rounds": 3, "rows": list(rows)}
+    return Run(subject="sweep", settings=settings, about=ABOUT, rows=rows)
+
+
 def test_a_sweep_is_compared_with_one_training_of_its_round() -> None:
-    ways = {"1 training": 2.0, "4 trainings": 8.0, "4 trainings, share=": 3.0}
-    costs = [{way: {"cpu_s": times * cpu_s, "wall_s": 1.0} for way, cpu_s in ways.items()} for times in (1, 2, 3)]
-    rows = {tables.SWEEP_ROW: [{"costs": one} for one in costs]}
-    settings = {"quick": False, "rounds": 3, "rows": [tables.SWEEP_ROW]}
-    run = Run(subject="sweep", settings=settings, about=ABOUT, rows=rows)
-    assert [line[3] for line in cell_texts(tables.sweep_table(run))] == [
+    lines = cell_texts(tables.sweep_table(sweep_run()))
+    assert [line[0] for line in lines] == ["10"] * 3 + ["90"] * 3
+    assert [line[4] for line in lines] == [
         "1 (1 to 1)",
         "4 (4 to 4)",
-        "1.5 (1.5 to 1.5)",
+        "2.75 (2.75 to 2.75)",
+        "1 (1 to 1)",
+        "4 (4 to 4)",
+        "1.75 (1.75 to 1.75)",
     ]
+
+
+def test_a_further_batch_costs_nothing_for_starting() -> None:
+    found = tables.further_costs(sweep_run())
+    assert found["4 trainings"] == pytest.approx([4.0] * 3)
+    assert found["4 trainings, share="] == pytest.approx([1.5] * 3)
+    assert "`share=`: 1.5 (1.5 to 1.5)" in tables.sweep_text(sweep_run())
+
+
+def test_a_sweep_of_which_one_length_is_measured_has_no_further_batch() -> None:
+    run = sweep_run()
+    half = replace(run, rows={key: run.rows[key] for key in list(run.rows)[:1]})
+    assert tables.further_costs(half) == {}
+    assert len(cell_texts(tables.sweep_table(half))) == 3
 
 
 def test_the_report_makes_these_tables_of_kept_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,12 @@ from benchmarks.training import runs
 from benchmarks.training.runs import Run
 
 ROUNDS = {"table": 2, "trainings": 1, "sweep": 3}
-MINUTES = {"table": 25.0, "trainings": 6.0, "sweep": 4.0}
+MINUTES = {"table": 25.0, "trainings": 6.0, "sweep": 7.0}
 START_LIMIT_S = 180.0
-SWEEP_WORK, SWEEP_BATCHES, QUICK_BATCHES = "jpeg", 40, 8
-SWEEP_S = 45.0
-"""A round on two cores, for the estimate alone."""
+SWEEP_WORK, SWEEP_BATCHES, QUICK_BATCHES = "jpeg", (40, 200), (4, 8)
+"""Batches that each training takes: a start counts much in the first, and little in the second."""
+SWEEP_START_S, SWEEP_BATCH_S = 5.0, 0.35
+"""A round on two cores, for the estimate alone: it takes the first, and the second for each batch."""
 Measure = Callable[[str], dict[str, Any]]
 
 
@@ -46,7 +47,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--before", type=Path, metavar="PATH", help="a checkout to compare with, for the table")
     parser.add_argument("--only", nargs="+", metavar="KEY", help="rows such as jpeg:4:dpex; --plan names them")
     parser.add_argument("--rounds", type=int, help="measurements of each row (table 2, trainings 1, sweep 3)")
-    parser.add_argument("--minutes", type=float, help="none begins that would end later (25, 6 and 4)")
+    parser.add_argument("--minutes", type=float, help="none begins that would end later (25, 6 and 7)")
     parser.add_argument("--plan", action="store_true", help="only say what is measured, and how long that takes")
     parser.add_argument("--quick", action="store_true", help="a first look, which cannot be kept")
     parser.add_argument("--results", type=Path, metavar="FILE", help="where they go (results/local-remote-WHAT.json)")
@@ -64,7 +65,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def planned(options: argparse.Namespace) -> dict[str, float]:
     """All rows of a round by their keys, with about how many seconds each takes."""
     if options.what == "sweep":
-        return {tables.SWEEP_ROW: SWEEP_S}
+        lengths = QUICK_BATCHES if options.quick else SWEEP_BATCHES
+        return {tables.sweep_row(batches): SWEEP_START_S + SWEEP_BATCH_S * batches for batches in lengths}
     if options.what == "trainings":
         times = times_of(options)
         rows = {f"{count} trainings": trainings.START_S + times.end_s for count in trainings.COUNTS}
@@ -166,12 +168,12 @@ def measured_trainings(options: argparse.Namespace) -> Run:
 
 def measured_sweep(options: argparse.Namespace) -> Run:
     """A sweep's costs, of each way in one process a round."""
-    batches = QUICK_BATCHES if options.quick else SWEEP_BATCHES
-    asked = ["--work", SWEEP_WORK, "--batches", str(batches), "--rounds", "1", "--json"]
+    asked = ["--work", SWEEP_WORK, "--rounds", "1", "--json"]
     run(Surroundings(), "-m", "benchmarks.measure", "--prepare", SWEEP_WORK, limit_s=PREPARE_LIMIT_S)
 
     def measure(key: str) -> dict[str, Any]:
-        found = _last_line(run(Surroundings(), "-m", "benchmarks.sweep", *asked, limit_s=START_LIMIT_S))
+        length = ["--batches", str(tables.sweep_batches(key))]
+        found = _last_line(run(Surroundings(), "-m", "benchmarks.sweep", *asked, *length, limit_s=START_LIMIT_S))
         return {"costs": {way: cost for way, (cost,) in found.items()}}
 
     return measured(options, measure)

@@ -16,7 +16,6 @@ KEPT = runs.RESULTS / "remote"
 QUOTED_ROUNDS = {"table": 2, "trainings": 1, "sweep": 3}
 TITLES = {row.work: row.title for row in reversed(ROWS) if row.kind == "local"}
 WHO: dict[Who, str] = {"dpex": "dpex", "before": "dpex, before", "ray-data": "Ray Data"}
-SWEEP_ROW = "sweep"
 STRETCH_S = 5
 """Seconds of a line in the table of trainings."""
 MILLION = 1e6
@@ -151,21 +150,59 @@ def _equal_text(items: Sequence[Mapping[str, Any]]) -> str:
 # -- a sweep -----------------------------------------------------------------------------------------------------------
 
 
+def sweep_row(batches: int) -> str:
+    """The key of a row in which each training takes so many batches."""
+    return f"{batches} batches"
+
+
+def sweep_batches(key: str) -> int:
+    """How many batches each training takes in the row of that key."""
+    return int(key.split()[0])
+
+
 def sweep_table(run: Run) -> str:
     """CPU and wall seconds of each way, and its CPU time over that of one training in the same round."""
-    costs = [item["costs"] for item in run.rows.get(SWEEP_ROW, ()) if "error" not in item]
-    ways = list(costs[0]) if costs else []
     rows = []
-    for way in ways:
-        ratios = [one[way]["cpu_s"] / one[ways[0]]["cpu_s"] for one in costs]
-        cells = [_shown([one[way][field] for one in costs], " s") for field in ("cpu_s", "wall_s")]
-        rows.append((way.replace("share=", "`share=`"), *cells, _shown(ratios, "")))
-    return table(("trainings", "CPU time", "seconds", "CPU time, of one training"), rows)
+    for key in run.settings["rows"]:
+        costs = _costs(run, key)
+        for way in costs[0] if costs else ():
+            ratios = [one[way]["cpu_s"] / one[_alone(one)]["cpu_s"] for one in costs]
+            cells = [_shown([one[way][field] for one in costs], " s") for field in ("cpu_s", "wall_s")]
+            rows.append((str(sweep_batches(key)), way.replace("share=", "`share=`"), *cells, _shown(ratios, "")))
+    return table(("batches of each", "trainings", "CPU time", "seconds", "CPU time, of one training"), rows)
+
+
+def further_costs(run: Run) -> dict[str, list[float]]:
+    """By way: the CPU time of a further batch over that of one training, in each round, from the two lengths.
+
+    What the trainings take to start is in neither.
+    """
+    short, long = (_costs(run, key) for key in run.settings["rows"])
+    rounds = list(zip(short, long, strict=False))
+    if not rounds:
+        return {}
+
+    def further_s(way: str) -> list[float]:
+        return [more[way]["cpu_s"] - less[way]["cpu_s"] for less, more in rounds]
+
+    first, *others = long[0]
+    return {way: [some / one for some, one in zip(further_s(way), further_s(first), strict=True)] for way in others}
 
 
 def sweep_text(run: Run) -> str:
-    """What the run was measured on and with."""
-    return f"{run.settings['rounds']} rounds: median (range). {about(run)}."
+    """What a further batch costs, and what the run was measured on and with."""
+    costs = (f"{way.replace('share=', '`share=`')}: {_shown(found, '')}" for way, found in further_costs(run).items())
+    further = f"CPU time of a further batch, without what starting takes, of one training: {'; '.join(costs)}."
+    return f"{further} {run.settings['rounds']} rounds: median (range). {about(run)}."
+
+
+def _costs(run: Run, key: str) -> list[dict[str, Any]]:
+    return [item["costs"] for item in run.rows.get(key, ()) if "error" not in item]
+
+
+def _alone(costs: Mapping[str, Any]) -> str:
+    """The way that is measured first: one training."""
+    return next(iter(costs))
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------
