@@ -40,7 +40,8 @@ class Request:
     may_compress: whether the trainer takes compressed batches. agents_look_in: directories in which agents look for
     packages first. compares: whether each batch is compared with what it should be. least_remote, least_late,
     least_saved_bytes, least_further: batches of remote workers, batches that were late, bytes that compression saved,
-    and further connections of an agent, that there must be at the end. change_at_s: when the change of the link is announced on standard output, 0 for never."""
+    and further connections of an agent, that there must be at the end. change_at_s: when the change of the link is
+    announced on standard output, 0 for never."""
 
     split: tuple[int, int] | None
     most: tuple[int, int]

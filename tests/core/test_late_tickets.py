@@ -141,9 +141,9 @@ def test_the_death_of_who_owed_it_changes_nothing() -> None:
     look(driver)
     look(driver, LEAST_PATIENCE_S)
     remote = driver.pools["remote"]
+    for worker in list(remote.workers()):
+        remote.kill(worker)
     with pytest.warns(RuntimeWarning, match="was killed"):
-        for worker in list(remote.workers()):
-            remote.kill(worker)
         driver.collect()
     numbers += [batch.number for batch in driver.finish()]
     assert numbers == list(range(BATCHES))
