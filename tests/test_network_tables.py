@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,3 +56,53 @@ def test_the_commands_help_names_every_link(capsys: pytest.CaptureFixture[str]) 
         command.main(["--help"])
     told = " ".join(capsys.readouterr().out.split())
     assert all(f"{number}: {link}" in told for number, link in enumerate(command.LINKS))
+
+
+def runs_as(commit: str, monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
+    """The command without networks: each measurement is noted, and the fourth is broken off."""
+
+    def measured(link: Any, split: Any, window_s: float, **_: Any) -> dict[str, Any]:
+        asked.append(command.name_of(split))
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return {"settled": float(len(asked))}
+
+    monkeypatch.setattr(command, "why_not", lambda: "")
+    monkeypatch.setattr(command, "commit", lambda root: (commit, False))
+    monkeypatch.setattr(command, "measured", measured)
+
+
+def test_a_run_that_was_ended_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    runs_as("c" * 40, monkeypatch, asked)
+    options = ["--links", "0", "--rounds", "1", "--results", str(tmp_path / "run.json")]
+    with pytest.raises(KeyboardInterrupt):
+        command.main(options)
+    assert command.main(options) == 0
+    names = [command.name_of(split) for split in command.SPLITS]
+    assert asked == [*names[:4], *names[3:]]
+    assert [one["contestant"] for one in command.begun(tmp_path / "run.json")] == names
+    runs_as("d" * 40, monkeypatch, asked)
+    with pytest.raises(SystemExit, match="is of commit"):
+        command.main(options)
+
+
+def test_who_gets_no_batch_has_a_rate_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoNetwork:
+        nodes, address, trainer = ("node",), ("10.0.0.1",), "trainer"
+
+        def enter(self, name: str) -> list[str]:
+            return [name]
+
+    @contextmanager
+    def network(links: Any) -> Iterator[NoNetwork]:
+        yield NoNetwork()
+
+    def run(command: Any, timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(command, "Network", network)
+    monkeypatch.setattr(subprocess, "run", run)
+    found = command.measured(command.LINKS[0], (0, 8), 10.0)
+    assert found["settled"] == 0.0
+    assert found["error"] == "it had not ended after 100 s"

@@ -4,7 +4,8 @@ A trainer and a node are network namespaces of this machine, joined by a link of
 `links`). Samples wait, so that workers anywhere are worth as much as local ones, and the link decides. Two local
 workers at most, up to eight remote. For each link: all local; some fixed splits; and "auto", which starts cold.
 Contestants take turns, each in a process of its own; ratios are taken within a round, and the median of the rounds is
-shown with the lowest and highest.
+shown with the lowest and highest. Results are written after each measurement; with `--results FILE` of a run of the
+same commit that was ended, what is missing is measured.
 """
 
 import argparse
@@ -47,7 +48,8 @@ def name_of(split: tuple[int, int] | None) -> str:
 
 
 def measured(link: Link, split: tuple[int, int] | None, window_s: float, **work: Any) -> dict[str, Any]:
-    """One measurement behind that link."""
+    """One measurement behind that link; with rates of 0 and the reason where it did not end in time."""
+    limit_s = START_LIMIT_S + 4 * window_s
     with Network([link]) as network:
         request = Request(
             split=split,
@@ -59,14 +61,17 @@ def measured(link: Link, split: tuple[int, int] | None, window_s: float, **work:
             **work,
         )
         command = [sys.executable, "-m", "benchmarks.network.measure", json.dumps(asdict(request))]
-        done = subprocess.run(
-            [*network.enter(network.trainer), *command],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=START_LIMIT_S + 4 * window_s,
-        )
+        try:
+            done = subprocess.run(
+                [*network.enter(network.trainer), *command],
+                cwd=ROOT,
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+            )
+        except subprocess.TimeoutExpired:  # no batch came, so that the window never ended
+            return {"batches": 0, "rate": 0.0, "settled": 0.0, "error": f"it had not ended after {limit_s:g} s"}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -83,15 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if why := why_not():
         print(f"python -m benchmarks.network: {why}", file=sys.stderr)
         return 2
-    kept: list[dict[str, Any]] = []
+    kept = begun(options.results)
+    done = {(one["link"], one["round"], one["contestant"]) for one in kept}
     for link in (LINKS[at] for at in options.links):
         for number, split in turns(options.rounds, SPLITS):
+            if (str(link), number, name_of(split)) in done:
+                continue
             window_s = options.window_s if split is not None else options.learning_window_s
             before = load()
             one = measured(link, split, window_s, content=options.content)
             kept.append({"link": str(link), "round": number, "contestant": name_of(split), "load": before, **one})
             print(f"{link}: {name_of(split)}: {one['settled']:.1f}/s", file=sys.stderr, flush=True)
-        write(options.results, run_of(kept))
+            write(options.results, run_of(kept))
     print(table(rates(kept)))
     run = run_of(kept)
     against = [] if options.keep is None else problems(run)
@@ -100,6 +108,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for why in against:
         print(f"not kept: {why}", file=sys.stderr)
     return int(bool(against))
+
+
+def begun(path: Path) -> list[dict[str, Any]]:
+    """The measurements of a run that was ended, if there is one. Raises SystemExit where it is of another commit."""
+    if not path.exists():
+        return []
+    run = json.loads(path.read_text())
+    head, dirty = commit(ROOT)
+    if (run["commit"], run["dirty"]) != (head, dirty):
+        raise SystemExit(f"{path} is of commit {run['commit']}, and this is {head}: take another --results")
+    found: list[dict[str, Any]] = run["measurements"]
+    return found
 
 
 def run_of(measurements: list[dict[str, Any]]) -> dict[str, Any]:
@@ -119,7 +139,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.network", description=__doc__)
     parser.add_argument("--links", nargs="+", type=int, default=[*range(len(LINKS))], metavar="N", help=_numbered())
     parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
-    parser.add_argument("--window-s", type=float, default=8.0, help="seconds of a measurement; its second half counts")
+    parser.add_argument("--window-s", type=float, default=12.0, help="seconds of a measurement; its second half counts")
     parser.add_argument("--learning-window-s", type=float, default=24.0, help='the same for "auto"')
     parser.add_argument("--content", choices=CONTENTS, default="noise", help="of the batches (noise)")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")

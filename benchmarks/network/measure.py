@@ -177,6 +177,7 @@ def measure(request: Request) -> dict[str, Any]:
             "rate": len(times) / end,
             "settled": rate(times, middle, end),
             "halves": [rate(times, 0.25 * end, middle), rate(times, 0.75 * end, end)],
+            "by_second": [sum(second <= at < second + 1 for at in times) for second in range(int(end))],
             "first_s": times[0],
             "further": further(),
             "late": stats.late,
