@@ -16,6 +16,7 @@ from dpex.autotune.types import Decision, Settings
 from dpex.core.prefetch import Sizes
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.wait_causes import STRAGGLER, UNKNOWN
+from dpex.pools.agent.pacing import Pace
 from dpex.system.gpu.stall import GpuSteps
 from dpex.system.run_queue import RunQueueTimes
 
@@ -56,6 +57,8 @@ class Rank:
         self._drawn = self._next = 0
         self._ready: set[int] = set()
         self._making: set[int] = set()
+        self._pace, self._held = Pace(), 0
+        """How many tickets its remote workers may hold, as of one node behind the link, and how many they do."""
         self._is_asking = False
         self._peak = 0.0
         self._pauses = 0
@@ -98,10 +101,27 @@ class Rank:
             if not self._pending:
                 return
             if worker.up and not worker.leaving and worker.ticket is None:
-                self._make(worker)
+                self._make_if_allowed(worker)
+
+    def _make_if_allowed(self, worker: Worker) -> None:
+        """A node is given no more than its way to the trainer carries in time, as by the pool that ships."""
+        if not worker.remote or self._pace.allows(self._held, 1, sum(w.remote and w.up for w in self.workers)):
+            self._make(worker)
+
+    def _arrived(self, sent_at: float, queued_from: float, ticket: int, stages: tuple[float, ...]) -> None:
+        """A batch has come over the link, or would have, had its worker not been lost."""
+        now = self._loop.now
+        self._held -= 1
+        way_s, rtt_s = now - queued_from, self._simulator.world.rtt_s
+        self._pace.answered(way_s=way_s, round_trip_s=rtt_s, held=self._held, sent_at=sent_at, at=now)
+        if not self._held:
+            self._pace.rest()
+        self._made(True, ticket, *stages)
+        self._feed()
 
     def _make(self, worker: Worker) -> None:
         ticket = worker.ticket = self._pending.popleft()
+        self._held += worker.remote
         self._making.add(ticket)
         self._note_memory()
         wait_s, cpu_s, read = self._work_of(ticket, worker)
@@ -129,7 +149,8 @@ class Rank:
                 self._free(worker)
                 size, link = self._simulator.work.batch_bytes, self._simulator.link
                 self._loop.after(
-                    self._simulator.world.rtt_s, lambda: link.start(size, lambda: self._made(True, ticket, *stages))
+                    self._simulator.world.rtt_s,
+                    lambda: link.start(size, lambda: self._arrived(began, now, ticket, stages)),
                 )
             else:
                 self._made(False, ticket, *stages)
@@ -156,7 +177,7 @@ class Rank:
             self._end(worker)
             self._deliver()
         elif self._pending:
-            self._make(worker)
+            self._make_if_allowed(worker)
 
     def _made(self, remote: bool, ticket: int, cpu_s: float, encode_s: float, wall_s: float, queued_s: float) -> None:
         if ticket not in self._making:
@@ -177,6 +198,7 @@ class Rank:
     def lose(self, worker: Worker) -> None:
         """A remote worker dies with its node; what it held is made again."""
         ticket = worker.ticket
+        self._held -= ticket is not None
         self._end(worker)
         if ticket is not None and ticket in self._making:
             self._making.discard(ticket)
