@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.simulation.draws import Draws, draws_of
 from benchmarks.simulation.gpu import GpuTrainer
@@ -59,6 +59,10 @@ class Rank:
         self._making: set[int] = set()
         self._pace, self._held = Pace(), 0
         """How many tickets its remote workers may hold, as of one node behind the link, and how many they do."""
+        self._to_send: deque[Callable[[], None]] = deque()
+        """Batches on their way, one behind the other as on a connection, by what follows the arrival of each."""
+        self._sending_s = self._sending_since = 0.0
+        """For how long something was under way, as the kernel of a node counts it."""
         self._is_asking = False
         self._peak = 0.0
         self._pauses = 0
@@ -108,6 +112,34 @@ class Rank:
         if not worker.remote or self._pace.allows(self._held, 1, sum(w.remote and w.up for w in self.workers)):
             self._make(worker)
 
+    def _send(self, then: Callable[[], None]) -> None:
+        """A batch goes on the link, behind those that are there."""
+        self._to_send.append(then)
+        if len(self._to_send) == 1:
+            self._sending_since = self._loop.now
+            self._send_next()
+
+    def _send_next(self) -> None:
+        self._simulator.link.start(self._simulator.work.batch_bytes, self._sent)
+
+    def _sent(self) -> None:
+        then = self._to_send.popleft()
+        if self._to_send:
+            self._send_next()
+        else:
+            self._sending_s += self._loop.now - self._sending_since
+        then()
+
+    def _link_look(self) -> dict[str, Any]:
+        """What the nodes tell of it, which look like one."""
+        under_way_s = self._loop.now - self._sending_since if self._to_send else 0.0
+        is_linked = any(worker.remote and worker.up for worker in self.workers)
+        return {
+            "sending_s": self._sending_s + under_way_s,
+            "round_trip_s": self._simulator.world.rtt_s,
+            "links": int(is_linked),
+        }
+
     def _arrived(self, sent_at: float, queued_from: float, ticket: int, stages: tuple[float, ...]) -> None:
         """A batch has come over the link, or would have, had its worker not been lost."""
         now = self._loop.now
@@ -147,10 +179,9 @@ class Rank:
             stages = self._clocked(worker, cpu_s * thrashing), encode_s * thrashing, now - began, queued_s
             if worker.remote:
                 self._free(worker)
-                size, link = self._simulator.work.batch_bytes, self._simulator.link
                 self._loop.after(
                     self._simulator.world.rtt_s,
-                    lambda: link.start(size, lambda: self._arrived(began, now, ticket, stages)),
+                    lambda: self._send(lambda: self._arrived(began, now, ticket, stages)),
                 )
             else:
                 self._made(False, ticket, *stages)
@@ -410,7 +441,7 @@ class Rank:
             batch_bytes=self._simulator.work.batch_bytes,
             made_here=self.here.look(),
             local=self.local.look(len(self.workers) - remotes, running[0]),
-            remote=self.remote.look(remotes, running[1]),
+            remote=replace(self.remote.look(remotes, running[1]), **self._link_look()),
             pids=(),
             gpu_stall_s=None if self.gpu is None else self.gpu.stall_s,
             gpu_steps=gpu_steps.number,
