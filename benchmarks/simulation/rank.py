@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from benchmarks.simulation.gpu import GpuTrainer
 from benchmarks.simulation.history import History
 from benchmarks.simulation.pool_counts import PoolCounts
 from dpex.autotune.types import Decision, Settings
+from dpex.core.late_tickets import LEAST_PATIENCE_S, PATIENCE
 from dpex.core.prefetch import Sizes
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.wait_causes import STRAGGLER, UNKNOWN
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 _BEGAN_AT = 1.0
 """When the virtual clock of `Tally` stands at its beginning, as 0 means "never" there."""
+_ROUNDING_S = 1e-9
+_WEIGHT = 0.02
+"""Of the latest batch in the mean of what a batch takes, as in `dpex.core.prefetch`."""
 
 
 @dataclass(eq=False)
@@ -59,6 +64,11 @@ class Rank:
         self._making: set[int] = set()
         self._pace, self._held = Pace(), 0
         """How many tickets its remote workers may hold, as of one node behind the link, and how many they do."""
+        self._far: dict[int, float] = {}
+        """When its remote workers were given what nobody else makes."""
+        self._awaited, self._awaited_since, self._jammed_at = -1, 0.0, -math.inf
+        self._usual_s, self._seen = 0.0, 0
+        """What a batch takes lately, of so many, as the loader that ships learns it."""
         self._to_send: deque[Callable[[], None]] = deque()
         """Batches on their way, one behind the other as on a connection, by what follows the arrival of each."""
         self._sending_s = self._sending_since = 0.0
@@ -151,10 +161,32 @@ class Rank:
         self._made(True, ticket, *stages)
         self._feed()
 
-    def _make(self, worker: Worker) -> None:
-        ticket = worker.ticket = self._pending.popleft()
+    def _make_again_what_is_late(self) -> None:
+        """Idle local workers make what remote ones owe for too long, as in `dpex.core.late_tickets`."""
+        now, head = self._loop.now, self._next
+        if head not in self._far:
+            return
+        if self._awaited != head:
+            self._awaited, self._awaited_since = head, now
+            late_s = max(LEAST_PATIENCE_S, PATIENCE * self._usual_s)
+            self._loop.after(late_s, self._deliver)
+        idle = [w for w in self.workers if not w.remote and w.up and not w.leaving and w.ticket is None]
+        late_at = self._awaited_since + max(LEAST_PATIENCE_S, PATIENCE * self._usual_s)
+        if not idle or (now < late_at - _ROUNDING_S and self._far[head] > self._jammed_at):
+            return
+        self._jammed_at = max(self._jammed_at, self._far[head])
+        late = sorted(ticket for ticket, sent_at in self._far.items() if sent_at <= self._jammed_at)
+        for worker, ticket in zip(idle, late, strict=False):
+            del self._far[ticket]
+            self._make(worker, ticket)
+
+    def _make(self, worker: Worker, again: int | None = None) -> None:
+        """Have it make what waits first, or that ticket ``again``."""
+        ticket = worker.ticket = self._pending.popleft() if again is None else again
         self._held += worker.remote
         self._making.add(ticket)
+        if worker.remote:
+            self._far[ticket] = self._loop.now
         self._note_memory()
         wait_s, cpu_s, read = self._work_of(ticket, worker)
         began, encode_s = self._loop.now, self._simulator.work.encode_s
@@ -214,6 +246,9 @@ class Rank:
         if ticket not in self._making:
             return
         self._making.discard(ticket)
+        self._far.pop(ticket, None)
+        self._seen += 1
+        self._usual_s += max(_WEIGHT, 1.0 / self._seen) * (wall_s - self._usual_s)
         self._ready.add(ticket)
         (self.remote if remote else self.local).made(cpu_s, encode_s, wall_s, queued_s)
         self._deliver()
@@ -231,7 +266,7 @@ class Rank:
         ticket = worker.ticket
         self._held -= ticket is not None
         self._end(worker)
-        if ticket is not None and ticket in self._making:
+        if ticket is not None and self._far.pop(ticket, None) is not None:
             self._making.discard(ticket)
             self._pending.appendleft(ticket)
         self._want()
@@ -289,6 +324,7 @@ class Rank:
             self._make_here(self._next)
         else:
             self._wait_because(STRAGGLER if self._ready else UNKNOWN)
+            self._make_again_what_is_late()
 
     def _wait_because(self, cause: int) -> None:
         tally = self._tally
