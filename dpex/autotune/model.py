@@ -197,12 +197,14 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
         at, near = free[0]
         drawn = delivered[number - settings.prefetch] if number >= settings.prefetch else 0.0
         service = (near_s if near else work.far_s) * factors[number % len(factors)]
-        end = max(at, drawn) + service
-        heapq.heapreplace(free, (end, near))
+        free_at = end = max(at, drawn) + service
         if not near:
             end += work.travel_s
             if far_period:
                 link = end = max(link, end) + far_period
+                room_at = link - work.travel_s - MODEL.paced * far_period
+                free_at = max(free_at, room_at)  # it gets no more than the link carries
+        heapq.heapreplace(free, (free_at, near))
         consumer = max(consumer + periods[number % len(periods)], end)
         delivered[number] = consumer
         if number == half:

@@ -45,6 +45,16 @@ class EvaluationConstants(Constants):
         "The mean of 24 batches is known to a fifth where times vary as much as their mean.",
         off=1,
     )
+    remote_skipped: int = constant(
+        3,
+        "batches",
+        0,
+        20,
+        "Batches for each further remote worker that come before a decision is judged.",
+        "One each goes off at once, and they come one behind the other where the link is slow; by the next it is known "
+        "how many the link carries.",
+        off=0,
+    )
     least_windows: int = constant(
         2,
         "windows",

@@ -53,7 +53,7 @@ class Prefetch:
         if not is_starved_with_time_to_spare(state):
             return None
         why, share = _why(state)
-        if not why or state.is_link_full or wanted.prefetch <= state.now.prefetch:
+        if not why or wanted.prefetch <= state.now.prefetch:
             return None
         hope = state.recent.rate * (1.0 + share / 2)
         plan = Plan(settings=wanted, rate=hope, wait=state.evidence["wait"], flow=state.outlook.here.flow)
