@@ -173,7 +173,6 @@ class Controller:
             tickets=known.tickets,
             is_crowded=known.is_crowded,
             is_queueing=ceilings.all.is_known(sample.at),
-            is_link_full=ceilings.link.is_known(sample.at) or known.link.is_full,
             asked_at=self._asked_at,
             explored_at=self._trials.explored_at,
             explore_pause_s=self._trials.explore_pause_s,

@@ -49,11 +49,6 @@ class Link:
         """There and back, 0 if unknown."""
         return self._travel_s if math.isfinite(self._travel_s) else 0.0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether machines tell that it carries what it can."""
-        return self._most < math.inf
-
     def rate(self, batch_bytes: float) -> float:
         """Batches per second that it is taken to carry."""
         if batch_bytes <= 0:

@@ -86,7 +86,6 @@ class Situation:
         tickets: Batches that all this rests on.
         is_crowded: A batch takes clearly more CPU than it once did: workers are in each other's way.
         is_queueing: More workers were seen to bring nothing: they queue for something of which there is no more.
-        is_link_full: The way from the remote workers was seen to carry no more.
         asked_at: When the latest change was asked for.
         explored_at, explore_pause_s: When the latest trial of something unknown ended, and the pause after it.
         changed_at: When the work changed lately.
@@ -112,7 +111,6 @@ class Situation:
     tickets: int = 0
     is_crowded: bool = False
     is_queueing: bool = False
-    is_link_full: bool = False
     asked_at: float = 0.0
     explored_at: float = 0.0
     explore_pause_s: float = 0.0

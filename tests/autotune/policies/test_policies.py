@@ -278,7 +278,6 @@ def test_in_process_comes_first_only_where_batches_are_copied_or_cost_nothing() 
         pytest.param({"recent": {"head": 0.05, "wait": 0.2}}, None, id="mostly waiting for any batch"),
         pytest.param({"recent": {"head": 0.05, "batches": 47}}, None, id="too few batches"),
         pytest.param({"recent": {"head": 0.05, "busy": 0.94}}, None, id="workers have no time"),
-        pytest.param({"recent": {"head": 0.05}, "is_link_full": True}, None, id="the link is why"),
         pytest.param({"recent": {"head": 0.05}, "bounds": Bounds(local=9, remote=0, prefetch=8)}, None, id="no room"),
     ],
 )
