@@ -105,7 +105,8 @@ class EngineState:
         self.failures = Failures(
             self.assignment, self.dispatch, pools, wanted, dirty, out, iterable=iterable, tolerates=tolerates
         )
-        self.late = LateTickets(pools, self.dispatch, rules, may_make=in_order and not logicals)
+        may_make = in_order and not logicals
+        self.late = LateTickets(pools, self.dispatch, rules, may_make=may_make, may_make_here=may_stand_in)
         self.schedule = self._new_schedule()
 
     def _new_schedule(self) -> Schedule:
@@ -228,13 +229,14 @@ class EngineState:
         self.late.look(self.schedule, self.epoch, self._now)
 
     def _made_here(self, event: MadeHere) -> None:
+        self.dispatch.arrived(event.ticket.number)  # another machine may still owe it
         if self._logicals:
             self.assignment.made(self.epoch, event.ticket)
         self.schedule.done(event.ticket.number, event.value, event.samples)
 
     def _cannot_stand_in(self, event: CannotStandIn) -> None:
-        self._may_stand_in = False
-        self.instructions.append(Say(f"no batches are made here while workers start: {event.why}", warning=False))
+        self._may_stand_in = self.late.may_make_here = False
+        self.instructions.append(Say(f"no batches are made here in place of workers: {event.why}", warning=False))
 
     def all_queues_are_dirty(self) -> None:
         """Look at each for something to send: it is not known which has any."""

@@ -6,6 +6,10 @@ or buy (Karlin, Manasse, Rudolph and Sleator, 1988), waiting for that long and t
 twice as much as the better of the two choices, whatever the machine does. The first result counts, and is the same, as
 the batch of a number does not depend on who makes it. The other one is dropped.
 
+Where no worker here is idle the training process, which waits anyway, makes the batch itself. It can do nothing else
+meanwhile, so this takes far more patience: longer than any batch has taken so far, which a batch that is merely slow
+does not take.
+
 What was on its way at that moment, too, is late as soon as the consumer waits for it.
 """
 
@@ -27,63 +31,83 @@ LEAST_PATIENCE_S = 0.1
 of many."""
 
 
+PATIENCE_HERE, LEAST_PATIENCE_HERE_S = 2.0, 1.0
+"""The same before the training process makes it: so many times what the slowest batch took, and so long at least."""
+
+
 class LateTickets:
     """See the module.
 
-    ``made_again``: tickets that workers here were given; may be read from any thread. ``due_at``: when the consumer,
-    which waits, should look again; infinite if there is nothing that could be late.
+    ``made_again``: tickets that were late; may be read from any thread. ``due_at``: when the consumer, which waits,
+    should look again; infinite if there is nothing that could be late. ``to_be_made_here``: the ticket that the
+    training process should make now, unless ``may_make_here`` is false.
     """
 
     def __init__(
-        self, pools: Mapping[str, PoolStatus], dispatch: Dispatch, rules: PrefetchRules, *, may_make: bool
+        self,
+        pools: Mapping[str, PoolStatus],
+        dispatch: Dispatch,
+        rules: PrefetchRules,
+        *,
+        may_make: bool,
+        may_make_here: bool,
     ) -> None:
         self._pools = pools
         self._dispatch = dispatch
         self._rules = rules
         self._may_make = may_make
+        self.may_make_here = may_make_here
         self._awaited: tuple[int, int] | None = None
         """Epoch and number of what the consumer waits for."""
         self._since = 0.0
-        self._jammed_at = -math.inf
-        """What was sent up to then is on its way together with something that was late."""
+        self._jammed_at = self._stuck_at = -math.inf
+        """What was sent up to then is on its way together with something that was late; and with something that the
+        training process made."""
         self.made_again = 0
         self.due_at = math.inf
+        self.to_be_made_here: Ticket | None = None
 
     def look(self, schedule: Schedule, epoch: int, now: float) -> None:
         """The consumer is about to wait for the batch that is next in turn."""
-        self.due_at = math.inf
+        self.due_at, self.to_be_made_here = math.inf, None
         head = schedule.ticket(schedule.next_number) if self._may_make else None
-        if head is None or self._sent_at(head) is None:
+        sent_at = None if head is None else self._dispatch.sent_at(head.number)
+        if head is None or sent_at is None:
             return
         if self._awaited != (epoch, head.number):
             self._awaited, self._since = (epoch, head.number), now
         idle = self._idle()
-        if not idle:
-            return
+        if idle:
+            self._look_with_idle_workers(schedule, epoch, now, sent_at, idle)
+        elif self.may_make_here:
+            self._look_alone(head, now, sent_at)
+
+    def _look_with_idle_workers(self, schedule: Schedule, epoch: int, now: float, sent_at: float, idle: int) -> None:
         late_at = self._since + max(LEAST_PATIENCE_S, PATIENCE * self._rules.service_s)
-        if now < late_at and not self._is_jammed(head):
+        if now < late_at and sent_at > self._jammed_at:
             self.due_at = late_at
             return
-        sent_at = self._sent_at(head)
-        assert sent_at is not None
-        self._jammed_at = max(self._jammed_at, sent_at)
+        self._jammed_at = max(self._jammed_at, now if now >= late_at else sent_at)
         for ticket in self._late(schedule)[:idle]:
             self._dispatch.make_elsewhere(ticket, epoch, LOCAL)
             self.made_again += 1
+
+    def _look_alone(self, head: Ticket, now: float, sent_at: float) -> None:
+        late_at = self._since + max(LEAST_PATIENCE_HERE_S, PATIENCE_HERE * self._rules.slowest_s)
+        if now < late_at and sent_at > self._stuck_at:
+            self.due_at = late_at
+            return
+        self._stuck_at = max(self._stuck_at, now if now >= late_at else sent_at)
+        self.to_be_made_here = head
+        self.made_again += 1
 
     def _idle(self) -> int:
         """Workers here that have nothing to do."""
         local = self._pools.get(LOCAL)
         return 0 if local is None else max(0, len(local.workers) - self._dispatch.load[LOCAL])
 
-    def _sent_at(self, ticket: Ticket) -> float | None:
-        """When another machine was given the ticket; None if none has it."""
-        return self._dispatch.sent_at(ticket.number)
-
-    def _is_jammed(self, ticket: Ticket) -> bool:
-        sent_at = self._sent_at(ticket)
-        return sent_at is not None and sent_at <= self._jammed_at
-
     def _late(self, schedule: Schedule) -> list[Ticket]:
         """All that is late, the most urgent first."""
-        return sorted(ticket for ticket in schedule.issued() if self._is_jammed(ticket))
+        sent_at = self._dispatch.sent_at
+        far = [(ticket, at) for ticket in schedule.issued() if (at := sent_at(ticket.number)) is not None]
+        return sorted(ticket for ticket, at in far if at <= self._jammed_at)

@@ -79,14 +79,26 @@ class HandingOut:
             elif not self._supply.collect():
                 if schedule.finished:
                     raise StopIteration
-                if self._state.must_be_made_here_meanwhile():
-                    self._making.make_next()
-                elif (ticket := self._state.ticket_to_stand_in_for()) is None:
-                    return self._prepared_wait(entered)
-                elif (pause_s := self._making.pause_s()) > 0.0:
-                    return self._prepared_wait(entered, pause_s)
-                else:
-                    self._making.stand_in(ticket)
+                if (wait := self._make_or_wait(entered)) is not None:
+                    return wait
+
+    def _make_or_wait(self, entered: float) -> Callable[[], Any] | None:
+        """Make a batch in place of workers, or do what is to be done before a wait and return it."""
+        if self._state.must_be_made_here_meanwhile():
+            self._making.make_next()
+            return None
+        ticket = self._state.ticket_to_stand_in_for()
+        pause_s = TICK_S if ticket is None else self._making.pause_s()
+        if ticket is not None and pause_s <= 0.0:
+            self._making.stand_in(ticket)
+            return None
+        self._supply.before_a_wait()
+        self._making.rest()
+        late = self._state.late.to_be_made_here
+        if late is None:
+            return self._waiting.for_results(entered, pause_s)
+        self._making.make_late(late)
+        return None
 
     def hand_out(self, hand: list[Any]) -> None:
         """Open what is to be delivered; each step may be done again, should it be broken off."""
@@ -115,12 +127,6 @@ class HandingOut:
         events.awaited, events.awaited_making = NOT_BLOCKED, ()
         if self._plan.pinner is not None:
             tally.pinned_bytes += delivery.nbytes
-
-    def _prepared_wait(self, entered: float, most_s: float = TICK_S) -> Callable[[], Any]:
-        """Do what is to be done before a wait, and return it."""
-        self._supply.before_a_wait()
-        self._making.rest()
-        return self._waiting.for_results(entered, most_s)
 
     def straight_through(self, hand: list[Any]) -> None:
         """Draw, make and hand out one batch, with nothing else on its way: an error of its own is its delivery."""

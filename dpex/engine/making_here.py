@@ -1,8 +1,9 @@
 """Makes batches in the training process, and measures each.
 
-There are three occasions: there are no workers and none are wanted; no local worker can be started; or workers are
-seconds away, and the training process stands in for them. Only in the last case may an error be due to the place, such
-as files that only the workers can read: then the workers make the batch, and the error is theirs if it comes again.
+There are four occasions: there are no workers and none are wanted; no local worker can be started; workers are seconds
+away, and the training process stands in for them; or another machine owes a batch for too long. Only in the last two
+cases may an error be due to the place, such as files that only the workers can read: then the workers make the batch,
+and the error is theirs if it comes again.
 """
 
 from __future__ import annotations
@@ -102,6 +103,17 @@ class MakingHere:
                 state.handle(CannotStandIn(str(error) or repr(error)))
             if is_interrupt(error):
                 raise
+        self.settle()
+
+    def make_late(self, ticket: Ticket) -> None:
+        """Make this ticket, which another machine owes; or leave it to that one."""
+        try:
+            made, samples = self.make(ticket.number, ticket.index, self._plan.make_inline)
+            self.unsettled = MadeHere(ticket, lambda: made, samples)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            self._state.handle(CannotStandIn(str(error) or repr(error)))
         self.settle()
 
     def settle(self) -> None:

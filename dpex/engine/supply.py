@@ -68,12 +68,12 @@ class Supply:
         Raises:
             WorkerDiedError: it would not, as no worker is left and none can be had.
         """
-        self._look_further_ahead()
         sizes = self._state.sizes
         self._performer.tell(ConsumerWaits(self._cpus if REMOTE in self._performer.pools else 1), monotonic())
         self._performer.raise_fatal()
         if self._state.sizes is not sizes:  # others take over
             self.fill(starving=True)
+        self._look_further_ahead()  # who is idle then has nothing more urgent to do
 
     def _look_further_ahead(self) -> None:
         """Finished batches may wait behind a slow one while workers idle."""

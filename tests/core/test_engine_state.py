@@ -745,7 +745,7 @@ def test_what_an_epoch_that_is_broken_off_left_is_made_by_the_workers_and_by_nob
 def test_nobody_stands_in_after_a_batch_that_could_not_be_made_here() -> None:
     table = waiting_for_two()
     assert table.tell(CannotStandIn("no such file")) == [
-        Say("no batches are made here while workers start: no such file", warning=False)
+        Say("no batches are made here in place of workers: no such file", warning=False)
     ]
     assert stand_in(table) is None
     assert not table.state.may_stand_in_later()
