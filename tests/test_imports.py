@@ -37,7 +37,7 @@ PURE = {
     "dpex.core.readable": set(),
     "dpex.core.streams": {"logging"},
     **{f"dpex.core.{name}": set() for name in ("events", "instructions", "engine_state", "worker_life")},
-    **{f"dpex.core.{name}": set() for name in ("assignment", "dispatch", "scaling", "failures")},
+    **{f"dpex.core.{name}": set() for name in ("assignment", "dispatch", "late_tickets", "scaling", "failures")},
     "dpex.measure.seqlock": {"time"},
     **{f"dpex.core.{name}": set() for name in ("logical_log", "resume_point")},
     "dpex.options": set(),
