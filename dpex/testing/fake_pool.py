@@ -297,6 +297,8 @@ class FakePool:
         self._count()
         self._events.append(WorkerGone(self.name, worker.number, self._epoch, (), None, True, "it left", worker.number))
         self._lose_the_rest()
+        if len(self._workers) < self.counts.wanted:  # one more left than should have, as another had just died
+            self.resize(self.counts.wanted)
 
     def _lose_the_rest(self) -> None:
         """Nobody is left to take what is queued, nor on its way."""

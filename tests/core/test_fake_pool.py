@@ -122,6 +122,18 @@ def test_who_is_asked_to_leave_finishes_what_it_holds() -> None:
     ]
 
 
+def test_who_leaves_as_another_has_died_is_replaced() -> None:
+    """Who asked it to leave did not know of the other's death."""
+    pool = pool_of(2, shared=False)
+    pool.resize(1)
+    pool.kill(0)
+    pool.poll()
+    pool.dismiss(1)
+    pool.work()
+    assert pool.counts.requested == 1
+    assert pool.workers() not in ([0], [1])
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_who_is_killed_loses_what_it_held_of_this_epoch_and_another_takes_its_place(shared: bool) -> None:
     pool = pool_of(1, shared=shared)
