@@ -84,20 +84,22 @@ class LateTickets:
 
     def _look_with_idle_workers(self, schedule: Schedule, epoch: int, now: float, sent_at: float, idle: int) -> None:
         late_at = self._since + max(LEAST_PATIENCE_S, PATIENCE * self._rules.service_s)
-        if now < late_at and sent_at > self._jammed_at:
+        if now >= late_at:
+            self._jammed_at = now
+        elif sent_at > self._jammed_at:
             self.due_at = late_at
             return
-        self._jammed_at = max(self._jammed_at, now if now >= late_at else sent_at)
         for ticket in self._late(schedule)[:idle]:
             self._dispatch.make_elsewhere(ticket, epoch, LOCAL)
             self.made_again += 1
 
     def _look_alone(self, head: Ticket, now: float, sent_at: float) -> None:
         late_at = self._since + max(LEAST_PATIENCE_HERE_S, PATIENCE_HERE * self._rules.slowest_s)
-        if now < late_at and sent_at > self._stuck_at:
+        if now >= late_at:
+            self._stuck_at = now
+        elif sent_at > self._stuck_at:
             self.due_at = late_at
             return
-        self._stuck_at = max(self._stuck_at, now if now >= late_at else sent_at)
         self.to_be_made_here = head
         self.made_again += 1
 

@@ -153,11 +153,7 @@ def test_a_batch_that_cannot_be_made_here_is_left_to_who_owes_it() -> None:
 @pytest.mark.parametrize("options", [{"logicals": 2}, {"in_order": False}])
 def test_nothing_is_late(options: dict[str, Any]) -> None:
     """Logical workers make their own batches, and where these come in any order nothing waits for a late one."""
-    driver = Driver(**{"local": 2, "remote": 2, "prefetch": 8} | options)
-    for pool in driver.pools.values():
-        pool.start()
-    driver.collect()
-    driver.begin(BATCHES)
+    driver = begun(**options)
     for _ in range(3):
         work_here(driver)
         while driver.take() is not NOTHING:
