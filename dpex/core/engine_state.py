@@ -126,7 +126,8 @@ class EngineState:
 
     # -- results, and what becomes of workers --------------------------------------------------------------------
 
-    def _made(self, event: TicketMade) -> None:
+    def made(self, event: TicketMade) -> None:
+        """As `handle`, of the event that comes once for each batch."""
         schedule, number = self.schedule, event.number
         ticket = schedule.ticket(number) if event.epoch == self.epoch else None
         if ticket is None:
@@ -363,7 +364,7 @@ class EngineState:
 
 
 _HANDLERS: dict[type[Any], Callable[[EngineState, Any], None]] = {
-    TicketMade: EngineState._made,
+    TicketMade: EngineState.made,
     WorkerUp: EngineState._up,
     WorkerGone: EngineState._gone,
     Released: EngineState._released,

@@ -85,7 +85,7 @@ class LogicalLog:
         made = self._made
         if self._is_stream and not self._states:
             self._batches += 1
-        elif not made or made[-1][:2] != (epoch, number):
+        elif not made or made[-1].number != number or made[-1].epoch != epoch:
             made.append(MadeTicket(epoch, number, index))
 
     def ended(self, epoch: int, number: int, index: Any) -> None:

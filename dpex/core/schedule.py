@@ -252,7 +252,8 @@ class Schedule:
         if ticket is None:
             return False
         delivery = Delivery(number, ticket.queue, payload, samples, nbytes)
-        self._no_longer_waits(ticket)
+        if not ticket.issued:
+            self._no_longer_waits(ticket)
         self._ready[number] = delivery  # from here on without a call: see `dpex.system.interrupts`
         del self._open[number]
         self._load[ticket.queue] -= 1
@@ -289,12 +290,13 @@ class Schedule:
         return given_up
 
     def _close(self, ticket: Ticket) -> None:
-        self._no_longer_waits(ticket)
+        if not ticket.issued:
+            self._no_longer_waits(ticket)
         del self._open[ticket.number]
         self._load[ticket.queue] -= 1
 
     def _no_longer_waits(self, ticket: Ticket) -> None:
-        if not ticket.issued and ticket in self._pending[ticket.queue]:
+        if ticket in self._pending[ticket.queue]:
             self._pending[ticket.queue].remove(ticket)
 
     # -- delivering ----------------------------------------------------------------------------------------------

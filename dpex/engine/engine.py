@@ -217,7 +217,7 @@ class Engine:
             IteratorClosedError: it was closed.
         """
         with self._turn:
-            if self.pass_unmeasured(hand):
+            if self._stretch.left and self.pass_unmeasured(hand):
                 return
             tally, over, entered = self._tally, False, monotonic()
             gpu, mark, handing_out = self._plan.gpu, None, self._handing_out

@@ -97,11 +97,21 @@ class EventHandler:
         return heard
 
     def _hear(self, event: PoolEvent, now: float) -> None:
-        if type(event) is TicketMade:
+        if type(event) is not TicketMade:
+            self._state.handle(event, now)
+            return
+        slowest, number = event.slowest, event.number
+        if (
+            event.service_s > self.slowest.least_s
+            or (slowest and slowest[0] > self.slow_samples.least_s)
+            or self.awaited in (number, ANY)
+            or self.sample_errors.is_on
+        ):
             self._measure(event)
-        self._state.handle(event, now)
+        self._state.made(event)
 
     def _measure(self, event: TicketMade) -> None:
+        """Note what stands out in a result that is wanted."""
         state = self._state
         ticket = state.schedule.ticket(event.number)
         if ticket is None or event.epoch != state.epoch:

@@ -66,25 +66,15 @@ class Tally:
     of the workers without anything to do as the present wait began; ``head_idle_s``, ``other_idle_s``: waits times
     that, the first where later batches were ready. ``queue``: how long the consumer's thread has been on run queues,
     None if unknown; ``queued_s``: of that, the seconds inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
-    ``seqlock``: keeps readers out while seconds are on their way from what is under way to the sums.
+    ``seqlock``: keeps readers out while seconds are on their way from what is under way to the sums. `enter` and
+    `leave` begin and end their change without a call, as they run for each batch.
     """
 
     __slots__ = (
         *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at"),
         *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "named_s"),
         *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
-        *(
-            "returned_at",
-            "samples",
-            "seqlock",
-            "start_s",
-            "starting",
-            "starts",
-            "steps",
-            "transfer_s",
-            "waited_s",
-            "waits",
-        ),
+        *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "steps", "transfer_s", "waited_s"),
         *("waits", "work_s", "work_squared", "_before", "_latest", "_queued_before_s"),
     )
 
@@ -112,7 +102,8 @@ class Tally:
 
     def enter(self, now: float) -> None:
         """The consumer asks for a batch."""
-        self.seqlock.begin()
+        seqlock = self.seqlock
+        seqlock.changes |= 1
         self.entered_at = now
         if self.returned_at:
             step_s = now - self.returned_at
@@ -125,11 +116,12 @@ class Tally:
         else:
             self.starting = True
             self._before = (self.blocked_s, self.head_s)
-        self.seqlock.end()
+        seqlock.changes = (seqlock.changes | 1) + 1
 
     def leave(self, opened: float, now: float, *, over: bool) -> None:
         """It has got one, which it began to take in at ``opened`` (0: there was none), or the pass is ``over``."""
-        self.seqlock.begin()
+        seqlock = self.seqlock
+        seqlock.changes |= 1
         entered = self.entered_at
         self.entered_at = 0.0
         self.inside_s += now - entered
@@ -151,7 +143,7 @@ class Tally:
         self.returned_at = 0.0 if over else now
         if opened:
             self.delivered_at = now
-        self.seqlock.end()
+        seqlock.changes = (seqlock.changes | 1) + 1
 
     def _leave_queue(self, before_s: float) -> None:
         now_s, self._queued_before_s = self.queue(), None

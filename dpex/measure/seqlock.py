@@ -21,7 +21,8 @@ Found = TypeVar("Found")
 class Seqlock:
     """``begin`` and ``end`` are the writer's, around each change; `read` is for any thread.
 
-    ``changes`` counts them, and is odd while one is under way.
+    ``changes`` counts them, and is odd while one is under way. A writer that cannot afford the calls does to
+    ``changes`` what `begin` and `end` do.
     """
 
     __slots__ = ("_given_up", "changes")
