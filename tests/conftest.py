@@ -1,5 +1,6 @@
 """What must hold for every test, however they were started."""
 
+import gc
 import signal
 from collections.abc import Iterator
 from multiprocessing import resource_sharer
@@ -33,6 +34,15 @@ def ctrl_c_works() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_collections() -> Iterator[None]:
+    """Many tests collect garbage, and all modules and tests would be looked through each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(HANG_S))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _cheap_collections() -> Iterator[None]:
-    """The harness collects garbage after each script; what torch's import left costs 0.05 s each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
