@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from packages import need
 
 pytestmark = [pytest.mark.ray(elsewhere=True), pytest.mark.timeout(390)]
-pytest.importorskip("ray")
-pytest.importorskip("grpc", reason="Ray's client needs ray[client], which is not installed")
+need("ray", "Ray is not installed")
+need("grpc", "Ray's client needs ray[client], which is not installed")
 
 
 @pytest.mark.parametrize("module", ["growing_loaders.py", "client_loaders.py"])

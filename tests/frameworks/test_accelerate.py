@@ -7,11 +7,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from packages import need
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpex import DpexDataLoader, loader_behind
 
-pytest.importorskip("accelerate", reason="needs Accelerate: pip install 'dpex[accelerate]'")
+need("accelerate", "needs Accelerate: pip install 'dpex[accelerate]'")
 DATA = TensorDataset(torch.arange(64.0).reshape(-1, 1))
 
 

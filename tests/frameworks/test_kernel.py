@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from packages import need
 
 pytestmark = [pytest.mark.ray(elsewhere=True), pytest.mark.timeout(300)]
 for package in ("jupyter_client", "ipykernel", "ray"):
-    pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
+    need(package, f"needs {package}: pip install {package}")
 
 CLASSES = """
 import torch

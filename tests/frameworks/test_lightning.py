@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from packages import need
 from torch.utils.data import TensorDataset
 
 from dpex import DpexDataLoader, loader_behind
 
-pytest.importorskip("lightning", reason="needs Lightning: pip install 'dpex[lightning]'")
+need("lightning", "needs Lightning: pip install 'dpex[lightning]'")
 DATA = TensorDataset(torch.arange(64.0).reshape(-1, 1))
 
 

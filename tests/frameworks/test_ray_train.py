@@ -15,12 +15,13 @@ from typing import Any
 import psutil
 import pytest
 from families import is_alive
+from packages import need
 from waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(380)]
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'dpex[ray]'")
 for package in ("pandas", "pyarrow"):
-    pytest.importorskip(package, reason="needs Ray Train: pip install 'dpex[ray-train]'")
+    need(package, "needs Ray Train: pip install 'dpex[ray-train]'")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 left: Any = None
 """An iterator that lives as long as its training worker."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from packages import need
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'dpex[transformers]'")
-pytest.importorskip("accelerate", reason="needs Accelerate: pip install 'dpex[accelerate]'")
+need("transformers", "needs transformers: pip install 'dpex[transformers]'")
+need("accelerate", "needs Accelerate: pip install 'dpex[accelerate]'")
 
 
 class Rows:

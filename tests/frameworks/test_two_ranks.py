@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packages import need
 
 from tests.frameworks.stream_ways import WAYS as STREAMS
 from tests.frameworks.stream_ways import write_shards
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(380)]
 for package in ("lightning", "accelerate", "transformers"):
-    pytest.importorskip(package, reason=f"needs {package}: pip install 'dpex[{package}]'")
+    need(package, f"needs {package}: pip install 'dpex[{package}]'")
 HERE = Path(__file__).parent
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 FRAMEWORKS = ("DDP", "Lightning", "Fabric", "Accelerate", "Trainer")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packages import need
 from waiting import until
 
 from dpex.core.names import encodable
@@ -26,11 +27,11 @@ ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = '<img src=x onerror="document.title=1"> & "train" \\ \'\udcff'
 SHOWN = encodable(HOSTILE)
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
 SHOWN_FRAMES = math.ceil(NOW_S / EVERY_S)
 """What the page shows is made of these."""
 
-api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (dpex[dev])")
+need("playwright", "playwright is not installed (dpex[dev])")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian: chromium)"),
@@ -123,7 +124,9 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with api.sync_playwright() as playwright:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
         found.close()
