@@ -94,7 +94,8 @@ class LoaderStats:
             out, and the last few are not yet known. None without a GPU.
         deaths: The number of workers that ended unexpectedly.
         remade: The number of batches that were made again for them.
-        late: The number of batches that another machine owed for too long, and that were made again on this one.
+        late: The number of batches that other machines owed, or did not take, for too long, and that were made on this
+            one.
         failed_samples: The number of samples that could not be loaded, with ``on_sample_error="skip"`` or "replace".
         pools: What is known of each worker pool, by its name: "local", "remote" and, for batches made in the training
             process, "inline".

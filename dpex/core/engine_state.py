@@ -135,6 +135,8 @@ class EngineState:
                 self.instructions.append(Discard((event.value,)))  # of an earlier epoch, or made twice
             return
         self.rules.learn(event.service_s, event.nbytes)
+        if self.late.is_stuck:
+            self.late.came(number)
         self.dispatch.arrived(number)
         if event.stream_end:
             self.assignment.stream_ended(self.epoch, ticket)

@@ -10,7 +10,9 @@ Where no worker here is idle the training process, which waits anyway, makes the
 meanwhile, so this takes far more patience: longer than any batch has taken so far, which a batch that is merely slow
 does not take.
 
-What was on its way at that moment, too, is late as soon as the consumer waits for it.
+What was on its way at that moment, too, is late as soon as the consumer waits for it. Where no worker is
+here, what no machine takes, as a link carries no more, is late after the same time, and further such tickets at once,
+until something comes from another machine that is not too late.
 """
 
 from __future__ import annotations
@@ -38,9 +40,10 @@ PATIENCE_HERE, LEAST_PATIENCE_HERE_S = 2.0, 1.0
 class LateTickets:
     """See the module.
 
-    ``made_again``: tickets that were late; may be read from any thread. ``due_at``: when the consumer, which waits,
-    should look again; infinite if there is nothing that could be late. ``to_be_made_here``: the ticket that the
-    training process should make now, unless ``may_make_here`` is false.
+    ``made_again``: tickets that were late, and so were made here; may be read from any thread. ``due_at``: when the
+    consumer, which waits, should look again; infinite if there is nothing that could be late. ``to_be_made_here``: the
+    ticket that the training process should make now, unless ``may_make_here`` is false. ``is_stuck``: it made some,
+    and nothing that is wanted has come from another machine since.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class LateTickets:
         self._jammed_at = self._stuck_at = -math.inf
         """What was sent up to then is on its way together with something that was late; and with something that the
         training process made."""
+        self.is_stuck = False
         self.made_again = 0
         self.due_at = math.inf
         self.to_be_made_here: Ticket | None = None
@@ -71,13 +75,15 @@ class LateTickets:
         """The consumer is about to wait for the batch that is next in turn."""
         self.due_at, self.to_be_made_here = math.inf, None
         head = schedule.ticket(schedule.next_number) if self._may_make else None
-        sent_at = None if head is None else self._dispatch.sent_at(head.number)
-        if head is None or sent_at is None:
+        if head is None:
+            return
+        sent_at = self._dispatch.sent_at(head.number)
+        if sent_at is None and (head.issued or not self._is_all_far()):
             return
         if self._awaited != (epoch, head.number):
             self._awaited, self._since = (epoch, head.number), now
         idle = self._idle()
-        if idle:
+        if idle and sent_at is not None:
             self._look_with_idle_workers(schedule, epoch, now, sent_at, idle)
         elif self.may_make_here:
             self._look_alone(head, now, sent_at)
@@ -93,15 +99,25 @@ class LateTickets:
             self._dispatch.make_elsewhere(ticket, epoch, LOCAL)
             self.made_again += 1
 
-    def _look_alone(self, head: Ticket, now: float, sent_at: float) -> None:
+    def _look_alone(self, head: Ticket, now: float, sent_at: float | None) -> None:
         late_at = self._since + max(LEAST_PATIENCE_HERE_S, PATIENCE_HERE * self._rules.slowest_s)
         if now >= late_at:
-            self._stuck_at = now
-        elif sent_at > self._stuck_at:
+            self._stuck_at, self.is_stuck = now, True
+        elif not (self.is_stuck if sent_at is None else sent_at <= self._stuck_at):
             self.due_at = late_at
             return
         self.to_be_made_here = head
         self.made_again += 1
+
+    def came(self, number: int) -> None:
+        """The result of that ticket has come, and is wanted."""
+        if self._dispatch.sent_at(number) is not None:
+            self.is_stuck = False
+
+    def _is_all_far(self) -> bool:
+        """Whether there are workers, and none here."""
+        workers = {name: len(status.workers) for name, status in self._pools.items()}
+        return not workers.get(LOCAL) and any(workers.values())
 
     def _idle(self) -> int:
         """Workers here that have nothing to do."""

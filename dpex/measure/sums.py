@@ -284,7 +284,7 @@ class Sums(RunSums):
         "Batches made again because the worker that held them died.", metric="dpex_batches_remade_total"
     )
     late: int = counter(
-        "Batches that another machine owed for too long, and that were made again on this one.",
+        "Batches that other machines owed, or did not take, for too long, and that were made on this one.",
         metric="dpex_late_batches_total",
     )
     ready: int = level(

@@ -145,6 +145,16 @@ class Driver:
         for _ in range(2):  # a turn that is broken off does it again
             self.tell(MadeHere(ticket, lambda: work, 1))
 
+    def make_late(self) -> None:
+        """Make what other machines owe or do not take for too long, as the latest look has found, if there is such a
+        ticket."""
+        ticket = self.state.late.to_be_made_here
+        if ticket is None:
+            return
+        work = Work(self.state.epoch, ticket.number, ticket.index, ticket.queue, -1, None)
+        for _ in range(2):  # a turn that is broken off does it again
+            self.tell(MadeHere(ticket, lambda: work, 1))
+
     def work(self) -> None:
         """Let all pools do all that they have to do."""
         for pool in self.pools.values():

@@ -99,11 +99,13 @@ class EngineMachine(PoolMachine):
     def starve(self) -> None:
         self.driver.fill(starving=True)
 
-    @rule()
-    def wait(self) -> None:
+    @rule(seconds=st.sampled_from([0.0, 0.5, 5.0]))
+    def wait(self, seconds: float) -> None:
         """The consumer looks at what is late; nobody gives up, as workers may come at any time."""
+        self.driver.now += seconds
         self.driver.state.late.look(self.driver.state.schedule, self.driver.state.epoch, self.driver.now)
         self.driver.performer.perform()
+        self.driver.make_late()
 
     @precondition(lambda self: self.driver.state.is_all_made_here())
     @rule()

@@ -11,7 +11,7 @@ from driver import NOTHING, Driver
 from dpex.core.events import CannotStandIn, ConsumerWaits, MadeHere
 from dpex.core.late_tickets import LEAST_PATIENCE_HERE_S, LEAST_PATIENCE_S, PATIENCE, PATIENCE_HERE
 
-BATCHES = 12
+BATCHES = 24
 
 
 def begun(**options: Any) -> Driver:
@@ -26,7 +26,8 @@ def begun(**options: Any) -> Driver:
 
 
 def work_here(driver: Driver) -> None:
-    driver.pools["local"].work()
+    if "local" in driver.pools:
+        driver.pools["local"].work()
     driver.collect()
 
 
@@ -148,6 +149,68 @@ def test_a_batch_that_cannot_be_made_here_is_left_to_who_owes_it() -> None:
     assert look(driver) == math.inf
     look(driver, 100.0)
     assert driver.state.late.to_be_made_here is None
+
+
+def refused() -> Driver:
+    """No worker here. Others took the first batches, which were delivered, and take no more, as a link is full."""
+    driver = begun(local=0)
+    driver.pools["remote"].work()
+    driver.pools["remote"].room = 0
+    driver.collect()
+    assert taken(driver)
+    driver.fill(starving=True)
+    assert driver.state.dispatch.load["remote"] == 0
+    return driver
+
+
+def make_here(driver: Driver) -> int | None:
+    """Make what is to be made here; returns its number."""
+    ticket = driver.state.late.to_be_made_here
+    if ticket is None:
+        return None
+    driver.tell(MadeHere(ticket, lambda: "made here", 1))
+    assert driver.take() == "made here"
+    driver.fill(starving=True)
+    return ticket.number
+
+
+def test_what_no_machine_takes_is_made_by_the_training_process() -> None:
+    driver = refused()
+    first = driver.state.schedule.next_number
+    assert look(driver) == pytest.approx(LEAST_PATIENCE_HERE_S)
+    assert make_here(driver) is None
+    look(driver, LEAST_PATIENCE_HERE_S)
+    assert make_here(driver) == first
+    look(driver)
+    assert make_here(driver) == first + 1  # still nothing came from there
+    assert driver.state.late.made_again == 2
+    assert not driver.state.late.due_at < math.inf
+
+
+def test_once_a_machine_has_taken_and_made_a_batch_the_others_wait_for_it_again() -> None:
+    driver = refused()
+    look(driver)
+    look(driver, LEAST_PATIENCE_HERE_S)
+    driver.pools["remote"].room = 1
+    made = make_here(driver)
+    assert made is not None
+    assert driver.state.late.is_stuck
+    driver.pools["remote"].work()
+    driver.pools["remote"].room = 0
+    driver.collect()
+    assert not driver.state.late.is_stuck
+    assert taken(driver)[0] == made + 1
+    driver.fill(starving=True)
+    assert look(driver) == pytest.approx(LEAST_PATIENCE_HERE_S)
+    assert driver.state.late.to_be_made_here is None
+
+
+def test_while_no_machine_has_come_up_nothing_is_late() -> None:
+    driver = Driver(local=0, remote=2, prefetch=8, starts_slowly=True)
+    driver.begin(BATCHES)
+    driver.fill(starving=True)
+    assert look(driver) == look(driver, 100.0) == math.inf
+    assert driver.state.late.made_again == 0
 
 
 @pytest.mark.parametrize("options", [{"logicals": 2}, {"in_order": False}])
