@@ -197,13 +197,15 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
         at, near = free[0]
         drawn = delivered[number - settings.prefetch] if number >= settings.prefetch else 0.0
         service = (near_s if near else work.far_s) * factors[number % len(factors)]
-        free_at = end = max(at, drawn) + service
+        begun = max(at, drawn)
+        free_at = end = begun + service
         if not near:
             end += work.travel_s
-            if far_period:
-                link = end = max(link, end) + far_period
-                room_at = link - work.travel_s - MODEL.paced * far_period
-                free_at = max(free_at, room_at)  # it gets no more than the link carries
+            if far_period:  # batches travel in the order in which they are made: a straggler keeps nobody off the link
+                usual = begun + work.far_s + work.travel_s
+                behind, link = link - usual, max(link, usual) + far_period
+                end = max(end + far_period, link)
+                free_at += max(0.0, behind - MODEL.paced * far_period)  # it gets no more than the link carries
         heapq.heapreplace(free, (free_at, near))
         consumer = max(consumer + periods[number % len(periods)], end)
         delivered[number] = consumer

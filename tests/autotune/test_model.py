@@ -100,6 +100,17 @@ def test_spread_costs_what_the_simulator_says_it_costs() -> None:
         assert expect(work, at(16, prefetch=prefetch)).rate == pytest.approx(real, rel=0.2)
 
 
+def test_batches_that_take_longer_keep_no_others_off_a_link_that_carries_all() -> None:
+    spread = tuple(math.exp(0.3 * z - 0.045) for z in _normal_quantiles(191))
+    work = replace(EASY, step_s=0.0001, far_s=0.4, spread=spread)
+    settings = at(remote=150, prefetch=900)
+    carried = replace(work, far_ceiling=1300.0)
+    alone, over_link = (replay(each, settings, fluid(each, settings)) for each in (work, carried))
+    assert over_link == pytest.approx(alone, rel=0.03)
+    narrow = replace(work, far_ceiling=200.0)
+    assert replay(narrow, settings, fluid(narrow, settings)) == pytest.approx(200.0, rel=0.03)
+
+
 def _normal_quantiles(count: int) -> list[float]:
     return [NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)]
 
