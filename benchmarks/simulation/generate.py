@@ -12,7 +12,8 @@ What is drawn, and how:
   several ranks, a cluster, noise, CPU clocks of 10 ms, no run-queue figures, and work, step or cluster that change
   half-way.
 
-A run is as long as some 8 000 batches take, 10 to 120 s; slow batches are given time for 300, half an hour at most.
+A run is as long as some 8 000 batches take, 10 to 120 s; slow batches are given time for 300. It is at least 150 times
+as long as a worker takes for a batch, as nothing can be learnt before the first is there. Half an hour at most.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from benchmarks.simulation.scenarios import Scenario, scenario_of
 _CPUS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _BATCHES, _LEAST_BATCHES = 8000, 300
 _SHORTEST_S, _LONG_S, _LONGEST_S = 10.0, 120.0, 1800.0
+_LEAST_SERVICES = 150
+"""A run lasts for so many batches of one worker. A batch must be made before anything is known, others before it is
+known what a change brought: three of them are two percent of a run. In shorter runs chance decides, as the rate hangs
+on when the few last batches in turn come."""
 _MOST_STEP_S = 1.0
 _LEAST_CHANGED_S = 30.0
 """Shorter runs do not change half-way."""
@@ -62,6 +67,14 @@ def _good_rate(world: dict[str, Any], first: dict[str, Any]) -> float:
     cpus = world["cpus"] / world.get("ranks", 1) + first.get("nodes", 0)
     made = min(cpus / max(1e-9, cpu_s), 64 / batch_s)
     return float(max(1.0 / (batch_s + step_s), min(made, 1.0 / (step_s + world["own_s"]))))
+
+
+def _service_s(first: dict[str, Any]) -> float:
+    """How long a worker takes for a batch if it is alone, on average over fast and slow shards."""
+    work = first["work"]
+    reading_s = work["read"] / first["storage"]["reader"] if "storage" in first else 0.0
+    shards = work.get("shards", {"share": 0.0, "factor": 1.0})
+    return float((_total_s(work) + reading_s) * (1.0 + shards["share"] * (shards["factor"] - 1.0)))
 
 
 def _total_s(work: dict[str, Any]) -> float:
@@ -231,7 +244,8 @@ class _Generator:
     def _seconds(self, world: dict[str, Any], first: dict[str, Any]) -> float:
         self._rate = _good_rate(world, first)
         longest_s = max(_LONG_S, min(_LONGEST_S, _LEAST_BATCHES / self._rate))
-        return round(float(min(max(_SHORTEST_S, _BATCHES / self._rate), longest_s)), 1)
+        fast_s = min(max(_SHORTEST_S, _BATCHES / self._rate), longest_s)
+        return round(float(max(fast_s, min(_LONGEST_S, _LEAST_SERVICES * _service_s(first)))), 1)
 
     def _changes(self, first: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
         """What is another from half-way on."""

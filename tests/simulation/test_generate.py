@@ -30,7 +30,10 @@ def test_worlds_make_sense(number: int) -> None:
     assert 2 <= world.cpus <= 64
     assert 1e-5 < phase.work.wait_s + phase.work.cpu_s + phase.work.read < 11
     assert phase.step is None or phase.step.gpu_s + phase.step.cpu_s <= 1
+    reading_s = phase.work.read / phase.storage.reader if phase.storage is not None else 0.0
+    alone_s = phase.work.wait_s + phase.work.cpu_s + reading_s
     assert 10 <= scenario.seconds <= 1800
+    assert scenario.seconds >= min(1800, 150 * alone_s) - 0.1, "something can be learnt, and used"
     start = cold_start(world.cpus / world.ranks, scenario.config)
     assert world.ranks * (start.local * world.worker_bytes + start.prefetch * phase.work.batch_bytes) <= world.memory
 
