@@ -11,6 +11,7 @@ import torch
 import torch.multiprocessing
 from torch._C._profiler import _ExperimentalConfig
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 HAS_ACCELERATOR = hasattr(torch, "accelerator")
@@ -35,6 +36,7 @@ def _needs(has: bool, what: str) -> Any:
 
 
 needs_in_order = _needs("in_order" in inspect.signature(DataLoader.__init__).parameters, "in_order=")
+needs_kept_tuples = _needs(isinstance(pin_memory((1,)), tuple), "pinning that keeps tuples, but makes lists of them")
 needs_cpu_count = _needs(hasattr(torch._utils, "cpu_count"), "cpu_count()")
 needs_profiles_of_all_threads = _needs(
     "profile_all_threads" in (_ExperimentalConfig.__init__.__doc__ or ""), "profiles of all threads"

@@ -1,8 +1,9 @@
 """Batches as trees: move what belongs on a device, and leave everything else as it is.
 
 Containers are taken apart and put together by the rules of torch's ``pin_memory``: mappings, named tuples, tuples and
-sequences keep their type where the type allows it. A value whose class has a ``to`` of its own moves itself; such types
-come before containers, as types with a ``pin_memory`` of their own do there.
+sequences keep their type where the type allows it. Only torch 2.4's lists in the place of plain tuples are not copied.
+A value whose class has a ``to`` of its own moves itself; such types come before containers, as types with a
+``pin_memory`` of their own do there.
 """
 
 from __future__ import annotations

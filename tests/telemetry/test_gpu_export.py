@@ -252,9 +252,9 @@ answer = list(of_gpus(found)), found['dpex_batches_total{loader="train"}']
 def test_without_a_gpu_nothing_appears_and_nothing_starts(tmp_path: Path, has_cuda: bool) -> None:
     """Neither where torch was built without CUDA nor where it was built with it and nobody initialises that."""
     script = f"""
+torch.version.cuda = "13.0" if {has_cuda} else None
+torch.backends.cuda.is_built = lambda: {has_cuda}
 if {has_cuda}:
-    torch.version.cuda = "13.0"
-    torch.backends.cuda.is_built = lambda: True
     torch.cuda._lazy_init = None
 for workers in (0, 2, "auto"):
     loader = DpexDataLoader(range(64), batch_size=4, metrics_port=0, num_workers=workers)
