@@ -161,21 +161,34 @@ def sweep_batches(key: str) -> int:
 
 
 def sweep_table(run: Run) -> str:
-    """CPU and wall seconds of each way, and its CPU time over that of one training in the same round."""
+    """CPU and wall seconds of each way, and its CPU time over that of one training in the same round: all of it, and
+    that of preprocessing, which leaves out what the training processes themselves take."""
     rows = []
     for key in run.settings["rows"]:
         costs = _costs(run, key)
         for way in costs[0] if costs else ():
-            ratios = [one[way]["cpu_s"] / one[_alone(one)]["cpu_s"] for one in costs]
-            cells = [_shown([one[way][field] for one in costs], " s") for field in ("cpu_s", "wall_s")]
-            rows.append((str(sweep_batches(key)), way.replace("share=", "`share=`"), *cells, _shown(ratios, "")))
-    return table(("batches of each", "trainings", "CPU time", "seconds", "CPU time, of one training"), rows)
+            cells = [_shown([one[way][field] for one in costs], " s") for field in ("wall_s", "cpu_s")]
+            cells += [_of_one(costs, way, field) for field in ("cpu_s", "preprocessing_s")]
+            rows.append((str(sweep_batches(key)), way.replace("share=", "`share=`"), *cells))
+    header = (
+        "batches of each",
+        "trainings",
+        "seconds",
+        "CPU time",
+        "of one training",
+        "preprocessing, of one training",
+    )
+    return table(header, rows)
 
 
-def further_costs(run: Run) -> dict[str, list[float]]:
+def _of_one(costs: Sequence[Mapping[str, Any]], way: str, field: str) -> str:
+    return _shown([one[way][field] / one[_alone(one)][field] for one in costs], "")
+
+
+def further_costs(run: Run, field: str = "cpu_s") -> dict[str, list[float]]:
     """By way: the CPU time of a further batch over that of one training, in each round, from the two lengths.
 
-    What the trainings take to start is in neither.
+    What the trainings take to start is in neither. field: "preprocessing_s" leaves out the training processes.
     """
     short, long = (_costs(run, key) for key in run.settings["rows"])
     rounds = list(zip(short, long, strict=False))
@@ -183,7 +196,7 @@ def further_costs(run: Run) -> dict[str, list[float]]:
         return {}
 
     def further_s(way: str) -> list[float]:
-        return [more[way]["cpu_s"] - less[way]["cpu_s"] for less, more in rounds]
+        return [more[way][field] - less[way][field] for less, more in rounds]
 
     first, *others = long[0]
     return {way: [some / one for some, one in zip(further_s(way), further_s(first), strict=True)] for way in others}
@@ -191,9 +204,14 @@ def further_costs(run: Run) -> dict[str, list[float]]:
 
 def sweep_text(run: Run) -> str:
     """What a further batch costs, and what the run was measured on and with."""
-    costs = (f"{way.replace('share=', '`share=`')}: {_shown(found, '')}" for way, found in further_costs(run).items())
-    further = f"CPU time of a further batch, without what starting takes, of one training: {'; '.join(costs)}."
-    return f"{further} {run.settings['rounds']} rounds: median (range). {about(run)}."
+    further = f"CPU time of a further batch, without what starting takes, of one training: {_further(run, 'cpu_s')}."
+    made = f"Of preprocessing alone: {_further(run, 'preprocessing_s')}."
+    return f"{further} {made} {run.settings['rounds']} rounds: median (range). {about(run)}."
+
+
+def _further(run: Run, field: str) -> str:
+    found = further_costs(run, field).items()
+    return "; ".join(f"{way.replace('share=', '`share=`')}: {_shown(costs, '')}" for way, costs in found)
 
 
 def _costs(run: Run, key: str) -> list[dict[str, Any]]:
