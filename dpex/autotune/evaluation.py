@@ -44,19 +44,25 @@ class FailedTrial:
 class Evaluation:
     """A decision that is not judged yet: how it was before, and what came in since it took effect.
 
-    skipped: so many batches, at first, tell nothing.
+    skipped: so many batches, at first, tell nothing. skipped_remote: nor does what comes before so many batches of remote
+    workers, for as long as a trial lasts.
     """
 
     decision: Decision
     before: WindowRecord
     batches_needed: int
     skipped: int = 0
+    skipped_remote: int = 0
+    skipped_s: float = 0.0
     since: WindowRecord = field(default_factory=lambda: WindowRecord(EVALUATION.trial_windows))
 
     def add(self, sample: Sample, lost_s: float) -> None:
-        """A window since it took effect; those with the first ``skipped`` batches do not count."""
+        """A window since it took effect; those with the batches that tell nothing do not count."""
         if self.skipped > 0:
             self.skipped -= sample.batches
+        elif self.skipped_remote > 0 and self.skipped_s < EVALUATION.patience_s:
+            self.skipped_remote -= sample.remote.tickets
+            self.skipped_s += sample.seconds
         else:
             self.since.add(sample, lost_s)
 
@@ -119,9 +125,11 @@ class Evaluation:
 
     @property
     def was_slowed_by_remote(self) -> bool:
-        """Whether more remote workers brought less."""
-        decision = self.decision
-        return decision.new.remote > decision.old.remote and self.since.rate < self.before.rate
+        """Whether more remote workers brought less, once as many batches as are needed tell: the first ones of a link
+        come late, and hold up others that are made."""
+        decision, since = self.decision, self.since
+        is_known = decision.new.remote > decision.old.remote and since.batches >= self.batches_needed
+        return is_known and since.rate < self.before.rate
 
     @property
     def is_worse_than_dearer(self) -> bool:

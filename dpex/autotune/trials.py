@@ -67,10 +67,9 @@ class Trials:
             return  # what comes back was judged before
         old = decision.old
         needed = max(EVALUATION.least_batches, 2 * min(old.prefetch, 2 * old.workers + ready))
-        skipped = EVALUATION.remote_skipped * max(0, decision.new.remote - old.remote)
-        if not decision.new.workers:
-            skipped = EVALUATION.least_batches // 2  # memory is touched for the first time
-        self._open = Evaluation(decision, before, needed, skipped)
+        remote = EVALUATION.remote_skipped * max(0, decision.new.remote - old.remote)
+        skipped = 0 if decision.new.workers else EVALUATION.least_batches // 2  # memory is touched for the first time
+        self._open = Evaluation(decision, before, needed, skipped, remote)
 
     # -- when the work changes -----------------------------------------------------------------------------------------
 

@@ -227,3 +227,12 @@ def test_what_dearer_batches_do_not_explain_is_the_setting_s_fault() -> None:
     assert trial(SLOW, *[dearer(window(10, 0.19), 2.0)] * 3).is_worse_than_dearer
     assert not trial(SLOW, *[dearer(window(10, 0.05), 3.0)] * 3).is_worse_than_dearer
     assert not trial(SLOW, *[window(10, 0.19)] * 3, new=Settings(local=2, prefetch=4)).is_worse_than_dearer
+
+
+def test_remote_workers_have_slowed_nothing_down_before_a_batch_tells() -> None:
+    more = Settings(local=4, remote=4, prefetch=16)
+    before = record(window(100, 0.01))
+    assert not trial(before, new=more).was_slowed_by_remote
+    assert not trial(before, window(100, 0.005), new=more).was_slowed_by_remote
+    assert trial(before, window(100, 0.05), new=more).was_slowed_by_remote
+    assert not trial(before, window(100, 0.05)).was_slowed_by_remote

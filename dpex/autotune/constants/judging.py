@@ -50,7 +50,7 @@ class EvaluationConstants(Constants):
         "batches",
         0,
         20,
-        "Batches for each further remote worker that come before a decision is judged.",
+        "Batches that remote workers make for each further one of them before a decision is judged.",
         "One each goes off at once, and they come one behind the other where the link is slow; by the next it is known "
         "how many the link carries.",
         off=0,
