@@ -44,8 +44,8 @@ class FailedTrial:
 class Evaluation:
     """A decision that is not judged yet: how it was before, and what came in since it took effect.
 
-    skipped: so many batches, at first, tell nothing. skipped_remote: nor does what comes before so many batches of remote
-    workers, for as long as a trial lasts.
+    skipped: so many batches, at first, tell nothing. skipped_remote: nor does what comes before remote workers made
+    so many, for as long as a trial lasts.
     """
 
     decision: Decision
