@@ -1,10 +1,11 @@
 """`python -m benchmarks.sweep`: what a sweep of trainings on one machine costs, with and without `share=`.
 
 Three ways are measured in turn: one training; several, each with workers of its own; several that share. All read the
-same batches of the same work and do nothing with them. What counts is the CPU time of all processes from `iter()` to
-the end of the last training, workers and producers included: this process is the parent of all that lose theirs
-(PR_SET_CHILD_SUBREAPER), and the kernel adds up what those used that have ended. Imports are outside. The training
-processes tell what they themselves used, which is for taking batches and reading them; the rest is preprocessing.
+same batches of the same work, and one byte of each of their pages. What counts is the CPU time of all processes from
+`iter()` to the end of the last training, workers and producers included: this process is the parent of all that lose
+theirs (PR_SET_CHILD_SUBREAPER), and the kernel adds up what those used that have ended. Imports are outside. The
+training processes tell what they themselves used, which is for taking batches and reading them; the rest is
+preprocessing.
 """
 
 import argparse

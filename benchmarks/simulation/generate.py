@@ -60,9 +60,8 @@ def estimated_batches(entry: dict[str, Any]) -> float:
 def _good_rate(world: dict[str, Any], first: dict[str, Any]) -> float:
     """Roughly the rate that a good setting has at first."""
     work, step = first["work"], first["step"]
-    reading_s = work["read"] / first["storage"]["reader"] if "storage" in first else 0.0
     cpu_s = work["cpu_s"] + work["encode_s"]
-    batch_s = work["wait_s"] + cpu_s + reading_s
+    batch_s = work["wait_s"] + cpu_s + _reading_s(first)
     step_s = step.get("gpu_s", 0.0) + step.get("cpu_s", 0.0)
     cpus = world["cpus"] / world.get("ranks", 1) + first.get("nodes", 0)
     made = min(cpus / max(1e-9, cpu_s), 64 / batch_s)
@@ -72,9 +71,13 @@ def _good_rate(world: dict[str, Any], first: dict[str, Any]) -> float:
 def _service_s(first: dict[str, Any]) -> float:
     """How long a worker takes for a batch if it is alone, on average over fast and slow shards."""
     work = first["work"]
-    reading_s = work["read"] / first["storage"]["reader"] if "storage" in first else 0.0
     shards = work.get("shards", {"share": 0.0, "factor": 1.0})
-    return float((_total_s(work) + reading_s) * (1.0 + shards["share"] * (shards["factor"] - 1.0)))
+    return float((_total_s(work) + _reading_s(first)) * (1.0 + shards["share"] * (shards["factor"] - 1.0)))
+
+
+def _reading_s(first: dict[str, Any]) -> float:
+    """What of that one reader alone takes at the storage."""
+    return float(first["work"]["read"] / first["storage"]["reader"]) if "storage" in first else 0.0
 
 
 def _total_s(work: dict[str, Any]) -> float:

@@ -53,7 +53,7 @@ class Evaluation:
     batches_needed: int
     skipped: int = 0
     skipped_remote: int = 0
-    skipped_s: float = 0.0
+    skipped_s: float = field(default=0.0, init=False)
     since: WindowRecord = field(default_factory=lambda: WindowRecord(EVALUATION.trial_windows))
 
     def add(self, sample: Sample, lost_s: float) -> None:

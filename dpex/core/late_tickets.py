@@ -10,9 +10,9 @@ Where no worker here is idle the training process, which waits anyway, makes the
 meanwhile, so this takes far more patience: longer than any batch has taken so far, which a batch that is merely slow
 does not take.
 
-What was on its way at that moment, too, is late as soon as the consumer waits for it. Where no worker is
-here, what no machine takes, as a link carries no more, is late after the same time, and further such tickets at once,
-until something comes from another machine that is not too late.
+What was on its way at that moment, too, is late as soon as the consumer waits for it. Where no worker is here, what
+no machine takes, as a link carries no more, is late after the same time, and further such tickets at once, until
+something comes from another machine that is not too late.
 """
 
 from __future__ import annotations

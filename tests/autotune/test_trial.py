@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.constants.judging import EVALUATION
 from dpex.autotune.evaluation import Evaluation
 from dpex.autotune.types import Decision, Reason, Sample, Settings
 from dpex.autotune.window_record import WindowRecord
@@ -236,3 +238,24 @@ def test_remote_workers_have_slowed_nothing_down_before_a_batch_tells() -> None:
     assert not trial(before, window(100, 0.005), new=more).was_slowed_by_remote
     assert trial(before, window(100, 0.05), new=more).was_slowed_by_remote
     assert not trial(before, window(100, 0.05)).was_slowed_by_remote
+
+
+def test_what_local_workers_make_before_remote_ones_have_tells_nothing_of_these() -> None:
+    made = Evaluation(trial(SLOW).decision, SLOW, batches_needed=24, skipped_remote=24)
+    here, far = window(50, 0.01), replace(window(10, 0.01), remote=PoolSample(running=4, tickets=12))
+    for sample in (here, far, far):
+        made.add(sample, sample.wait_s)
+    assert not made.since.batches
+    made.add(far, far.wait_s)
+    assert made.since.batches == 10
+
+
+def test_a_trial_of_remote_workers_that_make_nothing_begins_all_the_same() -> None:
+    made = Evaluation(trial(SLOW).decision, SLOW, batches_needed=24, skipped_remote=24)
+    sample = window(100, 0.01)
+    windows = math.ceil(EVALUATION.patience_s / sample.seconds)
+    for _ in range(windows):
+        made.add(sample, sample.wait_s)
+    assert not made.since.batches
+    made.add(sample, sample.wait_s)
+    assert made.since.batches == 100
