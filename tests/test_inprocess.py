@@ -414,7 +414,7 @@ def test_workers_that_come_while_tiny_batches_pass_unmeasured_go_on_where_they_e
     with DpexDataLoader(range(4000), seeding="batch") as loader:
         iterator: Any = iter(loader)
         found = [next(iterator).item() for _ in range(1000)]
-        until(lambda: found.append(next(iterator).item()) or iterator._engine._stretch.left > 0)
+        until(lambda: found.append(next(iterator).item()) or iterator._engine.stretch.left > 0)
         loader.resize(local=1)
         found += [next(iterator).item() for _ in range(500)]
         loader.resize(local=0)

@@ -159,7 +159,7 @@ def test_streams_that_told_their_state_move_to_another_place() -> None:
     pool = driver.pools["local"]
     pool.start()
     for logical in range(2):
-        driver.state.assignment.log(logical).told(-1, -1, 0)
+        driver.state.assignment.logs[logical].told(-1, -1, 0)
     batches = []
     driver.work()
     batches += [driver.take() for _ in range(4)]

@@ -57,7 +57,8 @@ class Assignment:
         self._dirty = dirty
         self._out = out
         self.placement = Placement(logicals)
-        self._logs = [LogicalLog(is_stream=iterable) for _ in range(logicals)]
+        self.logs = [LogicalLog(is_stream=iterable) for _ in range(logicals)]
+        """What is known of each."""
         self._messages: dict[int, int] = {}
         """Sent to each stream in this epoch: one that was sent something has begun, and cannot begin anew."""
         self._vacating: set[Place] = set()
@@ -89,24 +90,20 @@ class Assignment:
         for ticket in unfinished:
             self.made(epoch, ticket)
             self._behind.add(ticket.queue)
-        for log in self._logs:
+        for log in self.logs:
             log.begin_epoch()
 
     def go_on(self, points: Iterable[LogicalPoint]) -> None:
         """Logical workers begin where those of another run stood, before any of them has a worker."""
         for logical, point in enumerate(points):
-            self._logs[logical].go_on(point)
+            self.logs[logical].go_on(point)
             self.placement.state[logical] = point.state
             if point.state is not None or point.again:
                 self._behind.add(logical)
 
-    def log(self, logical: int) -> LogicalLog:
-        """What is known of a logical worker."""
-        return self._logs[logical]
-
     def made(self, epoch: int, ticket: Ticket) -> None:
         """A ticket was made: after a death it is made again, unless a snapshot comes later."""
-        self._logs[ticket.queue].made(epoch, ticket.number, ticket.index)
+        self.logs[ticket.queue].made(epoch, ticket.number, ticket.index)
 
     def may_stand_in(self, logical: int) -> bool:
         """Whether the training process may make the tickets of this logical worker for now: no worker ever did."""
@@ -115,7 +112,7 @@ class Assignment:
     def stream_ended(self, epoch: int, ticket: Ticket) -> None:
         """A stream has no more, as this ticket found; its worker may die."""
         self._messages.pop(ticket.queue, None)
-        self._logs[ticket.queue].ended(epoch, ticket.number, ticket.index)
+        self.logs[ticket.queue].ended(epoch, ticket.number, ticket.index)
 
     def is_unplaced(self, logical: int) -> bool:
         """Whether this logical worker never had a worker."""
@@ -124,7 +121,7 @@ class Assignment:
     @property
     def may_move(self) -> bool:
         """Whether logical workers may go on elsewhere: streams only if each has told its state."""
-        return not self._iterable or all(log.is_known for log in self._logs)
+        return not self._iterable or all(log.is_known for log in self.logs)
 
     @property
     def is_everybody_placed(self) -> bool:
@@ -142,7 +139,7 @@ class Assignment:
         late = self._first_up_at is not None and now - self._first_up_at > CROWD_AFTER_S
         for logical, place in placement.choose(self.places(), wanted, crowd=late):
             pool, worker = place
-            if logical in self._unplaced and self._logs[logical].has_made_any:
+            if logical in self._unplaced and self.logs[logical].has_made_any:
                 self._replaying[logical] = self._made_since(logical)
             self._out += (Adopt(pool, worker, logical, placement.state[logical]),)
             placement.settle(logical, place)
@@ -239,7 +236,7 @@ class Assignment:
         place = self.placement.place_of[event.logical]
         if event.logical not in self.placement.leaving or (place is not None and place[1] != event.worker):
             return
-        self._logs[event.logical].given_up(event.state)
+        self.logs[event.logical].given_up(event.state)
         self.placement.left(event.logical, event.state)
         self.rebalance()
 
@@ -247,7 +244,7 @@ class Assignment:
 
     def snapshot(self, event: Snapshot, epoch: int, first: int) -> None:
         """What came before this need not be made again. ``first``: the number of the next batch of ``epoch``."""
-        log = self._logs[event.logical]
+        log = self.logs[event.logical]
         log.told(event.epoch, event.number, event.state)
         log.settle(epoch, first)
 
@@ -259,7 +256,7 @@ class Assignment:
         """
         broken = []
         for logical in sorted(self.placement.logical_workers(place)):
-            log = self._logs[logical]
+            log = self.logs[logical]
             if self._iterable and self._messages.get(logical) and not log.is_known:
                 broken.append(logical)
                 continue
@@ -270,7 +267,7 @@ class Assignment:
 
     def _made_since(self, logical: int) -> list[Ticket]:
         """What was made since the last known state, to be made again."""
-        return [_again(logical, *made) for made in self._logs[logical].latest()[1]]
+        return [_again(logical, *made) for made in self.logs[logical].latest()[1]]
 
     def evict(self, place: Place) -> None:
         """The worker is no more: nobody lives there."""

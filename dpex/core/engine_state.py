@@ -143,7 +143,7 @@ class EngineState:
             schedule.end_queue(ticket.queue)
         else:
             if self._logicals:
-                self.assignment.made(self.epoch, ticket)
+                self.assignment.logs[ticket.queue].made(event.epoch, number, ticket.index)
             schedule.done(number, event.value, event.samples, event.nbytes)
 
     def _up(self, _: WorkerUp) -> None:
@@ -270,7 +270,7 @@ class EngineState:
         next_of_queue, ready, has_ended = self.schedule.standing(queue)
         if undelivered and not self._iterable:
             next_of_queue = min(next_of_queue, first)
-        return self.assignment.log(queue).point(self.epoch, next_of_queue, undelivered=ready, has_ended=has_ended)
+        return self.assignment.logs[queue].point(self.epoch, next_of_queue, undelivered=ready, has_ended=has_ended)
 
     def room(self, starving: bool) -> int:
         """How many tickets should be drawn now; ``starving``: also where that does not fill a message."""

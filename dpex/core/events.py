@@ -41,6 +41,10 @@ class TicketMade(NamedTuple):
     failed: tuple[tuple[str, str], ...] = ()
 
 
+ticket_made_of: Callable[..., TicketMade] = tuple.__new__
+"""Makes a `TicketMade` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerUp:
     """A worker of that pool makes tickets from now on."""

@@ -10,6 +10,7 @@ A stream whose dataset cannot tell its state has none; of its batches only the n
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -23,6 +24,10 @@ class MadeTicket(NamedTuple):
     epoch: int
     number: int
     index: Any
+
+
+_made_ticket_of: Callable[..., MadeTicket] = tuple.__new__
+"""Makes a `MadeTicket` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +91,7 @@ class LogicalLog:
         if self._is_stream and not self._states:
             self._batches += 1
         elif not made or made[-1].number != number or made[-1].epoch != epoch:
-            made.append(MadeTicket(epoch, number, index))
+            made.append(_made_ticket_of(MadeTicket, (epoch, number, index)))
 
     def ended(self, epoch: int, number: int, index: Any) -> None:
         """Its stream had no more at this ticket, which is made again unless the state after it is told.

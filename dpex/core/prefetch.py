@@ -74,6 +74,8 @@ class PrefetchRules:
         self.group = 1
         self.may_read_ahead = may_read_ahead
         self.is_capped = False
+        self.is_budgeted = memory_budget is not None
+        """Whether `within_budget` must be asked before tickets are drawn."""
         self.carried_bytes = 0
         """The most that a ticket carried which was drawn together with its samples; part of what it takes."""
         self._base_prefetch = base_prefetch
@@ -137,11 +139,6 @@ class PrefetchRules:
     def _each_bytes(self) -> int:
         """What a ticket may take until its batch is delivered."""
         return self._largest + self.carried_bytes
-
-    @property
-    def is_budgeted(self) -> bool:
-        """Whether `within_budget` must be asked before tickets are drawn."""
-        return self._memory_budget is not None
 
     def within_budget(self, room: int, sizes: Sizes, in_flight: int, ready_bytes: int) -> int:
         """How many of ``room`` tickets may be drawn while so many are not made yet, and so many bytes not delivered.

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -61,6 +61,9 @@ class Delivery(NamedTuple):
     samples: int = 0
     nbytes: int = 0
 
+
+_delivery_of: Callable[..., Delivery] = tuple.__new__
+"""Makes a `Delivery` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
 
 SHARED: Final = 0
 """The queue that every ticket belongs to when there are no logical workers."""
@@ -108,9 +111,15 @@ class Schedule:
 
     def draw_first(self, indices: deque[Any]) -> Ticket:
         """Make the next ticket, for the first of ``indices``, which is taken out."""
-        if not self.room:
+        if self._sampler_ended or not self._live or len(self._open) + len(self._ready) >= self.prefetch:
             raise ScheduleError("no room for another ticket")
-        queue, turn = self._choose_queue() if self._bound else (SHARED, 0)
+        queue, turn = SHARED, 0
+        if self._bound:
+            queue = self._turn
+            if self.in_order and self._active[queue]:
+                turn = (queue + 1) % len(self._active)
+            else:
+                queue, turn = self._choose_queue()
         ticket = Ticket(self.drawn, indices[0], queue)
         self._turn = turn  # from here on without a call: see `dpex.system.interrupts`
         self._open[ticket.number] = ticket
@@ -121,11 +130,8 @@ class Schedule:
         return ticket
 
     def _choose_queue(self) -> tuple[int, int]:
-        """The queue of the next ticket, and whose turn it is then."""
-        turn = self._turn
-        if self.in_order and self._active[turn]:
-            return turn, (turn + 1) % len(self._active)
-        share, fallback = max(1, self.prefetch // self._live), -1
+        """The queue of the next ticket, and whose turn it is then, where it is not simply the next one's turn."""
+        turn, share, fallback = self._turn, max(1, self.prefetch // self._live), -1
         for _ in self._active:
             queue, turn = turn, (turn + 1) % len(self._active)
             if self._active[queue]:
@@ -251,7 +257,7 @@ class Schedule:
         ticket = self._open.get(number)
         if ticket is None:
             return False
-        delivery = Delivery(number, ticket.queue, payload, samples, nbytes)
+        delivery = _delivery_of(Delivery, (number, ticket.queue, payload, samples, nbytes))
         if not ticket.issued:
             self._no_longer_waits(ticket)
         self._ready[number] = delivery  # from here on without a call: see `dpex.system.interrupts`

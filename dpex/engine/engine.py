@@ -92,7 +92,8 @@ class Engine:
         slow_samples = self._event_handler.slow_samples
         self._making = MakingHere(plan, self._state, self._tally, self._errors, slow_samples, self._sample_errors)
         self._passing = UnmeasuredBatches(self._tally, self._making.times, plan.gpu)
-        self._stretch = self._passing.stretch
+        self.stretch = self._passing.stretch
+        """Of batches made here without measuring each; see `pass_unmeasured`."""
         self._unmeasured = UnmeasuredCalls(
             plan,
             self._state,
@@ -217,7 +218,7 @@ class Engine:
             IteratorClosedError: it was closed.
         """
         with self._turn:
-            if self._stretch.left and self.pass_unmeasured(hand):
+            if self.stretch.left and self.pass_unmeasured(hand):
                 return
             tally, over, entered = self._tally, False, monotonic()
             gpu, mark, handing_out = self._plan.gpu, None, self._handing_out
@@ -249,7 +250,7 @@ class Engine:
                 if gpu is not None:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
                 tally.leave(handing_out.opened_at, now, over=over)
-            if not starting:
+            if self._making.stages is not None and not starting:
                 self._may_pass_next(now, entered)
 
     def next_if_ready(self, hand: list[Any]) -> bool:
@@ -333,7 +334,7 @@ class Engine:
         Whoever other than `next` calls it saves a call, and calls `next` where this returns False: then nothing is in
         ``hand``, as there is something to attend to, or to be measured.
         """
-        stretch = self._stretch
+        stretch = self.stretch
         if not stretch.left or self.returned:
             return False
         ahead = self._ahead

@@ -249,7 +249,8 @@ class _DpexMapDataLoaderIter(_DpexDataLoaderIter):
             return super().__next__()
         hand: list[Any] = []
         try:
-            if self._pin_memory or not self._engine.pass_unmeasured(hand):
+            engine = self._engine
+            if not engine.stretch.left or self._pin_memory or not engine.pass_unmeasured(hand):
                 self._next_into(hand)
             self._num_yielded += 1
         except BaseException as error:  # without a call from here, and until it is returned: `dpex.system.interrupts`

@@ -94,7 +94,7 @@ def begun(request: pytest.FixtureRequest) -> Begun:
 
 
 def stretch_of(batches: Any) -> UnmeasuredRun:
-    stretch: UnmeasuredRun = getattr(batches, "_engine", batches)._stretch
+    stretch: UnmeasuredRun = batches._engine.stretch if hasattr(batches, "_engine") else batches._stretch
     return stretch
 
 

@@ -17,7 +17,7 @@ from collections import deque
 from itertools import islice
 from typing import Any
 
-from dpex.core.events import PoolEvent, Released, Snapshot, TicketMade, WorkerUp
+from dpex.core.events import PoolEvent, Released, Snapshot, TicketMade, WorkerUp, ticket_made_of
 from dpex.core.schedule import Ticket
 from dpex.core.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
 from dpex.pools.base import PoolCounts, PoolTimes
@@ -276,8 +276,9 @@ class LocalPool(LocalWorkers):
         if epoch == self._epoch:
             value = LocalResult(worker, kind, node)
             load_s, collate_s, load_cpu_s, _, samples, _, slowest, failed = stages
-            rest = (service_s, nbytes, samples, (load_s, load_cpu_s, collate_s, encode_s, 0.0), slowest, failed)
-            event = TicketMade(epoch, number, self._first + worker.number, value, kind == END, *rest)
+            place = (epoch, number, self._first + worker.number, value, kind == END, service_s, nbytes, samples)
+            making = (load_s, load_cpu_s, collate_s, encode_s, 0.0)
+            event = ticket_made_of(TicketMade, (*place, making, slowest, failed))
             self._events += (event,)  # from here on without a call: see `dpex.system.interrupts`
             self._taken_in += 1
         else:
