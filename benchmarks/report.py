@@ -5,7 +5,8 @@ and `<!-- /bench -->` and are made of the kept runs alone; a test fails where th
 those of the newest run that has it, on the commit of the newest run; where others measured it on other machines, the
 range of the medians over all machines stands beside its ratio. Rows where dpex is behind anything come first. Tables of
 whole trainings and of remote workers have kept runs of their own (`benchmarks.training.tables`,
-`benchmarks.remote.tables`), and so have links (`benchmarks.network.tables`), simulated worlds
+`benchmarks.remote.tables`), and so have links (`benchmarks.network.tables`), compression
+(`benchmarks.network.compression_table`), what one trainer takes in (`benchmarks.scale.tables`), simulated worlds
 (`benchmarks.simulation.regrets`) and the times in the table of drills (`benchmarks.drills.table`).
 """
 
@@ -19,11 +20,13 @@ from pathlib import Path
 from benchmarks.contestants import AUTO, Contestant
 from benchmarks.drills import table as drills
 from benchmarks.keep import Kept, kept_runs
+from benchmarks.network import compression_table as compression
 from benchmarks.network import tables as links
 from benchmarks.process import ROOT
 from benchmarks.remote import tables as remote
 from benchmarks.results import Part, RowResult, Seeding, is_behind
 from benchmarks.rows import BY_KEY, Kind
+from benchmarks.scale import tables as scale
 from benchmarks.simulation import regrets
 from benchmarks.spread import Spread
 from benchmarks.training import tables as trainings
@@ -299,7 +302,7 @@ BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
 }
 
 
-OTHERS = (trainings, remote, regrets, links)
+OTHERS = (trainings, remote, regrets, links, compression, scale)
 """Modules with blocks of kept runs of their own."""
 
 

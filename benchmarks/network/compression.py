@@ -4,21 +4,31 @@ Eight remote workers, whose samples wait, send batches of 16 x 150 kB over a lin
 with Zstandard at both ends and without. The two take turns, each in a process of its own; a ratio is taken within a
 round, and the median of the rounds is shown with the lowest and highest. Every batch that is measured has been made
 anew; none is compared here, as that takes the trainer's CPU.
+
+A file of raw results is written after each measurement; the same command goes on with what is missing.
 """
 
 import argparse
-import statistics
 import sys
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.machine import load
-from benchmarks.network.__main__ import REMOTE, measured, run_of, write
+from benchmarks.network.__main__ import REMOTE, measured
+from benchmarks.network.compression_table import (
+    KEPT,
+    QUOTED_ROUNDS,
+    SUBJECT,
+    compression_table,
+    key_of,
+    origin_text,
+    problems,
+)
 from benchmarks.network.links import Link, why_not
-from benchmarks.network.tables import KEPT
 from benchmarks.network.work import CONTENTS
+from benchmarks.process import ROOT
+from benchmarks.training import runs
+from benchmarks.training.runs import Run
 
 SPLIT = (0, REMOTE)
 LINKS = (
@@ -27,48 +37,49 @@ LINKS = (
     Link(bits_per_s=10e9),
 )
 SHOWN = ("photographs", "tokens", "floats")
-
-
-def row(link: Link, content: str, rounds: Sequence[dict[bool, dict[str, Any]]]) -> str:
-    """A line of the table."""
-    ratios = [one[True]["settled"] / one[False]["settled"] for one in rounds]
-    plain, compressed = (statistics.median(one[which]["settled"] for one in rounds) for which in (False, True))
-    saved = statistics.median(saved_ratio(one[True]) for one in rounds)
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-    return f"| {link} | {content} | {plain:.1f} | {compressed:.1f} | {spread} | {saved:.0%} |"
-
-
-def saved_ratio(found: dict[str, Any]) -> float:
-    """The part of what would have travelled that did not, from the first batch on."""
-    sent, saved = (sum(node[name] for node in found["nodes"].values()) for name in ("sent_bytes", "saved_bytes"))
-    return float(saved / max(1, sent + saved))
+LOCAL = runs.RESULTS / "local-compression.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 once everything has been measured and kept."""
+    """0 once everything has been measured, and kept where that was asked for."""
     options = _parse(arguments)
     if why := why_not():
         print(f"python -m benchmarks.network.compression: {why}", file=sys.stderr)
         return 2
-    lines = ["| link | content | without | with | with / without | saved |", "|---|---|---|---|---|---|"]
-    kept: list[dict[str, Any]] = []
-    for link in [LINKS[at] for at in options.links]:
+    run = measured_run(options)
+    print(f"{compression_table(run)}\n\n{origin_text(run)}")
+    against = [] if options.keep is None else runs.keep(run, options.keep, problems, KEPT)
+    for why in against:
+        print(f"not kept: {why}", file=sys.stderr)
+    return int(bool(against))
+
+
+def measured_run(options: argparse.Namespace) -> Run:
+    """A run of all that was asked for; one that was ended goes on with what is missing."""
+    links = [LINKS[at] for at in options.links]
+    where = [[str(link), content] for link in links for content in options.content]
+    settings = {"rounds": options.rounds, "window_s": options.window_s, "rows": where}
+    run = runs.begun(SUBJECT, settings, options.results)
+    for link in links:
         for content in options.content:
-            rounds: list[dict[bool, dict[str, Any]]] = []
-            for number in range(options.rounds):
-                rounds.append({})
-                for may_compress in (False, True) if number % 2 else (True, False):
-                    before = load()
-                    one = measured(link, SPLIT, options.window_s, content=content, may_compress=may_compress)
-                    rounds[-1][may_compress] = one
-                    what = {"link": str(link), "content": content, "may_compress": may_compress, "round": number}
-                    kept.append({**what, "load": before, **one})
-                    print(f"{link}, {content}, {may_compress}: {one['settled']:.1f}/s", file=sys.stderr, flush=True)
-            lines.append(row(link, content, rounds))
-            print(lines[-1], flush=True)
-            write(options.results, run_of(kept) | {"table": "\n".join(lines)})
-    print("\n".join(lines))
-    return 0
+            key = key_of(str(link), content)
+            for number, may_compress in turns(options.rounds):
+                found = run.rows.get(key, ())
+                if any((one["round"], one["may_compress"]) == (number, may_compress) for one in found):
+                    continue
+                before = load()
+                one = measured(link, SPLIT, options.window_s, content=content, may_compress=may_compress)
+                which = {"round": number, "may_compress": may_compress, "load": before}
+                run = runs.with_row(run, key, [*found, which | one])
+                runs.write(run, options.results)
+                print(f"{key}, {may_compress}: {one['settled']:.1f}/s", file=sys.stderr, flush=True)
+    return run
+
+
+def turns(rounds: int) -> Iterator[tuple[int, bool]]:
+    """Every measurement of a row, in order; every second round goes backwards."""
+    for number in range(rounds):
+        yield from ((number, may_compress) for may_compress in ((False, True) if number % 2 else (True, False)))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -76,11 +87,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     numbered = "; ".join(f"{number}: {link}" for number, link in enumerate(LINKS))
     parser.add_argument("--links", nargs="+", type=int, default=[*range(len(LINKS))], metavar="N", help=numbered)
     parser.add_argument("--content", nargs="+", choices=CONTENTS, default=SHOWN, help="of the batches")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
+    parser.add_argument("--rounds", type=int, default=QUOTED_ROUNDS, help=f"rounds ({QUOTED_ROUNDS})")
     parser.add_argument("--window-s", type=float, default=8.0, help="seconds of a measurement; its second half counts")
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    path = KEPT / f"local-compression-{stamp}.json"
-    parser.add_argument("--results", type=Path, default=path, help="where they go")
+    parser.add_argument("--results", type=Path, default=LOCAL, help=f"where they go ({LOCAL.relative_to(ROOT)})")
+    parser.add_argument("--keep", metavar="NAME", help="keep a whole run as results/compression/compression-NAME.json")
     return parser.parse_args(arguments)
 
 

@@ -7,17 +7,18 @@ a trainer takes in as many as fit into a second of its busiest thread. The rate 
 workers and trainer share the CPUs, stands beside it.
 
 The coordinator is run with that many loaders, each of which reports once a second, for a simulated minute.
+
+A file of raw results is written after each measurement; the same command goes on with what is missing.
 """
 
 import argparse
-import json
 import random
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,15 +26,31 @@ from unittest.mock import patch
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.machine import commit, load, machine, versions
 from benchmarks.network.nodes import ProcessNodes
 from benchmarks.process import ROOT
+from benchmarks.scale.tables import (
+    KEPT,
+    QUOTED_ROUNDS,
+    SUBJECT,
+    Coordination,
+    Intake,
+    coordination_key,
+    coordination_table,
+    intake_key,
+    intake_table,
+    origin_text,
+    problems,
+)
+from benchmarks.training import runs
+from benchmarks.training.runs import Run
 from dpex import DpexDataLoader
 from dpex.core.fair_shares import Claim, ClusterShares
 from dpex.loader.runtime import LoaderRuntime
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
 
+LOCAL = runs.RESULTS / "local-scale.json"
+WAYS = ("network", "memory")
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 38_000_000)
 JOBS = (10, 100, 1000)
 CPUS_PER_JOB = 30
@@ -42,23 +59,6 @@ ENDLESS = 10**9
 WORKERS = 2
 FEW = 4
 """Batches at least in the part that is not measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Intake:
-    """One size on one way. CPU times are seconds for each batch: of the training thread, and of the whole process."""
-
-    way: str
-    nbytes: int
-    batches: int
-    seconds: float
-    thread_cpu_s: float
-    process_cpu_s: float
-
-    @property
-    def busiest_s(self) -> float:
-        """CPU time of the busiest thread: the one that trains, or the one that receives."""
-        return max(self.thread_cpu_s, self.process_cpu_s - self.thread_cpu_s)
 
 
 class Ready(Dataset[torch.Tensor]):
@@ -116,16 +116,6 @@ def intake(way: str, nbytes: int, window_s: float) -> Intake:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Coordination:
-    """A coordinator with so many loaders: the part of a core that it takes, and its slowest answer in seconds."""
-
-    jobs: int
-    cpus: int
-    core_ratio: float
-    slowest_s: float
-
-
 def coordination(jobs: int) -> Coordination:
     """Run a coordinator for a simulated minute in which each loader's need and workers move."""
     chance, shares, cpus = random.Random(0), ClusterShares(), CPUS_PER_JOB * jobs
@@ -142,52 +132,46 @@ def coordination(jobs: int) -> Coordination:
     return Coordination(jobs=jobs, cpus=cpus, core_ratio=sum(times) / MINUTE_S, slowest_s=max(times))
 
 
-def intake_table(found: Sequence[Intake]) -> str:
-    """In Markdown; medians where a size was measured several times."""
-    lines = [
-        "| way | batch | training thread, per batch | other threads | one trainer takes in | measured here |",
-        "|---|---|---|---|---|---|",
-    ]
-    for way, nbytes in dict.fromkeys((one.way, one.nbytes) for one in found):
-        those = [one for one in found if (one.way, one.nbytes) == (way, nbytes)]
-        thread_s = statistics.median(one.thread_cpu_s for one in those)
-        other_s = statistics.median(one.process_cpu_s - one.thread_cpu_s for one in those)
-        most = 1.0 / statistics.median(one.busiest_s for one in those)
-        rate = statistics.median(one.batches / one.seconds for one in those)
-        lines.append(
-            f"| {way} | {nbytes / 1e6:g} MB | {1e6 * thread_s:,.0f} µs | {1e6 * max(0.0, other_s):,.0f} µs "
-            f"| {most:,.0f}/s, {most * nbytes / 1e9:.2g} GB/s | {rate:,.0f}/s, {rate * nbytes / 1e9:.2g} GB/s |"
-        )
-    return "\n".join(lines)
-
-
-def coordination_table(found: Sequence[Coordination]) -> str:
-    """In Markdown."""
-    rows = [f"| {one.jobs} | {one.cpus:,} | {one.core_ratio:.1%} | {1e3 * one.slowest_s:.0f} ms |" for one in found]
-    return "\n".join(["| loaders | CPUs | of one core | slowest answer |", "|---|---|---|---|", *rows])
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 once everything has been measured and kept."""
+    """0 once everything has been measured, and kept where that was asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), help="bytes of a batch")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
+    parser.add_argument("--rounds", type=int, default=QUOTED_ROUNDS, help=f"rounds ({QUOTED_ROUNDS})")
     parser.add_argument("--window-s", type=float, default=4.0, help="seconds of a measurement (4)")
     parser.add_argument("--jobs", nargs="*", type=int, default=list(JOBS), help="loaders that a coordinator has")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "scale" / "local.json")
+    parser.add_argument("--results", type=Path, default=LOCAL, help=f"where they go ({LOCAL.relative_to(ROOT)})")
+    parser.add_argument("--keep", metavar="NAME", help="keep a whole run as results/scale/scale-NAME.json")
     options = parser.parse_args(arguments)
-    before = load()
-    ways = [(way, nbytes) for way in ("network", "memory") for nbytes in options.sizes]
-    taken = [intake(way, nbytes, options.window_s) for _ in range(options.rounds) for way, nbytes in ways]
-    coordinated = [coordination(jobs) for jobs in options.jobs]
-    tables = [intake_table(taken), coordination_table(coordinated)]
-    print("\n\n".join(tables))
-    head, dirty = commit(ROOT)
-    about = {"commit": head, "dirty": dirty, "machine": machine(), "versions": versions(), "load": [before, load()]}
-    raw = {"intake": [asdict(one) for one in taken], "coordination": [asdict(one) for one in coordinated]}
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    options.results.write_text(json.dumps({**about, "tables": tables, **raw}, indent=1) + "\n")
-    return 0
+    run = measured(options)
+    print(f"{intake_table(run)}\n\n{coordination_table(run)}\n\n{origin_text(run)}")
+    against = [] if options.keep is None else runs.keep(run, options.keep, problems, KEPT)
+    for why in against:
+        print(f"not kept: {why}", file=sys.stderr)
+    return int(bool(against))
+
+
+def measured(options: argparse.Namespace) -> Run:
+    """A round of everything after the other; a run that was ended goes on with what is missing."""
+    rows: dict[str, Callable[[], Intake | Coordination]] = {
+        intake_key(way, nbytes): partial(intake, way, nbytes, options.window_s)
+        for way in WAYS
+        for nbytes in options.sizes
+    }
+    coordinated = {coordination_key(jobs): partial(coordination, jobs) for jobs in options.jobs}
+    settings = {
+        "rounds": options.rounds,
+        "window_s": options.window_s,
+        "intake": list(rows),
+        "coordination": list(coordinated),
+    }
+    run = runs.begun(SUBJECT, settings, options.results)
+    for number in range(options.rounds):
+        for key, measure in (rows | coordinated).items():
+            found = run.rows.get(key, ())
+            if len(found) <= number:
+                run = runs.with_row(run, key, [*found, asdict(measure())])
+                runs.write(run, options.results)
+    return run
 
 
 if __name__ == "__main__":
