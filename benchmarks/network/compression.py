@@ -48,10 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     run = measured_run(options)
     print(f"{compression_table(run)}\n\n{origin_text(run)}")
-    against = [] if options.keep is None else runs.keep(run, options.keep, problems, KEPT)
-    for why in against:
-        print(f"not kept: {why}", file=sys.stderr)
-    return int(bool(against))
+    return 0 if runs.kept_if_asked(run, options.keep, problems, KEPT) else 1
 
 
 def measured_run(options: argparse.Namespace) -> Run:

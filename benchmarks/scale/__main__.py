@@ -144,10 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     run = measured(options)
     print(f"{intake_table(run)}\n\n{coordination_table(run)}\n\n{origin_text(run)}")
-    against = [] if options.keep is None else runs.keep(run, options.keep, problems, KEPT)
-    for why in against:
-        print(f"not kept: {why}", file=sys.stderr)
-    return int(bool(against))
+    return 0 if runs.kept_if_asked(run, options.keep, problems, KEPT) else 1
 
 
 def measured(options: argparse.Namespace) -> Run:

@@ -101,9 +101,9 @@ def keep(run: Run, name: str, problems: Callable[[Run], list[str]], folder: Path
     return found
 
 
-def kept_if_asked(run: Run, name: str | None, problems: Callable[[Run], list[str]]) -> bool:
+def kept_if_asked(run: Run, name: str | None, problems: Callable[[Run], list[str]], folder: Path | None = None) -> bool:
     """Keep the run as `keep` does where a name was given; what speaks against it is printed, and the answer False."""
-    against = [] if name is None else keep(run, name, problems)
+    against = [] if name is None else keep(run, name, problems, folder)
     for why in against:
         print(f"not kept: {why}", file=sys.stderr)
     return not against
