@@ -11,20 +11,36 @@ are not delivered yet are read again.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dpex.core.resume_point import ResumePoint
+from dpex.core.schedule import Schedule
 from dpex.errors import IteratorClosedError
 from dpex.system.interrupts import is_interrupt
 from dpex.worker.raw_samples import FailedRead, RawSamples
 
-if TYPE_CHECKING:
-    from dpex.engine.engine import Engine
-
-
 RETURNED_AT_MOST = 4
 """Delivered batches whose places are kept: an exception of a signal handler may keep one or two from the training loop,
 and then they are not delivered yet."""
+
+
+class Reader(Protocol):
+    """The engine that reads; `dpex.engine.engine.Engine` says what each of these is."""
+
+    returned: deque[Any]
+    schedule: Schedule
+
+    def next(self, hand: list[Any]) -> None:
+        """Put the next batch into ``hand``, after a wait."""
+
+    def next_if_ready(self, hand: list[Any]) -> bool:
+        """As `next`, but without a wait: False where the next batch is not there yet."""
+
+    def point(self) -> ResumePoint | None:
+        """Where its pass stands."""
+
+    def descriptors(self) -> list[int]:
+        """What turns readable when its workers have something to say."""
 
 
 class ReadBatches:
@@ -36,7 +52,7 @@ class ReadBatches:
         in_order: Batches are delivered in the order in which they were drawn here; else `point` cannot be asked for.
     """
 
-    def __init__(self, engine: Engine, first: int, *, in_order: bool) -> None:
+    def __init__(self, engine: Reader, first: int, *, in_order: bool) -> None:
         self._engine = engine
         self._schedule = engine.schedule
         self._first = first
