@@ -172,9 +172,12 @@ class Rank:
             self._loop.after(late_s, self._deliver)
         idle = [w for w in self.workers if not w.remote and w.up and not w.leaving and w.ticket is None]
         late_at = self._awaited_since + max(LEAST_PATIENCE_S, PATIENCE * self._usual_s)
-        if not idle or (now < late_at - _ROUNDING_S and self._far[head] > self._jammed_at):
+        if not idle:
             return
-        self._jammed_at = max(self._jammed_at, self._far[head])
+        if now >= late_at - _ROUNDING_S:
+            self._jammed_at = now
+        elif self._far[head] > self._jammed_at:
+            return
         late = sorted(ticket for ticket, sent_at in self._far.items() if sent_at <= self._jammed_at)
         for worker, ticket in zip(idle, late, strict=False):
             del self._far[ticket]
