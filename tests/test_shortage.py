@@ -75,17 +75,6 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def segments() -> int:
-    """Descriptors of memory that workers announce: threads of tests before this one may open and close others."""
-    return sum(map(is_segment, Path("/proc/self/fd").iterdir()))
-
-
-def is_segment(fd: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return str(fd.readlink()).startswith("/memfd:dpex ")
-    return False
-
-
 def address_space() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
@@ -116,13 +105,13 @@ def numbers(batches: Iterable[torch.Tensor]) -> list[int]:
 def test_no_descriptor_left_in_the_trainer(seeding: Any) -> None:
     iterator = iter(DpexDataLoader(Growing(), batch_size=1, num_workers=1, seeding=seeding))
     got = numbers([next(iterator)])
-    before = segments()
+    before = descriptors()
     with without_descriptors():
         more, error = until_error(iterator)
         again, _ = until_error(iterator)
     assert "Too many open files" in str(error)
     assert "ulimit -n" in str(error)
-    assert segments() <= before
+    assert descriptors() <= before
     got += numbers([*more, *again, *iterator])
     assert got == list(range(COUNT))
 
@@ -130,12 +119,12 @@ def test_no_descriptor_left_in_the_trainer(seeding: Any) -> None:
 def test_no_address_space_left_in_the_trainer() -> None:
     iterator = iter(DpexDataLoader(OneLarge(), batch_size=1, num_workers=1))
     got = numbers([next(iterator)])
-    before = segments()
+    before = descriptors()
     with lowered(resource.RLIMIT_AS, address_space() + LARGE_BYTES // 2):
         more, error = until_error(iterator)
     assert "cannot map" in str(error)
     assert "is kept" in str(error)
-    assert segments() <= before
+    assert descriptors() <= before
     got += numbers([*more, *iterator])
     assert got == list(range(COUNT))
 
