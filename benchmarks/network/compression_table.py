@@ -78,7 +78,4 @@ BLOCKS: dict[str, Callable[[Run], str]] = {"compression": compression_table, "co
 
 def block(name: str) -> str:
     """The text of a block. Raises ValueError without a kept run to make it of."""
-    run = runs.newest(SUBJECT, KEPT)
-    if run is None:
-        raise ValueError(f"the block {name!r} has no kept run to be made of: see benchmarks/README.md")
-    return BLOCKS[name](run)
+    return BLOCKS[name](runs.quoted(name, SUBJECT, KEPT))

@@ -240,10 +240,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Run], str]]] = {
 def block(name: str) -> str:
     """The text of a block. Raises ValueError without a kept run to make it of."""
     subject, make = BLOCKS[name]
-    run = runs.newest(subject, KEPT)
-    if run is None:
-        raise ValueError(f"the block {name!r} has no kept run to be made of: see benchmarks/README.md")
-    return make(run)
+    return make(runs.quoted(name, subject, KEPT))
 
 
 def problems(run: Run) -> list[str]:

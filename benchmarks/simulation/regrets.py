@@ -184,10 +184,7 @@ BLOCKS = {"regret": regret_table, "regret-origin": regret_origin, "regret-short"
 
 def block(name: str) -> str:
     """The text of a block. Raises ValueError without a kept run to make it of."""
-    latest = runs.newest(NOW, KEPT)
-    if latest is None:
-        raise ValueError(f"the block {name!r} has no kept run to be made of: see benchmarks/README.md")
-    return BLOCKS[name](latest, runs.newest(BEFORE, KEPT))
+    return BLOCKS[name](runs.quoted(name, NOW, KEPT), runs.newest(BEFORE, KEPT))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

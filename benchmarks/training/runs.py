@@ -93,6 +93,14 @@ def newest(subject: str, folder: Path | None = None) -> Run | None:
     return max((run for run in found if run.subject == subject), key=lambda run: str(run.about["until"]), default=None)
 
 
+def quoted(block: str, subject: str, folder: Path | None = None) -> Run:
+    """The kept run that a block of the documents is made of. Raises ValueError where there is none."""
+    run = newest(subject, folder)
+    if run is None:
+        raise ValueError(f"the block {block!r} has no kept run to be made of: see benchmarks/README.md")
+    return run
+
+
 def keep(run: Run, name: str, problems: Callable[[Run], list[str]], folder: Path | None = None) -> list[str]:
     """Keep the run under that name, unless something speaks against quoting it: that is returned."""
     found = problems(run) + ([] if run.is_of_a_commit else ["it was not measured on a commit without changes"])
