@@ -24,6 +24,7 @@ from waiting import until
 from benchmarks.drills.trainer import Work
 from benchmarks.drills.watched import AFTER, Watched
 from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
+from dpex.core import assignment
 from dpex.pools.ray.cluster import connect, release
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -263,6 +264,16 @@ def test_the_first_batches_are_made_here_and_are_those_of_the_workers(cluster: A
     if seeding == "batch":  # which promises nothing of what a dataset keeps to itself
         got = [batch[:, :-1] for batch in got]
     assert_same(expected, got)
+
+
+def test_workers_that_come_late_take_over_whoever_shares_one(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logical worker takes along what its dataset draws from: with a fixed number of workers, nothing says that it
+    moved."""
+    monkeypatch.setattr(assignment, "CROWD_AFTER_S", 0.0)
+    with remote(OwnState(8000, nap_s=0.004), **SHAPE, num_workers=3) as loader:
+        got = until_all_run(loader, iter(loader))
+    expected = DataLoader(OwnState(8000), **SHAPE, num_workers=3, generator=seeded())
+    assert_same(list(islice(expected, len(got))), got)
 
 
 class OwnState(Augmented):

@@ -24,7 +24,7 @@ RETURNED_AT_MOST = 4
 and then they are not delivered yet."""
 
 
-class Reader(Protocol):
+class ReadingEngine(Protocol):
     """The engine that reads; `dpex.engine.engine.Engine` says what each of these is."""
 
     returned: deque[Any]
@@ -52,7 +52,7 @@ class ReadBatches:
         in_order: Batches are delivered in the order in which they were drawn here; else `point` cannot be asked for.
     """
 
-    def __init__(self, engine: Reader, first: int, *, in_order: bool) -> None:
+    def __init__(self, engine: ReadingEngine, first: int, *, in_order: bool) -> None:
         self._engine = engine
         self._schedule = engine.schedule
         self._first = first

@@ -20,12 +20,15 @@ from dpex.core.sample_policy import LeavingOut
 from dpex.engine.pass_state import PassState
 from dpex.engine.sampler_start import SamplerStart
 from dpex.errors import StateError
-from dpex.worker.logical_state import DatasetState, RandomStates, pack_state, unpack_state
+from dpex.worker.logical_state import DatasetState, LogicalState, RandomStates, pack_state, unpack_state
+from dpex.worker.own_states import OwnStates
 
 _PYTHON_WORD = "I"
 """Words of Python's generator have 32 bits."""
 _TUPLE = "tuple"
 """Key in a dict that stands for a tuple, which JSON has not."""
+_DICT, _ARRAY, _BYTES = "dict", "array", "bytes"
+"""Keys in a dict that stands for such a value in the state of a generator."""
 _INDEX, _LEFT_OUT = "index", "left_out"
 """Keys in a dict that stands for an index of which some samples are not to be loaded."""
 
@@ -121,6 +124,41 @@ def _random(plain: Mapping[str, Any] | None) -> RandomStates | None:
     return _python(plain["python"]), _numpy(plain["numpy"]), bytes_of(plain["torch"])
 
 
+def _plain_own(states: OwnStates | None) -> dict[str, Any] | None:
+    return None if states is None else {place: _plain_state(state) for place, state in states.items()}
+
+
+def _own(plain: Mapping[str, Any] | None) -> OwnStates | None:
+    return None if plain is None else {place: _state(each) for place, each in plain.items()}
+
+
+def _plain_state(state: Any) -> Any:
+    """A state of any generator, or a part of it: numbers and texts are left as they are."""
+    if isinstance(state, dict):
+        return {_DICT: {key: _plain_state(each) for key, each in state.items()}}
+    if isinstance(state, tuple):
+        return {_TUPLE: [_plain_state(each) for each in state]}
+    if isinstance(state, np.ndarray):
+        return {_ARRAY: [state.dtype.str, text_of(state.tobytes())]}
+    if isinstance(state, bytes):
+        return {_BYTES: text_of(state)}
+    return state.item() if isinstance(state, np.generic) else state
+
+
+def _state(plain: Any) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, value),) = plain.items()
+    if kind == _DICT:
+        return {key: _state(each) for key, each in value.items()}
+    if kind == _TUPLE:
+        return tuple(_state(each) for each in value)
+    if kind == _BYTES:
+        return bytes_of(value)
+    dtype, text = value
+    return np.frombuffer(bytes_of(text), dtype)
+
+
 def plain_dataset(state: DatasetState | None) -> dict[str, Any] | None:
     """The state of a dataset, as it told it."""
     if state is None:
@@ -155,10 +193,11 @@ def _index(plain: Any) -> Any:
 
 
 def _plain_logical(point: LogicalPoint) -> dict[str, Any]:
-    states, dataset = (None, None) if point.state is None else unpack_state(point.state)
+    state = LogicalState() if point.state is None else unpack_state(point.state)
     return {
-        "random": _plain_random(states),
-        "dataset": plain_dataset(dataset),
+        "random": _plain_random(state.random),
+        "dataset": plain_dataset(state.dataset),
+        "own": _plain_own(state.own),
         "again": [[made.epoch, made.number, _plain_index(made.index)] for made in point.again],
         "batches": point.batches,
         "has_ended": point.has_ended,
@@ -166,12 +205,12 @@ def _plain_logical(point: LogicalPoint) -> dict[str, Any]:
 
 
 def _logical(plain: Mapping[str, Any], epoch: int, index: Any) -> LogicalPoint:
-    states, dataset = _random(plain["random"]), dataset_of(plain["dataset"])
+    random, dataset = _random(plain["random"]), dataset_of(plain["dataset"])
     if plain["batches"] and dataset is None:
         dataset = DatasetState(epoch=epoch, skip=plain["batches"], index=index)
-    has_state = states is not None or dataset is not None
+    state = LogicalState(random, dataset, _own(plain.get("own")))  # an earlier dpex wrote none
     return LogicalPoint(
-        state=pack_state(states, dataset) if has_state else None,
+        state=None if state == LogicalState() else pack_state(state),
         again=tuple(MadeTicket(of, number, _index(each)) for of, number, each in plain["again"]),
         batches=plain["batches"],
         has_ended=plain["has_ended"],

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from dpex._torch import ExceptionWrapper, set_worker_info
+from dpex._torch import ExceptionWrapper
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
 from dpex.worker.logical import Logical
-from dpex.worker.logical_state import RngState, get_rng_state, set_rng_state
+from dpex.worker.logical_state import LogicalState, RngState, pack_state, random_states
 from dpex.worker.outcome import NO_TIME, Failure, Stages, StreamEnd, where
+from dpex.worker.own_states import OwnStateKeeper, OwnStates
 from dpex.worker.setup import WorkerSetup, with_own_dataset
 
 
@@ -43,6 +44,8 @@ class WorkerCore:
         self._current: Logical | None = None
         self._timer = TicketTimer(is_on=setup.times_steps, cpu=time.process_time)
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
+        self._own_states: OwnStateKeeper | None = None
+        self._own_at_first: OwnStates = {}
 
     @property
     def snapshot_every(self) -> int | None:
@@ -61,7 +64,20 @@ class WorkerCore:
         self._logicals[number] = logical
         self._park()
         self._current = logical
-        logical.start()
+        if setup.has_own_states:
+            own = self._own_as_at_first()
+            logical.start(own if setup is self._setup else None)
+        else:
+            logical.start()
+
+    def _own_as_at_first(self) -> OwnStateKeeper:
+        """Set the generators that lie in the dataset as they came here: logical workers may share them."""
+        if self._own_states is None:
+            self._own_states = OwnStateKeeper(self._setup.dataset, self._setup.collate_fn)
+            self._own_at_first = self._own_states.states()
+        else:
+            self._own_states.restore(self._own_at_first)
+        return self._own_states
 
     def unfit(self, number: int) -> str:
         """Why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or ""."""
@@ -72,7 +88,7 @@ class WorkerCore:
         self._switch(number)
         state = self._logicals.pop(number).snapshot()
         self._current = None
-        return get_rng_state() if state is None else state
+        return pack_state(LogicalState(random_states())) if state is None else state
 
     def snapshot(self, number: int) -> RngState | None:
         """The state of ``number``, from which another worker could go on; None: it is a stream that cannot tell."""
@@ -117,14 +133,11 @@ class WorkerCore:
 
     def _park(self) -> None:
         if self._current is not None:
-            self._current.state = get_rng_state()
+            self._current.park()
 
     def _switch(self, number: int) -> None:
         if self._current is not None and self._current.number == number:
             return
         self._park()
         logical = self._current = self._logicals[number]
-        set_worker_info(logical.info)
-        if logical.state is not None:
-            set_rng_state(logical.state)
-            logical.state = None
+        logical.unpark()

@@ -1,6 +1,6 @@
 """One logical worker on a worker: its seed, its random state, its dataset and its pass.
 
-Logical worker *k* is what PyTorch calls worker *k*. Its random state travels with it when it moves to another worker.
+Logical worker *k* is what PyTorch calls worker *k*. Its random states travel with it when it moves to another worker.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dpex.profile.live_timer import TicketTimer
 from dpex.worker.fetch import Fetcher
 from dpex.worker.logical_state import (
     DatasetState,
+    LogicalState,
     RngState,
-    get_rng_state,
     pack_state,
     random_states,
     set_random_states,
@@ -26,6 +26,7 @@ from dpex.worker.logical_state import (
 )
 from dpex.worker.outcome import where
 from dpex.worker.own_generators import OwnGenerators
+from dpex.worker.own_states import OwnStateKeeper, OwnStates
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.split_streams import users_dataset
 from dpex.worker.stateful import is_stateful, load_state, state_of
@@ -60,12 +61,16 @@ class Logical:
         self.init_error: ExceptionWrapper | None = None
         self.epoch = -1
         self.own_generators: OwnGenerators | None = None
+        self._own_states: OwnStateKeeper | None = None
         self._timer = timer
         self._cpu = cpu
         self._seed_torch = seed_torch
 
-    def start(self) -> None:
-        """Seed, publish the worker info, run ``worker_init_fn``; an error is the answer to every ticket."""
+    def start(self, own_states: OwnStateKeeper | None = None) -> None:
+        """Seed, publish the worker info, run ``worker_init_fn``; an error is the answer to every ticket.
+
+        own_states: of the generators that lay in its dataset until now; None: they are looked for.
+        """
         setup = self.setup
         setup.enter_modes()
         seed = seed_like_torch(setup.base_seed, self.number, self._seed_torch)
@@ -73,16 +78,39 @@ class Logical:
             id=self.number, num_workers=setup.num_workers, seed=seed, dataset=users_dataset(setup.dataset)
         )
         set_worker_info(self.info)
-        states, dataset = (None, None) if self.state is None else unpack_state(self.state)
+        state = LogicalState() if self.state is None else unpack_state(self.state)
         self.state = None
         try:
             if setup.worker_init_fn is not None:
                 setup.worker_init_fn(self.number)
             self.own_generators = setup.own_generators()
-            self._begin(dataset)
+            if setup.has_own_states:
+                if own_states is None or setup.worker_init_fn is not None:  # which may have put others there
+                    own_states = OwnStateKeeper(setup.dataset, setup.collate_fn)
+                own_states.restore(state.own or {})
+                self._own_states = own_states
+            self._begin(state.dataset)
         except Exception:
             self.init_error = ExceptionWrapper(where=where(self.number))
-        set_random_states(states)
+        set_random_states(state.random)
+
+    def park(self) -> None:
+        """Keep the random states: another logical worker is about to have the process."""
+        self.state = pack_state(LogicalState(random_states(), own=self._own()))
+
+    def unpark(self) -> None:
+        """Have the process again."""
+        set_worker_info(self.info)
+        if self.state is None:
+            return
+        state = unpack_state(self.state)
+        set_random_states(state.random)
+        if self._own_states is not None and state.own is not None:
+            self._own_states.restore(state.own)
+        self.state = None
+
+    def _own(self) -> OwnStates | None:
+        return None if self._own_states is None else self._own_states.states()
 
     def _begin(self, state: DatasetState | None) -> None:
         """Begin the first pass, or go on within one: the dataset gets its state, is iterated, and the iterator its."""
@@ -106,9 +134,10 @@ class Logical:
 
     def snapshot(self) -> RngState | None:
         """Its state now, for whom the global generators are set; None: it is a stream that cannot tell."""
-        if self.has_dataset_state:
-            return pack_state(random_states(), self._dataset_state())
-        return None if self.setup.iterable else get_rng_state()
+        if self.setup.iterable and not self.has_dataset_state:
+            return None
+        dataset = self._dataset_state() if self.has_dataset_state else None
+        return pack_state(LogicalState(random_states(), dataset, self._own()))
 
     def _dataset_state(self) -> DatasetState:
         dataset, stream = self.setup.dataset, self.fetcher and self.fetcher.stream

@@ -1,4 +1,4 @@
-"""The state of a logical worker as it travels: its random state, that of its dataset, and how far its stream is.
+"""The state of a logical worker as it travels: its random states, that of its dataset, and how far its stream is.
 
 It goes between processes of one run as a pickle, as batches and datasets do. What is kept in checkpoints is made from
 it elsewhere (`dpex.loader.plain_states`), and holds no pickles.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import pickle
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from dpex.worker.own_states import OwnStates
+
 RngState = bytes
-"""Pickled states of `random`, numpy's and torch's global generators, and maybe a `DatasetState` in plain values."""
+"""A pickled `LogicalState`, whose `DatasetState` is in plain values."""
 RandomStates = tuple[Any, Any, bytes]
 """Of `random`, numpy and torch."""
 
@@ -37,33 +39,34 @@ class DatasetState:
     index: Any = None
 
 
+class LogicalState(NamedTuple):
+    """Of a logical worker; what is None is as at the start.
+
+    random: of the global generators. dataset: of what it reads, where that tells. own: of generators that lie in the
+    dataset.
+    """
+
+    random: RandomStates | None = None
+    dataset: DatasetState | None = None
+    own: OwnStates | None = None
+
+
 def random_states() -> RandomStates:
     """Those of the three global generators."""
     torch_state = torch.default_generator.get_state().numpy().tobytes()
     return random.getstate(), np.random.get_state(legacy=True), torch_state
 
 
-def pack_state(states: RandomStates | None, dataset: DatasetState | None = None) -> RngState:
-    """Make a state of its parts; None: that part is as at the start."""
-    python, numpy, torch_state = states or (None, None, None)
-    return pickle.dumps((python, numpy, torch_state, None if dataset is None else vars(dataset)), 5)
+def pack_state(state: LogicalState) -> RngState:
+    """Make it one that travels."""
+    dataset = None if state.dataset is None else vars(state.dataset)
+    return pickle.dumps((state.random, dataset, state.own or None), 5)
 
 
-def unpack_state(state: RngState) -> tuple[RandomStates | None, DatasetState | None]:
+def unpack_state(packed: RngState) -> LogicalState:
     """Take apart what `pack_state` made."""
-    python, numpy, torch_state, dataset = pickle.loads(state)
-    states = None if torch_state is None else (python, numpy, torch_state)
-    return states, None if dataset is None else DatasetState(**dataset)
-
-
-def get_rng_state() -> RngState:
-    """States of the three global generators."""
-    return pack_state(random_states())
-
-
-def set_rng_state(state: RngState) -> None:
-    """Restore what `get_rng_state` returned."""
-    set_random_states(unpack_state(state)[0])
+    states, dataset, own = pickle.loads(packed)
+    return LogicalState(states, None if dataset is None else DatasetState(**dataset), own)
 
 
 def set_random_states(states: RandomStates | None) -> None:

@@ -146,9 +146,18 @@ def warn_of_unseeded(dataset: Any, collate_fn: Any, registered: Registered) -> N
             )
 
 
+def plain_generators(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
+    """Generators of Python, NumPy and torch that lie there, with their names, also within what reseeds its own."""
+    return ((name, one) for name, one, _ in _looked_through(dataset, collate_fn, ()))
+
+
 def _found_in(dataset: Any, collate_fn: Any, registered: Registered) -> Iterator[tuple[str, Any, Reseed | None]]:
     """Generators with their names, and what reseeds them, if anything does; the nearest come first."""
-    kinds = (*registered, *_imported())
+    return _looked_through(dataset, collate_fn, (*registered, *_imported()))
+
+
+def _looked_through(dataset: Any, collate_fn: Any, kinds: Registered) -> Iterator[tuple[str, Any, Reseed | None]]:
+    """The same with these kinds of what is reseeded, which is not looked into."""
     waiting: deque[tuple[str, Any]] = deque([_root(dataset), ("collate_fn", collate_fn)])
     seen: set[int] = set()
     while waiting and len(seen) < MOST_OBJECTS:

@@ -47,6 +47,12 @@ class WorkerSetup:
     registered: Registered = ()
     """What reseeds generators in the dataset that users have told of; see `dpex.worker.own_generators`."""
 
+    @property
+    def has_own_states(self) -> bool:
+        """Whether logical workers take along the states of generators that lie in the dataset. A stream does not have
+        its batches made elsewhere unless it tells its state."""
+        return not (self.per_batch_seed or self.iterable)
+
     def own_generators(self) -> OwnGenerators | None:
         """Generators in the dataset that are reseeded for each batch, as they are now."""
         return own_generators(self.dataset, self.collate_fn, self.registered) if self.per_batch_seed else None

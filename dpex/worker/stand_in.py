@@ -4,8 +4,8 @@ Batches must be those that the workers would have made, so each logical worker h
 of the dataset, its random state, its worker info, one thread for torch's operations, and fresh modes. A batch takes the
 way through the codec, as one from a worker does. All of it is put back afterwards, also after an error.
 
-Logical workers do not move from here to a worker: what a dataset keeps to itself (a generator of its own, a counter)
-could not go along. They start anew in the worker, which makes again what was made here; see
+Logical workers do not move from here to a worker: not all that a dataset keeps to itself (a counter, a file) could go
+along. They start anew in the worker, which makes again what was made here; see
 `dpex.core.assignment.Assignment.place`. While it does so it is where it would have been without a stand-in, so waiting
 for it costs nothing that was not gained before.
 

@@ -1,0 +1,86 @@
+"""States of the plain generators that a dataset keeps for itself, so that they go where a logical worker goes.
+
+A logical worker of ``seeding="worker"`` may move to another worker, be made again after a death, share a worker with
+others, or go on in a later run. The global generators' states go along, and so do those of the generators of Python,
+NumPy and torch that lie in its dataset and its collate function, by the names of the places where they lie. Nothing
+else that a dataset changes in itself goes along, unless the dataset tells its state.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpex.errors import StateError
+from dpex.worker.own_generators import plain_generators
+
+logger = logging.getLogger("dpex")
+
+OwnStates = dict[str, Any]
+"""States by place: what ``random.Random.getstate`` returns, a dict of NumPy's bit generator, or bytes of torch's."""
+
+
+class OwnStateKeeper:
+    """Reads and sets the states of the generators that lie in one dataset and its collate function."""
+
+    def __init__(self, dataset: Any, collate_fn: Any) -> None:
+        self._found: dict[str, Any] = {}
+        try:
+            found = list(plain_generators(dataset, collate_fn))
+        except Exception as error:  # of an object that stands for another, and cannot load it here
+            logger.debug("no generators are looked for in %s: %r", type(dataset).__name__, error)
+            return
+        for name, one in found:
+            try:
+                _state_of(one)
+            except Exception:  # of a bit generator that cannot tell
+                continue
+            self._found[name] = one
+
+    def states(self) -> OwnStates:
+        """The states as they are now."""
+        return {name: _state_of(one) for name, one in self._found.items()}
+
+    def restore(self, states: OwnStates) -> None:
+        """Set the generators to ``states``; one that lies at none of their places stays as it is.
+
+        Raises:
+            StateError: A state is of another kind of generator than the one that lies there.
+        """
+        for name, state in states.items():
+            one = self._found.get(name)
+            if one is None:
+                continue
+            try:
+                _set_state(one, state)
+            except Exception as error:
+                kind = f"{type(one).__module__}.{type(one).__qualname__}"
+                raise StateError(
+                    f"{name} is a {kind}, and the state is of another kind of generator: {error}. Go on with the "
+                    "dataset with which the run began"
+                ) from error
+
+
+def _state_of(one: Any) -> Any:
+    if isinstance(one, random.Random):
+        return one.getstate()
+    if isinstance(one, np.random.Generator):
+        return one.bit_generator.state
+    if isinstance(one, np.random.RandomState):
+        return one.get_state(legacy=False)
+    return one.get_state().numpy().tobytes()
+
+
+def _set_state(one: Any, state: Any) -> None:
+    if isinstance(one, random.Random):
+        one.setstate(state)
+    elif isinstance(one, np.random.Generator):
+        one.bit_generator.state = state
+    elif isinstance(one, np.random.RandomState):
+        one.set_state(state)
+    else:
+        one.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))

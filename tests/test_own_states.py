@@ -1,0 +1,221 @@
+"""Generators that lie in a dataset go where a logical worker goes: a move, a death, a shared worker, a later run."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import kill, seeded, worker_pids
+from torch.utils.data import DataLoader, Dataset, default_collate
+from workload import wait_as_work
+
+from dpex import DpexDataLoader, StateError
+from dpex.worker.core import WorkerCore
+from dpex.worker.own_states import OwnStateKeeper
+from dpex.worker.setup import WorkerSetup
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
+
+
+class Noise:
+    """A transform with generators of several kinds, some of which keep a second draw."""
+
+    def __init__(self) -> None:
+        self.legacy = np.random.RandomState(4)
+        self.others = {
+            "twister": np.random.Generator(np.random.MT19937(5)),
+            "philox": np.random.Generator(np.random.Philox(6)),
+            "sfc": np.random.Generator(np.random.SFC64(7)),
+        }
+
+    def __call__(self) -> list[float]:
+        return [self.legacy.randn(), *(one.random() for one in self.others.values())]
+
+
+class Drawing(Dataset[torch.Tensor]):
+    """Sample ``index``: float64 (9,): the index, a global draw, and draws of generators of its own."""
+
+    def __init__(self, length: int = 60, nap_s: float = 0.0) -> None:
+        self.length, self.nap_s = length, nap_s
+        self.python, self.numpy = random.Random(1), np.random.default_rng(2)
+        self.torch = torch.Generator().manual_seed(3)
+        self.noise = Noise()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.nap_s:
+            wait_as_work(self.nap_s)
+        own = [self.python.gauss(0, 1), self.numpy.random(), torch.rand((), generator=self.torch).item()]
+        return torch.tensor([index, random.random(), *own, *self.noise()], dtype=torch.float64)
+
+
+class SeededByInit(Drawing):
+    def reseed(self, number: int) -> None:
+        """As many users do, who want other draws of each worker."""
+        self.numpy = np.random.default_rng(number)
+
+
+def core_of(dataset: Any, **changes: Any) -> WorkerCore:
+    options: dict[str, Any] = {
+        "dataset": dataset,
+        "collate_fn": default_collate,
+        "worker_init_fn": None,
+        "iterable": False,
+        "auto_collation": True,
+        "drop_last": False,
+        "num_workers": 2,
+        "base_seed": 11,
+        "per_batch_seed": False,
+    }
+    return WorkerCore(WorkerSetup(**{**options, **changes}))
+
+
+def made(core: WorkerCore, logical: int, numbers: range) -> list[Any]:
+    return [core.make(number, [number, number + 1], logical, 0)[0].tolist() for number in numbers]
+
+
+@pytest.fixture(autouse=True)
+def global_generators_are_put_back() -> Any:
+    python, numpy, of_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(of_torch)
+    torch.utils.data._utils.worker._worker_info = None
+
+
+@pytest.mark.parametrize("kind", [Drawing, SeededByInit])
+def test_logical_workers_of_one_worker_draw_as_if_each_had_its_own(kind: Callable[[], Any]) -> None:
+    def setup() -> tuple[Any, dict[str, Any]]:
+        dataset = kind()
+        return dataset, {"worker_init_fn": dataset.reseed} if kind is SeededByInit else {}
+
+    alone = []
+    for logical in range(2):
+        dataset, more = setup()
+        core = core_of(dataset, **more)
+        core.adopt(logical)
+        alone.append(made(core, logical, range(logical, 20, 2)))
+    dataset, more = setup()
+    shared = core_of(dataset, **more)
+    shared.adopt(0)
+    got: list[list[Any]] = [made(shared, 0, range(0, 6, 2)), []]
+    shared.adopt(1)
+    for turn in range(4):
+        got[1] += made(shared, 1, range(2 * turn + 1, 2 * turn + 2))
+        got[0] += made(shared, 0, range(2 * turn + 6, 2 * turn + 7))
+    assert got == [alone[0][:7], alone[1][:4]]
+
+
+def test_a_logical_worker_moves_with_them() -> None:
+    stays = core_of(Drawing())
+    stays.adopt(0)
+    expected = made(stays, 0, range(20))
+    first = core_of(Drawing())
+    first.adopt(0)
+    first.adopt(1)
+    got = made(first, 0, range(7))
+    made(first, 1, range(5))
+    second = core_of(Drawing())
+    second.adopt(2)
+    made(second, 2, range(3))
+    second.adopt(0, first.release(0))
+    assert got + made(second, 0, range(7, 20)) == expected
+    first.adopt(0)  # once more from its beginning, where others have drawn
+    assert made(first, 0, range(20)) == expected
+
+
+@pytest.mark.parametrize("deaths", [{0}, {70, 110}])
+def test_a_death_is_replayed_to_torchs_own_bits(deaths: set[int]) -> None:
+    """Snapshots come every quarter of a second; this epoch takes several."""
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 2}
+    expected = list(DataLoader(Drawing(240), generator=seeded(), **options))
+    got = []
+    with DpexDataLoader(Drawing(240, 0.005), generator=seeded(), **options) as loader:
+        iterator = iter(loader)
+        for number, batch in enumerate(iterator):
+            got.append(batch)
+            if number in deaths:
+                kill(worker_pids(iterator)[0])
+    assert torch.equal(torch.cat(got), torch.cat(expected))
+
+
+@pytest.mark.parametrize("every", [None, 1])
+def test_a_run_goes_on_with_them(every: int | None) -> None:
+    def loader_of(dataset: Any) -> DpexDataLoader[Any]:
+        return DpexDataLoader(dataset, 3, num_workers=2, generator=seeded(), snapshot_every_n_steps=every)
+
+    with loader_of(Drawing()) as loader:
+        iterator = iter(loader)
+        for _ in range(7):
+            next(iterator)
+        state, rest = json.loads(json.dumps(loader.state_dict())), [batch.tolist() for batch in iterator]
+    with loader_of(Drawing()) as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == rest
+    other = Drawing()
+    other.numpy = random.Random(1)  # type: ignore[assignment]
+    with loader_of(other) as loader:
+        loader.load_state_dict(state)
+        if every:
+            with pytest.raises(
+                StateError, match=r"Drawing\.numpy is a random\.Random, and the state is of another kind"
+            ):
+                next(iter(loader))
+
+
+def test_a_state_of_an_earlier_dpex_has_none() -> None:
+    with DpexDataLoader(Drawing(), 3, num_workers=2, generator=seeded(), snapshot_every_n_steps=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        text = json.dumps(state)
+        assert '"own"' in text
+        for worker in _workers_of(state):
+            del worker["own"]
+        rest = [batch[:, :2].tolist() for batch in iterator]
+    with DpexDataLoader(Drawing(), 3, num_workers=2, generator=seeded(), snapshot_every_n_steps=1) as loader:
+        loader.load_state_dict(state)
+        assert [batch[:, :2].tolist() for batch in loader] == rest
+
+
+def _workers_of(state: Any) -> list[dict[str, Any]]:
+    found = []
+    if isinstance(state, dict):
+        found += [state] if "own" in state and "random" in state else []
+        for value in state.values():
+            found += _workers_of(value)
+    elif isinstance(state, list):
+        for value in state:
+            found += _workers_of(value)
+    return found
+
+
+class Silent(np.random.PCG64):
+    @property
+    def state(self) -> Any:
+        raise NotImplementedError("it does not tell")
+
+
+class Elsewhere:
+    """Stands for an object that cannot be loaded here."""
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        raise FileNotFoundError("only on another machine")
+
+
+def test_what_cannot_be_told_or_looked_at_is_left_out() -> None:
+    dataset = Drawing()
+    dataset.numpy = np.random.Generator(Silent(1))
+    assert "Drawing.numpy" not in OwnStateKeeper(dataset, None).states()
+    assert "Drawing.python" in OwnStateKeeper(dataset, None).states()
+    dataset.noise = Elsewhere()  # type: ignore[assignment]
+    assert OwnStateKeeper(dataset, None).states() == {}
