@@ -71,8 +71,18 @@ def lowered(what: int, limit: int) -> Iterator[None]:
         resource.setrlimit(what, (soft, hard))
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def descriptors() -> dict[str, str]:
+    """What each refers to, so that a failure tells what is left."""
+    found = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one of this very listing
+            found[path.name] = str(path.readlink())
+    return found
+
+
+def assert_none_is_left(before: dict[str, str]) -> None:
+    after = descriptors()
+    assert len(after) <= len(before), f"left: {dict(after.items() - before.items())}; before: {before}"
 
 
 def address_space() -> int:
@@ -111,7 +121,7 @@ def test_no_descriptor_left_in_the_trainer(seeding: Any) -> None:
         again, _ = until_error(iterator)
     assert "Too many open files" in str(error)
     assert "ulimit -n" in str(error)
-    assert descriptors() <= before
+    assert_none_is_left(before)
     got += numbers([*more, *again, *iterator])
     assert got == list(range(COUNT))
 
@@ -124,7 +134,7 @@ def test_no_address_space_left_in_the_trainer() -> None:
         more, error = until_error(iterator)
     assert "cannot map" in str(error)
     assert "is kept" in str(error)
-    assert descriptors() <= before
+    assert_none_is_left(before)
     got += numbers([*more, *iterator])
     assert got == list(range(COUNT))
 
@@ -170,7 +180,7 @@ def test_descriptors_that_did_not_fit_are_an_error_and_the_message_stays() -> No
         os.close(free)
         with lowered(resource.RLIMIT_NOFILE, free + 1), pytest.raises(OSError, match="Too many open files"):
             receive(theirs, buffer, socket.MSG_PEEK)
-        assert descriptors() <= before
+        assert_none_is_left(before)
         received = receive(theirs, buffer)
         assert received is not None
         assert (bytes(received[0]), len(received[1])) == (b"message", 2)
@@ -184,7 +194,7 @@ def test_memory_that_cannot_be_had_leaves_no_descriptor() -> None:
     before = descriptors()
     with pytest.raises(OSError, match=r"File too large|Invalid argument|Cannot allocate"):
         arena.array(1 << 60)
-    assert descriptors() <= before
+    assert_none_is_left(before)
     base, ref = arena.array(10_000)
     assert (ref.segment, base.nbytes) == (1, 10_000)
     os.close(announced[0])
