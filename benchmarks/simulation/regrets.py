@@ -150,7 +150,7 @@ def _line(name: str, sums: Sums, before: Run | None) -> tuple[str, ...]:
 
 def regret_origin(latest: Run, before: Run | None) -> str:
     """What the figures mean and how they were made."""
-    then = "" if before is None else f" *Before* is commit {str(before.about['commit'])[:10]}."
+    then = "" if before is None else f" *Before* is commit {str(before.about['commit'])[:10]} in its own simulator."
     return (
         f"*Regret* is the part of what the best fixed setting of each interval would have delivered that was not "
         f"delivered, over whole runs from a cold start. The aims are a mean of at most {MOST_MEAN:.0%}, and more than "
