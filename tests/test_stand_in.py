@@ -96,6 +96,15 @@ def test_its_batches_are_those_of_torchs_workers(collate_fn: Callable[[Any], Any
     assert dataset.calls == 0, "the trainer's dataset is as it was"
 
 
+def test_what_the_trainer_draws_from_its_dataset_meanwhile_stays_drawn() -> None:
+    dataset, same = Drawing(), Drawing()
+    stand_in = StandIn(setup(dataset))
+    stand_in.make(0, 0, index_of(0), 0)
+    assert dataset.own.random() == same.own.random()
+    stand_in.make(1, 1, index_of(1), 0)
+    assert dataset.own.random() == same.own.random()
+
+
 def surroundings() -> tuple[Any, ...]:
     return (
         random.getstate(),

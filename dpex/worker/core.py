@@ -58,17 +58,20 @@ class WorkerCore:
         return self._setup.samples.timeout_s
 
     def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
-        """Serve logical worker ``number``, from a ``state`` that another worker gave up, or from its seed."""
-        setup = setup or (self._setup if not self._logicals else with_own_dataset(self._setup))
-        logical = Logical(setup, number, state, self._timer, self.cpu, self._seed_torch)
-        self._logicals[number] = logical
+        """Serve logical worker ``number``, from a ``state`` that another worker gave up, or from its seed.
+
+        ``setup``: with a dataset that no other logical worker has; None: it has the worker's, or shares parts of it.
+        """
+        own = None
         self._park()
-        self._current = logical
-        if setup.has_own_states:
-            own = self._own_as_at_first()
-            logical.start(own if setup is self._setup else None)
-        else:
-            logical.start()
+        if setup is None:
+            setup = self._setup if not self._logicals else with_own_dataset(self._setup)
+            if setup.has_own_states:
+                at_first = self._own_as_at_first()
+                own = at_first if setup is self._setup else None
+        logical = Logical(setup, number, state, self._timer, self.cpu, self._seed_torch)
+        self._current = self._logicals[number] = logical
+        logical.start(own)
 
     def _own_as_at_first(self) -> OwnStateKeeper:
         """Set the generators that lie in the dataset as they came here: logical workers may share them."""
