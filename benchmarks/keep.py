@@ -1,7 +1,7 @@
 """Keeping a run: `python -m benchmarks.keep FILE NAME` makes `benchmarks/results/NAME.json` of a run's file.
 
 What is kept are every course's figures, with few of its marks, and the machine, versions and commit. Kept is only what
-can be quoted: whole rows of at least five rounds of 6 s, and of 15 s where there is something to learn, measured on a
+can be quoted: whole rows of at least five rounds of 4 s, and of 15 s where there is something to learn, measured on a
 commit without changes.
 """
 
