@@ -87,6 +87,11 @@ def seeded(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def descriptors() -> set[tuple[str, str]]:
+    """The numbers of this process's descriptors and what each refers to."""
+    return {(entry.name, str(entry.readlink())) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+
+
 @contextlib.contextmanager
 def no_descriptor_left() -> Iterator[None]:
     """This process can open nothing within, truly."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from families import descriptors
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,10 +35,6 @@ class Taker:
 
     def view(self, ref: SlotRef, nbytes: int) -> np.ndarray[Any, Any]:
         return self.segments[ref.segment].view(ref.slot, nbytes)
-
-
-def descriptors() -> set[Path]:
-    return set(Path("/proc/self/fd").iterdir())
 
 
 @pytest.fixture

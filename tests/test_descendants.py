@@ -9,11 +9,11 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from families import descriptors
 from pairs import LARGE, Pair
 from torch.utils.data import Dataset
 from waiting import until
@@ -58,10 +58,6 @@ def pair() -> Iterator[Pair]:
     gc.collect()
     descendants.look()
     assert descendants.forks == []
-
-
-def descriptors() -> set[tuple[str, str]]:
-    return {(entry.name, str(entry.readlink())) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
 
 
 def held(pair: Pair) -> int:

@@ -7,13 +7,12 @@ import multiprocessing
 import pickle
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from families import kill, living_workers
+from families import descriptors, kill, living_workers
 from pairs import LARGE, Pair, Point
 from torch.utils.data import Dataset
 from torch_features import SENDS_META
@@ -99,10 +98,6 @@ def described(tensor: torch.Tensor) -> tuple[Any, ...]:
         *(tensor.is_conj(), tensor.is_neg(), tensor.is_quantized, tensor.is_nested, coalesced, stride),
         *(list(vars(tensor)) if not tensor.is_nested else (), tensor.size() if not tensor.is_nested else None),
     )
-
-
-def descriptors() -> set[Path]:
-    return set(Path("/proc/self/fd").iterdir())
 
 
 def numbers(tensor: torch.Tensor) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import descriptors
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
@@ -71,18 +72,9 @@ def lowered(what: int, limit: int) -> Iterator[None]:
         resource.setrlimit(what, (soft, hard))
 
 
-def descriptors() -> dict[str, str]:
-    """What each refers to, so that a failure tells what is left."""
-    found = {}
-    for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the one of this very listing
-            found[path.name] = str(path.readlink())
-    return found
-
-
-def assert_none_is_left(before: dict[str, str]) -> None:
+def assert_none_is_left(before: set[tuple[str, str]]) -> None:
     after = descriptors()
-    assert len(after) <= len(before), f"left: {dict(after.items() - before.items())}; before: {before}"
+    assert len(after) <= len(before), f"left: {after - before}; before: {before}"
 
 
 def address_space() -> int:
