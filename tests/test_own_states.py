@@ -147,43 +147,48 @@ def test_a_death_is_replayed_to_torchs_own_bits(deaths: set[int]) -> None:
     assert torch.equal(torch.cat(got), torch.cat(expected))
 
 
+def resumable(dataset: Any, every: int | None = 1) -> DpexDataLoader[Any]:
+    return DpexDataLoader(dataset, 3, num_workers=2, generator=seeded(), snapshot_every_n_steps=every)
+
+
+def broken_off(loader: Any, at: int) -> tuple[Any, torch.Tensor]:
+    """The state after ``at`` batches, through JSON, and what follows."""
+    iterator = iter(loader)
+    for _ in range(at):
+        next(iterator)
+    return json.loads(json.dumps(loader.state_dict())), torch.cat(list(iterator))
+
+
 @pytest.mark.parametrize("every", [None, 1])
 def test_a_run_goes_on_with_them(every: int | None) -> None:
-    def loader_of(dataset: Any) -> DpexDataLoader[Any]:
-        return DpexDataLoader(dataset, 3, num_workers=2, generator=seeded(), snapshot_every_n_steps=every)
-
-    with loader_of(Drawing()) as loader:
-        iterator = iter(loader)
-        for _ in range(7):
-            next(iterator)
-        state, rest = json.loads(json.dumps(loader.state_dict())), [batch.tolist() for batch in iterator]
-    with loader_of(Drawing()) as loader:
+    with resumable(Drawing(), every) as loader:
+        state, rest = broken_off(loader, 7)
+    with resumable(Drawing(), every) as loader:
         loader.load_state_dict(state)
-        assert [batch.tolist() for batch in loader] == rest
+        assert torch.equal(torch.cat(list(loader)), rest)
+
+
+def test_another_kind_of_generator_is_refused_by_its_name() -> None:
+    with resumable(Drawing()) as loader:
+        state, _ = broken_off(loader, 7)
     other = Drawing()
     other.numpy = random.Random(1)  # type: ignore[assignment]
-    with loader_of(other) as loader:
+    with resumable(other) as loader:
         loader.load_state_dict(state)
-        if every:
-            with pytest.raises(
-                StateError, match=r"Drawing\.numpy is a random\.Random, and the state is of another kind"
-            ):
-                next(iter(loader))
+        named = r"Drawing\.numpy is a random\.Random, and the state is of another kind"
+        with pytest.raises(StateError, match=named):
+            next(iter(loader))
 
 
 def test_a_state_of_an_earlier_dpex_has_none() -> None:
-    with DpexDataLoader(Drawing(), 3, num_workers=2, generator=seeded(), snapshot_every_n_steps=1) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        state = json.loads(json.dumps(loader.state_dict()))
-        text = json.dumps(state)
-        assert '"own"' in text
-        for worker in _workers_of(state):
-            del worker["own"]
-        rest = [batch[:, :2].tolist() for batch in iterator]
-    with DpexDataLoader(Drawing(), 3, num_workers=2, generator=seeded(), snapshot_every_n_steps=1) as loader:
+    with resumable(Drawing()) as loader:
+        state, rest = broken_off(loader, 1)
+    assert '"own"' in json.dumps(state)
+    for worker in _workers_of(state):
+        del worker["own"]
+    with resumable(Drawing()) as loader:
         loader.load_state_dict(state)
-        assert [batch[:, :2].tolist() for batch in loader] == rest
+        assert torch.equal(torch.cat(list(loader))[:, :2], rest[:, :2])
 
 
 def _workers_of(state: Any) -> list[dict[str, Any]]:

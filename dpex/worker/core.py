@@ -23,7 +23,7 @@ from dpex.worker.current_batch import current
 from dpex.worker.logical import Logical
 from dpex.worker.logical_state import LogicalState, RngState, pack_state, random_states
 from dpex.worker.outcome import NO_TIME, Failure, Stages, StreamEnd, where
-from dpex.worker.own_states import OwnStateKeeper, OwnStates
+from dpex.worker.own_states import OwnStateKeeper
 from dpex.worker.setup import WorkerSetup, with_own_dataset
 
 
@@ -45,7 +45,6 @@ class WorkerCore:
         self._timer = TicketTimer(is_on=setup.times_steps, cpu=time.process_time)
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
         self._own_states: OwnStateKeeper | None = None
-        self._own_at_first: OwnStates = {}
 
     @property
     def snapshot_every(self) -> int | None:
@@ -77,9 +76,8 @@ class WorkerCore:
         """Set the generators that lie in the dataset as they came here: logical workers may share them."""
         if self._own_states is None:
             self._own_states = OwnStateKeeper(self._setup.dataset, self._setup.collate_fn)
-            self._own_at_first = self._own_states.states()
         else:
-            self._own_states.restore(self._own_at_first)
+            self._own_states.reset()
         return self._own_states
 
     def unfit(self, number: int) -> str:

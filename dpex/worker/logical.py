@@ -105,8 +105,8 @@ class Logical:
             return
         state = unpack_state(self.state)
         set_random_states(state.random)
-        if self._own_states is not None and state.own is not None:
-            self._own_states.restore(state.own)
+        if self._own_states is not None:
+            self._own_states.restore(state.own or {})
         self.state = None
 
     def _own(self) -> OwnStates | None:

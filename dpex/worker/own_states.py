@@ -29,6 +29,7 @@ class OwnStateKeeper:
 
     def __init__(self, dataset: Any, collate_fn: Any) -> None:
         self._found: dict[str, Any] = {}
+        self._at_first: OwnStates = {}
         try:
             found = list(plain_generators(dataset, collate_fn))
         except Exception as error:  # of an object that stands for another, and cannot load it here
@@ -36,7 +37,7 @@ class OwnStateKeeper:
             return
         for name, one in found:
             try:
-                _state_of(one)
+                self._at_first[name] = _state_of(one)
             except Exception:  # of a bit generator that cannot tell
                 continue
             self._found[name] = one
@@ -44,6 +45,10 @@ class OwnStateKeeper:
     def states(self) -> OwnStates:
         """The states as they are now."""
         return {name: _state_of(one) for name, one in self._found.items()}
+
+    def reset(self) -> None:
+        """Set the generators to the states in which they were found."""
+        self.restore(self._at_first)
 
     def restore(self, states: OwnStates) -> None:
         """Set the generators to ``states``; one that lies at none of their places stays as it is.

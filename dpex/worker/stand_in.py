@@ -5,9 +5,9 @@ of the dataset, its random state, its worker info, one thread for torch's operat
 way through the codec, as one from a worker does. All of it is put back afterwards, also after an error.
 
 Logical workers do not move from here to a worker: not all that a dataset keeps to itself (a counter, a file) could go
-along. They start anew in the worker, which makes again what was made here; see
-`dpex.core.assignment.Assignment.place`. While it does so it is where it would have been without a stand-in, so waiting
-for it costs nothing that was not gained before.
+along. They start anew in the worker, which makes again what was made here; see `dpex.core.assignment.Assignment.place`.
+While it does so it is where it would have been without a stand-in, so waiting for it costs nothing that was not gained
+before.
 
 Whatever raises a doubt ends the standing in, and the batch in question is left to the workers (`StandInError`): an
 error of the dataset, which may lie where only the workers can read it; a thread that may have drawn from the random
