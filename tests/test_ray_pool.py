@@ -336,7 +336,9 @@ def go_by(way, monkeypatch):
     if way == "store":
         monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
     elif way != "memory":
-        monkeypatch.setattr("dpex.pools.ray.nodes.AdmissionServer", Deaf if way == "unreachable" else OnlyNetwork)
+        monkeypatch.setattr(
+            "dpex.pools.agent.link_server.AdmissionServer", Deaf if way == "unreachable" else OnlyNetwork
+        )
 
 
 @pytest.mark.parametrize("way", ["memory", "stream", "store", "unreachable"])

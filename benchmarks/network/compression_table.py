@@ -70,7 +70,7 @@ def origin_text(run: Run) -> str:
 def problems(run: Run) -> list[str]:
     """What speaks against quoting a run."""
     fewest = min((len(rounds_of(run, key_of(*where))) for where in run.settings["rows"]), default=0)
-    return [] if fewest >= QUOTED_ROUNDS else [f"it has rows of {fewest} rounds, and {QUOTED_ROUNDS} are quoted"]
+    return runs.too_few(fewest, QUOTED_ROUNDS)
 
 
 BLOCKS: dict[str, Callable[[Run], str]] = {"compression": compression_table, "compression-origin": origin_text}

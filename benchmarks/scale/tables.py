@@ -121,7 +121,7 @@ def problems(run: Run) -> list[str]:
     """What speaks against quoting a run."""
     keys = (*run.settings["intake"], *run.settings["coordination"])
     fewest = min((len(run.rows.get(key, ())) for key in keys), default=0)
-    return [] if fewest >= QUOTED_ROUNDS else [f"it has rows of {fewest} rounds, and {QUOTED_ROUNDS} are quoted"]
+    return runs.too_few(fewest, QUOTED_ROUNDS)
 
 
 BLOCKS: dict[str, Callable[[Run], str]] = {

@@ -144,10 +144,7 @@ BLOCKS: dict[str, tuple[str, Callable[[Run], str]]] = {
 """Each block by its name: of which subject's newest kept run it is made, and how."""
 
 
-def block(name: str, newest: Callable[[str], Run | None] = runs.newest) -> str:
+def block(name: str) -> str:
     """The text of a block. Raises ValueError without a kept run to make it of."""
     subject, make = BLOCKS[name]
-    run = newest(subject)
-    if run is None:
-        raise ValueError(f"the block {name!r} has no kept run to be made of: see benchmarks/README.md")
-    return make(run)
+    return make(runs.quoted(name, subject))

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from dpex.pools.agent.admission import AdmissionServer
-from dpex.pools.agent.connection import tune, whose
-from dpex.pools.agent.handshake import ACCEPTED
 from dpex.pools.agent.link import AgentLink
+from dpex.pools.agent.link_server import LinkServer
 from dpex.pools.agent.main import UNREACHED
 from dpex.pools.agent.nodes import NodeNews
 from dpex.pools.ray.avoided import AvoidedNodes
@@ -75,15 +72,26 @@ class RayNodes:
         self._failed_starts = 0
         self._avoided = AvoidedNodes(cluster, self._tell)
         cluster.listen(self._tell)
-        address = stream_address()
-        self._server: AdmissionServer | None = None
-        if address is not None:
-            try:
-                self._server = AdmissionServer(address, self._admit)
-            except OSError as error:
-                logger.info("batches travel through Ray's object store: cannot listen on %s: %s", address, error)
+        self._server = self._listen()
         self._thread = threading.Thread(target=self._run, name="dpex-cluster", daemon=True)
         self._thread.start()
+
+    def _listen(self) -> LinkServer | None:
+        if (address := stream_address()) is None:
+            return None
+
+        def linked(agent: int, link: AgentLink) -> None:
+            self._do(lambda: self._linked(agent, link))
+
+        try:
+            return LinkServer(address, self._cluster.memory, self._link_of, linked)
+        except OSError as error:
+            logger.info("batches travel through Ray's object store: cannot listen on %s: %s", address, error)
+            return None
+
+    def _link_of(self, agent: int) -> AgentLink | None:
+        node = self._numbers.get(agent)
+        return None if node is None else node.link
 
     # -- the pool's side -----------------------------------------------------------------------------------------
 
@@ -322,7 +330,7 @@ class RayNodes:
         self._numbers[node.number] = node
         node.told, node.runs, node.served, node.link = False, 0, False, None
         server = None if node.node in self._cluster.unreached else self._server
-        address = None if server is None else (server.address, server.port, server.secret, node.number, server.local)
+        address = None if server is None else tuple(server.address_of(node.number))
         number = node.number
         self._ask(
             node, node.guardian.start.remote(address), lambda why: self._started(node, number, why, address is None)
@@ -337,30 +345,6 @@ class RayNodes:
         self._ask(node, node.guardian.watch.remote(), lambda answer: self._agent_ended(node, number, *answer))
         if is_tunnel:
             self._linked(number, AgentLink(open_tunnel(node.guardian), self._cluster.memory, _nobody, is_tunnel=True))
-
-    def _admit(self, connection: socket.socket, number: int) -> None:
-        """An agent was let in, or a further connection of one; in the server's thread."""
-        number, further = whose(number)
-        try:
-            tune(connection, is_trainer=True)
-            if further:
-                self._widen(connection, number, further)
-                return
-            connection.sendall(ACCEPTED)
-            link = AgentLink(connection, self._cluster.memory, _nobody)
-        except (OSError, RuntimeError):  # RuntimeError: there can be no further thread
-            connection.close()
-            return
-        self._do(lambda: self._linked(number, link))
-
-    def _widen(self, connection: socket.socket, number: int, further: int) -> None:
-        """Give an agent's link a further connection before the agent may use it; none if the agent is gone."""
-        node = self._numbers.get(number)
-        if node is None or node.link is None:
-            connection.close()
-            return
-        node.link.widen(further, connection)
-        connection.sendall(ACCEPTED)
 
     def _linked(self, number: int, link: AgentLink) -> None:
         if (node := self._numbers.get(number)) is None:
