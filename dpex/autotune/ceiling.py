@@ -62,12 +62,14 @@ class Ceilings:
         """Take a window in, the latest of the record. ``usual_s``: what a worker takes for a batch.
 
         Where remote workers idle while the training loop waits, and batches queue on the way from them, the link
-        carries no more than what comes through.
+        carries no more than what comes through. Where clearly more comes than a ceiling allows, there is none.
         """
         long_s = max(
             CEILING.jammed_s if record.far < CEILING.jammed_batches else 0.0, CEILING.jammed_services * usual_s
         )
         enough = len(record) >= CEILING.jammed_windows and record.seconds >= long_s
+        if enough and record.rate > CEILING.surpassed * self.all.rate:
+            self.all.disprove(sample.at)
         queued = max(CEILING.least_jam, CEILING.jam_per_worker * sample.remote.running)
         self.is_jammed = enough and record.jam > queued and record.wait > COMMON.starved
         if self.is_jammed:

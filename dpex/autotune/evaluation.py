@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants.judging import EVALUATION
+from dpex.autotune.constants.trying import COMMON
 from dpex.autotune.estimator import WorkEstimator
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.autotune.window_record import WindowRecord
@@ -45,7 +46,7 @@ class Evaluation:
     """A decision that is not judged yet: how it was before, and what came in since it took effect.
 
     skipped: so many batches, at first, tell nothing. skipped_remote: nor does what comes before remote workers made
-    so many, for as long as a trial lasts.
+    so many, for as long as a trial lasts. usual_s: what a worker took for a batch, by all that was known at the time.
     """
 
     decision: Decision
@@ -53,6 +54,7 @@ class Evaluation:
     batches_needed: int
     skipped: int = 0
     skipped_remote: int = 0
+    usual_s: float = 0.0
     skipped_s: float = field(default=0.0, init=False)
     since: WindowRecord = field(default_factory=lambda: WindowRecord(EVALUATION.trial_windows))
 
@@ -104,7 +106,7 @@ class Evaluation:
     def is_over(self, work: WorkEstimator, config: AutotuneConfig) -> bool:
         """Whether enough is known, or there was time enough."""
         since = self.since
-        if self._is_hopeless(work):
+        if self._is_hopeless(work) or self.makes_less(work) or self.makes_more:
             return True
         if since.batches < self.batches_needed or len(since) < EVALUATION.least_windows:
             least_s = EVALUATION.slow_patience_s if since.batches < EVALUATION.least_batches else EVALUATION.patience_s
@@ -120,8 +122,7 @@ class Evaluation:
     @property
     def paid_off(self) -> bool:
         """Whether each further worker brought half as much, at least, as those before it."""
-        more = self.decision.new.workers / max(1, self.decision.old.workers)
-        return self.since.rate >= (1.0 + EVALUATION.paid_off * (more - 1.0)) * self.before.rate
+        return self.since.rate >= (1.0 + EVALUATION.paid_off * (self._more - 1.0)) * self.before.rate
 
     @property
     def was_slowed_by_remote(self) -> bool:
@@ -143,24 +144,72 @@ class Evaluation:
     def shows_queueing(self, work: WorkEstimator) -> bool:
         """Whether batches became dearer by as much as there are more workers, so that these brought nothing: they queue
         for something of which there is no more, a storage or a lock."""
-        more = self.decision.new.workers / max(1, self.decision.old.workers)
-        was_s, now_s = self.before.cost_s, self.since.cost_s
-        if more < EVALUATION.clearly_more or not was_s or self.since.batches < EVALUATION.few_batches:
+        more, was_s, now_s = self._more, self.cost_before_s, self.since.cost_s
+        if more < EVALUATION.clearly_more or not was_s or self.since.tickets < EVALUATION.few_batches:
             return False
-        chance = self._chance(work)
+        chance = math.hypot(work.uncertainty(self.before.tickets), work.uncertainty(self.since.tickets))
         explained = now_s / was_s - 1.0 >= max(EVALUATION.mostly * (more - 1.0), EVALUATION.surely * chance)
         return (
             explained
-            and EVALUATION.not_much_slower * self.before.rate
-            < self.since.rate
-            < EVALUATION.no_faster * self.before.rate
+            and EVALUATION.not_much_slower * self.came_before
+            < self.since.made_rate
+            < EVALUATION.no_faster * self.came_before
         )
+
+    def makes_less(self, work: WorkEstimator) -> bool:
+        """Whether more workers have made surely fewer batches than those before them would have made meanwhile, though
+        the training loop waited for more.
+
+        Nothing is said before these would have made one for each worker that there is now: all begin at once, and if
+        they are as fast together as the former ones were, they end when so much time has passed.
+        """
+        since, would = self.since, self.came_before * self.since.seconds
+        if self._more < EVALUATION.clearly_more or since.wait < COMMON.starved:
+            return False
+        if would < EVALUATION.in_turn * self.decision.new.workers:
+            return False
+        most = since.tickets + EVALUATION.surely * math.sqrt(since.tickets + 1.0)
+        chance = work.uncertainty(since.tickets)
+        return most * (1.0 + EVALUATION.surely * chance) < EVALUATION.far_fewer * would
+
+    @property
+    def makes_more(self) -> bool:
+        """Whether each further worker has surely made half as much, at least, as those before it."""
+        decision, since, more = self.decision, self.since, self._more
+        if decision.reason not in _ADDING or more < EVALUATION.clearly_more or since.tickets < decision.new.workers:
+            return False
+        least = since.tickets - EVALUATION.surely * math.sqrt(since.tickets)
+        return least >= (1.0 + EVALUATION.paid_off * (more - 1.0)) * self.made_before * since.seconds
+
+    @property
+    def cost_before_s(self) -> float:
+        """Worker's time for a batch before it: in the latest windows, or in all, if these say more, as those batches
+        end first that are short."""
+        return max(self.before.cost_s, self.usual_s)
+
+    @property
+    def made_before(self) -> float:
+        """Batches per second that the workers made before it; by Little's law where too few were seen."""
+        before, cost_s = self.before, self.cost_before_s
+        if before.tickets >= EVALUATION.least_batches:
+            return before.made_rate
+        return self.decision.old.workers / cost_s if cost_s > 0 else 0.0
+
+    @property
+    def came_before(self) -> float:
+        """Batches per second before it: what was delivered or what was made, whichever is less."""
+        return min(self.before.rate, self.made_before) if self.before.rate else self.made_before
+
+    @property
+    def _more(self) -> float:
+        """How many times as many workers there are."""
+        return self.decision.new.workers / max(1, self.decision.old.workers)
 
     def knee(self) -> Settings:
         """Where workers queue: as many as make what came, at what a batch costs without a queue (Little's law); no
         fewer than before and fewer than were tried."""
         old, new = self.decision.old, self.decision.new
-        enough = math.ceil(self.since.rate * self.before.cost_s)
+        enough = math.ceil(self.since.rate * self.cost_before_s)
         workers = min(max(enough, old.workers), new.workers - 1)
         local = min(new.local, max(old.local, workers - old.remote))
         remote = old.remote
@@ -192,10 +241,14 @@ class Evaluation:
 
     def was_good(self, work: WorkEstimator, config: AutotuneConfig) -> bool:
         """Whether to keep what it changed."""
-        if self.decision.reason in _HAD_TO_BE or not self.before.rate:
+        if self.decision.reason in _HAD_TO_BE:
             return True
-        if self.shows_queueing(work):
+        if self.makes_less(work) or self.shows_queueing(work):
             return False
+        if self.makes_more:
+            return True
+        if not self.before.rate:  # not a batch had been delivered
+            return self.since.made_rate >= self.made_before
         gain, error = self.gain(work)
         return gain + self._benefit_of_doubt(work) * error >= self._needed(config)
 
@@ -215,9 +268,9 @@ class Evaluation:
             rate_before=self.before.rate,
             rate_since=self.since.rate,
             lost_before=self.before.lost,
-            cost_before_s=self.before.cost_s,
+            cost_before_s=self.cost_before_s,
             cost_since_s=self.since.cost_s,
             gain=gain,
             error=error,
-            knee=self.knee() if self.shows_queueing(work) else None,
+            knee=self.knee() if self.shows_queueing(work) or self.makes_less(work) else None,
         )

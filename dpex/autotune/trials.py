@@ -69,14 +69,15 @@ class Trials:
         needed = max(EVALUATION.least_batches, 2 * min(old.prefetch, 2 * old.workers + ready))
         remote = EVALUATION.remote_skipped * max(0, decision.new.remote - old.remote)
         skipped = 0 if decision.new.workers else EVALUATION.least_batches // 2  # memory is touched for the first time
-        self._open = Evaluation(decision, before, needed, skipped, remote)
+        self._open = Evaluation(decision, before, needed, skipped, remote, self._work.usual_s)
 
     # -- when the work changes -----------------------------------------------------------------------------------------
 
     @property
     def shows_queueing(self) -> bool:
         """Whether dearer batches are no change of the work, but what more workers bring."""
-        return self._open is not None and self._open.shows_queueing(self._work)
+        trial = self._open
+        return trial is not None and (trial.shows_queueing(self._work) or trial.makes_less(self._work))
 
     def clock_changed(self, now: float) -> None:
         """Loading is judged by another clock from now on: what was before cannot be compared with what comes."""
@@ -139,7 +140,9 @@ class Trials:
             self.explore_pause_s = self._config.explore_s / (TRIALS.eager if kept else 1)
         if kept and decision.reason in ("explore", "spread"):  # the model does not know why, and would go back
             self._failures.remember(change(decision.new, decision.old), now)
-        if self._shows_ceiling(trial, sample):
+        if trial.makes_less(self._work):
+            self._ceilings.all.learn(trial.came_before, now)
+        elif self._shows_ceiling(trial, sample):
             self._ceilings.all.learn(max(trial.since.rate, trial.before.rate), now)
 
     def _shows_ceiling(self, trial: Evaluation, sample: Sample) -> bool:
@@ -148,7 +151,7 @@ class Trials:
         Spread service times make rates too uncertain to say so.
         """
         decision = trial.decision
-        if decision.new.workers <= decision.old.workers:
+        if decision.new.workers <= decision.old.workers or trial.makes_more:
             return False
         if self._ceilings.link.is_known(sample.at) or self._ceilings.is_jammed or trial.since.wait < COMMON.starved:
             return False

@@ -78,9 +78,19 @@ class WindowRecord:
         return sum(window.batches for window in self._windows)
 
     @property
+    def tickets(self) -> int:
+        """Batches that workers made in all windows."""
+        return sum(window.tickets for window in self._windows)
+
+    @property
     def rate(self) -> float:
         """Batches per second."""
         return self.batches / self.seconds if self._windows else 0.0
+
+    @property
+    def made_rate(self) -> float:
+        """Batches per second that workers made."""
+        return self.tickets / self.seconds if self._windows else 0.0
 
     @property
     def lost(self) -> float:

@@ -35,3 +35,14 @@ def test_a_link_that_carries_more_than_was_believed_is_not_full(tickets: int, is
     record.add(sample, 0.9)
     ceilings.look(sample, record, usual_s=0.1)
     assert ceilings.link.is_known(1.0) is is_known
+
+
+@pytest.mark.parametrize(("batches", "is_known"), [(22, True), (24, False)])
+def test_a_ceiling_that_is_clearly_surpassed_is_none(batches: int, is_known: bool) -> None:
+    ceilings, record = Ceilings(60.0), WindowRecord()
+    ceilings.all.learn(20.0, 0.0)
+    sample = Sample(at=1.0, seconds=1.0, settings=Settings(local=4), batches=batches, wait_s=0.9, local=FOUR)
+    for _ in range(4):
+        record.add(sample, 0.9)
+    ceilings.look(sample, record, usual_s=0.1)
+    assert ceilings.all.is_known(1.0) is is_known

@@ -18,6 +18,7 @@ from dpex.measure.samples import MachineSample, PoolSample
 
 CONFIG = AutotuneConfig(gain=0.04)
 FOUR, EIGHT = Settings(local=4, prefetch=8), Settings(local=8, prefetch=16)
+FORTY = Settings(local=40, prefetch=80)
 
 
 def window(batches: int, wait_s: float, *, step_s: float = 0.01, head_s: float = 0.0) -> Sample:
@@ -180,7 +181,7 @@ def replace_uncertainty(known: Any, error: float) -> Any:
 
 
 def test_a_hopeless_try_is_broken_off_after_a_few_batches_and_a_decision_is_not() -> None:
-    hopeless = [window(8, 0.05)]
+    hopeless = [window(8, 0.04)]
     assert trial(SLOW, *hopeless, reason="explore").is_over(work(), CONFIG)
     assert not trial(SLOW, *hopeless, reason="too few").is_over(work(), CONFIG)
     assert not trial(SLOW, window(8, 0.01), reason="explore").is_over(work(), CONFIG)
@@ -207,6 +208,73 @@ def test_where_workers_queue_as_many_are_kept_as_make_what_came() -> None:
     assert made.knee() == Settings(local=4, prefetch=12)
     fast = trial(record(*[window(10, 0.0)] * 4), *[dearer(window(90, 0.0, step_s=0.003), 2.0)] * 4, new=ten)
     assert fast.knee() == Settings(local=7, prefetch=21)
+
+
+def test_growth_is_over_as_soon_as_its_workers_surely_make_more() -> None:
+    """Of batches that a step of the training loop makes wait, too: what counts is what the workers make."""
+    paid, unsure = trial(SLOW, *[window(40, 0.0)] * 2), trial(SLOW, window(40, 0.0))
+    paid.batches_needed = unsure.batches_needed = 10_000
+    assert (paid.makes_more, unsure.makes_more) == (True, False)
+    assert (paid.is_over(work(), CONFIG), unsure.is_over(work(), CONFIG)) == (True, False)
+    assert paid.was_good(replace_uncertainty(work(), 5.0), CONFIG)
+    assert not trial(SLOW, *[window(40, 0.0)] * 2, reason="explore").makes_more
+
+
+def stalled(tickets: int, seconds: float, *, usual_s: float = 0.08, new: Settings = FORTY) -> Evaluation:
+    """Many more workers, which made so few batches in that time that none was delivered; before it none had been
+    either, and four workers took ``usual_s`` for a batch."""
+    pool = PoolSample(running=new.workers, tickets=tickets, load_s=tickets * usual_s)
+    after = Sample(at=0.0, seconds=seconds, settings=new, wait_s=seconds, head_s=seconds, local=pool)
+    made = trial(WindowRecord(), after, new=new)
+    made.usual_s = usual_s
+    return made
+
+
+@pytest.mark.parametrize(
+    ("tickets", "seconds", "makes_less"),
+    [
+        pytest.param(4, 0.95, False, id="four would have made 47 batches, not one for each of 40 and some more"),
+        pytest.param(4, 0.97, True, id="four would have made 48"),
+        pytest.param(18, 0.97, True, id="18 are surely fewer than 60 % of that"),
+        pytest.param(20, 0.97, False, id="20 are so by chance"),
+    ],
+)
+def test_more_workers_that_make_less_than_fewer_did_are_undone(tickets: int, seconds: float, makes_less: bool) -> None:
+    made = stalled(tickets, seconds)
+    assert made.made_before == pytest.approx(50.0)
+    assert made.makes_less(work()) is made.is_over(work(), CONFIG) is makes_less
+    if makes_less:
+        assert not made.was_good(work(), CONFIG)
+        assert made.failure(work()).knee == FOUR
+
+
+def test_workers_that_nobody_waits_for_are_not_said_to_make_less() -> None:
+    made = stalled(4, 0.97)
+    made.since = WindowRecord()
+    made.since.add(Sample(at=0.0, seconds=0.97, settings=FORTY, batches=4, work_s=0.97), 0.0)
+    assert not made.makes_less(work())
+
+
+def test_costs_that_vary_by_chance_do_not_show_that_more_workers_make_less() -> None:
+    assert not stalled(4, 0.97).makes_less(replace_uncertainty(work(), 2.0))
+    assert stalled(4, 0.97).makes_less(replace_uncertainty(work(), 0.3))
+
+
+def test_a_few_workers_more_are_not_said_to_make_less() -> None:
+    assert not stalled(0, 9.0, new=Settings(local=5, prefetch=10)).makes_less(work())
+
+
+@pytest.mark.parametrize(("tickets", "kept"), [(49, False), (51, True)])
+def test_where_no_batch_had_been_delivered_growth_must_make_as_many(tickets: int, kept: bool) -> None:
+    assert stalled(tickets, 1.0).was_good(work(), CONFIG) is kept
+
+
+def test_batches_that_ended_first_do_not_make_the_past_cheaper_than_it_was() -> None:
+    """Short batches end first: of those of the latest windows alone each seems to have taken 20 ms."""
+    queued = trial(SLOW, *[dearer(window(10, 0.01), 2.2) for _ in range(4)])
+    assert queued.shows_queueing(work())
+    queued.usual_s = 0.04
+    assert not queued.shows_queueing(work())
 
 
 def test_what_lay_ready_does_not_make_the_past_better_than_it_was() -> None:

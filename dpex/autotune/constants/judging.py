@@ -232,6 +232,24 @@ class EvaluationConstants(Constants):
         "At a full storage all of it does; some of the batches were begun before.",
         off=math.inf,
     )
+    far_fewer: float = constant(
+        0.6,
+        "ratio",
+        0.0,
+        1.0,
+        "More workers are in each other's way if they surely make less than this part of what the former ones would.",
+        "Chance and the start of workers take a part; a storage that has to seek takes far more.",
+        off=0.0,
+    )
+    in_turn: float = constant(
+        1.2,
+        "ratio",
+        0.0,
+        20.0,
+        "Nothing is said of that until the former ones would have made so many batches for each present one.",
+        "All begin at once; if they are no faster together they end when there would be one for each of them.",
+        off=math.inf,
+    )
     not_much_slower: float = constant(
         0.6,
         "ratio",

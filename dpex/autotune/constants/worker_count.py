@@ -26,6 +26,24 @@ class WallsConstants(Constants):
 class GrowConstants(Constants):
     """Moves to what the model finds faster."""
 
+    farther: float = constant(
+        8.0,
+        "ratio",
+        1.0,
+        64.0,
+        "Where batches mostly wait, so many times as many workers are asked for at once at most.",
+        "They may wait for something that they share: of a storage that slows with its readers a few show nothing.",
+        off=64.0,
+    )
+    mostly_waits: float = constant(
+        0.9,
+        "share",
+        0.0,
+        1.0,
+        "Batches mostly wait if they do for so much of a worker's time.",
+        "Where more of it is computing the CPUs are the limit, and these are known.",
+        off=1.0,
+    )
     new_batches: int = constant(
         100,
         "batches",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from dpex.autotune import wording
@@ -53,7 +54,7 @@ def _votes(state: Situation, gain: float) -> int:
 
 
 def _step(state: Situation) -> Plan:
-    plan = _with_what_there_is(state)
+    plan = _not_too_far(state, _with_what_there_is(state))
     if state.sample.local.queued_s is not None:
         return plan
     return half_way(state.work, state.now, plan, _idle_cpus(state))
@@ -73,6 +74,20 @@ def _with_what_there_is(state: Situation) -> Plan:
         if expect(work, kept).rate >= GROW.as_fast * plan.rate:
             return replace(plan, settings=kept)
     return replace(plan, settings=replace(wanted, prefetch=prefetch))
+
+
+def _not_too_far(state: Situation, plan: Plan) -> Plan:
+    """The plan, or as much of it as is asked for at once where batches mostly wait: local workers first, which start
+    sooner. From there the rest of the way is judged anew, by what it brought."""
+    wanted, now = plan.settings, state.now
+    most = round(GROW.farther * max(1, now.workers))
+    if wanted.workers <= most or state.work.waiting < GROW.mostly_waits:
+        return plan
+    local = min(wanted.local, max(now.local, most - now.remote))
+    remote = min(wanted.remote, max(now.remote, most - local))
+    prefetch = math.ceil(wanted.prefetch * (local + remote) / wanted.workers)
+    prefetch = max(prefetch, min(now.prefetch, wanted.prefetch))
+    return expect(state.work, Settings(local=local, remote=remote, prefetch=prefetch))
 
 
 def _idle_cpus(state: Situation) -> float:

@@ -149,6 +149,29 @@ def test_what_was_enough_and_is_too_little_now_is_remembered(
     assert suggested(Grow(), now=now, best=plan(EIGHT, 90.0), asked_at=asked_at).disproves == disproved
 
 
+@pytest.mark.parametrize(
+    ("wait_s", "wanted", "taken"),
+    [
+        pytest.param(0.5, Settings(local=64, prefetch=128), Settings(local=32, prefetch=64), id="half of it"),
+        pytest.param(0.5, Settings(local=32, prefetch=64), Settings(local=32, prefetch=64), id="eight times as many"),
+        pytest.param(0.08, Settings(local=64, prefetch=128), Settings(local=64, prefetch=128), id="much is computed"),
+        pytest.param(
+            0.5,
+            Settings(local=24, remote=40, prefetch=128),
+            Settings(local=24, remote=8, prefetch=64),
+            id="local ones first",
+        ),
+    ],
+)
+def test_where_batches_mostly_wait_growth_does_not_go_too_far_at_once(
+    wait_s: float, wanted: Settings, taken: Settings
+) -> None:
+    found = suggested(Grow(), best=plan(wanted, 900.0), work={"wait_s": wait_s})
+    assert found.plan.settings == taken
+    assert found.towards is not None
+    assert found.towards.settings == wanted
+
+
 def test_growth_speaks_against_giving_back() -> None:
     found = suggested(Grow(), best=plan(EIGHT, 90.0))
     assert found.is_exclusive
