@@ -122,7 +122,7 @@ class Evaluation:
     @property
     def paid_off(self) -> bool:
         """Whether each further worker brought half as much, at least, as those before it."""
-        return self.since.rate >= (1.0 + EVALUATION.paid_off * (self._more - 1.0)) * self.before.rate
+        return self.since.rate >= self._paid_off_from * self.before.rate
 
     @property
     def was_slowed_by_remote(self) -> bool:
@@ -140,6 +140,10 @@ class Evaluation:
         was_s, now_s = self.before.cost_s, self.since.cost_s
         dearer = max(1.0, now_s / was_s) if was_s > 0 else 1.0
         return self.since.rate < EVALUATION.collapsed * self.before.rate / dearer
+
+    def is_in_vain(self, work: WorkEstimator) -> bool:
+        """Whether the workers that were added are in the others' way: all queue, or even make less."""
+        return self.makes_less(work) or self.shows_queueing(work)
 
     def shows_queueing(self, work: WorkEstimator) -> bool:
         """Whether batches became dearer by as much as there are more workers, so that these brought nothing: they queue
@@ -175,11 +179,13 @@ class Evaluation:
     @property
     def makes_more(self) -> bool:
         """Whether each further worker has surely made half as much, at least, as those before it."""
-        decision, since, more = self.decision, self.since, self._more
-        if decision.reason not in _ADDING or more < EVALUATION.clearly_more or since.tickets < decision.new.workers:
+        decision, since = self.decision, self.since
+        if decision.reason not in _ADDING or self._more < EVALUATION.clearly_more:
+            return False
+        if since.tickets < decision.new.workers:
             return False
         least = since.tickets - EVALUATION.surely * math.sqrt(since.tickets)
-        return least >= (1.0 + EVALUATION.paid_off * (more - 1.0)) * self.made_before * since.seconds
+        return least >= self._paid_off_from * self.made_before * since.seconds
 
     @property
     def cost_before_s(self) -> float:
@@ -204,6 +210,11 @@ class Evaluation:
     def _more(self) -> float:
         """How many times as many workers there are."""
         return self.decision.new.workers / max(1, self.decision.old.workers)
+
+    @property
+    def _paid_off_from(self) -> float:
+        """By how many times the rate must be higher for a growth to have paid off."""
+        return 1.0 + EVALUATION.paid_off * (self._more - 1.0)
 
     def knee(self) -> Settings:
         """Where workers queue: as many as make what came, at what a batch costs without a queue (Little's law); no
@@ -243,7 +254,7 @@ class Evaluation:
         """Whether to keep what it changed."""
         if self.decision.reason in _HAD_TO_BE:
             return True
-        if self.makes_less(work) or self.shows_queueing(work):
+        if self.is_in_vain(work):
             return False
         if self.makes_more:
             return True
@@ -272,5 +283,5 @@ class Evaluation:
             cost_since_s=self.since.cost_s,
             gain=gain,
             error=error,
-            knee=self.knee() if self.shows_queueing(work) or self.makes_less(work) else None,
+            knee=self.knee() if self.is_in_vain(work) else None,
         )

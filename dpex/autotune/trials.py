@@ -76,8 +76,7 @@ class Trials:
     @property
     def shows_queueing(self) -> bool:
         """Whether dearer batches are no change of the work, but what more workers bring."""
-        trial = self._open
-        return trial is not None and (trial.shows_queueing(self._work) or trial.makes_less(self._work))
+        return self._open is not None and self._open.is_in_vain(self._work)
 
     def clock_changed(self, now: float) -> None:
         """Loading is judged by another clock from now on: what was before cannot be compared with what comes."""
