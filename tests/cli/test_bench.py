@@ -87,7 +87,8 @@ def test_threads_of_a_library_take_their_cpus() -> None:
 
 def measured(**changes: float) -> DatasetTimes:
     stages = {"load_s": 0.05, "load_cpu_s": 0.05, "collate_s": 0.0, "collate_cpu_s": 0.0}
-    rest = {"encode_s": 0.0, "encode_cpu_s": 0.0, "queued_s": 0.0, "batch_bytes": 1e6, "cpus": 4.0, "others": 0.0}
+    queued = {"queued_s": 0.0, "fetch_queued_s": 0.0, "encode_queued_s": 0.0}
+    rest = {"encode_s": 0.0, "encode_cpu_s": 0.0, "batch_bytes": 1e6, "cpus": 4.0, "others": 0.0}
     return DatasetTimes(
         batches=9,
         seconds=1.0,
@@ -95,7 +96,7 @@ def measured(**changes: float) -> DatasetTimes:
         walls_s=(0.05,) * 9,
         timed_batches=3,
         spans=Spans(),
-        **stages | rest | changes,
+        **stages | queued | rest | changes,
     )
 
 
@@ -108,7 +109,15 @@ def test_what_was_measured_is_told_as_work() -> None:
     few = measured(load_cpu_s=0.1, queued_s=0.1, cpus=2.0).work()
     assert few.at_once == pytest.approx(4.0)
     assert few.here_s == pytest.approx(0.05)  # four threads on two CPUs
-    assert measured(load_cpu_s=0.01, queued_s=0.01).work().wait_s == pytest.approx(0.03)
+    assert measured(load_cpu_s=0.01, fetch_queued_s=0.01).work().wait_s == pytest.approx(0.03)
+
+
+def test_only_what_the_making_thread_queued_is_taken_off_its_wall_time() -> None:
+    """Other threads queue beside it, and it queues between two batches."""
+    beside = measured(load_cpu_s=0.01, queued_s=0.04).work()
+    assert (beside.here_s, beside.wait_s) == (0.05, pytest.approx(0.04))
+    itself = measured(load_cpu_s=0.01, queued_s=0.04, fetch_queued_s=0.03, encode_s=0.01, encode_queued_s=0.005).work()
+    assert (itself.here_s, itself.wait_s) == (pytest.approx(0.02), pytest.approx(0.015))
 
 
 def test_needs() -> None:

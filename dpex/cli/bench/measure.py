@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate
 
@@ -55,8 +55,11 @@ class DatasetTimes:
     """Means over ``batches``, in seconds per batch; the first batch is not among them.
 
     CPU times are the process's, with all threads that libraries started. queued_s: these could have run and had no CPU;
-    it is in none of the CPU times, but in the wall times. Batches whose steps were timed are in none of these.
-    walls_s: of single batches. others: CPUs of this machine that other programs kept busy.
+    it is in none of the CPU times. fetch_queued_s, encode_queued_s: the same of the thread that makes the batch, while
+    it loads and collates, and while it encodes; they are in the wall times.
+    Batches whose steps were timed are in none of these.
+    walls_s: of single batches, without what that thread queued. others: CPUs of this machine that other programs kept
+    busy.
     spans: steps and samples of ``timed_batches`` others, as timing the steps takes time itself.
     """
 
@@ -70,6 +73,8 @@ class DatasetTimes:
     encode_s: float
     encode_cpu_s: float
     queued_s: float
+    fetch_queued_s: float
+    encode_queued_s: float
     batch_bytes: float
     walls_s: tuple[float, ...]
     timed_batches: int
@@ -86,14 +91,34 @@ class DatasetTimes:
         at_once = (cpu_s + self.queued_s) / wall_s if several else 1.0
         making_s = (cpu_s - self.encode_cpu_s) / min(at_once, max(1.0, self.cpus))
         return MeasuredWork(
-            here_s=making_s if several else max(making_s, self.load_s + self.collate_s - self.queued_s),
+            here_s=making_s if several else max(making_s, self.load_s + self.collate_s - self.fetch_queued_s),
             cpu_s=cpu_s,
-            wait_s=max(0.0, wall_s - cpu_s - self.queued_s),
+            wait_s=max(0.0, wall_s - cpu_s - self.fetch_queued_s - self.encode_queued_s),
             batch_bytes=self.batch_bytes,
             spread=tuple(seconds / max(1e-12, mean_s) for seconds in self.walls_s),
             cpus=self.cpus,
             at_once=at_once,
         )
+
+
+class _Row(NamedTuple):
+    """What one batch took; see `DatasetTimes`."""
+
+    load_s: float
+    collate_s: float
+    load_cpu_s: float
+    collate_cpu_s: float
+    encode_s: float
+    encode_cpu_s: float
+    fetch_queued_s: float
+    encode_queued_s: float
+    batch_bytes: float
+
+    @property
+    def unqueued_s(self) -> float:
+        """The wall time without what the thread queued; that may have been just before or after, so not below 0."""
+        wall_s = self.load_s + self.collate_s + self.encode_s
+        return max(0.0, wall_s - self.fetch_queued_s - self.encode_queued_s)
 
 
 class _Bench:
@@ -108,7 +133,8 @@ class _Bench:
         stacking.install()
         collate_fn = stacking if subject.collate_fn is default_collate else subject.collate_fn
         self._collate_fn = collate_fn
-        self.rows: list[tuple[float, ...]] = []
+        self._queue = _OwnQueue()
+        self.rows: list[_Row] = []
         self.begin()
 
     def begin(self) -> None:
@@ -131,12 +157,13 @@ class _Bench:
             base_seed=_SEED,
             per_batch_seed=False,
         )
-        return Fetcher(setup, setup.dataset, setup.collate_fn)
+        return Fetcher(setup, setup.dataset, setup.collate_fn, cpu=self._queue.cpu_s)
 
     def make(self, index: Any) -> None:
         """One batch, which is measured, or whose steps are timed."""
         is_timed = self.profile.is_on = (len(self.rows) + self.timed) % _TIMED_EVERY == _TIMED_EVERY - 1
         queued = _queues() if is_timed else None
+        self._queue.begin()
         try:
             batch, stages = self._fetcher.fetch(index)
         except StopIteration:
@@ -144,16 +171,54 @@ class _Bench:
                 raise BenchError(f"{self._subject.name!r}: the dataset raised StopIteration") from None
             self._fetcher = self._new_fetcher()
             batch, stages = self._fetcher.fetch(index)
-        cpu_began, began = time.process_time(), time.perf_counter()
+        fetch_queued_s = self._queue.end()
+        self._queue.begin()
+        cpu_began, began = self._queue.cpu_s(), time.perf_counter()
         self._encoder.encode(batch)
-        encode_s, encode_cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+        encode_s, encode_cpu_s = time.perf_counter() - began, self._queue.cpu_s() - cpu_began
+        encode_queued_s = self._queue.end()
         if queued is not None:
             self.timed += 1
             self.timed_queued_s += _queued_s(queued)
         else:
-            self.rows.append((*stages[:4], encode_s, encode_cpu_s, self._encoder.nbytes))
+            rest = encode_s, encode_cpu_s, fetch_queued_s, encode_queued_s, float(self._encoder.nbytes)
+            self.rows.append(_Row(stages.load_s, stages.collate_s, stages.load_cpu_s, stages.collate_cpu_s, *rest))
         del batch
         self._arena.take_all_back()
+
+
+class _OwnQueue:
+    """How long this thread is on a run queue between the outermost two of its questions for CPU time; 0 where the
+    kernel tells nothing.
+
+    A question for CPU time brings the scheduler's account up to date, so that a thread whose time slice is used up
+    loses the CPU right there, outside of the stage whose times begin after the first question and end before the last.
+    """
+
+    def __init__(self) -> None:
+        self._own = run_queue.OwnQueue()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was asked."""
+        self._asked = 0
+        self._began_s = self._ended_s = self._now_s()
+
+    def cpu_s(self) -> float:
+        """Of the process."""
+        self._asked += 1
+        self._ended_s = self._now_s()
+        cpu_s = time.process_time()
+        if self._asked == 1:
+            self._began_s = self._now_s()
+        return cpu_s
+
+    def end(self) -> float:
+        """What was queued, in seconds; since `begin` where CPU time was not asked for, as for most tiny batches."""
+        return (self._ended_s if self._asked else self._now_s()) - self._began_s
+
+    def _now_s(self) -> float:
+        return self._own.seconds() or 0.0
 
 
 def _queues() -> run_queue.Queued:
@@ -211,21 +276,14 @@ def measure(subject: BenchSubject, seconds: float) -> DatasetTimes:
     took_s = time.perf_counter() - began
     queued_s = max(0.0, _queued_s(queued) - bench.timed_queued_s)
     batches = len(bench.rows)
-    means = [sum(column) / batches for column in zip(*bench.rows, strict=True)]
-    load_s, collate_s, load_cpu_s, collate_cpu_s, encode_s, encode_cpu_s, batch_bytes = means
+    means = _Row(*(sum(column) / batches for column in zip(*bench.rows, strict=True)))
     return DatasetTimes(
         batches=batches,
         seconds=took_s,
         first_s=first_s,
-        load_s=load_s,
-        load_cpu_s=load_cpu_s,
-        collate_s=collate_s,
-        collate_cpu_s=collate_cpu_s,
-        encode_s=encode_s,
-        encode_cpu_s=encode_cpu_s,
+        **means._asdict(),
         queued_s=queued_s / batches,
-        batch_bytes=batch_bytes,
-        walls_s=tuple(row[0] + row[1] + row[4] for row in bench.rows),
+        walls_s=tuple(row.unqueued_s for row in bench.rows),
         timed_batches=bench.timed,
         spans=bench.profile.spans(),
         cpus=machine.cpus,
