@@ -109,7 +109,12 @@ ROWS = (
     Row(key="floats", title="5 floats, batch 1", work="floats", rivals=PYTHON_RIVALS),
     Row(key="small-images", title="28x28 images, batch 100", work="small-images", rivals=PYTHON_RIVALS),
     Row(key="large-batches", title="3x224x224 float32, batch 64 (38 MB)", work="large-batches", rivals=ALL_RIVALS),
-    Row(key="large-batches-copied", title="the same, each batch copied", work="large-batches", use="copy"),
+    Row(
+        key="large-batches-copied",
+        title="3x224x224 float32, batch 64, each batch copied",
+        work="large-batches",
+        use="copy",
+    ),
     Row(key="jpeg", title="JPEG decode + random resized crop + normalise, batch 64", work="jpeg", rivals=ALL_RIVALS),
     Row(key="wait", title="5 ms wait per sample, batch 16", work="wait", waits=True, rivals=PYTHON_RIVALS),
     Row(
