@@ -82,12 +82,8 @@ class Evaluation:
             return max(work.step_s, later * was_s / now_s)
         if self.since.is_full:
             return later
-        chance = self._chance(work)
+        chance = _chance(work, self.before.batches, self.since.batches)
         return max(work.step_s, later / min(now_s / was_s, 1.0 + EVALUATION.surely * chance))
-
-    def _chance(self, work: WorkEstimator) -> float:
-        """Standard error of how much dearer batches became, where it is chance alone."""
-        return math.hypot(work.uncertainty(self.before.batches), work.uncertainty(self.since.batches))
 
     def gain(self, work: WorkEstimator) -> tuple[float, float]:
         """By which part the rate rose, by what batches cost, and the standard error of that."""
@@ -151,7 +147,7 @@ class Evaluation:
         more, was_s, now_s = self._more, self.cost_before_s, self.since.cost_s
         if more < EVALUATION.clearly_more or not was_s or self.since.tickets < EVALUATION.few_batches:
             return False
-        chance = math.hypot(work.uncertainty(self.before.tickets), work.uncertainty(self.since.tickets))
+        chance = _chance(work, self.before.tickets, self.since.tickets)
         explained = now_s / was_s - 1.0 >= max(EVALUATION.mostly * (more - 1.0), EVALUATION.surely * chance)
         return (
             explained
@@ -285,3 +281,8 @@ class Evaluation:
             error=error,
             knee=self.knee() if self.is_in_vain(work) else None,
         )
+
+
+def _chance(work: WorkEstimator, before: int, since: int) -> float:
+    """Standard error of by which part batches became dearer, where it is chance alone, of so many before and since."""
+    return math.hypot(work.uncertainty(before), work.uncertainty(since))
