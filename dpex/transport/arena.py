@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dpex.system.heap import learn_large_blocks
 from dpex.transport import descendants
 from dpex.transport.memory_map import advise, map_memory
 
@@ -305,6 +306,7 @@ class Arena:
 
 def _map(size: int, shared: bool) -> tuple[Any, int]:
     if not shared:
+        learn_large_blocks()  # the samples' memory is of the heap, which sees no batch
         memory = map_memory(-1, size)
         advise(memory, _MADV_HUGEPAGE)
         advise(memory, _MADV_POPULATE_WRITE)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ import torch
 
 from dpex._torch import ExceptionWrapper
 from dpex.core.sample_policy import AS_TORCH, SamplePolicy
+from dpex.system.heap import keep_freed_memory
 from dpex.system.user_warnings import warn
 from dpex.worker.modes import Modes
 from dpex.worker.own_generators import OwnGenerators, Registered, own_generators
@@ -90,19 +89,7 @@ def _rebound(function: Any, old: Any, new: Any) -> Any:
     return function
 
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-
-
 def prepare_process() -> None:
-    """One thread for torch, and a heap that keeps its pages instead of faulting them in anew per sample.
-
-    glibc gives blocks over 128 KiB back to the kernel when they are freed, so each decoded image would pay its page
-    faults again; raising the thresholds (mallopt(3)) keeps them.
-    """
+    """One thread for torch, and a heap that keeps its pages instead of faulting them in anew per sample."""
     torch.set_num_threads(1)
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:
-            mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-            mallopt(_M_TRIM_THRESHOLD, 512 << 20)
-            mallopt(_M_TOP_PAD, 16 << 20)
+    keep_freed_memory()
