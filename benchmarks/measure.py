@@ -5,14 +5,13 @@ another's warm memory, threads or leftovers. With `--prepare WORK` it only makes
 """
 
 import json
-import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from benchmarks.cluster import connected
 from benchmarks.consumer import Use
 from benchmarks.contestants import LIMIT, RIVALS, Contestant
 from benchmarks.course import Course, Drive, drive, tuning
@@ -54,29 +53,12 @@ class Request:
         return cls(**fields | {"contestant": Contestant(**fields["contestant"])})
 
 
-@contextmanager
-def connected(remote_cpus: int) -> Iterator[None]:
-    """Connected to a cluster of two raylets made for this measurement, if one is wanted."""
-    if not remote_cpus:
-        yield
-        return
-    import ray
-
-    from benchmarks.cluster import two_raylets
-
-    with two_raylets(remote_cpus) as address:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        try:
-            yield
-        finally:
-            ray.shutdown()
-
-
 def measure(request: Request) -> Course:
     """One consumer's course. The data, the cluster and the loader are made outside of it."""
     ballast = (bytearray(BALLAST_BYTES), [str(i) for i in range(BALLAST_OBJECTS)]) if request.ballast else None
     work = WORKS[request.work]
-    with connected(request.remote_cpus), work.opened(request.count) as dataset:
+    cpus = [request.remote_cpus] if request.remote_cpus else []
+    with connected(cpus), work.opened(request.count) as dataset:
         if request.contestant.engine == LIMIT:
             processes = int(request.contestant.workers)
             return limit(dataset, work.batch_size, processes, request.window_s, request.use)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.cluster import connected
 from benchmarks.course import Drive, drive
 from benchmarks.loaders import open_loader
-from benchmarks.measure import connected
 from benchmarks.remote.cells import Cell
 from benchmarks.remote.processes import wait_for_rest, worker_memory_bytes
 from benchmarks.remote.steady import Stretch, UntilSteady, full_speed_s, stretch_of
@@ -69,7 +69,7 @@ def running_workers(loader: Any) -> int | None:
 def measure(cell: Cell) -> Found:
     """One consumer's course on a cluster of its own."""
     work, memory = WORKS[cell.work], [(0, 0)]
-    with connected(cell.workers), work.opened() as dataset:
+    with connected([cell.workers]), work.opened() as dataset:
         wait_for_rest()
         idle_bytes, _ = worker_memory_bytes()
         with open_loader(cell.contestant, dataset, work.batch_size) as loader:

@@ -6,13 +6,12 @@ since the last line, of so many seconds.
 """
 
 import json
-import logging
 import sys
 import time
 
 import numpy as np
-import ray
 
+from benchmarks.cluster import join
 from benchmarks.works.waits import Waits
 from dpex import AutotuneConfig, DpexDataLoader
 
@@ -23,7 +22,7 @@ BATCH_SIZE = 4
 
 def main(address: str, nap_s: float) -> None:
     """Train until somebody ends this process."""
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    join(address)
     config = AutotuneConfig(max_local=0, min_remote=1, interval_s=LINE_S)
     dataset = Waits(np.array([nap_s]))
     loader = DpexDataLoader(dataset, batch_size=BATCH_SIZE, num_workers="auto", distribute_mode=True, autotune=config)

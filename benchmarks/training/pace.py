@@ -6,11 +6,10 @@ which compiles kernels.
 """
 
 import json
-import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from benchmarks.cluster import raylets
+from benchmarks.cluster import connected
 from benchmarks.course import MARK_EVERY_S, Course
 from benchmarks.training.photographs import JitteredPhotographs, Waiting, normalised_on_device
 from benchmarks.training.steps import Step, step_of
@@ -114,7 +113,7 @@ def measure(request: Request) -> Pace:
     step.finish()
     if request.engine == "limit":
         return drive(repeat(batch), step, request.seconds)
-    with connected(request), opened(request, dataset, step) as loader:
+    with connected([request.node_cpus] * request.nodes), opened(request, dataset, step) as loader:
         return drive(loader, step, request.seconds)
 
 
@@ -127,22 +126,6 @@ def _on(step: Step, batch: Any) -> Any:
     if step.device is None:
         return batch
     return normalised_on_device(tuple(part.to(step.device, non_blocking=True) for part in batch))
-
-
-@contextmanager
-def connected(request: Request) -> Iterator[None]:
-    """Connected to a cluster with so many further nodes, if there are to be any."""
-    if not request.nodes:
-        yield
-        return
-    import ray
-
-    with raylets([request.node_cpus] * request.nodes) as address:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        try:
-            yield
-        finally:
-            ray.shutdown()
 
 
 def opened(request: Request, dataset: Dataset[Any], step: Step) -> AbstractContextManager[Iterable[Any]]:
