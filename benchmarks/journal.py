@@ -27,7 +27,7 @@ class Settings:
     """How long to measure.
 
     rounds: measurements of each contestant. window_s: seconds of one, from before `iter()` on. learning_window_s: the
-    same for `num_workers="auto"`, which has to learn, for the rivals beside it, and for rows that count batches.
+    same for `num_workers="auto"`, which has to learn, for the rivals beside it, and for all in rows of one length.
     """
 
     rounds: int = QUOTED_ROUNDS

@@ -150,13 +150,18 @@ def problems(kept: Kept) -> list[str]:
 
 
 def row_problems(result: RowResult) -> list[str]:
-    """Why a row cannot be quoted: somebody of its plan is missing, or was measured in too few rounds."""
+    """Why a row cannot be quoted: somebody of its plan is missing, or was measured in too few rounds or too shortly."""
     planned = dict.fromkeys((*result.row.contestants(result.cores), *result.courses))
     rounds = {one: len(result.courses.get(one, ())) for one in planned if one not in result.failed}
-    return [
+    few = [
         f"{one.label}: {count} rounds, not {QUOTED_ROUNDS}"
         for one, count in rounds.items()
         if count < QUOTED_ROUNDS and not (count == 0 and one.engine in RIVALS)
+    ]
+    return few + [
+        f"{one.label}: courses of {shortest:.1f} s, not {QUOTED_LEARNING_WINDOW_S:g}"
+        for one, courses in (result.courses.items() if result.row.long else ())
+        if (shortest := min(course.seconds for course in courses.values())) < QUOTED_LEARNING_WINDOW_S
     ]
 
 
@@ -166,11 +171,18 @@ def kept_runs(folder: Path = RESULTS) -> list[Kept]:
     found = [Kept.from_document(json.loads(path.read_text())) for path in files]
     merged: dict[tuple[Any, ...], Kept] = {}
     for kept in sorted(found, key=lambda one: one.until):
-        origin = (kept.machine_id, kept.commit, kept.dirty, kept.settings)
+        settings = _settings_in_use(kept)
+        origin = (kept.machine_id, kept.commit, kept.dirty, settings)
         earlier = merged.get(origin)
         rows = {**(earlier.rows if earlier else {}), **kept.rows}
-        merged[origin] = replace(kept, since=earlier.since if earlier else kept.since, rows=rows)
+        merged[origin] = replace(kept, since=earlier.since if earlier else kept.since, rows=rows, settings=settings)
     return sorted(merged.values(), key=lambda one: one.until, reverse=True)
+
+
+def _settings_in_use(kept: Kept) -> Settings:
+    """With the usual window if none of the rows has courses of that length: then it tells nothing."""
+    unused = all(row.row.same_length or row.row.kind == "start" for row in kept.rows.values())
+    return replace(kept.settings, window_s=QUOTED_WINDOW_S) if unused else kept.settings
 
 
 def write(kept: Kept, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Tables of README.md, docs/benchmarks.md, docs/scale.md and docs/reference/drills.md stand between `<!-- bench:NAME -->`
 and `<!-- /bench -->` and are made of the kept runs alone; a test fails where they differ. The figures of a row are
-those of the newest run that has it, on the commit of the newest run; where others measured it on other machines, the
+those of the newest run with rows of its kind; where others measured it on the same commit and other machines, the
 range of the medians over all machines stands beside its ratio. Rows where dpex is behind anything come first. Tables of
 whole trainings and of remote workers have kept runs of their own (`benchmarks.training.tables`,
 `benchmarks.remote.tables`), and so have links (`benchmarks.network.tables`), compression
@@ -64,10 +64,10 @@ def shown_ratio(spread: Spread | None) -> str:
     return f"{spread.median:.2f}x ({spread.low:.2f} to {spread.high:.2f})"
 
 
-def _rate_cell(result: RowResult, contestant: Contestant | None, *, count: bool = True) -> str:
+def _rate_cell(result: RowResult, contestant: Contestant | None, *, count: bool = True, part: Part = "whole") -> str:
     if contestant is None:
         return NOTHING
-    shown = shown_rate(result, result.rate(contestant).median)
+    shown = shown_rate(result, result.rate(contestant, part).median)
     prefetch = f", prefetch {contestant.prefetch}" if contestant.prefetch else ""
     waiting = f", waiting {result.waiting(contestant):.0%}" if result.row.step_s else ""
     return shown + (f" ({contestant.workers}{prefetch})" if count else "") + waiting
@@ -94,16 +94,17 @@ def _table(header: Sequence[str], lines: Iterable[Line]) -> str:
 
 
 def _rows(runs: Sequence[Kept], kind: Kind) -> list[list[RowResult]]:
-    """The rows of a kind that were measured on the newest run's commit, each by all machines that did, newest first."""
-    alike = _same_commit(runs)
+    """The rows of a kind on the newest commit that has some, each by all machines that measured it, newest first."""
+    alike = _with_rows(runs, kind)
     found = [[run.rows[key] for run in alike if key in run.rows] for key in BY_KEY]
     return [results for results in found if results and results[0].row.kind == kind]
 
 
-def _same_commit(runs: Sequence[Kept]) -> list[Kept]:
-    """The newest run, and one of each other machine that measured its commit."""
-    found = {run.machine_id: run for run in reversed(runs) if run.commit == runs[0].commit}
-    return [runs[0], *(run for machine, run in found.items() if machine != runs[0].machine_id)]
+def _with_rows(runs: Sequence[Kept], kind: Kind) -> list[Kept]:
+    """The newest run with rows of that kind, and one of each other machine that measured some on its commit."""
+    with_some = [run for run in runs if any(row.row.kind == kind for row in run.rows.values())]
+    found = {run.machine_id: run for run in reversed(with_some) if run.commit == with_some[0].commit}
+    return sorted(found.values(), key=with_some.index)
 
 
 def _same_count(seeding: Seeding | None) -> Figure:
@@ -166,16 +167,13 @@ def headline_table(runs: Sequence[Kept]) -> str:
 def _headline_line(results: Sequence[RowResult]) -> Line:
     """The whole course of auto beside torch's after its start, as for the oracle."""
     result = results[0]
-    part: Part = "whole" if result.row.counted else "settled"
-    guess, best = result.at_cores("torch"), result.best("torch")
+    part: Part = "whole" if result.row.same_length else "settled"
+    guess, best = result.at_cores("torch"), result.best("torch", part=part)
 
     def over(other: Contestant | None) -> Figure:
         return lambda one: one.ratio(AUTO, other, "whole", part)
 
-    theirs = [
-        f"{shown_rate(result, result.rate(one, part).median)} ({one.workers})" if one else NOTHING
-        for one in (guess, best)
-    ]
+    theirs = [_rate_cell(result, one, part=part) for one in (guess, best)]
     auto = _rate_cell(result, AUTO, count=False)
     cells = (result.row.title, *theirs, auto, _across(results, over(guess)), _across(results, over(best)))
     return Line(cells=cells, behind=is_behind(over(guess)(result), over(best)(result)))
@@ -271,9 +269,11 @@ def _remote_line(results: Sequence[RowResult]) -> Line:
     return Line(cells=cells, behind=is_behind(whole(result), settled(result)))
 
 
-def origin_text(runs: Sequence[Kept]) -> str:
-    """What the newest run was measured on."""
-    run = runs[0]
+def origin_text(runs: Sequence[Kept], kind: Kind = "local") -> str:
+    """What the rows of a kind were measured on."""
+    if not (measured := _with_rows(runs, kind)):
+        return "Not measured yet."
+    run = measured[0]
     machine, versions = run.machine, run.versions
     sizes = (
         f"{machine['last_level_cache_bytes'] / 2**20:.0f} MB last-level cache, {machine['memory_bytes'] / 2**30:.0f} GB"
@@ -281,9 +281,19 @@ def origin_text(runs: Sequence[Kept]) -> str:
     return (
         f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}; Python {versions['python']}, "
         f"torch {versions['torch']}, Ray {versions['ray']}; commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}; "
-        f"{run.settings.rounds} rounds of {run.settings.window_s:g} s, of {run.settings.learning_window_s:g} s for "
-        f'"auto", from `iter()` on: median (range). Machines: {len(_same_commit(runs))}.'
+        f"{run.settings.rounds} rounds{_lengths(run, kind)}, from `iter()` on: median (range). "
+        f"Machines: {len(measured)}."
     )
+
+
+def _lengths(run: Kept, kind: Kind) -> str:
+    settings = run.settings
+    lengths = {
+        "local": f' of {settings.window_s:g} s, of {settings.learning_window_s:g} s for "auto"',
+        "remote": f" of {settings.window_s:g} s",
+        "start": "",
+    }
+    return lengths[kind]
 
 
 DRILLS: dict[str, Callable[[str], str]] = {
@@ -298,7 +308,9 @@ BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
     "auto": auto_table,
     "rivals": rivals_table,
     "start": start_table,
+    "start-origin": lambda runs: origin_text(runs, "start"),
     "remote": remote_table,
+    "remote-origin": lambda runs: origin_text(runs, "remote"),
 }
 
 

@@ -57,9 +57,9 @@ class RowResult:
         """The rate of "auto" over that of the oracle after its start.
 
         whole: with all of its learning, over a longer course than the oracle's, whose start is therefore left out.
-        Where batches are counted both have the same course, and the same part of it is compared.
+        Where everybody's course has the same length, the same part of both is compared.
         """
-        theirs = part if self.row.counted else "settled"
+        theirs = part if self.row.same_length else "settled"
         return self.ratio(AUTO, self.oracle(theirs), part, theirs)
 
     def fixed(self, *engines: str) -> list[Contestant]:
@@ -70,9 +70,9 @@ class RowResult:
         """The one with the highest median rate; None if there is none."""
         return max(contestants, key=lambda one: self.rate(one, part).median, default=None)
 
-    def best(self, engine: str, seeding: Seeding | None = None) -> Contestant | None:
+    def best(self, engine: str, seeding: Seeding | None = None, part: Part = "whole") -> Contestant | None:
         """The best fixed count of an engine with that seeding; for torch, with any prefetch factor."""
-        return self.best_of(one for one in self.fixed(engine) if one.seeding == seeding)
+        return self.best_of((one for one in self.fixed(engine) if one.seeding == seeding), part)
 
     def at_cores(self, engine: str, seeding: Seeding | None = None) -> Contestant | None:
         """As many workers as cores, the usual guess."""

@@ -27,7 +27,8 @@ class Row:
     """One row.
 
     step_s: what the consumer waits after each batch. counted: everybody takes the same number of batches, as many as
-    the step allows in the window, in place of the same time: where the cost of a batch depends on its number.
+    the step allows in the window, in place of the same time: where the cost of a batch depends on its number. long:
+    everybody has as long a window as "auto": where a few slow samples decide how far a short one reaches.
     waits: workers wait rather than compute, so more of them than cores pay, and dpex is measured with
     `seeding="batch"` too, beside its default. rivals: whether those of the other environment know the work. needs:
     packages beyond those that dpex is developed with.
@@ -39,10 +40,16 @@ class Row:
     kind: Kind = "local"
     step_s: float = 0.0
     counted: bool = False
+    long: bool = False
     waits: bool = False
     use: Use = "read"
     rivals: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+
+    @property
+    def same_length(self) -> bool:
+        """Whether everybody has as many batches, or as many seconds, as "auto", so that whole courses compare."""
+        return self.counted or self.long
 
     def count(self, window_s: float) -> int | None:
         """Batches of a measurement of that length, in thirds; None: as many as fit."""
@@ -121,6 +128,7 @@ ROWS = (
         key="skewed-wait",
         title="log-normal wait per sample, mean 3 ms, batch 16, in order",
         work="skewed-wait",
+        long=True,
         waits=True,
         rivals=PYTHON_RIVALS,
     ),

@@ -84,7 +84,7 @@ def _start_s(turn: Turn) -> float:
 
 def window_s(turn: Turn, settings: Settings) -> float:
     """Seconds of the measurement."""
-    learns = turn.contestant == AUTO or turn.contestant.engine in RIVALS or turn.row.counted
+    learns = turn.contestant == AUTO or turn.contestant.engine in RIVALS or turn.row.same_length
     return settings.learning_window_s if learns else settings.window_s
 
 

@@ -9,10 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from benchmarks import keep, process, report
 from benchmarks.__main__ import QUICK, main, parse, settings_of
+from benchmarks.actors import mapped
+from benchmarks.cluster import part_from_other_nodes
 from benchmarks.contestants import AUTO, LIMIT, RIVALS, Contestant
 from benchmarks.course import Course, Drive, drive
 from benchmarks.forked import forking
@@ -24,8 +28,9 @@ from benchmarks.process import MeasurementError, Surroundings
 from benchmarks.results import RowResult, is_behind, results_of
 from benchmarks.rivals import MODULES
 from benchmarks.rows import BY_KEY, COUNTS, ROWS
-from benchmarks.runner import Interpreters, Turn, missing, request, run_turns, turns
+from benchmarks.runner import Interpreters, Turn, missing, request, run_turns, turns, window_s
 from benchmarks.works import WORKS
+from dpex.pools.agent import same_machine
 
 CORES = 2
 TORCH = {count: Contestant(engine="torch", workers=count) for count in COUNTS}
@@ -268,6 +273,21 @@ def test_what_fails_is_noted_with_its_reason_and_the_others_go_on(
     assert found.failed == {TORCH[0]: "no memory"}
 
 
+def test_nodes_of_a_benchmark_are_other_machines_to_dpex(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(same_machine, "machine", same_machine.machine)  # put back after the test
+    listener, _ = same_machine.listen(1)
+    listener.close()
+    part_from_other_nodes()
+    assert same_machine.listen(1) is None
+
+
+@pytest.mark.parametrize("batch", [torch.ones(2, 3), [torch.ones(2, 3), torch.zeros(2)]], ids=["tensor", "list"])
+def test_actors_hand_over_arrays_that_become_the_tensors_they_were(batch: Any) -> None:
+    arrays = mapped(batch, torch.Tensor, torch.Tensor.numpy)
+    assert {type(one) for one in (arrays if isinstance(arrays, list) else [arrays])} == {np.ndarray}
+    torch.testing.assert_close(mapped(arrays, np.ndarray, torch.from_numpy), batch)
+
+
 def test_a_forked_process_measures_and_tells_why_it_failed() -> None:
     """Torch and dpex in processes of one server, one after the other; a request that fails costs the others nothing."""
     with forking(Surroundings()) as server:
@@ -436,6 +456,16 @@ def test_files_of_one_machine_and_commit_are_one_run(tmp_path: Path) -> None:
     assert other.commit == "d" * 40
 
 
+def test_a_window_that_no_row_has_does_not_tell_runs_apart(tmp_path: Path) -> None:
+    long = run_of(whole_row("skewed-wait"), settings=Settings(window_s=15.0), until="2026-11-23T00:00:00+00:00")
+    keep.write(run_of(*ALL_KINDS), tmp_path / "usual.json")
+    keep.write(long, tmp_path / "long.json")
+    (both,) = keep.kept_runs(tmp_path)
+    assert (set(both.rows), both.settings) == ({*(row.row.key for row in ALL_KINDS), "skewed-wait"}, Settings())
+    keep.write(replace(long, rows=run_of(whole_row("jpeg")).rows), tmp_path / "long.json")
+    assert len(keep.kept_runs(tmp_path)) == 2
+
+
 def test_few_marks_are_kept_and_the_figures_stay_as_they_were() -> None:
     marks = tuple((0.1 * number, number**2) for number in range(1, 151))
     for counted in (False, True):
@@ -454,8 +484,9 @@ def test_few_marks_are_kept_and_the_figures_stay_as_they_were() -> None:
         (run_of(*ALL_KINDS, settings=Settings(window_s=2.0)), "2 s long"),
         (run_of(whole_row("floats", rounds=4)), "4 rounds"),
         (run_of(result({TORCH[0]: [1.0] * 5})), "0 rounds"),
+        (run_of(whole_row("skewed-wait")), "courses of 10.0 s"),
     ],
-    ids=["dirty", "no commit", "short", "few rounds", "screened"],
+    ids=["dirty", "no commit", "short", "few rounds", "screened", "short in a long row"],
 )
 def test_what_cannot_be_quoted_is_told(kept: Kept, why: str) -> None:
     assert any(why in one for one in keep.problems(kept))
@@ -564,6 +595,16 @@ def test_rows_of_one_commit_may_come_from_several_machines() -> None:
     assert len(cells(report.speed_table([newest, replace(other, commit="d" * 40)]))) == 1
 
 
+def test_rows_of_each_kind_are_of_the_newest_run_that_has_some() -> None:
+    newest = run_of(whole_row("remote-large"), commit="d" * 40)
+    older = run_of(whole_row("floats"), whole_row("remote-floats"))
+    assert [line[0] for line in cells(report.remote_table([newest, older]))] == [BY_KEY["remote-large"].title]
+    assert [line[0] for line in cells(report.speed_table([newest, older]))] == [BY_KEY["floats"].title]
+    assert "commit dddddddddd" in report.origin_text([newest, older], "remote")
+    assert "commit cccccccccc" in report.origin_text([newest, older])
+    assert report.origin_text([newest, older], "start") == "Not measured yet."
+
+
 def test_the_time_to_the_first_batch_is_told_in_milliseconds() -> None:
     row = result({TORCH[2]: 20.0, DPEX[2]: 25.0, TORCH[0]: 1000.0, DPEX[0]: 1000.0}, "first-batch")
     lines = cells(report.start_table([run_of(row)]))
@@ -574,6 +615,28 @@ def test_the_headline_sets_the_whole_course_of_auto_beside_torch_after_its_start
     row = result({TORCH[0]: course(40, 60), TORCH[2]: course(40, 50), DPEX[8]: 90.0, AUTO: course(75, 99)})
     (line,) = cells(report.headline_table([run_of(row)]))
     assert line[1:] == ["50.0/s (2)", "60.0/s (0)", "75.0/s", "1.50x (1.50 to 1.50)", "1.25x (1.25 to 1.25)"]
+
+
+def test_the_headline_takes_torchs_best_after_its_start_and_names_its_prefetch_factor() -> None:
+    ahead = replace(TORCH[8], prefetch=16)
+    row = result({TORCH[2]: course(60, 40), ahead: course(50, 90), AUTO: course(80, 99)}, "wait")
+    (line,) = cells(report.headline_table([run_of(row)]))
+    assert (line[2], line[-1]) == ("90.0/s (8, prefetch 16)", "0.89x (0.89 to 0.89)")
+
+
+def test_whole_courses_are_compared_where_everybodys_is_as_long() -> None:
+    row = result({TORCH[2]: course(60, 90), TORCH[8]: course(50, 99), AUTO: course(80, 120)}, "skewed-wait")
+    (line,) = cells(report.headline_table([run_of(row)]))
+    assert (line[2], line[-1]) == ("60.0/s (2)", "1.33x (1.33 to 1.33)")
+    assert row.to_oracle("whole") == row.ratio(AUTO, TORCH[2])
+
+
+def test_in_a_long_row_everybody_is_measured_as_long_as_auto() -> None:
+    lengths = {
+        key: {window_s(Turn(row=BY_KEY[key], round=0, contestant=one), Settings()) for one in (TORCH[2], AUTO)}
+        for key in ("wait", "skewed-wait", "slow-shards")
+    }
+    assert lengths == {"wait": {4.0, 15.0}, "skewed-wait": {15.0}, "slow-shards": {15.0}}
 
 
 def test_the_headline_begins_with_what_auto_is_behind_in() -> None:
