@@ -251,7 +251,7 @@ CASES: dict[str, Case] = {
         options={"num_workers": 2, "collate_fn": computing_collate},
     ),
     "large objects": Case(
-        dataset=partial(Wordy, 120),
+        dataset=partial(Wordy, 600),
         accepted=("transfer",),
         options={"collate_fn": as_they_are, "num_workers": 2},
     ),
@@ -348,10 +348,10 @@ REMOTE: dict[str, Case] = {
         dataset=partial(Planted, _MANY, wait_s=0.002), accepted=("consumer",), step_s=DWARFING_STEP_S, options=_FAR
     ),
     "handing out work": Case(
-        dataset=partial(Planted, _MANY, wait_s=0.002),
+        dataset=partial(Planted, 10 * _MANY, wait_s=0.0002),
         accepted=("dispatch",),
         where="on the cluster",
-        step_s=0.004,
+        step_s=0.001,
         options=_FAR,
     ),
     "reading and collating": Case(
