@@ -39,7 +39,15 @@ class StubPool:
     def at_work(self) -> int:
         return len(self.up)
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(
+        self,
+        tickets: list[Ticket],
+        epoch: int,
+        worker: int | None = None,
+        sent: list[Any] | None = None,
+        *,
+        again: bool = False,
+    ) -> bool:
         if self.accepts:
             if sent is not None:
                 sent.append(worker)

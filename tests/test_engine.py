@@ -115,9 +115,9 @@ def test_drawing_and_dispatch_are_causes_of_waits(pool: StubPool, monkeypatch: p
         monkeypatch.setattr(f"dpex.engine.{module}.monotonic", clock)
     send = pool.send
 
-    def slow_send(*arguments: Any) -> bool:
+    def slow_send(*arguments: Any, **options: Any) -> bool:
         clock.advance(2.0)
-        return send(*arguments)
+        return send(*arguments, **options)
 
     def slow_sampler() -> Iterator[int]:
         for index in range(20):

@@ -80,7 +80,7 @@ class Performer:
     def _send(self, send: Send) -> None:
         sent: list[Any] = []
         try:
-            self.pools[send.pool].send(send.tickets, send.epoch, send.worker, sent)
+            self.pools[send.pool].send(send.tickets, send.epoch, send.worker, sent, again=send.again)
         finally:
             if sent:
                 del self._out[0]

@@ -180,10 +180,19 @@ class WorkerPool(Protocol):
     def workers(self) -> list[int]:
         """Workers that are up and not leaving, by id."""
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(
+        self,
+        tickets: list[Ticket],
+        epoch: int,
+        worker: int | None = None,
+        sent: list[Any] | None = None,
+        *,
+        again: bool = False,
+    ) -> bool:
         """Hand over tickets as one message; False if it cannot take them now (nothing was taken then).
 
-        Once they are handed over there is something in ``sent``, whatever exception may follow.
+        Once they are handed over there is something in ``sent``, whatever exception may follow. ``again``: their
+        batches are there already, and only the random states that they leave behind are wanted.
         """
 
     def adopt(self, worker: int, logical: int, state: RngState | None) -> None:

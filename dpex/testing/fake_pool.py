@@ -12,8 +12,8 @@
 What holds of real pools holds here: a message to a worker is a queue's next tickets in order; a worker makes one ticket
 after the other; messages to one worker keep their order; a pool that is full takes a message not at all; who is asked
 to leave first finishes what it holds; who is killed loses what it held, and its random state; results of earlier epochs
-are not told. Under ``shared`` any worker takes the next message; otherwise messages name their worker, which must be
-the logical worker of their queue.
+are not told, nor are those that a remote worker makes again. Under ``shared`` any worker takes the next message;
+otherwise messages name their worker, which must be the logical worker of their queue.
 
 A logical worker's random state is the number of tickets that it has made since its start. Every batch tells it
 (`Work`), so that a test sees whether it was made with the right one.
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dpex.core.events import Notice, PoolEvent, Released, Snapshot, TicketMade, WorkerGone, WorkerUp
-from dpex.core.names import LOCAL
+from dpex.core.names import LOCAL, REMOTE
 from dpex.core.schedule import Ticket
 from dpex.pools.base import PoolCounts as PoolCounts
 from dpex.pools.base import PoolTimes as PoolTimes
@@ -55,6 +55,7 @@ class _Message(NamedTuple):
     logical: int = 0
     tickets: tuple[Ticket, ...] = ()
     state: Any = None
+    again: bool = False
 
 
 _LEAVE = _Message("leave")
@@ -158,7 +159,15 @@ class FakePool:
         """See `WorkerPool.at_work`."""
         return sum(worker.group is not None or bool(worker.inbox) for worker in self._workers.values())
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(
+        self,
+        tickets: list[Ticket],
+        epoch: int,
+        worker: int | None = None,
+        sent: list[Any] | None = None,
+        *,
+        again: bool = False,
+    ) -> bool:
         """See `WorkerPool.send`.
 
         Raises:
@@ -171,7 +180,7 @@ class FakePool:
         box = self._queue if worker is None else self._workers[worker].inbox
         if sum(message.kind == "tickets" for message in box) >= self.room:
             return False
-        box.append(_Message("tickets", epoch, tickets[0].queue, tuple(tickets)))
+        box.append(_Message("tickets", epoch, tickets[0].queue, tuple(tickets), again=again))
         if sent is not None:
             sent.append(worker)
         return True
@@ -317,7 +326,8 @@ class FakePool:
             worker.states[group.logical] = state + 1
             worker.latest[group.logical] = (group.epoch, ticket.number)
         work = Work(group.epoch, ticket.number, ticket.index, group.logical, worker.number, state)
-        self._tell(work)
+        if not (group.again and self.name == REMOTE):  # what was made for its random state alone does not travel
+            self._tell(work)
 
     def _tell(self, work: Work) -> None:
         self.times.tickets += 1

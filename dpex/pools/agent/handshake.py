@@ -22,8 +22,9 @@ from dpex.errors import DpexError
 
 SECRET_BYTES = 32
 """As long as the digest that is made with it (SHA-256): a longer one would not make it any harder to guess."""
-VERSION = 3
-"""Of the greeting and of the frames that follow it. Number 1 began with the secret itself; 2 compressed nothing."""
+VERSION = 4
+"""Of the greeting and of the frames that follow it. Number 1 began with the secret itself; 2 compressed nothing; 3 sent
+what a worker made again."""
 ACCEPTED = b"\1"
 PROOF_BYTES = 32
 """The length of such a digest."""

@@ -204,7 +204,15 @@ class RemotePool:
             agents = sorted(agents, key=lambda agent: agent.must_shrink)
         return [agent.number * WORKERS_AN_AGENT + k for agent in agents for k in agent.serving()]
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(
+        self,
+        tickets: list[Ticket],
+        epoch: int,
+        worker: int | None = None,
+        sent: list[Any] | None = None,
+        *,
+        again: bool = False,
+    ) -> bool:
         """See `WorkerPool.send`. A message to a named worker is always taken, one to anybody while somebody has
         room."""
         sent = [] if sent is None else sent
@@ -212,13 +220,13 @@ class RemotePool:
         if agent is None:
             return False
         if isinstance(agent, NearAgentHandle):
-            return agent.pool.send(tickets, epoch, None if worker is None else number, sent)
+            return agent.pool.send(tickets, epoch, None if worker is None else number, sent, again=again)
         data = _packed([(ticket.number, ticket.index) for ticket in tickets])
         self._last_message += 1
-        if epoch == self._epoch:
+        if epoch == self._epoch and not again:
             agent.sent(tickets, self._last_message, None if worker is None else number, monotonic())
         sent += (agent.number,)
-        self._put(agent, "tickets", None if worker is None else number, epoch, tickets[0].queue, data)
+        self._put(agent, "tickets", None if worker is None else number, epoch, tickets[0].queue, data, again)
         return True
 
     def _emptiest(self, tickets: int) -> tuple[AgentHandle | None, int]:

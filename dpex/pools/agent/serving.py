@@ -11,9 +11,10 @@ listened to: they wait with their results until the network has taken what there
 what is compressed counts for what it is compressed to, as that is what is kept and what the network has to take.
 
 Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
-queue, pickle)`` where the pickle is of numbers and indices, ``("adopt", worker, logical, state)``, ``("release",
-worker, logical)``, ``("dismiss", worker)``, ``("epoch", number)``, ``("close", grace_s)``. From a trainer on the same
-machine there is only ``("lend", order)``, with a descriptor: see `dpex.pools.agent.near`.
+queue, pickle, again)`` where the pickle is of numbers and indices, and ``again`` says that the trainer has their
+batches, ``("adopt", worker, logical, state)``, ``("release", worker, logical)``, ``("dismiss", worker)``, ``("epoch",
+number)``, ``("close", grace_s)``. From a trainer on the same machine there is only ``("lend", order)``, with a
+descriptor: see `dpex.pools.agent.near`.
 
 Frames from an agent: ``("told", pool, results, events, failed, delay, traffic)``: what the workers made and what else
 happened, why the pool cannot work if so, how long workers wait for a CPU, and what the connection carried, if that is
@@ -95,7 +96,9 @@ class Agent:
         self._backlog: dict[int | None, deque[tuple[Any, ...]]] = {}
         """Requests that the pool does not take yet, in order, by worker; None: of any worker."""
         self._came_at: dict[tuple[int, int], float] = {}
-        """When each ticket came here."""
+        """When each ticket came here, by epoch and number."""
+        self._replays: set[tuple[int, int]] = set()
+        """Tickets whose batches the trainer has, by epoch and number: what is made of them is not sent."""
         self._delay = DelayMeter()
         self._traffic = TrafficMeter()
         self._compressor: BufferCompressor | None = None
@@ -158,17 +161,22 @@ class Agent:
         self._pool, self._told, self._delay = None, (), DelayMeter()
         self._backlog.clear()
         self._came_at.clear()
+        self._replays.clear()
         self._results, self._buffers = [], []
 
     def _do_resize(self, wanted: int) -> None:
         self._wanted = wanted
         self._open_pool.resize(wanted)
 
-    def _do_tickets(self, worker: int | None, epoch: int, queue: int, data: bytes) -> None:
+    def _do_tickets(self, worker: int | None, epoch: int, queue: int, data: bytes, again: bool) -> None:
         tickets = [Ticket(number, index, queue) for number, index in pickle.loads(data)]
         now = monotonic()
-        for ticket in tickets:
-            self._came_at[epoch, ticket.number] = now
+        keys = [(epoch, ticket.number) for ticket in tickets]
+        if again:
+            self._replays.update(keys)
+        else:
+            self._replays.difference_update(keys)
+            self._came_at.update(dict.fromkeys(keys, now))
         self._submit(worker, "send", tickets, epoch, worker)
 
     def _do_adopt(self, worker: int, logical: int, state: bytes | None) -> None:
@@ -184,6 +192,7 @@ class Agent:
         """Forget what any worker might make; logical workers still make what they hold, as in torch."""
         self._backlog.pop(None, None)
         self._came_at.clear()
+        self._replays.clear()
         self._open_pool.new_epoch(epoch)
 
     @property
@@ -259,6 +268,9 @@ class Agent:
         epoch, number, kind, node, stages, cpu_s, encode_s, nbytes = result
         leased = slots_of(node, worker.lease) if node is not None else {}
         worker.leased = {}
+        if (epoch, number) in self._replays:
+            self._replays.discard((epoch, number))
+            is_wanted = False
         if not is_wanted:
             return
         compressor = self._compressor

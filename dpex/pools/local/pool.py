@@ -84,7 +84,15 @@ class LocalPool(LocalWorkers):
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(
+        self,
+        tickets: list[Ticket],
+        epoch: int,
+        worker: int | None = None,
+        sent: list[Any] | None = None,
+        *,
+        again: bool = False,
+    ) -> bool:
         """See `WorkerPool.send`; all tickets of a message belong to one logical worker."""
         sent = [] if sent is None else sent
         self._group = group = self._group + 1

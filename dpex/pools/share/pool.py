@@ -199,7 +199,15 @@ class SharedPool:
         self.counts.requested = wanted
         self._put("resize", wanted)
 
-    def send(self, tickets: list[Ticket], epoch: int, worker: int | None = None, sent: list[Any] | None = None) -> bool:
+    def send(
+        self,
+        tickets: list[Ticket],
+        epoch: int,
+        worker: int | None = None,
+        sent: list[Any] | None = None,
+        *,
+        again: bool = False,
+    ) -> bool:
         """See `WorkerPool.send`."""
         if self.failed is not None or not self._flush():
             return False
