@@ -67,6 +67,7 @@ PURE = {
     **{f"dpex.autotune.policies.{name}": set() for name in ("shrink", "straggler", "undo", "walls")},
     **{f"dpex.autotune.{name}": set() for name in ("constants", "policies", "controller", "manager", "situation")},
     **{f"dpex.autotune.{name}": set() for name in ("outlook", "planner", "trials", "evaluation", "window_record")},
+    "dpex.autotune.way_back": set(),
     "dpex.autotune.failed_changes": set(),
     "dpex.autotune.felt": set(),
     "dpex.autotune.rank_load": set(),

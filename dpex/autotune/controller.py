@@ -105,6 +105,9 @@ class Controller:
         if not self._is_settled(sample) or not self._work.known or not felt.is_known:
             return None
         lost_s = self._count(sample)
+        changed = self._trials.changed_meanwhile(sample, lost_s)
+        if changed:
+            return self._learn_anew(felt, changed)
         if not self._trials.is_open or self._unplaced_windows >= WALLS.unplaced_windows:
             return self._decide(self._situation(felt))
         verdict = self._trials.judge(sample, lost_s)

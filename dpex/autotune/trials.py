@@ -19,6 +19,7 @@ from dpex.autotune.evaluation import Evaluation, FailedTrial
 from dpex.autotune.failed_changes import FailedChanges, change
 from dpex.autotune.planner import expect
 from dpex.autotune.types import Decision, Outcome, Sample
+from dpex.autotune.way_back import WayBack
 from dpex.autotune.window_record import WindowRecord
 
 
@@ -53,6 +54,8 @@ class Trials:
         self._failures = failures
         self._ceilings = ceilings
         self._open: Evaluation | None = None
+        self._failed: FailedTrial | None = None
+        self._way_back: WayBack | None = None
 
     @property
     def is_open(self) -> bool:
@@ -62,9 +65,10 @@ class Trials:
     def begin(self, decision: Decision, before: WindowRecord, ready: int) -> None:
         """It was taken. ``before``: windows under the settings before it; ``ready``: batches that were ready."""
         self.decisions.append(decision)
-        self._open = None
-        if decision.reason == "undo":
-            return  # what comes back was judged before
+        self._open = self._way_back = None
+        if decision.reason == "undo":  # what comes back was judged before
+            self._way_back = None if self._failed is None else WayBack(self._failed, decision)
+            return
         old = decision.old
         needed = max(EVALUATION.least_batches, 2 * min(old.prefetch, 2 * old.workers + ready))
         remote = EVALUATION.remote_skipped * max(0, decision.new.remote - old.remote)
@@ -86,6 +90,7 @@ class Trials:
 
     def work_changed(self, now: float) -> FailedTrial | None:
         """Begin to learn anew; a failed trial only where the change does not explain how bad the decision was."""
+        self._way_back = None
         trial, self._open = self._open, None
         is_bad = trial is not None and trial.is_worse_than_dearer
         if trial is not None and trial.since.batches:
@@ -96,6 +101,10 @@ class Trials:
             self._failures.forget()
         self._ceilings.forget()
         return self._fail(trial, now) if trial is not None and is_bad else None
+
+    def changed_meanwhile(self, sample: Sample, lost_s: float) -> tuple[str, ...]:
+        """Take a window in; in words, what of the work has changed during the trial that was undone latest."""
+        return () if self._way_back is None else self._way_back.add(sample, lost_s, self._work)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
@@ -164,7 +173,8 @@ class Trials:
 
     def _fail(self, trial: Evaluation, now: float) -> FailedTrial:
         """It did not help; it is not done again soon, unless it was a trial that may yet turn out to help."""
-        failed, decision = trial.failure(self._work), trial.decision
+        self._failed = failed = trial.failure(self._work)
+        decision = trial.decision
         may_help = failed.gain > 0.0 and failed.gain + failed.error >= self._config.gain
         if decision.reason != "explore" or not may_help:
             self._failures.remember(change(decision.old, decision.new), now)

@@ -172,6 +172,18 @@ def test_it_reopens_when_the_work_changes() -> None:
     assert controller.decisions[-1].new.workers <= 3
 
 
+@pytest.mark.parametrize("part_of_window", [0.0, 0.3, 0.6, 0.9])
+def test_a_trial_is_not_blamed_for_a_change_of_the_work(part_of_window: float) -> None:
+    """With the first batches of the new kind it asks for a worker more, which by then seems to make all dearer."""
+    config = AutotuneConfig()
+    changes_at = 10.0 + part_of_window * config.interval_s
+    quick, slow = (Work(wait_s=wait_s, cpu_s=0.001, spread=0.02) for wait_s in (0.016, 0.4))
+    phases = Phase(work=quick, step=Step(gpu_s=0.02)), Phase(at=changes_at, work=slow)
+    controller = Controller(config, Settings(local=4, prefetch=8))
+    history = simulate(world(*phases), [controller], changes_at + 20.0, config.interval_s)[0]
+    assert history.rate(changes_at + 12.0, changes_at + 20.0) > 0.9 / 0.02
+
+
 def test_memory_is_a_wall() -> None:
     big = Phase(work=Work(wait_s=0.2, cpu_s=0.02, batch_bytes=2e8), step=Step(gpu_s=0.01))
     history, _ = run(world(big, memory=3e9))

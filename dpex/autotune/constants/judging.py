@@ -328,6 +328,16 @@ class TrialsConstants(Constants):
         "At first most is unknown, and what helped once may help again.",
         off=1,
     )
+    no_way_back: float = constant(
+        2.0,
+        "ratio",
+        1.0,
+        100.0,
+        "Where a batch takes surely so many times what it took under the same settings before a failed trial, the work "
+        "has changed meanwhile.",
+        "By less than this, caches that the trial left cold and other people's programs may make the same work dearer.",
+        off=math.inf,
+    )
     restless_s: float = constant(
         30.0,
         "seconds",
