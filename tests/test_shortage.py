@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import socket
@@ -83,7 +84,11 @@ def address_space() -> int:
 
 
 def without_descriptors() -> contextlib.AbstractContextManager[None]:
-    """The lowest number that is free is out of bounds, and so are all others."""
+    """The lowest number that is free is out of bounds, and so are all others.
+
+    What earlier tests left is collected first: a descriptor that garbage gives back meanwhile could be used.
+    """
+    gc.collect()
     free = os.dup(0)
     os.close(free)
     return lowered(resource.RLIMIT_NOFILE, free)
