@@ -1,13 +1,13 @@
 """Many batches and many resizes: memory, descriptors, threads and processes must stay flat (`make soak`).
 
-    python -m benchmarks.soak --batches 1000000 --resize-every 5000      # tiny batches, 200 resizes
+    python -m benchmarks.soak --batches 1000000 --resize-every 5000      # tiny batches
     python -m benchmarks.soak --kind large --batches 60000 --resize-every 500
     python -m benchmarks.soak --kind loaders --batches 16000             # 50 loaders at once, 40 times
     python -m benchmarks.soak --seconds 300
 
-The training process is looked at just before each resize, always with the same number of workers; of many loaders, when
-all of them are closed. The curves are printed, and a line is fitted through what came after the first quarter: the exit
-status is 1 where it rises.
+The training process is looked at just before a resize, always with the same number of workers, once all others have
+ended; of many loaders, when all of them are closed. The curves are printed, and a line is fitted through what came
+after the first quarter: the exit status is 1 where it rises.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch.utils.data import Dataset
 
@@ -32,6 +33,10 @@ LOADERS, EACH = 50, 8
 """Loaders that are open at once, and the batches that each makes until all are closed."""
 WORKERS = (2, 4, 1, 3)
 """The numbers of workers, one after the other; each look is at the end of the first."""
+TEMPLATES = 1
+"""Processes beside the workers: the one that they are forked from."""
+SETTLING_S = 0.05
+"""How long after the end of a worker the training process may still have its descriptors."""
 ALLOWED = {"memory_mb": 16.0, "descriptors": 1.0, "threads": 0.5, "processes": 0.5}
 """How much the fitted line may rise from its first to its last point."""
 WARM = 0.25
@@ -67,26 +72,40 @@ class Samples(Dataset[torch.Tensor]):
 def look(batches: int) -> Look:
     """Ask the kernel about this process."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    children = Path(f"/proc/self/task/{status['Pid'].strip()}/children").read_text().split()
     return Look(
         batches=batches,
         memory_mb=int(status["VmRSS"].split()[0]) / 1024,
         descriptors=len(list(Path("/proc/self/fd").iterdir())),
         threads=int(status["Threads"]),
-        processes=len(children),
+        processes=process_count(),
     )
 
 
+def process_count() -> int:
+    """How many processes live that this one or one of those has started."""
+    return len(psutil.Process().children(recursive=True))
+
+
 def looks(loader: DpexDataLoader[Any], *, batches: int, seconds: float, resize_every: int) -> Iterator[Look]:
-    """Take batches until there were enough of them, or the time is over; one look in each round of `WORKERS`."""
-    wanted, ends_at = cycle(WORKERS[1:] + WORKERS[:1]), time.monotonic() + seconds
+    """Take batches until there were enough of them, or the time is over; one look in each round of `WORKERS`.
+
+    Before a look batches are taken until all workers that were asked to leave have done so, and `SETTLING_S` longer.
+    """
+    wanted, ends_at = cycle(WORKERS), time.monotonic() + seconds
+    workers, settled_at = next(wanted), 0.0
     for number, _ in enumerate(loader, 1):
-        if number % resize_every == 0:
-            if number // resize_every % len(WORKERS) == 1:
-                yield look(number)
-            loader.resize(local=next(wanted))
-        if number >= batches or time.monotonic() > ends_at:
+        now = time.monotonic()
+        if number >= batches or now > ends_at:
             return
+        if number % resize_every == 0:
+            if workers == WORKERS[0]:
+                if process_count() != TEMPLATES + workers:
+                    settled_at = now
+                if now < settled_at + SETTLING_S:
+                    continue
+                yield look(number)
+            workers, settled_at = next(wanted), now
+            loader.resize(local=workers)
 
 
 def loader_looks(*, batches: int, seconds: float) -> Iterator[Look]:
@@ -157,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = list(looks(loader, **limits))
             stats = loader.stats()
         flat, deaths = report(found), stats.deaths
-        told = f"{stats.batches:,} {given.kind} batches, {stats.batches // given.resize_every:,} resizes"
+        told = f"{stats.batches:,} {given.kind} batches, {len(found) * len(WORKERS):,} resizes"
     print(f"{told}, {deaths} deaths, {time.monotonic() - began:.0f} s: {'flat' if flat else 'NOT FLAT'}")
     return 0 if flat and not deaths else 1
 
