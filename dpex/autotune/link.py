@@ -30,6 +30,7 @@ class Link:
 
     def __init__(self) -> None:
         self._travel_s = math.inf
+        self._round_trip_s = math.inf
         self._travels_s: deque[float] = deque(maxlen=LINK.windows)
         self._busy: deque[tuple[float, float]] = deque(maxlen=LINK.windows)
         self._sizes: deque[tuple[float, float]] = deque([(1.0, 1.0)], maxlen=LINK.windows)
@@ -47,7 +48,8 @@ class Link:
     @property
     def travel_s(self) -> float:
         """There and back, 0 if unknown."""
-        return self._travel_s if math.isfinite(self._travel_s) else 0.0
+        least_s = min(self._travel_s, self._round_trip_s)
+        return least_s if math.isfinite(least_s) else 0.0
 
     def rate(self, batch_bytes: float) -> float:
         """Batches per second that it is taken to carry."""
@@ -74,6 +76,7 @@ class Link:
         remote, seconds = sample.remote, max(1e-9, sample.seconds)
         began_s, self._since_s = self._since_s, max(0.0, self._since_s + seconds)
         self.jammed, self.is_stuck = 0.0, False
+        self._round_trip_s = remote.round_trip_s if remote.links and remote.round_trip_s > 0 else math.inf
         if not remote.running or remote.running < remote.requested:
             return
         if not remote.tickets:
@@ -96,8 +99,8 @@ class Link:
         self._begun_s = remote.running * remote.busy_s / remote.tickets
         if len(self._travels_s) == LINK.windows:
             self._travel_s = min(self._travel_s, sum(self._travels_s) / LINK.windows)
-            if self._have_time_to_spare() and sample.wait_s > 0:
-                self.jammed = away - min(self._travel_s, LINK.longest_way_s) * rate
+            if self._have_time_to_spare() and sample.wait_s > 0 and not self._is_roomy:
+                self.jammed = away - min(self.travel_s, LINK.longest_way_s) * rate
 
     def _measure(self, nbytes: float, sending_s: float, whole_s: float, links: int) -> None:
         """What came while machines were sending for how long."""
@@ -113,6 +116,12 @@ class Link:
             self._most = nbytes * links / whole_s
         elif sending_s < LINK.roomy * whole_s:
             self._most = math.inf
+
+    @property
+    def _is_roomy(self) -> bool:
+        """Whether machines tell that their ways were mostly idle in the latest windows: nothing queues there."""
+        _, sending_s, whole_s = map(sum, zip(*self._latest, strict=True)) if self._latest else (0.0, 0.0, 0.0)
+        return sending_s < LINK.roomy * whole_s
 
     def _have_time_to_spare(self) -> bool:
         """Whether remote workers surely have, over all windows: in a short one few batches come by chance.

@@ -122,6 +122,19 @@ def test_a_way_carries_more_compressed_batches() -> None:
     assert found.rate(1e6) == pytest.approx(5)
 
 
+def test_nothing_queues_on_a_way_that_is_mostly_idle() -> None:
+    """Forty batches wait for local workers, while remote ones have time to spare."""
+    assert link(*[window(42, replace(FOUR, links=1, sending_s=0.95))] * 3).jammed > 30
+    assert link(*[window(42, replace(FOUR, links=1, sending_s=0.01))] * 3).jammed == 0.0
+
+
+def test_machines_that_measure_the_way_tell_how_long_it_is() -> None:
+    """What is in flight may wait for local workers, and then says little of the way."""
+    measured = replace(FOUR, links=1, round_trip_s=0.002)
+    assert link(*[window(42, measured)] * 3).travel_s == pytest.approx(0.002)
+    assert link(*[window(4, replace(measured, round_trip_s=0.5))] * 3).travel_s == pytest.approx(0.1)
+
+
 def test_without_machines_that_measure_it_the_way_is_presumed() -> None:
     found = link(sending(1.0))
     assert found.rate(1e6) == pytest.approx(20)
