@@ -194,7 +194,7 @@ class WorkEstimator:
             here_s = max(0.0, sample.made_here.busy_s - queueing.queued_here(sample))
             self._here.add(here_s, sample.made_here.tickets)
         elif sample.local.tickets or sample.remote.tickets:
-            self._own.add(sample.own_s, sample.batches)
+            self._own.add(queueing.taking_over(sample), sample.batches)
         self._step.add(*self._steps(sample, felt))
         self._step_cpu.add(self._carried[1], sample.batches)
         spread = felt.spread if felt.is_gpu else sample.step_spread

@@ -84,6 +84,14 @@ def queued_here(sample: Sample) -> float:
     return (sample.machine.trainer_queued_s or 0.0) * sample.own_s / inside if inside > 0 else 0.0
 
 
+def taking_over(sample: Sample) -> float:
+    """Seconds of the training loop's own work in ``next()``, as they would be with a CPU always free."""
+    queued, inside = sample.machine.trainer_queued_s, sample.work_s + sample.own_s
+    if queued is None or inside <= 0:
+        return sample.own_s
+    return max(0.0, sample.own_s - queued * sample.own_s / inside)
+
+
 def stepping(sample: Sample, felt: FeltSample, wait_s: float) -> float:
     """Seconds of steps in the window, as they would be with a CPU always free.
 

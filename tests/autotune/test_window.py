@@ -86,3 +86,12 @@ def test_where_nobody_tells_of_queueing_a_crowd_does() -> None:
     crowded, lonely = (window(at=0, pool=pool, runnable=runnable, **machine) for runnable in (10.0, None))
     assert estimate(crowded, cpus=2.0).waiting == 0.0
     assert estimate(lonely, cpus=2.0).waiting > 0.3
+
+
+def test_queueing_is_no_part_of_taking_over_a_batch() -> None:
+    """Half of what the training loop does in a window is waiting for a CPU."""
+    pool = {"tickets": 20, "load_s": 1.0, "cpu_s": 1.0, "queued_s": 0.0}
+    alone, crowded = (estimate(*(window(at, pool, trainer_queued_s=s) for at in range(4))) for s in (0.0, 0.01))
+    assert alone.own_s == pytest.approx(0.01 / 20)
+    assert crowded.own_s == pytest.approx(0.005 / 20)
+    assert crowded.step_s == pytest.approx(0.005 / 20)
