@@ -19,6 +19,8 @@ _PREFETCHES_IF_EVEN = 3
 """So many of these are worth a look where times hardly vary."""
 _WIDER = (1.25, 1.5, 2.0)
 """So many times the workers are looked at where times vary much."""
+_LEANER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+"""So many times where these leave too little memory for batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ def best(work: Estimate, bounds: Bounds, config: AutotuneConfig) -> Plan:
     roomy = next((s for s, f in near if f.rate >= PLANNER.as_fast * top and _has_headroom(s, f, config)), None)
     roomy = roomy or max(near, key=lambda pair: pair[1].rate)[0]
     plan = _wider(work, _with_prefetch(work, roomy, bounds, config), bounds, config)
+    plan = _leaner(work, plan, bounds, config)
     cheaper = [settings for settings in _by_number(near) if _cost(settings) < _cost(plan.settings)]
     for settings in cheaper[-PLANNER.cheaper_tried :]:
         other = _with_prefetch(work, settings, bounds, config)
@@ -105,6 +108,23 @@ def _wider(work: Estimate, plan: Plan, bounds: Bounds, config: AutotuneConfig) -
             break
         plan = other
     return plan
+
+
+def _leaner(work: Estimate, plan: Plan, bounds: Bounds, config: AutotuneConfig) -> Plan:
+    """With fewer local workers, where their memory is worth more as prefetch: all that there is is taken, and the
+    workers idle behind slow batches."""
+    settings = plan.settings
+    if plan.rate >= PLANNER.as_fast * plan.flow.rate or settings.prefetch < bounds.most_prefetch(settings.local):
+        return plan
+    found = plan
+    for factor in _LEANER:
+        fewer = replace(settings, local=max(bounds.least_local, math.floor(settings.local * factor)))
+        if not fewer.workers or fluid(work, fewer).rate <= found.rate:
+            break
+        other = _with_prefetch(work, fewer, bounds, config)
+        if other.rate >= (1.0 + config.wait_goal) * found.rate:
+            found = other
+    return found
 
 
 def expect(work: Estimate, settings: Settings) -> Plan:
@@ -180,9 +200,9 @@ def _with_prefetch(work: Estimate, settings: Settings, bounds: Bounds, config: A
 def _safe_prefetch(work: Estimate, settings: Settings, bounds: Bounds) -> int:
     """Batches in flight that make up for what is not known of the spread of service times, within what is cheap.
 
-    None where workers are remote: on a network that is not fast enough batches hold each other up.
+    None where most workers are remote: on a network that is not fast enough batches hold each other up.
     """
-    if settings.remote or work.variation < PLANNER.hardly_uneven:
+    if settings.remote > settings.local or work.variation < PLANNER.hardly_uneven:
         return 0
     worker_bytes = bounds.worker_bytes or PLANNER.worker_bytes
     cheap = int(settings.workers * worker_bytes / bounds.batch_bytes) if bounds.batch_bytes else settings.prefetch

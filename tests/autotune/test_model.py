@@ -159,3 +159,15 @@ def test_costs_that_stay_alike_need_more_in_flight() -> None:
     assert expect(alike, short).rate < 0.98 * expect(independent, short).rate
     assert expect(alike, long).rate > 0.98 * expect(independent, long).rate
     assert best(alike, Bounds(local=64, remote=0, prefetch=4096), CONFIG).settings.prefetch >= 48
+
+
+def test_where_memory_is_short_fewer_workers_leave_room_for_batches_ahead() -> None:
+    """17 workers would leave room for 22 batches, and idle behind each slow one."""
+    spread = tuple(math.exp(0.8 * NormalDist().inv_cdf((i + 0.5) / 97) - 0.32) for i in range(97))
+    uneven = replace(EASY, step_s=0.0, cpu_s=0.6, wait_s=8.4, here_s=9.0, spread=spread)
+    bounds = Bounds(local=17, remote=0, prefetch=4096, memory=2.2e9, worker_bytes=1.25e8, batch_bytes=3.2e6)
+    plan = best(uneven, bounds, CONFIG)
+    assert plan.settings.local < 17
+    assert plan.rate > 1.2 * expect(uneven, at(17, prefetch=bounds.most_prefetch(17))).rate
+    assert plan.settings.prefetch <= bounds.most_prefetch(plan.settings.local)
+    assert best(uneven, replace(bounds, memory=math.inf), CONFIG).settings.local == 17
