@@ -33,7 +33,7 @@ from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.rank_shares import RankLoad
 from dpex.errors import OptionError
 from dpex.measure.consumer_time import EngineLook, Tally, Times
-from dpex.measure.samples import PoolSample
+from dpex.measure.samples import MachineSample, PoolSample
 from dpex.measure.wait_causes import NONE_YET, STRAGGLER
 from dpex.pools.ray.room import RemoteRoom
 from dpex.system.clock import ManualClock
@@ -822,6 +822,19 @@ def test_a_budget_bounds_the_memory_that_the_controller_sees(parts: Any) -> None
     engine.work(9, 0.0, 0.09)
     tuner.turn()
     assert listener.samples[0].machine.batch_budget == 2_000
+
+
+@pytest.mark.parametrize(("ranks", "free"), [("1", 3e9), ("4", 0.0)])
+def test_ranks_divide_the_free_memory(parts: Any, monkeypatch: pytest.MonkeyPatch, ranks: str, free: float) -> None:
+    """Half of 8 GB and of what two workers of 1 GB have, less these; or of a quarter of the 8 GB."""
+    tuner, engine, listener = parts
+    machine = MachineSample(memory_free=8 * 10**9, worker_bytes=1e9)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    monkeypatch.setattr(FakeWorker, "sample", lambda *_: machine)
+    tuner.turn()
+    engine.work(9, 0.0, 0.09)
+    tuner.turn()
+    assert listener.samples[0].machine.memory_free == pytest.approx(free, abs=1e3)
 
 
 def test_a_budget_of_the_loader_is_its_tuners() -> None:

@@ -109,7 +109,7 @@ class Tuning:
             others=self._measure_others(),
             trainer_cpu_s=self._noise(window.trainer_cpu_s),
             trainer_queued_s=None if queued_s is None else self._noise(queued_s),
-            memory_free=int(world.memory - simulator.memory),
+            memory_free=int((world.memory - simulator.memory) / world.ranks),
             worker_bytes=world.worker_bytes,
         )
 

@@ -41,6 +41,7 @@ from dpex.measure.consumer_time import EngineLook
 from dpex.measure.gpu_use import GpuUse
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.system.clock import Clock, monotonic
+from dpex.system.cpus import local_ranks
 from dpex.system.gpu.watch import GpuView, view
 from dpex.system.machine import MachineMeter
 from dpex.system.rank_board import RankShare, rank_share
@@ -276,7 +277,8 @@ class Tuner:
         return busy
 
     def _machine_sample(self, look: EngineLook, window: Window) -> MachineSample:
-        """The machine; of its free memory as much as leaves the trainer what it may need."""
+        """The machine; of its free memory an equal part for each rank on it, and of that as much as leaves the trainer
+        what it may need: all ranks see the same free memory, and grow at the same time."""
         assert self._machine is not None
         machine = self._machine.sample(look.pids, window.trainer_cpu_s, look.local.running)
         free = machine.memory_free
@@ -284,7 +286,7 @@ class Tuner:
             workers = look.local.running + look.remote.running
             batches = look.ready + min(look.in_flight, workers)
             held = batches * look.batch_bytes + look.local.requested * machine.worker_bytes
-            free = int(self._config.memory_share * (free + held) - held)
+            free = int(self._config.memory_share * (free / local_ranks(os.environ) + held) - held)
         budget = self._limits.memory_budget
         return replace(machine, memory_free=free, batch_budget=budget, trainer_queued_s=window.trainer_queued_s)
 
