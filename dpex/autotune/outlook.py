@@ -56,14 +56,27 @@ def _at_most(plan: Plan, rate: float) -> Plan:
 
 
 def _best(work: Estimate, dearer: Estimate, bounds: Bounds, now: Settings, config: AutotuneConfig) -> Plan:
-    """The best plan; one with less than now must do even if batches are dearer than they seem."""
+    """The best plan. One with more workers than now has as many as batches need that are as dear as they may be; one
+    with less must do even then."""
     plan = best(work, bounds, config)
-    if not _is_less(plan.settings, now) or dearer == work or not plan.settings.workers:
+    if dearer == work or not plan.settings.workers:
+        return plan
+    if plan.settings.workers > now.workers:
+        return _with_a_reserve(work, dearer, plan, bounds, config)
+    if not _is_less(plan.settings, now):
         return plan
     careful = best(dearer, bounds, config).settings
     if not _is_less(plan.settings, careful):
         return plan
     return expect(work, careful if _is_less(careful, now) else now)
+
+
+def _with_a_reserve(work: Estimate, dearer: Estimate, plan: Plan, bounds: Bounds, config: AutotuneConfig) -> Plan:
+    """The plan for dearer batches, if it has more workers and is as fast where batches cost what they seem to: of
+    uneven batches the short ones are seen first, and what turns out to be too much is given back."""
+    reserve = expect(work, best(dearer, bounds, config).settings)
+    has_more = reserve.settings.workers > plan.settings.workers
+    return reserve if has_more and reserve.rate >= PLANNER.as_fast * plan.rate else plan
 
 
 def _is_less(one: Settings, other: Settings) -> bool:
