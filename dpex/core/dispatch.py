@@ -5,13 +5,15 @@ it lives. A ticket that was sent counts to its pool's ``load`` until `arrived` s
 
 A message counts as sent once its `Send` is among the instructions. When a pool refuses it, `refused` takes it back, and
 with it all later messages to the same receiver, so that tickets keep their order. The next time such a receiver gets
-one message only: a full one costs one attempt, not one for each ticket that waits. A pool that refused is left out
-until something comes back from it, so that others make meanwhile what it would not take.
+one message only: a full one costs one attempt, not one for each ticket that waits. A pool is sent as many tickets as it
+had when it refused, and one message more, as it may take more by now; if it does, more and more. A pool that refused is
+left out until something comes back from it, so that others make meanwhile what it would not take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Container, Mapping
 
 from dpex.core.assignment import Assignment
 from dpex.core.events import PoolStatus
@@ -55,8 +57,11 @@ class Dispatch:
         self._sent_at: dict[int, float] = {}
         """When other machines were given what they hold."""
         self._now = 0.0
-        self._full: set[tuple[str, int | None]] = set()
-        """Pools, or workers of them, that took no more when they were last sent something."""
+        self._full: set[tuple[str, int]] = set()
+        """Workers, with their pools, that took no more when they were last sent something."""
+        self._room: dict[str, tuple[int, int]] = {}
+        """Of pools that took no more: how many tickets they may have, and by how many more this rises with the next
+        attempt."""
         self._paused: set[str] = set()
         """Pools that refused what any worker may make, and from which nothing has come back since."""
         self.incomplete: set[int] = set()
@@ -68,6 +73,7 @@ class Dispatch:
         self._carrier.clear()
         self._sent_at.clear()
         self._full.clear()
+        self._room.clear()
         self._paused.clear()
         self.incomplete.clear()
         self.load = dict.fromkeys(self._pools, 0)
@@ -94,17 +100,26 @@ class Dispatch:
 
     def _issue_shared(self, schedule: Schedule, epoch: int, starving: bool) -> None:
         rules, prefetch = self._rules, schedule.prefetch
+        closed: set[str] = set()
         while waiting := schedule.pending():
-            pool = self._least_loaded(prefetch)
+            pool = self._least_loaded(prefetch, closed)
             if pool is None:
                 return
             if waiting < rules.group and not starving and schedule.ready:
                 self.incomplete.add(SHARED)
                 return
             size = rules.message_size(prefetch, len(self._pools[pool].workers), pool == REMOTE)
-            if not self._send(schedule, min(waiting, size), SHARED, epoch, pool, None):
-                return
+            self._send(schedule, min(waiting, size), SHARED, epoch, pool, None)
+            if self._is_beyond_room(pool):
+                closed.add(pool)
         self._dirty.clear()
+
+    def _is_beyond_room(self, pool: str) -> bool:
+        """Whether the pool has more now than when it took no more; if it takes this, it may have some more."""
+        load, (room, more) = self.load[pool], self._room.get(pool, (math.inf, 1))
+        if load > room:
+            self._room[pool] = load + more, 2 * more
+        return load > room
 
     def _issue_logical(self, schedule: Schedule, epoch: int, queue: int, starving: bool) -> bool:
         """Send what waits for one logical worker; True if nothing waits any longer."""
@@ -138,16 +153,16 @@ class Dispatch:
                 self._on_its_way(tickets, pool)
             else:
                 schedule.give_back(tickets)
-        if self._full and (pool, worker) in self._full:
-            self._full.discard((pool, worker))
-            return False
-        return True
+        if worker is None or (pool, worker) not in self._full:
+            return True
+        self._full.discard((pool, worker))
+        return False
 
-    def _least_loaded(self, prefetch: int) -> str | None:
+    def _least_loaded(self, prefetch: int, closed: Container[str]) -> str | None:
         best, best_load = None, 0.0
         for name, status in self._pools.items():
             workers = len(status.workers)
-            if not workers or name in self._paused:
+            if not workers or name in self._paused or name in closed:
                 continue
             load = self.load[name] / workers
             if best is None or load < best_load:
@@ -201,6 +216,7 @@ class Dispatch:
     def resume(self, pool: str) -> None:
         """A pool stands otherwise now, and may take again what it refused."""
         self._paused.discard(pool)
+        self._room.pop(pool, None)
 
     def refused(self, schedule: Schedule, send: Send) -> None:
         """Take back a message, and those after it to the same receiver. May be broken off, and done again."""
@@ -212,14 +228,18 @@ class Dispatch:
                 back.append(message)
             else:
                 kept.append(message)
-        self._full.add((pool, worker))
         again: dict[int, list[Ticket]] = {}
         for message in back:
             self._dirty.add(message.queue)
             if message.again:
                 again.setdefault(message.queue, []).extend(message.tickets)
-            else:
+        for message in reversed(back):  # so that each ticket waits before those that came back before it
+            if not message.again:
                 self._take_back(schedule, message)
+        if worker is None:
+            self._room[pool] = self.load[pool], 1
+        else:
+            self._full.add((pool, worker))
         for queue, tickets in again.items():
             self._assignment.replay_refused(queue, tickets)
         self._out[:] = kept

@@ -238,14 +238,12 @@ class Schedule:
     def _requeue(self, ticket: Ticket) -> None:
         """Let a ticket wait in its place. If that is broken off, it still counts as issued, and may be done again."""
         waiting = self._pending[ticket.queue]
-        if ticket in waiting:
-            return
-        if waiting and waiting[0] < ticket:
+        if not waiting or ticket < waiting[0]:  # mostly: what comes back was taken from here
+            waiting.appendleft(ticket)
+        elif ticket not in waiting:
             ordered = list(waiting)
             insort(ordered, ticket)
             self._pending[ticket.queue] = deque(ordered)
-        else:
-            waiting.appendleft(ticket)
 
     # -- results -------------------------------------------------------------------------------------------------
 

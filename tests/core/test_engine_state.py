@@ -279,6 +279,32 @@ def test_a_refused_message_takes_those_behind_it_back_and_they_are_sent_again_in
     assert table.state.dispatch.load == {"local": 4}
 
 
+def test_what_a_full_pool_did_not_take_is_not_offered_with_each_result() -> None:
+    """It has room for twenty: with each result one fits, and one more is tried."""
+    table = Table(prefetch=200)
+    table.draw(200)
+    answer = table.state.handle(SEND_EVERYTHING)
+    del answer[:20]
+    table.tell(Refused(answer[0]))
+    for number in range(100):
+        table.tell(made(number))
+        answer = table.state.handle(SEND_EVERYTHING)
+        assert shortened(answer) == [("local", None, [number + 20]), ("local", None, [number + 21])][: len(answer)]
+        assert 1 <= len(answer) <= 2
+        del answer[0]
+        if answer:
+            table.tell(Refused(answer[0]))
+
+
+def test_a_pool_that_takes_more_than_once_is_offered_more_and_more() -> None:
+    table = Table(prefetch=200)
+    table.draw(200)
+    answer = table.state.handle(SEND_EVERYTHING)
+    del answer[:20]
+    table.tell(Refused(answer[0]))
+    assert [len(table.send()) for _ in range(5)] == [1, 2, 3, 5, 9]
+
+
 def test_what_one_pool_refuses_another_makes() -> None:
     table = Table(sizes=(1, 3), prefetch=16)
     table.draw(8)
