@@ -279,13 +279,19 @@ def test_a_refused_message_takes_those_behind_it_back_and_they_are_sent_again_in
     assert table.state.dispatch.load == {"local": 4}
 
 
-def test_what_a_full_pool_did_not_take_is_not_offered_with_each_result() -> None:
-    """It has room for twenty: with each result one fits, and one more is tried."""
+def full_at_twenty() -> Table:
+    """Of two hundred batches the pool took twenty."""
     table = Table(prefetch=200)
     table.draw(200)
     answer = table.state.handle(SEND_EVERYTHING)
     del answer[:20]
     table.tell(Refused(answer[0]))
+    return table
+
+
+def test_what_a_full_pool_did_not_take_is_not_offered_with_each_result() -> None:
+    """It has room for twenty: with each result one fits, and one more is tried."""
+    table = full_at_twenty()
     for number in range(100):
         table.tell(made(number))
         answer = table.state.handle(SEND_EVERYTHING)
@@ -297,11 +303,7 @@ def test_what_a_full_pool_did_not_take_is_not_offered_with_each_result() -> None
 
 
 def test_a_pool_that_takes_more_than_once_is_offered_more_and_more() -> None:
-    table = Table(prefetch=200)
-    table.draw(200)
-    answer = table.state.handle(SEND_EVERYTHING)
-    del answer[:20]
-    table.tell(Refused(answer[0]))
+    table = full_at_twenty()
     assert [len(table.send()) for _ in range(5)] == [1, 2, 3, 5, 9]
 
 
