@@ -109,7 +109,7 @@ class Link:
             self._most = math.inf
             return
         self._latest.append((nbytes, sending_s, whole_s))
-        nbytes, sending_s, whole_s = map(sum, zip(*self._latest, strict=True))
+        nbytes, sending_s, whole_s = self._lately
         if whole_s < LINK.measured_s * links:
             return
         if sending_s >= LINK.full * whole_s:
@@ -118,9 +118,15 @@ class Link:
             self._most = math.inf
 
     @property
+    def _lately(self) -> tuple[float, float, float]:
+        """The sums of `_latest`."""
+        nbytes, sending_s, whole_s = map(sum, zip((0.0, 0.0, 0.0), *self._latest, strict=True))
+        return nbytes, sending_s, whole_s
+
+    @property
     def _is_roomy(self) -> bool:
         """Whether machines tell that their ways were mostly idle in the latest windows: nothing queues there."""
-        _, sending_s, whole_s = map(sum, zip(*self._latest, strict=True)) if self._latest else (0.0, 0.0, 0.0)
+        _, sending_s, whole_s = self._lately
         return sending_s < LINK.roomy * whole_s
 
     def _have_time_to_spare(self) -> bool:

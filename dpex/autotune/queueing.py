@@ -78,18 +78,19 @@ def waiting(sample: Sample, wait_s: float) -> float:
 
 def queued_here(sample: Sample) -> float:
     """Queueing for a CPU while the training process made batches."""
-    if sample.made_here.queued_s is not None:
-        return sample.made_here.queued_s
-    inside = sample.work_s + sample.own_s
-    return (sample.machine.trainer_queued_s or 0.0) * sample.own_s / inside if inside > 0 else 0.0
+    queued = sample.made_here.queued_s
+    return _queued_in_next(sample) if queued is None else queued
 
 
 def taking_over(sample: Sample) -> float:
     """Seconds of the training loop's own work in ``next()``, as they would be with a CPU always free."""
-    queued, inside = sample.machine.trainer_queued_s, sample.work_s + sample.own_s
-    if queued is None or inside <= 0:
-        return sample.own_s
-    return max(0.0, sample.own_s - queued * sample.own_s / inside)
+    return max(0.0, sample.own_s - _queued_in_next(sample))
+
+
+def _queued_in_next(sample: Sample) -> float:
+    """Of the training thread's queueing for a CPU the part that fell into its own work in ``next()``."""
+    inside = sample.work_s + sample.own_s
+    return (sample.machine.trainer_queued_s or 0.0) * sample.own_s / inside if inside > 0 else 0.0
 
 
 def stepping(sample: Sample, felt: FeltSample, wait_s: float) -> float:
