@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpex.autotune.constants.judging import CEILING
+from dpex.autotune.constants.learning import CEILING
 from dpex.autotune.constants.trying import COMMON
 from dpex.autotune.types import Sample
 from dpex.autotune.window_record import WindowRecord

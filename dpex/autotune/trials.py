@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from dpex.autotune.ceiling import Ceilings
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.constants.judging import EVALUATION, TRIALS
+from dpex.autotune.constants.judging import EVALUATION
+from dpex.autotune.constants.learning import TRIALS
 from dpex.autotune.constants.trying import COMMON
 from dpex.autotune.estimator import WorkEstimator
 from dpex.autotune.evaluation import Evaluation, FailedTrial

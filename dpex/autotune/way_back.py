@@ -7,7 +7,8 @@ apart: if the trial was to blame, a batch takes with them what it took before it
 from __future__ import annotations
 
 from dpex.autotune import wording
-from dpex.autotune.constants.judging import EVALUATION, TRIALS
+from dpex.autotune.constants.judging import EVALUATION
+from dpex.autotune.constants.learning import TRIALS
 from dpex.autotune.estimator import WorkEstimator
 from dpex.autotune.evaluation import FailedTrial
 from dpex.autotune.types import Decision, Sample

@@ -7,6 +7,7 @@ simulator gets worse without each constant (`python -m benchmarks.simulation.wit
 - `worker_count`: when the number of workers changes
 - `trying`: when something is tried that the model does not know
 - `judging`: when it is known what a decision brought
+- `learning`: what a trial teaches, and what queues on a link say
 - `planning`: which settings are compared
 - `measuring`: how windows become an estimate of the work
 - `levels`: what is noise, and what is a change of the work

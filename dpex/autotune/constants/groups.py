@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dpex.autotune.constants import Constants, Description
-from dpex.autotune.constants.judging import CEILING, EVALUATION, SETTLING, TRIALS
+from dpex.autotune.constants.judging import EVALUATION, SETTLING
+from dpex.autotune.constants.learning import CEILING, TRIALS
 from dpex.autotune.constants.levels import CORRELATION, LEVEL
 from dpex.autotune.constants.measuring import ESTIMATOR, GPU, LINK, MODEL
 from dpex.autotune.constants.planning import LIMITS, OUTLOOK, PLANNER
