@@ -30,6 +30,7 @@ from dpex.pools.local.clean_fork_server import starter_for
 from dpex.pools.local.handles import LocalWorkerHandle, WorkerProcess
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive
+from dpex.worker import rng_state
 from dpex.worker.outcome import Failure
 from dpex.worker.setup import WorkerSetup
 
@@ -235,7 +236,6 @@ def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_worker_that_cannot_be_started_costs_those_that_run_nothing(gate: Path, shared_queue: bool) -> None:
     with driven(1, shared_queue=shared_queue) as driver:
         pool, (pid,) = driver.pool, driver.pids()
-        before = descriptors(pool._template._process.pid)
         gate.touch()
         pool.resize(4)
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 3)
@@ -244,10 +244,13 @@ def test_a_worker_that_cannot_be_started_costs_those_that_run_nothing(gate: Path
         assert "Resource temporarily unavailable" in pool.counts.why_most
         (note,) = driver.of(Notice)
         assert "4 local workers are wanted" in note.text
-        assert descriptors(pool._template._process.pid) == before
         driver.send(0, worker=None if shared_queue else pool.workers()[0])
         driver.wait_until_made(1)
         assert driver.pids() == [pid]
+        left_open = descriptors(pool._template._process.pid)  # it has told of the last attempt, so that it rests
+        pool.resize(4)
+        driver.listen_until(lambda: len(driver.of(WorkerGone)) == 6)
+        assert descriptors(pool._template._process.pid) == left_open
         gate.unlink()
         pool.resize(4)
         driver.listen_until(lambda: pool.counts.running == 4)
@@ -270,6 +273,23 @@ def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:
         resource.prlimit(template, resource.RLIMIT_NOFILE, (soft, hard))
         pool.resize(2)
         driver.listen_until(lambda: pool.counts.running == 2)
+
+
+def test_the_generators_are_found_once_for_all_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found_by, find = tmp_path / "found_by", rng_state._torch_offset
+
+    def noted() -> int:
+        with found_by.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return find()
+
+    rng_state._offsets.cache_clear()
+    monkeypatch.setattr(rng_state, "_found", None)
+    monkeypatch.setattr(rng_state, "_torch_offset", noted)
+    with driven(2) as driver:
+        driver.send(*range(8))
+        driver.wait_until_made(8)
+        assert found_by.read_text().split() == [str(driver.pool._template._process.pid)]
 
 
 @pytest.mark.filterwarnings("ignore:2 local workers are wanted:RuntimeWarning")
