@@ -421,3 +421,36 @@ def test_workers_that_come_while_tiny_batches_pass_unmeasured_go_on_where_they_e
         found += [batch.item() for batch in iterator]
         assert found == list(range(4000))
         assert iterator._engine.stats().batches == 4000
+
+
+class Threads(Dataset[torch.Tensor]):
+    """Sample: large, and filled with the number of threads that torch has meanwhile."""
+
+    def __init__(self, *, sets: int = 0) -> None:
+        self.sets = sets
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.sets:
+            torch.set_num_threads(self.sets)
+        return torch.full((2**19,), float(torch.get_num_threads()))
+
+
+@pytest.mark.parametrize(("sets", "stacking"), [(0, 3), (2, 2)], ids=["as they were", "set by the dataset"])
+def test_large_batches_are_stacked_by_all_of_torch_s_threads(
+    sets: int, stacking: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, stack = [], torch.stack
+
+    def noted(*arguments: Any, **options: Any) -> torch.Tensor:
+        found.append(torch.get_num_threads())
+        return stack(*arguments, **options)
+
+    monkeypatch.setattr(torch, "stack", noted)
+    torch.set_num_threads(3)
+    batches = list(DpexDataLoader(Threads(sets=sets), batch_size=4, seeding="batch"))
+    assert found == [stacking] * 2
+    assert torch.get_num_threads() == 3
+    assert torch.equal(torch.cat(batches), torch.full((8, 2**19), float(sets or 1)))

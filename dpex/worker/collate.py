@@ -15,12 +15,21 @@ class ArenaCollate:
     """torch's ``default_collate`` with its tensors stacked straight into an arena.
 
     A user's own entry for ``torch.Tensor`` in ``default_collate_fn_map`` is respected.
+
+    Args:
+        arena: Where batches of more than ``least_bytes`` lie.
+        in_worker: It is used in a worker, and not in the training process.
+        threads: The number of torch's threads that stack large tensors where the batch is otherwise made by one. What
+            they copy does not depend on their number.
     """
 
-    def __init__(self, arena: Arena, least_bytes: int, *, in_worker: bool) -> None:
+    def __init__(
+        self, arena: Arena, least_bytes: int, *, in_worker: bool, threads: Callable[[], int] = lambda: 1
+    ) -> None:
         self._arena = arena
         self._least_bytes = least_bytes
         self._in_worker = in_worker
+        self._threads = threads
 
     def stack(self, batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
         """Stack equal, plain CPU tensors into a slot; leave everything else to torch.
@@ -38,9 +47,20 @@ class ArenaCollate:
             alike = set(map(type, batch)) == _TENSOR_ONLY if self._in_worker else all(map(_like(first), batch))
             if alike and first.device.type == "cpu":
                 size = (len(batch), *shape)
-                out = self._arena.tensor(size, dtype) if large else torch.empty(size, dtype=dtype, device="cpu")
-                return torch.stack(batch, 0, out=out)
+                if large:
+                    return self._stack_large(batch, self._arena.tensor(size, dtype))
+                return torch.stack(batch, 0, out=torch.empty(size, dtype=dtype, device="cpu"))
         return torch.stack(batch, 0)
+
+    def _stack_large(self, batch: Any, out: torch.Tensor) -> torch.Tensor:
+        threads = self._threads()
+        if threads == 1 or torch.get_num_threads() != 1:
+            return torch.stack(batch, 0, out=out)
+        torch.set_num_threads(threads)
+        try:
+            return torch.stack(batch, 0, out=out)
+        finally:
+            torch.set_num_threads(1)
 
     def install(self) -> None:
         """Make ``default_collate`` itself use the arena, for collate functions that call it (worker processes only)."""

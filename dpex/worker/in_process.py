@@ -57,6 +57,11 @@ class InProcessMaker:
         self._modes = modes
         self._disturbed = disturbed
         self._gave_up = False
+        self._threads = 1
+
+    def threads(self) -> int:
+        """How many threads torch's operations have outside of the ticket that is being made."""
+        return self._threads
 
     def make(self, fetch: Callable[[Any], Made], index: Any, number: int, epoch: int) -> Made:
         """``fetch(index)`` for ticket ``number``; its errors come as they are."""
@@ -154,6 +159,7 @@ class InProcessMaker:
     def _once(self, fetch: Callable[[Any], Made], index: Any, seed: int) -> Made:
         generators: Generators = located() or ByFunctions()
         threads, modes = _count_threads(), self._modes
+        self._threads = threads
         outer, current.seed = current.seed, seed
         try:
             if threads != 1:

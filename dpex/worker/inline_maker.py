@@ -29,11 +29,11 @@ class InlineMaker:
     def __init__(self, setup: WorkerSetup, arena: Arena, timer: TicketTimer, disturbed: Callable[[str], None]) -> None:
         collate_fn = setup.collate_fn
         draws = not draws_nothing(setup.dataset, collate_fn)
+        self._process = InProcessMaker(setup.base_seed, setup.modes, disturbed, draws=draws)
         if collate_fn is default_collate:
-            collate_fn = ArenaCollate(arena, INLINE_ARENA_BYTES, in_worker=False)
+            collate_fn = ArenaCollate(arena, INLINE_ARENA_BYTES, in_worker=False, threads=self._process.threads)
         fetcher, own = Fetcher(setup, setup.dataset, collate_fn, timer, time.thread_time), setup.own_generators()
         self._fetch, self._unmeasured = reseeding(fetcher.fetch, own), reseeding(fetcher.unmeasured, own)
-        self._process = InProcessMaker(setup.base_seed, setup.modes, disturbed, draws=draws)
 
     def __call__(self, number: int, index: Any, epoch: int) -> tuple[Any, Stages]:
         """The batch and its stage times; errors come as they are."""
