@@ -1,7 +1,8 @@
 """One measurement in a process of its own: `python -m benchmarks.measure REQUEST`, where REQUEST is JSON.
 
 The last line of its output is JSON: the consumer's course. A process per measurement means that no loader inherits
-another's warm memory, threads or leftovers. With `--prepare WORK` it only makes the files of a work.
+another's warm memory, threads or leftovers. With `--prepare WORK` it only makes the files of a work, and
+reads them into the page cache.
 """
 
 import json
@@ -17,6 +18,7 @@ from benchmarks.contestants import LIMIT, RIVALS, Contestant
 from benchmarks.course import Course, Drive, drive, tuning
 from benchmarks.limit import limit
 from benchmarks.loaders import open_loader
+from benchmarks.tables import read_files_in_use
 from benchmarks.works import WORKS
 
 BALLAST_BYTES = 256 * 2**20
@@ -79,7 +81,8 @@ def main(arguments: list[str]) -> None:
     """See the module."""
     if arguments[0] == "--prepare":
         with WORKS[arguments[1]].opened():
-            return
+            read_files_in_use()
+        return
     request = Request.from_json(arguments[0])
     print(json.dumps(measure(request).as_dict()), flush=True)
     if request.contestant.engine in RIVALS:

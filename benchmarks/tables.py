@@ -20,6 +20,7 @@ from benchmarks.machine import last_level_cache_bytes
 CACHES = 4
 """How many times the last-level cache a table holds at least, so that its rows come from memory."""
 CHUNK_ROWS_BYTES = 2**24
+READ_BYTES = 2**24
 
 
 def folder() -> Path:
@@ -27,6 +28,24 @@ def folder() -> Path:
     path = Path(os.environ.get("DPEX_BENCH_DATA") or Path(__file__).resolve().parent / "data")
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+_in_use: dict[Path, None] = {}
+
+
+def data_file(name: str) -> Path:
+    """The path of a file of data, which this process uses from now on (`read_files_in_use`)."""
+    path = folder() / name
+    _in_use[path] = None
+    return path
+
+
+def read_files_in_use() -> None:
+    """Read them once, so that they are in the page cache."""
+    for path in _in_use:
+        with path.open("rb", buffering=0) as file:
+            while file.read(READ_BYTES):
+                pass
 
 
 def rows_beyond_cache(row_bytes: int, least: int = 1) -> int:
@@ -49,7 +68,7 @@ class Table:
 
     @property
     def path(self) -> Path:
-        return folder() / f"{self.name}-{self.rows}x{'x'.join(map(str, self.shape))}.f32"
+        return data_file(f"{self.name}-{self.rows}x{'x'.join(map(str, self.shape))}.f32")
 
     def open(self) -> torch.Tensor:
         """The file's rows, mapped: a float32 tensor of shape (rows, *shape). Makes the file if it is missing."""
@@ -84,7 +103,7 @@ class Blobs:
 
     @property
     def path(self) -> Path:
-        return folder() / f"{self.name}-{self.count}.blobs"
+        return data_file(f"{self.name}-{self.count}.blobs")
 
     @property
     def ends_path(self) -> Path:

@@ -59,6 +59,23 @@ def test_samples_have_one_shape_and_files_are_made_once(work: Work, small_data: 
         assert {path.name: path.stat().st_mtime_ns for path in small_data.iterdir()} == made
 
 
+def test_all_files_of_a_work_are_read_before_its_row(
+    work: Work, small_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: dict[Path, None] = {}
+    monkeypatch.setattr(tables, "_in_use", used)
+    with work.opened(count=30):
+        assert set(small_data.iterdir()) - {path.with_suffix(".ends") for path in used} == set(used)
+    read, files = bytes_read(), sum(path.stat().st_size for path in used)
+    tables.read_files_in_use()
+    assert bytes_read() - read >= files
+
+
+def bytes_read() -> int:
+    """What this process has read by system calls."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def test_blobs_come_back_as_they_were_made(small_data: Path) -> None:
     texts = [b"", b"one", b"twenty-two"]
     blobs = Blobs.made("b", 3, lambda count: texts[:count])

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.tables import folder, rows_beyond_cache, write_whole
+from benchmarks.tables import data_file, rows_beyond_cache, write_whole
 from benchmarks.works import ENDLESS
 
 RATE_HZ, TARGET_HZ = 44_100, 16_000
@@ -21,7 +21,7 @@ class Recordings(Dataset[torch.Tensor]):
 
     def __init__(self) -> None:
         count = rows_beyond_cache(2 * RATE_HZ * SECONDS)
-        self.paths = [folder() / f"recording-{number}.wav" for number in range(count)]
+        self.paths = [data_file(f"recording-{number}.wav") for number in range(count)]
         for number, path in enumerate(self.paths):
             if not path.exists():
                 write_whole(path, [_recording(number)])

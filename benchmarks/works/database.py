@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.tables import folder, rows_beyond_cache
+from benchmarks.tables import data_file, rows_beyond_cache
 from benchmarks.works import ENDLESS
 
 EVENTS = 32
@@ -26,7 +26,7 @@ class Histories(Dataset[torch.Tensor]):
 
     def __init__(self) -> None:
         self.users = rows_beyond_cache(EVENTS * EVENT_BYTES)
-        self.path = folder() / f"events-{self.users}.sqlite"
+        self.path = data_file(f"events-{self.users}.sqlite")
         if not self.path.exists():
             _write(self.path, self.users)
         self._forget()

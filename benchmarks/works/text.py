@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.tables import folder, rows_beyond_cache, write_whole
+from benchmarks.tables import data_file, rows_beyond_cache, write_whole
 from benchmarks.works import ENDLESS
 
 DOCUMENT_BYTES = 1024
@@ -35,7 +35,7 @@ class Corpus:
 
     @property
     def path(self) -> Path:
-        return folder() / f"corpus-{self.documents}.txt"
+        return data_file(f"corpus-{self.documents}.txt")
 
     @cached_property
     def _mapped(self) -> np.ndarray:

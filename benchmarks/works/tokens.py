@@ -4,7 +4,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch.utils.data import Dataset
 
-from benchmarks.tables import folder, write_whole
+from benchmarks.tables import data_file, write_whole
 from benchmarks.works import ENDLESS
 from benchmarks.works.text import Corpus, corpus
 
@@ -31,7 +31,7 @@ class Passages(Dataset[torch.Tensor]):
 
 def _tokenizer(learned_from: Corpus) -> Tokenizer:
     """The trained tokenizer, from its file if there is one."""
-    path = folder() / f"tokenizer-{learned_from.documents}.json"
+    path = data_file(f"tokenizer-{learned_from.documents}.json")
     if not path.exists():
         write_whole(path, [_trained(learned_from).to_str().encode()])
     return Tokenizer.from_file(str(path))

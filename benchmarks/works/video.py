@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.tables import folder, rows_beyond_cache
+from benchmarks.tables import data_file, rows_beyond_cache
 from benchmarks.works import ENDLESS
 
 WIDTH, HEIGHT, FRAMES = 320, 240, 200
@@ -25,7 +25,7 @@ class Clips(Dataset[torch.Tensor]):
 
     def __init__(self) -> None:
         count = rows_beyond_cache(FRAMES * FRAME_BYTES, LEAST_FILES)
-        self.paths = [folder() / f"video-{number}.avi" for number in range(count)]
+        self.paths = [data_file(f"video-{number}.avi") for number in range(count)]
         for number, path in enumerate(self.paths):
             if not path.exists():
                 _write(path, number)

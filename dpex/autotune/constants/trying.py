@@ -109,12 +109,13 @@ class InProcessConstants(Constants):
         off=1.0,
     )
     least_if_full: float = constant(
-        0.45,
+        0.55,
         "ratio",
         0.0,
         1.0,
         "The same where workers fill the CPUs.",
-        "Batches of workers that share caches, memory and locks take up to twice the CPU time of one process alone.",
+        "Two workers that fill two CPUs make twice as much as one process, unless each more than doubles the other's "
+        "time, which needs no trial. They make less than that where handing batches over takes a good part.",
         off=0.75,
     )
     least_if_copying: float = constant(
