@@ -30,8 +30,8 @@ class Row:
     the step allows in the window, in place of the same time: where the cost of a batch depends on its number. long:
     everybody has as long a window as "auto": where a few slow samples decide how far a short one reaches.
     waits: workers wait rather than compute, so more of them than cores pay, and dpex is measured with
-    `seeding="batch"` too, beside its default. rivals: whether those of the other environment know the work. needs:
-    packages beyond those that dpex is developed with.
+    `seeding="batch"` too, beside its default, unless a step hides the difference. rivals: whether those of the other
+    environment know the work. needs: packages beyond those that dpex is developed with.
     """
 
     key: str
@@ -72,6 +72,7 @@ def _local(row: Row, cores: int) -> tuple[Contestant, ...]:
             for count in WAITING_COUNTS
             for factor in PREFETCHES
         ]
+    if row.waits and not row.step_s:
         found += [Contestant(engine="dpex", workers=count, seeding="batch") for count in counts]
     limit = () if row.waits or row.step_s else (Contestant(engine=LIMIT, workers=cores),)
     return (*found, AUTO, *limit)
