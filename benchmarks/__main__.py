@@ -15,7 +15,7 @@ from benchmarks.process import ROOT, MeasurementError, Surroundings
 from benchmarks.report import row_text
 from benchmarks.results import results_of
 from benchmarks.rows import BY_KEY
-from benchmarks.runner import Interpreters, Turn, estimate_s, missing, run_turns, turns
+from benchmarks.runner import Interpreters, Turn, estimate_s, further_turns, missing, run_turns, turns
 
 RESULTS = Path(__file__).resolve().parent / "results"
 QUICK = Settings(rounds=2, window_s=2.0, learning_window_s=2.0)
@@ -28,7 +28,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", choices=BY_KEY, default=[*BY_KEY], metavar="ROW", help=", ".join(BY_KEY))
     parser.add_argument("--only", nargs="+", metavar="WHO", help="some contestants, such as torch:2 dpex:0 dpex:auto")
     parser.add_argument("--quick", action="store_true", help="a first look, not to be quoted: 2 rounds of 2 s")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds (5)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="everybody's rounds (5)")
     parser.add_argument("--window-s", type=float, metavar="S", help="seconds of a measurement, from iter() on (4)")
     parser.add_argument("--learning-window-s", type=float, metavar="S", help='the same for "auto" and the rivals (15)')
     parser.add_argument("--lock", type=Path, metavar="FILE", help="hold a lock of FILE during each measurement")
@@ -82,20 +82,26 @@ def print_row(key: str, journal: Journal) -> None:
         print(row_text(results_of(journal.measurements, machine()["cores"])[key]), end="\n\n", flush=True)
 
 
-def measure(
-    plan: dict[str, list[Turn]], journal: Journal, settings: Settings, rivals: str | None, lock: Path | None
-) -> None:
+def measure(plan: dict[str, list[Turn]], journal: Journal, settings: Settings, options: argparse.Namespace) -> None:
     """All rows, each printed when it is done."""
-    own = Surroundings(lock=lock)
-    theirs = Surroundings(python=rivals, lock=lock) if rivals else None
+    own = Surroundings(lock=options.lock)
+    rivals = options.rivals and str(Path(options.rivals).absolute())
+    theirs = Surroundings(python=rivals, lock=options.lock) if rivals else None
     with forking(own) as server:
         interpreters = Interpreters(own=own, rivals=theirs, forking=server)
         for key, row_turns in plan.items():
             try:
                 run_turns(missing(row_turns, journal), journal, settings, interpreters, say)
+                further = further_planned(key, journal, settings, options)
+                run_turns(missing(further, journal), journal, settings, interpreters, say)
             except MeasurementError as error:
                 journal.skip(key, f"its data could not be made: {error}")
             print_row(key, journal)
+
+
+def further_planned(key: str, journal: Journal, settings: Settings, options: argparse.Namespace) -> list[Turn]:
+    """The further rounds of "auto", unless contestants were chosen."""
+    return [] if options.only else further_turns(BY_KEY[key], journal, settings, len(os.sched_getaffinity(0)))
 
 
 def main(arguments: list[str]) -> int:
@@ -106,7 +112,8 @@ def main(arguments: list[str]) -> int:
         settings = settings_of(options, journal)
         plan = planned(options, settings)
         left = [turn for row_turns in plan.values() for turn in missing(row_turns, journal)]
-        print(f"{len(left)} measurements, about {estimate_s(left, settings) / 3600:.1f} hours", flush=True)
+        hours = estimate_s(left, settings) / 3600
+        print(f'{len(left)} measurements, about {hours:.1f} hours, and further rounds of "auto"', flush=True)
         if options.plan:
             return 0
         head, dirty = commit(ROOT)
@@ -117,10 +124,10 @@ def main(arguments: list[str]) -> int:
         return 2
     if load() > QUIET_LOAD:
         print(f"note: other work runs on this machine (load {load()}); figures will be noisy\n")
-    rivals = options.rivals and str(Path(options.rivals).absolute())
-    measure(plan, journal, settings, rivals, options.lock)
+    measure(plan, journal, settings, options)
     print(f"written to {os.path.relpath(journal.path)}")
-    failed = [turn for row_turns in plan.values() for turn in missing(row_turns, journal)]
+    further = [turn for key in plan for turn in further_planned(key, journal, settings, options)]
+    failed = missing([*(turn for row_turns in plan.values() for turn in row_turns), *further], journal)
     expected = {turn for turn in failed if turn.contestant.engine in RIVALS or turn.row.key in journal.skipped}
     return 1 if set(failed) - expected else 0
 

@@ -289,11 +289,18 @@ def origin_text(runs: Sequence[Kept], kind: Kind = "local") -> str:
 def _lengths(run: Kept, kind: Kind) -> str:
     settings = run.settings
     lengths = {
-        "local": f' of {settings.window_s:g} s, of {settings.learning_window_s:g} s for "auto"',
+        "local": f' of {settings.window_s:g} s, of {settings.learning_window_s:g} s for "auto"{_further(run)}',
         "remote": f" of {settings.window_s:g} s",
         "start": "",
     }
     return lengths[kind]
+
+
+def _further(run: Kept) -> str:
+    """The rounds that "auto" and the best fixed settings have beyond everybody's, in every row."""
+    numbers = [len(row.courses[AUTO]) for row in run.rows.values() if row.row.kind == "local" and AUTO in row.courses]
+    fewest = min(numbers, default=0)
+    return f" (which has {fewest} rounds, as have the best fixed settings)" if fewest > run.settings.rounds else ""
 
 
 DRILLS: dict[str, Callable[[str], str]] = {

@@ -28,7 +28,7 @@ from benchmarks.process import MeasurementError, Surroundings
 from benchmarks.results import RowResult, is_behind, results_of
 from benchmarks.rivals import MODULES
 from benchmarks.rows import BY_KEY, COUNTS, ROWS
-from benchmarks.runner import Interpreters, Turn, missing, request, run_turns, turns, window_s
+from benchmarks.runner import Interpreters, Turn, further_turns, missing, request, run_turns, turns, window_s
 from benchmarks.works import WORKS
 from dpex.pools.agent import same_machine
 
@@ -99,6 +99,25 @@ def test_every_second_round_goes_backwards() -> None:
     keys = [(turn.round, turn.contestant.key) for turn in planned]
     forth = ["torch:0", "dpex:2", "dpex:auto"]
     assert keys == [(0, key) for key in forth] + [(1, key) for key in reversed(forth)]
+
+
+def test_auto_has_further_rounds_beside_the_best_fixed_settings(tmp_path: Path) -> None:
+    """The same ones however far the further rounds have come; none in a run that cannot be quoted."""
+    journal = Journal(tmp_path / "run")
+    rates = {TORCH[0]: 5.0, TORCH[2]: 4.0, DPEX[0]: 6.0, DPEX[2]: 7.0, AUTO: 9.0}
+    for number in range(5):
+        for one, rate in rates.items():
+            journal.add(measurement(one, number, rate))
+    row, settings = BY_KEY["floats"], Settings()
+    planned = further_turns(row, journal, settings, CORES)
+    forth = ["dpex:2", "dpex:0", "torch:0", "dpex:auto"]
+    keys = [(turn.round, turn.contestant.key) for turn in planned]
+    assert keys == [(5, key) for key in reversed(forth)] + [(6, key) for key in forth]
+    journal.add(measurement(TORCH[0], 5, 100.0))
+    assert further_turns(row, journal, settings, CORES) == planned
+    assert len(missing(planned, journal)) == len(planned) - 1
+    assert not further_turns(row, journal, replace(settings, rounds=4), CORES)
+    assert not further_turns(BY_KEY["jpeg"], journal, settings, CORES)
 
 
 def test_labels_say_what_is_no_default() -> None:
@@ -637,6 +656,13 @@ def test_in_a_long_row_everybody_is_measured_as_long_as_auto() -> None:
         for key in ("wait", "skewed-wait", "slow-shards")
     }
     assert lengths == {"wait": {4.0, 15.0}, "skewed-wait": {15.0}, "slow-shards": {15.0}}
+
+
+def test_the_line_above_the_tables_tells_of_further_rounds_of_auto() -> None:
+    row = whole_row("floats")
+    more = replace(row, courses={**row.courses, AUTO: dict.fromkeys(range(7), course(20.0))})
+    assert "which has 7 rounds" in report.origin_text([run_of(more)])
+    assert "which has" not in report.origin_text([run_of(more, whole_row("jpeg"))])
 
 
 def test_the_headline_begins_with_what_auto_is_behind_in() -> None:
