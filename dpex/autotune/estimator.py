@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dpex.autotune import queueing, wording
+from dpex.autotune.constants.levels import LEVEL
 from dpex.autotune.constants.measuring import ESTIMATOR
 from dpex.autotune.correlation import Correlation, variance_of_mean
 from dpex.autotune.felt import FeltSample
@@ -35,6 +37,7 @@ class WorkEstimator:
         self._step_spread, self._launch = Level(), Level()
         self._others: deque[float] = deque(maxlen=ESTIMATOR.others_kept)
         self._spread: deque[float] = deque(maxlen=ESTIMATOR.spread_kept)
+        self._doubted: deque[int] = deque(maxlen=LEVEL.doubted_windows)
         self._scatter = Correlation()
         self.correlation = 0.0
         self._running = (-1, -1)
@@ -131,10 +134,7 @@ class WorkEstimator:
 
     def variation(self) -> float:
         """Standard deviation of service times over their mean."""
-        if len(self._spread) < 2:
-            return 1.0
-        mean = sum(self._spread) / len(self._spread)
-        return math.sqrt(sum((factor - mean) ** 2 for factor in self._spread) / len(self._spread)) / max(1e-9, mean)
+        return _variation(self._spread)
 
     def dearer(self, work: Estimate) -> Estimate:
         """The estimate with costs higher by their standard error, and as correlated as cannot be ruled out: what fewer
@@ -263,12 +263,14 @@ class WorkEstimator:
 
     def _services(self, sample: Sample) -> None:
         self._since_resized += 1
+        self._doubted.append(0)
         if self._since_resized <= ESTIMATOR.resized_windows and len(self._spread) >= ESTIMATOR.spread_known:
             return  # another level, which is not known well enough to measure single batches by
         for pool in (sample.made_here, sample.local, sample.remote):
             usual = self._usual(pool, sample) if pool.tickets and pool.services_s else 0.0
             if usual > 0:
                 self._spread.extend(min(ESTIMATOR.most_spread, service / usual) for service in pool.services_s)
+                self._doubted[-1] += len(pool.services_s)
 
     def _usual(self, pool: PoolSample, sample: Sample) -> float:
         """Mean service time of the pool, over more than this window where there was more."""
@@ -288,7 +290,7 @@ class WorkEstimator:
         workers were begun among these.
         """
         local, remote, here = sample.local, sample.remote, sample.made_here
-        spread = self.variation() if len(self._spread) >= ESTIMATOR.spread_known else max(1.0, self.variation())
+        spread = self._variation_before()
         stepped, batches = self._stepped(sample, felt)
         seen: list[tuple[str, Level, float, float, float]] = [
             ("CPU time of a batch", self._cpu, local.cpu_s, local.tickets, spread),
@@ -316,6 +318,11 @@ class WorkEstimator:
                 self._forget_making(level)
         return tuple(moved)
 
+    def _variation_before(self) -> float:
+        """The variation without the latest windows, which may be the first of another level and are no spread then."""
+        before = list(self._spread)[: max(0, len(self._spread) - sum(self._doubted))]
+        return _variation(before) if len(before) >= ESTIMATOR.spread_known else max(1.0, self.variation())
+
     def _stepped(self, sample: Sample, felt: FeltSample) -> tuple[float, float]:
         """Seconds of steps since the last batch, and how many: none where a full machine hides what they are."""
         stepped, batches = self._carried[0] + queueing.stepping(sample, felt, self._wait_s), float(sample.batches)
@@ -330,6 +337,7 @@ class WorkEstimator:
         self._at_once.clear()
         self._least_cpu = math.inf
         self._spread.clear()
+        self._doubted.clear()
         if moved is self._here:
             self._cpu.clear()
             self._wait.clear()
@@ -338,3 +346,11 @@ class WorkEstimator:
         if not self._running[1]:
             self._far.clear()
             self._far_cpu.clear()
+
+
+def _variation(factors: Sequence[float]) -> float:
+    """Standard deviation over mean; 1 where there are too few to tell."""
+    if len(factors) < 2:
+        return 1.0
+    mean = sum(factors) / len(factors)
+    return math.sqrt(sum((factor - mean) ** 2 for factor in factors) / len(factors)) / max(1e-9, mean)

@@ -185,6 +185,18 @@ def test_a_trial_is_not_blamed_for_a_change_of_the_work(part_of_window: float) -
     assert history.rate(changes_at + 12.0, changes_at + 20.0) > 0.9 / 0.02
 
 
+@pytest.mark.parametrize("changes_at", [4.6, 4.8, 5.0, 5.2, 5.4, 5.6, 5.8])
+def test_another_level_is_noticed_by_its_first_windows(changes_at: float) -> None:
+    """Windows of two batches each follow: what they are off by is no spread that would hide them."""
+    config = AutotuneConfig()
+    quick, slow = (Work(wait_s=wait_s, cpu_s=0.001, spread=0.02) for wait_s in (0.016, 0.128))
+    phases = Phase(work=quick, step=Step(gpu_s=0.02)), Phase(at=changes_at, work=slow)
+    controller = Controller(config, Settings(local=2, prefetch=4))
+    history = simulate(world(*phases, cpus=2), [controller], changes_at + 8.0, config.interval_s)[0]
+    assert history.rate(changes_at + 1.5, changes_at + 8.0) > 0.95 / 0.0203
+    assert not any(decision.reason == "undo" for decision in controller.decisions)
+
+
 def test_memory_is_a_wall() -> None:
     big = Phase(work=Work(wait_s=0.2, cpu_s=0.02, batch_bytes=2e8), step=Step(gpu_s=0.01))
     history, _ = run(world(big, memory=3e9))
