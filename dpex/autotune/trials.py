@@ -14,7 +14,7 @@ from dpex.autotune.ceiling import Ceilings
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants.judging import EVALUATION
 from dpex.autotune.constants.learning import TRIALS
-from dpex.autotune.constants.trying import COMMON
+from dpex.autotune.constants.trying import COMMON, IN_PROCESS
 from dpex.autotune.estimator import WorkEstimator
 from dpex.autotune.evaluation import Evaluation, FailedTrial
 from dpex.autotune.failed_changes import FailedChanges, change
@@ -73,7 +73,9 @@ class Trials:
         old = decision.old
         needed = max(EVALUATION.least_batches, 2 * min(old.prefetch, 2 * old.workers + ready))
         remote = EVALUATION.remote_skipped * max(0, decision.new.remote - old.remote)
-        skipped = 0 if decision.new.workers else EVALUATION.least_batches // 2  # memory is touched for the first time
+        skipped = 0
+        if not decision.new.workers:  # memory is touched for the first time, as it was by workers
+            skipped, before = EVALUATION.least_batches // 2, before.after(IN_PROCESS.warm_up_s)
         self._open = Evaluation(decision, before, needed, skipped, remote, self._work.usual_s)
 
     # -- when the work changes -----------------------------------------------------------------------------------------

@@ -60,6 +60,14 @@ class WindowRecord:
             )
         )
 
+    def after(self, seconds: float) -> WindowRecord:
+        """The same without the windows of its first seconds, but with as many as a standard error needs."""
+        later = WindowRecord(self._windows.maxlen)
+        later._windows.extend(self._windows)
+        while len(later) > EVALUATION.least_windows and seconds > 0.0:
+            seconds -= later._windows.popleft().seconds
+        return later
+
     def clear(self) -> None:
         """Forget them."""
         self._windows.clear()

@@ -46,12 +46,21 @@ class InProcessConstants(Constants):
         off=1,
     )
     after_s: float = constant(
-        0.3,
+        1.0,
         "seconds",
         0.0,
         10.0,
         "Time under the present settings before in-process loading is tried.",
-        "The first windows are short, and workers have only just started.",
+        "The first windows are short, and those in which workers warm up do not count.",
+        off=0.0,
+    )
+    warm_up_s: float = constant(
+        0.3,
+        "seconds",
+        0.0,
+        5.0,
+        "What workers make in so much time at first is not compared with in-process loading.",
+        "They touch their memory for the first time, at two thirds of their later rate where batches take 0.3 ms.",
         off=0.0,
     )
     many_batches: int = constant(
@@ -254,6 +263,24 @@ class ExploreConstants(Constants):
         "One worker more for so many that there are is tried.",
         "A smaller step does not show in windows of a second.",
         off=1_000_000_000,
+    )
+    first_after_s: float = constant(
+        1.0,
+        "seconds",
+        0.0,
+        60.0,
+        "The first longer queue is tried after so much time, with work that computes, and not only after `explore_s`.",
+        "In-process loading is tried then, too, and is to be compared with the best that workers make.",
+        off=math.inf,
+    )
+    first_waiting: float = constant(
+        0.3,
+        "share",
+        0.0,
+        1.0,
+        "Work computes in this sense if a batch waits for less than this share of its time.",
+        "Times of waits are heavy-tailed: a second of them says little about the rate.",
+        off=0.0,
     )
 
 

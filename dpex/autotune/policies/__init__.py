@@ -23,8 +23,8 @@ POLICIES: tuple[Policy, ...] = (
     InProcessFirst(),
     Grow(),
     Shrink(),
-    InProcess(),
     Prefetch(),
     TryPrefetch(),
+    InProcess(),
     TryFewerOrMore(),
 )

@@ -24,7 +24,7 @@ class TryPrefetch:
 
     def suggest(self, state: Situation) -> Suggestion | None:
         """See `Policy.suggest`."""
-        if not _is_due(state) or not is_starved_with_time_to_spare(state):
+        if not (_is_due(state) or _is_first(state)) or not is_starved_with_time_to_spare(state):
             return None
         if state.is_queueing or not _is_disappointing(state):
             return None
@@ -50,6 +50,13 @@ def _is_due(state: Situation) -> bool:
         return False
     waits = state.recent.wait >= COMMON.starved and state.sample.wait_s >= COMMON.starved * state.sample.seconds
     return waits and state.at - max(state.explored_at, state.asked_at) >= state.explore_pause_s
+
+
+def _is_first(state: Situation) -> bool:
+    """Whether nothing unknown was tried yet with work that computes, whose rate is known soon, unlike that of waits."""
+    if state.explored_at or state.recent.seconds < EXPLORE.first_after_s:
+        return False
+    return state.unlimited.wait_s < EXPLORE.first_waiting * state.unlimited.here_s
 
 
 def _is_disappointing(state: Situation) -> bool:
