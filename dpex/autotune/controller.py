@@ -205,7 +205,7 @@ class Controller:
             return None
         decision = _decision(state, suggestion, self._changed)
         self._changed = ()
-        self._trials.begin(decision, self._record, state.sample.ready)
+        self._trials.begin(decision, self._record, state.sample.ready, is_copying=state.is_copying)
         self._record = WindowRecord()
         self._long.clear()
         self._asked_at = state.at

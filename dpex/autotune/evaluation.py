@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants.judging import EVALUATION
-from dpex.autotune.constants.trying import COMMON
+from dpex.autotune.constants.trying import COMMON, IN_PROCESS
 from dpex.autotune.estimator import WorkEstimator
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.autotune.window_record import WindowRecord
@@ -47,6 +47,7 @@ class Evaluation:
 
     skipped: so many batches, at first, tell nothing. skipped_remote: nor does what comes before remote workers made
     so many, for as long as a trial lasts. usual_s: what a worker took for a batch, by all that was known at the time.
+    with_steps: steps are compared as well.
     """
 
     decision: Decision
@@ -55,7 +56,9 @@ class Evaluation:
     skipped: int = 0
     skipped_remote: int = 0
     usual_s: float = 0.0
+    with_steps: bool = False
     skipped_s: float = field(default=0.0, init=False)
+    has_looked_again: bool = field(default=False, init=False)
     since: WindowRecord = field(default_factory=lambda: WindowRecord(EVALUATION.trial_windows))
 
     def add(self, sample: Sample, lost_s: float) -> None:
@@ -87,6 +90,8 @@ class Evaluation:
 
     def gain(self, work: WorkEstimator) -> tuple[float, float]:
         """By which part the rate rose, by what batches cost, and the standard error of that."""
+        if self.with_steps:
+            return self._gain_with_steps()
         step_s, slowest_s = work.step_s, work.slowest_s()
         (was, was_error), (now, now_error) = self.before.loss(slowest_s), self.since.loss(slowest_s)
         if not math.isfinite(now):
@@ -99,6 +104,12 @@ class Evaluation:
         now_error = max(now_error, now * work.uncertainty(self.since.batches))
         return then / later - 1.0, (then / later) * math.hypot(was_error / then, now_error / later)
 
+    def _gain_with_steps(self) -> tuple[float, float]:
+        (then, was_error), (later, now_error) = self.before.time(), self.since.time()
+        if not (math.isfinite(then) and math.isfinite(later)):
+            return (0.0, 1.0) if math.isfinite(later) else (-1.0, 0.0)
+        return then / later - 1.0, (then / later) * math.hypot(was_error / then, now_error / later)
+
     def is_over(self, work: WorkEstimator, config: AutotuneConfig) -> bool:
         """Whether enough is known, or there was time enough."""
         since = self.since
@@ -108,12 +119,24 @@ class Evaluation:
             least_s = EVALUATION.slow_patience_s if since.batches < EVALUATION.least_batches else EVALUATION.patience_s
             return since.seconds >= max(least_s, self._patience_s(work)) and len(since) > 1
         gain, error = self.gain(work)
-        sure = abs(gain - self._needed(config)) >= error
-        return (
-            sure
-            or since.batches >= EVALUATION.enough * self.batches_needed
-            or since.seconds >= max(EVALUATION.patience_s, self._patience_s(work))
-        )
+        if abs(gain - self._needed(config)) >= error:
+            return not self._looks_again(gain)
+        is_promising = self.is_in_process and gain > 0.0
+        is_enough = since.batches >= EVALUATION.enough * self.batches_needed and not is_promising
+        return is_enough or since.seconds >= max(EVALUATION.patience_s, self._patience_s(work))
+
+    def _looks_again(self, gain: float) -> bool:
+        """Whether in-process loading is a little slower at a first look: it may warm up, and gets a second one."""
+        if self.has_looked_again or not self.is_in_process or not -IN_PROCESS.warming_up <= gain < 0.0:
+            return False
+        self.has_looked_again = True
+        self.since.clear()
+        return True
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether batches are made in the training process on trial."""
+        return self.decision.reason == "explore" and not self.decision.new.workers
 
     @property
     def paid_off(self) -> bool:

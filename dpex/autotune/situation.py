@@ -13,7 +13,7 @@ from functools import cached_property
 from dpex.autotune import limits
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants.measuring import GPU
-from dpex.autotune.constants.trying import COMMON
+from dpex.autotune.constants.trying import COMMON, IN_PROCESS
 from dpex.autotune.evaluation import FailedTrial
 from dpex.autotune.felt import FeltSample
 from dpex.autotune.model import Estimate
@@ -146,6 +146,11 @@ class Situation:
         sample = self.sample
         used_s = sample.local.cpu_s + sample.machine.trainer_cpu_s
         return used_s > COMMON.full * sample.machine.cpus * sample.seconds
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether batches are only copied, by the time that making one takes for its bytes."""
+        return self.batch_bytes > IN_PROCESS.copied_per_s * self.work.here_s
 
     @cached_property
     def evidence(self) -> Mapping[str, float]:

@@ -63,8 +63,9 @@ class Trials:
         """Whether a decision is on trial."""
         return self._open is not None
 
-    def begin(self, decision: Decision, before: WindowRecord, ready: int) -> None:
-        """It was taken. ``before``: windows under the settings before it; ``ready``: batches that were ready."""
+    def begin(self, decision: Decision, before: WindowRecord, ready: int, *, is_copying: bool = False) -> None:
+        """It was taken. ``before``: windows under the settings before it; ``ready``: batches that were ready;
+        ``is_copying``: batches are only copied, and what workers copy slows down steps."""
         self.decisions.append(decision)
         self._open = self._way_back = None
         if decision.reason == "undo":  # what comes back was judged before
@@ -73,10 +74,10 @@ class Trials:
         old = decision.old
         needed = max(EVALUATION.least_batches, 2 * min(old.prefetch, 2 * old.workers + ready))
         remote = EVALUATION.remote_skipped * max(0, decision.new.remote - old.remote)
-        skipped = 0
+        self._open = trial = Evaluation(decision, before, needed, skipped_remote=remote, usual_s=self._work.usual_s)
         if not decision.new.workers:  # memory is touched for the first time, as it was by workers
-            skipped, before = EVALUATION.least_batches // 2, before.after(IN_PROCESS.warm_up_s)
-        self._open = Evaluation(decision, before, needed, skipped, remote, self._work.usual_s)
+            trial.skipped, trial.before = EVALUATION.least_batches // 2, before.after(IN_PROCESS.warm_up_s)
+            trial.with_steps = is_copying
 
     # -- when the work changes -----------------------------------------------------------------------------------------
 
@@ -179,6 +180,6 @@ class Trials:
         self._failed = failed = trial.failure(self._work)
         decision = trial.decision
         may_help = failed.gain > 0.0 and failed.gain + failed.error >= self._config.gain
-        if decision.reason != "explore" or not may_help:
+        if decision.reason != "explore" or trial.is_in_process or not may_help:
             self._failures.remember(change(decision.old, decision.new), now)
         return failed

@@ -190,5 +190,16 @@ class WindowRecord:
         loss = sum(window.lost_s for window in self._windows) / batches
         if count < 2:
             return loss, max(loss, slowest_s / batches)
-        off = sum((window.lost_s - loss * window.batches) ** 2 for window in self._windows)
-        return loss, max(math.sqrt(off * count / (count - 1)), slowest_s) / batches
+        return loss, max(self._error_of_sum([window.lost_s for window in self._windows], loss), slowest_s) / batches
+
+    def time(self) -> tuple[float, float]:
+        """Seconds per batch, the step included, and their standard error."""
+        batches = self.batches
+        if not batches or len(self) < 2:
+            return (self.seconds / batches,) * 2 if batches else (math.inf, math.inf)
+        mean = self.seconds / batches
+        return mean, self._error_of_sum([window.seconds for window in self._windows], mean) / batches
+
+    def _error_of_sum(self, parts: list[float], per_batch: float) -> float:
+        off = sum((part - per_batch * w.batches) ** 2 for part, w in zip(parts, self._windows, strict=True))
+        return math.sqrt(off * len(self) / (len(self) - 1))

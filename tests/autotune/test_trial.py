@@ -9,14 +9,9 @@ from typing import Any
 
 import pytest
 
-from dpex.autotune.ceiling import Ceilings
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.constants.judging import EVALUATION
-from dpex.autotune.estimator import WorkEstimator
 from dpex.autotune.evaluation import Evaluation
-from dpex.autotune.failed_changes import FailedChanges
-from dpex.autotune.felt import FeltSample
-from dpex.autotune.trials import Trials
 from dpex.autotune.types import Decision, Reason, Sample, Settings
 from dpex.autotune.window_record import WindowRecord
 from dpex.measure.samples import MachineSample, PoolSample
@@ -87,38 +82,6 @@ def test_a_record_without_its_first_seconds_keeps_what_an_error_needs() -> None:
     assert made.after(0.31).batches == 40
     assert len(made.after(9.0)) == EVALUATION.least_windows
     assert len(made.after(0.0)) == len(made) == 4, "it is another record"
-
-
-@pytest.mark.parametrize(
-    ("windows", "kept"),
-    [
-        pytest.param([*[window(5, 0.03)] * 2, *[window(20, 0.001)] * 4], False, id="workers that warm up"),
-        pytest.param([window(20, 0.01)] * 4, True, id="workers that stay slow"),
-    ],
-)
-def test_in_process_loading_is_not_compared_with_workers_that_warm_up(windows: list[Sample], kept: bool) -> None:
-    """It loses 2 ms a batch, and warm workers 1 ms."""
-    before = record(*windows)
-    assert before.loss()[0] > 0.003, "with the warm-up, workers are worse"
-    estimator = WorkEstimator()
-    for _ in range(4):
-        estimator.add(FeltSample(sample=window(20, 0.001)))
-    trials = Trials(CONFIG, estimator, FailedChanges(60.0), Ceilings(60.0))
-    decision = Decision(
-        at=0.0,
-        old=FOUR,
-        new=Settings(prefetch=1),
-        reason="explore",
-        text="",
-        evidence={},
-        predicted_rate=90.0,
-        predicted_wait=0.1,
-    )
-    trials.begin(decision, before, ready=0)
-    verdict = trials.judge(window(20, 0.002), 0.04)
-    while not verdict.is_over:
-        verdict = trials.judge(window(20, 0.002), 0.04)
-    assert (verdict.failed is None) is kept
 
 
 def test_the_error_is_that_of_the_mean_over_windows() -> None:

@@ -63,6 +63,15 @@ class InProcessConstants(Constants):
         "They touch their memory for the first time, at two thirds of their later rate where batches take 0.3 ms.",
         off=0.0,
     )
+    warming_up: float = constant(
+        0.2,
+        "share",
+        0.0,
+        1.0,
+        "In-process loading that is slower by no more than this at first is looked at a second time.",
+        "It maps the pages of its data for the first time, at 0.7 to 0.9 of its later rate for half a second.",
+        off=0.0,
+    )
     many_batches: int = constant(
         100,
         "batches",

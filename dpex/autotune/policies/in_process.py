@@ -27,7 +27,7 @@ class InProcessFirst:
         """See `Policy.suggest`."""
         if state.outlook.best.settings == state.now:
             return None
-        is_likely = _is_copying(state) or _costs_nothing(state.work)
+        is_likely = state.is_copying or _costs_nothing(state.work)
         return _suggestion(state) if is_likely else None
 
 
@@ -86,10 +86,6 @@ def _is_cheap(work: Estimate) -> bool:
 
 def _least_share(state: Situation) -> float:
     """The part of the present rate that the model must expect of it."""
-    if _is_copying(state):
+    if state.is_copying:
         return IN_PROCESS.least_if_copying
     return IN_PROCESS.least_if_full if state.is_full else IN_PROCESS.least
-
-
-def _is_copying(state: Situation) -> bool:
-    return state.batch_bytes > IN_PROCESS.copied_per_s * state.work.here_s
