@@ -3,8 +3,9 @@
 Tables of README.md, docs/benchmarks.md, docs/scale.md and docs/reference/drills.md stand between `<!-- bench:NAME -->`
 and `<!-- /bench -->` and are made of the kept runs alone; a test fails where they differ. The figures of a row are
 those of the newest run with rows of its kind; where others measured it on the same commit and other machines, the
-range of the medians over all machines stands beside its ratio. Rows where dpex is behind anything come first. Tables of
-whole trainings and of remote workers have kept runs of their own (`benchmarks.training.tables`,
+range of the medians over all machines stands beside its ratio. Rows where dpex is behind anything come first. Machines
+that measured older commits, and rows measured again on later ones, have tables of their own (`benchmarks.other_runs`).
+Tables of whole trainings and of remote workers have kept runs of their own (`benchmarks.training.tables`,
 `benchmarks.remote.tables`), and so have links (`benchmarks.network.tables`), compression
 (`benchmarks.network.compression_table`), what one trainer takes in (`benchmarks.scale.tables`), simulated worlds
 (`benchmarks.simulation.regrets`) and the times in the table of drills (`benchmarks.drills.table`).
@@ -13,10 +14,25 @@ whole trainings and of remote workers have kept runs of their own (`benchmarks.t
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks import other_runs
+from benchmarks.cells import (
+    NOTHING,
+    Figure,
+    Line,
+    auto_over,
+    best_count,
+    of_limit,
+    rate_cell,
+    same_count,
+    shown_rate,
+    shown_ratio,
+    table,
+    to_oracle,
+    torch_part,
+)
 from benchmarks.contestants import AUTO, Contestant
 from benchmarks.drills import table as drills
 from benchmarks.keep import Kept, kept_runs
@@ -35,42 +51,9 @@ DOCUMENTS = tuple(
     ROOT / path for path in ("README.md", "docs/benchmarks.md", "docs/scale.md", "docs/reference/drills.md")
 )
 BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(?P<end><!-- /bench -->)", re.DOTALL)
-NOTHING = "-"
-Figure = Callable[[RowResult], Spread | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A line of a table, and whether dpex is behind something in it."""
-
-    cells: tuple[str, ...]
-    behind: bool
-
-
-# -- cells -------------------------------------------------------------------------------------------------------------
-
-
-def shown_rate(result: RowResult, rate: float) -> str:
-    """A rate for people; of the time to the first batch, that time."""
-    if result.row.kind == "start":
-        return f"{1000 / rate:,.0f} ms"
-    return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:,.1f}/s"
-
-
-def shown_ratio(spread: Spread | None) -> str:
-    """Median and range."""
-    if spread is None:
-        return NOTHING
-    return f"{spread.median:.2f}x ({spread.low:.2f} to {spread.high:.2f})"
-
-
-def _rate_cell(result: RowResult, contestant: Contestant | None, *, count: bool = True, part: Part = "whole") -> str:
-    if contestant is None:
-        return NOTHING
-    shown = shown_rate(result, result.rate(contestant, part).median)
-    prefetch = f", prefetch {contestant.prefetch}" if contestant.prefetch else ""
-    waiting = f", waiting {result.waiting(contestant):.0%}" if result.row.step_s else ""
-    return shown + (f" ({contestant.workers}{prefetch})" if count else "") + waiting
+# -- tables ------------------------------------------------------------------------------------------------------------
 
 
 def _across(results: Sequence[RowResult], figure: Figure) -> str:
@@ -81,16 +64,6 @@ def _across(results: Sequence[RowResult], figure: Figure) -> str:
         return shown_ratio(own)
     medians = [spread.median for spread in found]
     return f"{shown_ratio(own)}; {min(medians):.2f} to {max(medians):.2f} on {len(found)} machines"
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
-def _table(header: Sequence[str], lines: Iterable[Line]) -> str:
-    """A Markdown table; lines where dpex is behind come first, and say so."""
-    ordered = sorted(lines, key=lambda line: not line.behind)
-    cells = [header, ["---"] * len(header), *(line.cells for line in ordered)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def _rows(runs: Sequence[Kept], kind: Kind) -> list[list[RowResult]]:
@@ -107,22 +80,6 @@ def _with_rows(runs: Sequence[Kept], kind: Kind) -> list[Kept]:
     return sorted(found.values(), key=with_some.index)
 
 
-def _same_count(seeding: Seeding | None) -> Figure:
-    return lambda result: result.ratio(result.at_cores("dpex", seeding), result.at_cores("torch"))
-
-
-def _best_count(seeding: Seeding | None) -> Figure:
-    return lambda result: result.ratio(result.best("dpex", seeding), result.best("torch"))
-
-
-def _of_limit(result: RowResult) -> Spread | None:
-    return result.ratio(result.best("dpex"), result.limit)
-
-
-def _to_oracle(part: Part) -> Figure:
-    return lambda result: result.to_oracle(part)
-
-
 def speed_table(runs: Sequence[Kept]) -> str:
     """dpex with fixed numbers of workers beside torch."""
     header = (
@@ -136,14 +93,14 @@ def speed_table(runs: Sequence[Kept]) -> str:
         "dpex / limit",
     )
     lines = [_speed_line(results, seeding) for results in _rows(runs, "local") for seeding in results[0].seedings]
-    return _table(header, lines)
+    return table(header, lines)
 
 
 def _speed_line(results: Sequence[RowResult], seeding: Seeding | None) -> Line:
     result = results[0]
-    same, best = _same_count(seeding), _best_count(seeding)
+    same, best = same_count(seeding), best_count(seeding)
     who = (result.at_cores("torch"), result.best("torch"), result.at_cores("dpex", seeding))
-    rates = [_rate_cell(result, one) for one in (*who, result.best("dpex", seeding))]
+    rates = [rate_cell(result, one) for one in (*who, result.best("dpex", seeding))]
     limit = result.ratio(result.best("dpex"), result.limit)
     title = result.row.title + (f', `seeding="{seeding}"`' if seeding else "")
     share = f"{limit.median:.2f}" if limit else NOTHING
@@ -161,36 +118,32 @@ def headline_table(runs: Sequence[Kept]) -> str:
         "auto / torch, cores",
         "auto / torch, best",
     )
-    return _table(header, [_headline_line(results) for results in _rows(runs, "local") if AUTO in results[0].courses])
+    return table(header, [_headline_line(results) for results in _rows(runs, "local") if AUTO in results[0].courses])
 
 
 def _headline_line(results: Sequence[RowResult]) -> Line:
     """The whole course of auto beside torch's after its start, as for the oracle."""
     result = results[0]
-    part: Part = "whole" if result.row.same_length else "settled"
+    part = torch_part(result)
     guess, best = result.at_cores("torch"), result.best("torch", part=part)
-
-    def over(other: Contestant | None) -> Figure:
-        return lambda one: one.ratio(AUTO, other, "whole", part)
-
-    theirs = [_rate_cell(result, one, part=part) for one in (guess, best)]
-    auto = _rate_cell(result, AUTO, count=False)
-    cells = (result.row.title, *theirs, auto, _across(results, over(guess)), _across(results, over(best)))
-    return Line(cells=cells, behind=is_behind(over(guess)(result), over(best)(result)))
+    theirs = [rate_cell(result, one, part=part) for one in (guess, best)]
+    auto = rate_cell(result, AUTO, count=False)
+    cells = (result.row.title, *theirs, auto, _across(results, auto_over(guess)), _across(results, auto_over(best)))
+    return Line(cells=cells, behind=is_behind(auto_over(guess)(result), auto_over(best)(result)))
 
 
 def auto_table(runs: Sequence[Kept]) -> str:
     """`num_workers="auto"` beside the best of all fixed counts."""
     header = ("work", "oracle", "auto", "auto / oracle, whole course", "auto / oracle, after learning")
-    return _table(header, [_auto_line(results) for results in _rows(runs, "local") if AUTO in results[0].courses])
+    return table(header, [_auto_line(results) for results in _rows(runs, "local") if AUTO in results[0].courses])
 
 
 def _auto_line(results: Sequence[RowResult]) -> Line:
     result = results[0]
-    whole, settled = _to_oracle("whole"), _to_oracle("settled")
+    whole, settled = to_oracle("whole"), to_oracle("settled")
     oracle = result.oracle("settled")
     name = f"{shown_rate(result, result.rate(oracle, 'settled').median)}, {oracle.label}" if oracle else NOTHING
-    cells = (result.row.title, name, _rate_cell(result, AUTO, count=False))
+    cells = (result.row.title, name, rate_cell(result, AUTO, count=False))
     return Line(
         cells=(*cells, _across(results, whole), _across(results, settled)),
         behind=is_behind(whole(result), settled(result)),
@@ -209,7 +162,7 @@ def rivals_table(runs: Sequence[Kept]) -> str:
     )
     found = [results for kind in ("local", "remote") for results in _rows(runs, kind)]  # type: ignore[arg-type]
     lines = [_rival_line(results, rival) for results in found for rival in results[0].best_rivals()]
-    return _table(header, lines)
+    return table(header, lines)
 
 
 def _rival_line(results: Sequence[RowResult], rival: Contestant) -> Line:
@@ -220,8 +173,8 @@ def _rival_line(results: Sequence[RowResult], rival: Contestant) -> Line:
         return lambda one: one.ratio(one.best_dpex(), rival, part)
 
     whole, settled = ratio("whole"), ratio("settled")
-    name = f"{_rate_cell(result, ours, count=False)}, {ours.label}" if ours else NOTHING
-    cells = (result.row.title, name, rival.label, _rate_cell(result, rival, count=False))
+    name = f"{rate_cell(result, ours, count=False)}, {ours.label}" if ours else NOTHING
+    cells = (result.row.title, name, rival.label, rate_cell(result, rival, count=False))
     return Line(
         cells=(*cells, _across(results, whole), _across(results, settled)),
         behind=is_behind(whole(result), settled(result)),
@@ -234,7 +187,7 @@ def start_table(runs: Sequence[Kept]) -> str:
     lines = [
         _start_line(results, workers) for results in _rows(runs, "start") for workers in sorted({0, results[0].cores})
     ]
-    return _table(header, lines)
+    return table(header, lines)
 
 
 def _start_line(results: Sequence[RowResult], workers: int) -> Line:
@@ -244,7 +197,7 @@ def _start_line(results: Sequence[RowResult], workers: int) -> Line:
     def ratio(one: RowResult) -> Spread | None:
         return one.ratio(dpex, torch)
 
-    cells = [_rate_cell(result, who if who in result.courses else None, count=False) for who in (torch, dpex)]
+    cells = [rate_cell(result, who if who in result.courses else None, count=False) for who in (torch, dpex)]
     line = (result.row.title, str(workers), *cells, _across(results, ratio))
     return Line(cells=line, behind=is_behind(ratio(result)))
 
@@ -252,7 +205,7 @@ def _start_line(results: Sequence[RowResult], workers: int) -> Line:
 def remote_table(runs: Sequence[Kept]) -> str:
     """Workers on another raylet, beside actor calls written by hand."""
     header = ("work", "actor calls, best", "dpex", "dpex / actor calls, whole course", "the same, after the start")
-    return _table(header, [_remote_line(results) for results in _rows(runs, "remote")])
+    return table(header, [_remote_line(results) for results in _rows(runs, "remote")])
 
 
 def _remote_line(results: Sequence[RowResult]) -> Line:
@@ -263,8 +216,8 @@ def _remote_line(results: Sequence[RowResult]) -> Line:
         return lambda one: one.ratio(one.best("dpex-remote"), one.best("actors"), part)
 
     whole, settled = ratio("whole"), ratio("settled")
-    name = f"{_rate_cell(result, theirs, count=False)}, {theirs.label}" if theirs else NOTHING
-    ours = _rate_cell(result, result.best("dpex-remote"), count=False)
+    name = f"{rate_cell(result, theirs, count=False)}, {theirs.label}" if theirs else NOTHING
+    ours = rate_cell(result, result.best("dpex-remote"), count=False)
     cells = (result.row.title, name, ours, _across(results, whole), _across(results, settled))
     return Line(cells=cells, behind=is_behind(whole(result), settled(result)))
 
@@ -318,10 +271,11 @@ BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
     "start-origin": lambda runs: origin_text(runs, "start"),
     "remote": remote_table,
     "remote-origin": lambda runs: origin_text(runs, "remote"),
+    "machines": other_runs.machines_table,
 }
 
 
-OTHERS = (trainings, remote, regrets, links, compression, scale)
+OTHERS = (other_runs, trainings, remote, regrets, links, compression, scale)
 """Modules with blocks of kept runs of their own."""
 
 
@@ -371,12 +325,12 @@ def _figures(result: RowResult) -> list[tuple[str, Spread | None]]:
     found = []
     for seeding in result.seedings:
         note = f', seeding="{seeding}"' if seeding else ""
-        found.append((f"dpex / torch, workers = cores{note}", _same_count(seeding)(result)))
-        found.append((f"dpex / torch, best{note}", _best_count(seeding)(result)))
-    found += [(f"auto / oracle, {part}", _to_oracle(part)(result)) for part in ("whole", "settled")]  # type: ignore[arg-type]
+        found.append((f"dpex / torch, workers = cores{note}", same_count(seeding)(result)))
+        found.append((f"dpex / torch, best{note}", best_count(seeding)(result)))
+    found += [(f"auto / oracle, {part}", to_oracle(part)(result)) for part in ("whole", "settled")]  # type: ignore[arg-type]
     found.append(("dpex / actor calls", result.ratio(result.best("dpex-remote"), result.best("actors"))))
     found += [(f"dpex, best / {one.label}", result.ratio(result.best_dpex(), one)) for one in result.best_rivals()]
-    return [*found, ("dpex, best / limit", _of_limit(result))]
+    return [*found, ("dpex, best / limit", of_limit(result))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -203,10 +203,15 @@ ABOUT = {
 }
 
 
-def measurement(contestant: Contestant, number: int, rate: float | None, row: str = "floats") -> Measurement:
+NOON = "2026-11-22T12:00:00+00:00"
+
+
+def measurement(
+    contestant: Contestant, number: int, rate: float | None, row: str = "floats", at: str = NOON
+) -> Measurement:
     found = None if rate is None else course(rate)
     return Measurement(
-        row=row, contestant=contestant, round=number, course=found, error=None if found else "why", at="2"
+        row=row, contestant=contestant, round=number, course=found, error=None if found else "why", at=at
     )
 
 
@@ -698,6 +703,24 @@ def test_no_document_is_written_where_a_table_of_another_cannot_be_made(tmp_path
 
 def test_what_is_kept_can_be_quoted() -> None:
     assert [why for kept in keep.kept_runs() for why in keep.problems(kept)] == []
+    assert [why for kept in keep.kept_runs(keep.PARTS) for why in keep.problems(kept, part=True)] == []
+
+
+def test_a_round_that_took_hours_is_not_kept_as_its_contestants_took_no_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keep, "RESULTS", tmp_path)
+    journal = Journal(tmp_path / "run.jsonl")
+    journal.begin(ORIGIN, ABOUT)
+    for row in ("floats", "small-images"):
+        for one in BY_KEY[row].contestants(CORES):
+            for number in range(5):
+                journal.add(measurement(one, number, 10.0, row))
+    journal.add(measurement(TORCH[0], 3, 10.0, at="2026-11-22T15:00:00+00:00"))
+    assert keep.main([str(journal.path), "one"]) == 0
+    assert "left out: floats: its round 3 took 3.0 hours" in capsys.readouterr().out
+    (kept,) = keep.kept_runs(tmp_path)
+    assert list(kept.rows) == ["small-images"]
 
 
 def test_keeping_and_reporting_by_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

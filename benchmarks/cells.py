@@ -1,0 +1,81 @@
+"""Cells of the tables of a run: rates, ratios and what they are taken of. Pure."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.contestants import AUTO, Contestant
+from benchmarks.results import Part, RowResult, Seeding
+from benchmarks.spread import Spread
+
+NOTHING = "-"
+Figure = Callable[[RowResult], Spread | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of a table, and whether dpex is behind something in it."""
+
+    cells: tuple[str, ...]
+    behind: bool
+
+
+def shown_rate(result: RowResult, rate: float) -> str:
+    """A rate for people; of the time to the first batch, that time."""
+    if result.row.kind == "start":
+        return f"{1000 / rate:,.0f} ms"
+    return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:,.1f}/s"
+
+
+def shown_ratio(spread: Spread | None) -> str:
+    """Median and range."""
+    if spread is None:
+        return NOTHING
+    return f"{spread.median:.2f}x ({spread.low:.2f} to {spread.high:.2f})"
+
+
+def rate_cell(result: RowResult, contestant: Contestant | None, *, count: bool = True, part: Part = "whole") -> str:
+    """Somebody's rate and setting, and what the loop waited where it has a step."""
+    if contestant is None:
+        return NOTHING
+    shown = shown_rate(result, result.rate(contestant, part).median)
+    prefetch = f", prefetch {contestant.prefetch}" if contestant.prefetch else ""
+    waiting = f", waiting {result.waiting(contestant):.0%}" if result.row.step_s else ""
+    return shown + (f" ({contestant.workers}{prefetch})" if count else "") + waiting
+
+
+def table(header: Sequence[str], lines: Iterable[Line]) -> str:
+    """A Markdown table; lines where dpex is behind come first, and say so."""
+    ordered = sorted(lines, key=lambda line: not line.behind)
+    cells = [header, ["---"] * len(header), *(line.cells for line in ordered)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def same_count(seeding: Seeding | None) -> Figure:
+    """dpex over torch, both with as many workers as there are cores."""
+    return lambda result: result.ratio(result.at_cores("dpex", seeding), result.at_cores("torch"))
+
+
+def best_count(seeding: Seeding | None) -> Figure:
+    """dpex over torch, both with their best number of workers."""
+    return lambda result: result.ratio(result.best("dpex", seeding), result.best("torch"))
+
+
+def of_limit(result: RowResult) -> Spread | None:
+    """The best of dpex over loops that hand nothing over."""
+    return result.ratio(result.best("dpex"), result.limit)
+
+
+def to_oracle(part: Part) -> Figure:
+    """The rate of "auto" over that of the best fixed setting of either loader."""
+    return lambda result: result.to_oracle(part)
+
+
+def torch_part(result: RowResult) -> Part:
+    """The part of PyTorch's course that stands beside the whole course of "auto": after its start, as for the oracle,
+    unless everybody's course is as long."""
+    return "whole" if result.row.same_length else "settled"
+
+
+def auto_over(other: Contestant | None) -> Figure:
+    """The whole course of "auto" beside torch's after its start."""
+    return lambda one: one.ratio(AUTO, other, "whole", torch_part(one))
