@@ -36,6 +36,7 @@ class WorkEstimator:
         self.link = Link()
         self._step_spread, self._launch = Level(), Level()
         self._others: deque[float] = deque(maxlen=ESTIMATOR.others_kept)
+        self._starting = (-math.inf, 0.0)
         self._spread: deque[float] = deque(maxlen=ESTIMATOR.spread_kept)
         self._doubted: deque[int] = deque(maxlen=LEVEL.doubted_windows)
         self._scatter = Correlation()
@@ -58,7 +59,7 @@ class WorkEstimator:
         changed = self._changes(sample, felt, is_mixed=is_mixed)
         if sample.batch_bytes:
             self.batch_bytes = sample.batch_bytes
-        self._others.append(sample.machine.others * queueing.slowdown(sample, self._wait_s))
+        self._notice_others(sample)
         if felt.is_known:
             self._consumer(sample, felt)
         if not is_mixed:
@@ -160,6 +161,16 @@ class WorkEstimator:
         return self.variation() * math.sqrt(variance_of_mean(batches, length))
 
     # -- taking in -----------------------------------------------------------------------------------------------
+
+    def _notice_others(self, sample: Sample) -> None:
+        """What other programs take of the CPUs. Whoever starts workers is among them, and is gone once these run: what
+        was measured meanwhile does not count, nor do later windows that still have that figure."""
+        others = sample.machine.others
+        if sample.local.running < sample.local.requested:
+            self._starting = (sample.at, others)
+        at, while_starting = self._starting
+        if others != while_starting or sample.at - at >= ESTIMATOR.others_stale_s:
+            self._others.append(others * queueing.slowdown(sample, self._wait_s))
 
     def _notice_workers(self, sample: Sample) -> None:
         """With another number of workers each may cost something else (caches), and that is no change of the work."""

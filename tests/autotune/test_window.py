@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,3 +96,13 @@ def test_queueing_is_no_part_of_taking_over_a_batch() -> None:
     assert alone.own_s == pytest.approx(0.01 / 20)
     assert crowded.own_s == pytest.approx(0.005 / 20)
     assert crowded.step_s == pytest.approx(0.005 / 20)
+
+
+def test_what_starts_workers_is_no_other_program() -> None:
+    """The process that forks them takes a CPU; its figure is still there when all run, and then another."""
+    pool = {"tickets": 20, "load_s": 1.5, "cpu_s": 1.0, "queued_s": 0.5}
+    starting = window(0, {**pool, "requested": 60}, others=1.0)
+    stale, gone = (replace(window(0.4, pool, others=others), at=at) for at, others in ((0.4, 1.0), (0.8, 0.0)))
+    assert estimate(starting, stale, gone).others == 0.0
+    later = replace(stale, at=5.0)
+    assert estimate(starting, later).others > 1.0, "one that goes on is another program"

@@ -92,6 +92,15 @@ class EstimatorConstants(Constants):
         "Other programs come and go; a single look would follow each of them.",
         off=1,
     )
+    others_stale_s: float = constant(
+        1.0,
+        "seconds",
+        0.0,
+        60.0,
+        "For so long after workers have started, the same figure of other programs still holds what started them.",
+        "Other programs are looked at twice a second.",
+        off=0.0,
+    )
     matters: float = constant(
         0.2,
         "ratio",
