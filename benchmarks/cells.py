@@ -43,6 +43,11 @@ def rate_cell(result: RowResult, contestant: Contestant | None, *, count: bool =
     return shown + (f" ({contestant.workers}{prefetch})" if count else "") + waiting
 
 
+def named_cell(result: RowResult, contestant: Contestant | None, part: Part = "whole") -> str:
+    """Somebody's rate, and who it is."""
+    return f"{rate_cell(result, contestant, count=False, part=part)}, {contestant.label}" if contestant else NOTHING
+
+
 def table(header: Sequence[str], lines: Iterable[Line]) -> str:
     """A Markdown table; lines where dpex is behind come first, and say so."""
     ordered = sorted(lines, key=lambda line: not line.behind)
@@ -74,6 +79,11 @@ def torch_part(result: RowResult) -> Part:
     """The part of PyTorch's course that stands beside the whole course of "auto": after its start, as for the oracle,
     unless everybody's course is as long."""
     return "whole" if result.row.same_length else "settled"
+
+
+def best_torch(result: RowResult) -> Contestant | None:
+    """PyTorch's best setting in that part."""
+    return result.best("torch", part=torch_part(result))
 
 
 def auto_over(other: Contestant | None) -> Figure:

@@ -13,11 +13,12 @@ from benchmarks.cells import (
     Line,
     auto_over,
     best_count,
+    best_torch,
+    named_cell,
     rate_cell,
     shown_ratio,
     table,
     to_oracle,
-    torch_part,
 )
 from benchmarks.contestants import AUTO
 from benchmarks.keep import PARTS, Kept, kept_runs
@@ -27,8 +28,7 @@ from benchmarks.spread import Spread
 
 
 def _auto_over_best(result: RowResult) -> Spread | None:
-    best = result.best("torch", part=torch_part(result))
-    return auto_over(best)(result)
+    return auto_over(best_torch(result))(result)
 
 
 FIGURES: dict[str, Figure] = {"dpex / torch, best": best_count(None), "auto / torch, best": _auto_over_best}
@@ -73,8 +73,7 @@ def later_table(parts: Sequence[Kept]) -> str:
 
 def _later_line(result: RowResult) -> Line:
     whole, settled = to_oracle("whole")(result), to_oracle("settled")(result)
-    oracle = result.oracle("settled")
-    best = f"{rate_cell(result, oracle, count=False, part='settled')}, {oracle.label}" if oracle else NOTHING
+    best = named_cell(result, result.oracle("settled"), "settled")
     cells = (result.row.title, best, rate_cell(result, AUTO, count=False))
     ratios = (whole, settled, _auto_over_best(result))
     return Line(cells=(*cells, *(shown_ratio(ratio) for ratio in ratios)), behind=is_behind(*ratios))

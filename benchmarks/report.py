@@ -24,6 +24,8 @@ from benchmarks.cells import (
     Line,
     auto_over,
     best_count,
+    best_torch,
+    named_cell,
     of_limit,
     rate_cell,
     same_count,
@@ -124,9 +126,8 @@ def headline_table(runs: Sequence[Kept]) -> str:
 def _headline_line(results: Sequence[RowResult]) -> Line:
     """The whole course of auto beside torch's after its start, as for the oracle."""
     result = results[0]
-    part = torch_part(result)
-    guess, best = result.at_cores("torch"), result.best("torch", part=part)
-    theirs = [rate_cell(result, one, part=part) for one in (guess, best)]
+    guess, best = result.at_cores("torch"), best_torch(result)
+    theirs = [rate_cell(result, one, part=torch_part(result)) for one in (guess, best)]
     auto = rate_cell(result, AUTO, count=False)
     cells = (result.row.title, *theirs, auto, _across(results, auto_over(guess)), _across(results, auto_over(best)))
     return Line(cells=cells, behind=is_behind(auto_over(guess)(result), auto_over(best)(result)))
@@ -173,8 +174,7 @@ def _rival_line(results: Sequence[RowResult], rival: Contestant) -> Line:
         return lambda one: one.ratio(one.best_dpex(), rival, part)
 
     whole, settled = ratio("whole"), ratio("settled")
-    name = f"{rate_cell(result, ours, count=False)}, {ours.label}" if ours else NOTHING
-    cells = (result.row.title, name, rival.label, rate_cell(result, rival, count=False))
+    cells = (result.row.title, named_cell(result, ours), rival.label, rate_cell(result, rival, count=False))
     return Line(
         cells=(*cells, _across(results, whole), _across(results, settled)),
         behind=is_behind(whole(result), settled(result)),
@@ -216,9 +216,8 @@ def _remote_line(results: Sequence[RowResult]) -> Line:
         return lambda one: one.ratio(one.best("dpex-remote"), one.best("actors"), part)
 
     whole, settled = ratio("whole"), ratio("settled")
-    name = f"{rate_cell(result, theirs, count=False)}, {theirs.label}" if theirs else NOTHING
     ours = rate_cell(result, result.best("dpex-remote"), count=False)
-    cells = (result.row.title, name, ours, _across(results, whole), _across(results, settled))
+    cells = (result.row.title, named_cell(result, theirs), ours, _across(results, whole), _across(results, settled))
     return Line(cells=cells, behind=is_behind(whole(result), settled(result)))
 
 

@@ -90,25 +90,25 @@ class Evaluation:
 
     def gain(self, work: WorkEstimator) -> tuple[float, float]:
         """By which part the rate rose, by what batches cost, and the standard error of that."""
+        (then, was_error), (later, now_error) = self._times(work)
+        if not math.isfinite(later):
+            return -1.0, 0.0
+        if not math.isfinite(then):
+            return 0.0, 1.0
+        return then / later - 1.0, (then / later) * math.hypot(was_error / then, now_error / later)
+
+    def _times(self, work: WorkEstimator) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Seconds per batch before it and since, each with its standard error: with one and the same step, unless steps
+        are compared."""
         if self.with_steps:
-            return self._gain_with_steps()
+            return self.before.time(), self.since.time()
         step_s, slowest_s = work.step_s, work.slowest_s()
         (was, was_error), (now, now_error) = self.before.loss(slowest_s), self.since.loss(slowest_s)
-        if not math.isfinite(now):
-            return -1.0, 0.0
-        if not math.isfinite(was):
-            return 0.0, 1.0
         was = max(was, self.before.lived_on_stock_s - step_s)
         then, later = max(1e-9, step_s + was), max(1e-9, self._later_s(work, step_s + now))
         was_error = max(was_error, was * work.uncertainty(self.before.batches))
         now_error = max(now_error, now * work.uncertainty(self.since.batches))
-        return then / later - 1.0, (then / later) * math.hypot(was_error / then, now_error / later)
-
-    def _gain_with_steps(self) -> tuple[float, float]:
-        (then, was_error), (later, now_error) = self.before.time(), self.since.time()
-        if not (math.isfinite(then) and math.isfinite(later)):
-            return (0.0, 1.0) if math.isfinite(later) else (-1.0, 0.0)
-        return then / later - 1.0, (then / later) * math.hypot(was_error / then, now_error / later)
+        return (then, was_error), (later, now_error)
 
     def is_over(self, work: WorkEstimator, config: AutotuneConfig) -> bool:
         """Whether enough is known, or there was time enough."""

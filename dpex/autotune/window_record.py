@@ -195,9 +195,11 @@ class WindowRecord:
     def time(self) -> tuple[float, float]:
         """Seconds per batch, the step included, and their standard error."""
         batches = self.batches
-        if not batches or len(self) < 2:
-            return (self.seconds / batches,) * 2 if batches else (math.inf, math.inf)
+        if not batches:
+            return math.inf, math.inf
         mean = self.seconds / batches
+        if len(self) < 2:
+            return mean, mean
         return mean, self._error_of_sum([window.seconds for window in self._windows], mean) / batches
 
     def _error_of_sum(self, parts: list[float], per_batch: float) -> float:

@@ -10,8 +10,8 @@ from dpex.autotune.estimator import WorkEstimator
 from dpex.autotune.failed_changes import FailedChanges, change
 from dpex.autotune.felt import FeltSample
 from dpex.autotune.trials import Trials, TrialVerdict
-from dpex.autotune.types import Decision, Sample, Settings
-from tests.autotune.test_trial import CONFIG, FOUR, record, window
+from dpex.autotune.types import Sample, Settings
+from tests.autotune.test_trial import CONFIG, FOUR, decided, record, window
 
 HERE = Settings(prefetch=1)
 SLOW_START = [window(5, 0.03)] * 2
@@ -29,17 +29,7 @@ class Trial:
         self.failures = FailedChanges(60.0)
         self.trials = Trials(CONFIG, estimator, self.failures, Ceilings(60.0))
         self.seconds = 0.0
-        decision = Decision(
-            at=0.0,
-            old=FOUR,
-            new=HERE,
-            reason="explore",
-            text="",
-            evidence={},
-            predicted_rate=90.0,
-            predicted_wait=0.1,
-        )
-        self.trials.begin(decision, record(*before), ready=0, is_copying=is_copying)
+        self.trials.begin(decided(FOUR, HERE, "explore"), record(*before), ready=0, is_copying=is_copying)
 
     def judge(self, *windows: Sample) -> TrialVerdict:
         """These windows in turns, for as long as it lasts."""

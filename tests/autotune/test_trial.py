@@ -50,13 +50,16 @@ def work(step_s: float = 0.01, slowest_s: float = 0.0, variation: float = 0.1) -
     )
 
 
+def decided(old: Settings, new: Settings, reason: Reason) -> Decision:
+    return Decision(
+        at=0.0, old=old, new=new, reason=reason, text="", evidence={}, predicted_rate=90.0, predicted_wait=0.1
+    )
+
+
 def trial(
     before: WindowRecord, *after: Sample, old: Settings = FOUR, new: Settings = EIGHT, reason: Reason = "too few"
 ) -> Evaluation:
-    decision = Decision(
-        at=0.0, old=old, new=new, reason=reason, text="", evidence={}, predicted_rate=90.0, predicted_wait=0.1
-    )
-    made = Evaluation(decision, before, batches_needed=24)
+    made = Evaluation(decided(old, new, reason), before, batches_needed=24)
     for sample in after:
         made.since.add(sample, sample.wait_s)
     return made

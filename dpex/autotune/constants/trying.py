@@ -273,24 +273,6 @@ class ExploreConstants(Constants):
         "A smaller step does not show in windows of a second.",
         off=1_000_000_000,
     )
-    first_after_s: float = constant(
-        1.0,
-        "seconds",
-        0.0,
-        60.0,
-        "The first longer queue is tried after so much time, with work that computes, and not only after `explore_s`.",
-        "In-process loading is tried then, too, and is to be compared with the best that workers make.",
-        off=math.inf,
-    )
-    first_waiting: float = constant(
-        0.3,
-        "share",
-        0.0,
-        1.0,
-        "Work computes in this sense if a batch waits for less than this share of its time.",
-        "Times of waits are heavy-tailed: a second of them says little about the rate.",
-        off=0.0,
-    )
 
 
 COMMON = CommonConstants()

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dpex.autotune import wording
-from dpex.autotune.constants.trying import COMMON, EXPLORE
+from dpex.autotune.constants.trying import COMMON, EXPLORE, IN_PROCESS
 from dpex.autotune.planner import expect
 from dpex.autotune.policies.base import Suggestion, trial
+from dpex.autotune.policies.in_process import computes
 from dpex.autotune.policies.prefetch import deeper, is_starved_with_time_to_spare
 from dpex.autotune.situation import Situation
 from dpex.autotune.types import Settings
@@ -53,10 +54,9 @@ def _is_due(state: Situation) -> bool:
 
 
 def _is_first(state: Situation) -> bool:
-    """Whether nothing unknown was tried yet with work that computes, whose rate is known soon, unlike that of waits."""
-    if state.explored_at or state.recent.seconds < EXPLORE.first_after_s:
-        return False
-    return state.unlimited.wait_s < EXPLORE.first_waiting * state.unlimited.here_s
+    """Whether in-process loading is about to be tried, which is to be compared with the best that workers make, and
+    nothing unknown was tried before. Waits are heavy-tailed: after so short a time they say little about the rate."""
+    return not state.explored_at and state.recent.seconds >= IN_PROCESS.after_s and computes(state.unlimited)
 
 
 def _is_disappointing(state: Situation) -> bool:

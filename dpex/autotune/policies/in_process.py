@@ -81,7 +81,12 @@ def _costs_nothing(work: Estimate) -> bool:
 def _is_cheap(work: Estimate) -> bool:
     """Whether a trial takes little time, and the training process would not mostly wait in it."""
     trial_s = work.here_s * EVALUATION.least_batches
-    return trial_s < IN_PROCESS.longest_trial_s and work.wait_s < IN_PROCESS.most_waiting * work.here_s
+    return trial_s < IN_PROCESS.longest_trial_s and computes(work)
+
+
+def computes(work: Estimate) -> bool:
+    """Whether a batch waits for no more than a small part of its time."""
+    return work.wait_s < IN_PROCESS.most_waiting * work.here_s
 
 
 def _least_share(state: Situation) -> float:
