@@ -1,4 +1,4 @@
-# make demo | test | test-gpu | accuracy | speed | bench | bench-rivals | bench-network | bench-report | docs | mutants | soak | lint | dist:
+# make demo | check | test | test-long | test-times | test-gpu | accuracy | speed | bench | bench-rivals | bench-network | bench-report | docs | mutants | soak | lint | dist:
 # each first makes .venv where it is missing, but for test-gpu.
 
 PYTHON ?= python3
@@ -18,11 +18,14 @@ RIVALS := $(RIVALS_VENV)/bin/python
 RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv ray-agent demo test test-gpu gpu-proof accuracy speed bench bench-rivals bench-network bench-report docs mutants soak lint format dist clean
+.PHONY: help venv ray-agent demo check test test-long test-times test-gpu gpu-proof accuracy speed bench bench-rivals bench-network bench-report docs mutants soak lint format dist clean
 
 help:
 	@echo "make demo    watch num_workers=\"auto\" at work: real training, live page, Ray, diagnosis (1.5 minutes)"
-	@echo "make test    run the tests, several at a time  (TEST_ARGS='-k name' to choose)"
+	@echo "make check   linters, types, unit tests and a few real workers: two minutes, for each change"
+	@echo "make test    all tests but the long ones: twelve minutes on two cores  (TEST_ARGS='-k name' to choose)"
+	@echo "make test-long  drills of nodes and networks, soaks and floods; a whole run is recorded in tests/long_run.json"
+	@echo "make test-times  what each module of tests cost in the last run"
 	@echo "make test-gpu  run the tests that need a GPU, with the Python that is there: neither Ray nor a network is needed"
 	@echo "make gpu-proof  the same, then ResNet-50 with torch's loader and dpex's: all figures in under ten minutes (FIGURES)"
 	@echo "make accuracy  train a network with every loader, and compare losses and weights bit for bit (ACCURACY_ARGS)"
@@ -55,8 +58,19 @@ $(RAY_AGENT): tests/telemetry/ray_agent.txt $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# For each change. `make test` is for each landing.
+check: $(STAMP)
+	$(BIN)/python -m tests check $(TEST_ARGS)
+
 test: $(STAMP)
 	$(BIN)/python -m tests $(TEST_ARGS)
+
+# Drills, soaks and floods. A whole run that passes writes tests/long_run.json.
+test-long: $(STAMP)
+	$(BIN)/python -m tests long $(TEST_ARGS)
+
+test-times: $(STAMP)
+	$(BIN)/python -m tests times
 
 # With PYTHON itself, which has torch for this GPU, NumPy and pytest: nothing is installed. Figures are printed (-rP).
 test-gpu:

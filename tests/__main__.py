@@ -1,116 +1,139 @@
-"""Run the tests in the least time: `python -m tests [arguments of pytest]`.
+"""Run a tier of the tests: `python -m tests [check | long | times] [arguments of pytest]`.
 
-First those that may share the CPUs run in several processes, each module in one of them; then those that are marked
-`alone` run one after another. `-m` chooses among both, and each run of pytest is given all other arguments.
+- ``check``: linters, types, the tests in `tests/unit` and those marked `smoke`. Two minutes; for each change.
+- no word: all tests but those marked `long`. For each landing; continuous integration runs this tier.
+- ``long``: the tests marked `long`. A whole run is recorded in `tests/long_run.json`; the default tier checks its age.
+- ``times``: what each module cost in the last run of the default or the long tier.
 
-A few that fail are run again by themselves when all is done: on a busy machine a deadline may pass that has nothing to
-do with what is tested, and what measures may have measured a neighbour. Both outcomes are printed. More than
-`MOST_AGAIN` failures of one run are no accident, and stand.
+Every test runs once. A test that cannot be trusted is named in `tests/quarantine.json`.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import Any
 
-import pytest
+from tests import long_run, quarantine, times
 
-from dpex.system.cpus import usable_cpus
-from tests.failures import FILE
-
-MOST_PROCESSES = 8
-"""A module is not divided, so that more processes would wait for the longest one; each takes half a GB of memory."""
-PER_CPU = 2.0
-"""Half of the tests' time is waiting: for processes to start, and for what they planted."""
-MOST_AGAIN = 3
-"""Of some eight thousand tests. Each that passes then is a defect of the test all the same, and is named at the end."""
-STOPPING = ("-x", "--exitfirst", "--maxfail")
+ROOT = Path(__file__).parents[1]
+PROCESSES = 3
+"""Processes that share the tests without Ray on two cores. The tests with Ray have one more. Half of their time is
+waiting."""
+PASSED, NONE_CHOSEN = 0, 5
+"""Exit codes of pytest."""
 
 
-def process_count() -> int:
-    """How many processes keep the CPUs of this machine busy."""
-    return max(1, min(MOST_PROCESSES, int(PER_CPU * usable_cpus())))
+class Job:
+    """A command that runs beside others. Its output is printed once it has ended, unless it is shown as it comes."""
+
+    def __init__(self, name: str, command: Sequence[str], *, is_shown: bool = False) -> None:
+        self.name = name
+        self._started = time.monotonic()
+        self._output = None if is_shown else TemporaryFile()  # noqa: SIM115, open until the command ends
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._output, stderr=subprocess.STDOUT)
+
+    def wait(self) -> int:
+        """Return the exit code, after printing what was not shown before."""
+        code = self._process.wait()
+        seconds = time.monotonic() - self._started
+        if self._output is not None:
+            self._output.seek(0)
+            print(f"\n== {self.name}", flush=True)
+            sys.stdout.buffer.write(self._output.read())
+        print(f"== {self.name}: exit code {code}, {seconds:.0f} s", flush=True)
+        return code
+
+    def end(self) -> None:
+        """Terminate the command if it still runs."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
 
 
-def runs(arguments: list[str]) -> list[list[str]]:
-    """The arguments of both runs of pytest."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("-m", default="")
-    chosen, rest = parser.parse_known_args(arguments)
-    also = f"({chosen.m}) and " if chosen.m else ""
-    shared = ["-n", str(process_count()), "--dist", "loadfile", "-m", f"{also}not alone"]
-    return [[*shared, *rest], ["-m", f"{also}alone", *rest]]
+def pytest(name: str, *arguments: str, is_shown: bool = True) -> Job:
+    """Start a run of pytest."""
+    return Job(name, [sys.executable, "-m", "pytest", *arguments], is_shown=is_shown)
 
 
-def run(arguments: list[str]) -> tuple[int, list[str]]:
-    """The exit code of pytest, which also ends where this process is interrupted or terminated, and what failed."""
-    with TemporaryDirectory() as directory:
-        failed = Path(directory) / "failed"
-        command = [sys.executable, "-m", "pytest", *arguments]
-        code = wait(subprocess.Popen(command, env={**os.environ, FILE: str(failed)}))
-        return code, failed.read_text().splitlines() if failed.exists() else []
-
-
-def wait(process: subprocess.Popen[bytes]) -> int:
-    """Its exit code."""
+def outcome(jobs: Sequence[Job]) -> int:
+    """Wait for all jobs. Return the first exit code that is a failure; else 0, or 5 where no job chose a test."""
     try:
-        while True:
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                continue  # it was pressed for pytest as well, which reports and ends
+        codes = [job.wait() for job in jobs]
     finally:
-        process.terminate()
+        for job in jobs:
+            job.end()
+    return worst(codes)
 
 
-def stops(code: int, arguments: list[str]) -> bool:
-    """Whether nothing more is to be run after a run with that exit code."""
-    if code == pytest.ExitCode.TESTS_FAILED:
-        return any(argument.startswith(STOPPING) for argument in arguments)
-    return code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+def worst(codes: Sequence[int]) -> int:
+    """Return the first failure; else 0 if a job passed, and 5 if none of them chose a test."""
+    failures = [code for code in codes if code not in (PASSED, NONE_CHOSEN)]
+    return failures[0] if failures else min(codes)
 
 
-def run_again(failed: list[str]) -> int:
-    """The exit code of these tests, run with nothing beside them."""
-    print(f"These failed, and run again by themselves: {' '.join(failed)}", flush=True)
-    code, _ = run(failed)
-    if code == pytest.ExitCode.OK:
-        print(f"Failed at first and passed by themselves: {' '.join(failed)}", flush=True)
+def check(arguments: list[str]) -> int:
+    """Run linters and types beside the unit tests and the smoke tests."""
+    smoke = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.smoke" in path.read_text()]
+    lint = Job("lint", ["make", "--no-print-directory", "lint"])
+    shared = ("-n", "2", "--dist", "loadfile", "-m", "unit or smoke")
+    return outcome([pytest("tests", *shared, "tests/unit", *smoke, *arguments), lint])
+
+
+def default(arguments: list[str]) -> int:
+    """Run all tests but the long ones: those with Ray in one process beside the others, then those marked `alone`."""
+    print(long_run.shown(), quarantine.shown(), sep="\n", flush=True)
+    if long_run.is_outdated() or quarantine.is_broken():
+        return 1
+    times.begin()
+    shared = ("-n", str(PROCESSES), "--dist", "loadfile", "--no-loadscope-reorder")
+    beside = [
+        pytest("tests", *shared, "-m", "not (long or alone or ray)", *arguments),
+        pytest("tests with Ray", "-m", "ray and not (long or alone)", *arguments, is_shown=False),
+    ]
+    code = outcome(beside)
+    if code not in (PASSED, NONE_CHOSEN):
+        return code
+    return worst([code, outcome([pytest("tests that run alone", "-m", "alone and not long", *arguments)])])
+
+
+def long(arguments: list[str]) -> int:
+    """Run the long tests one after another. Record a whole run that passed."""
+    times.begin()
+    started = time.monotonic()
+    code = outcome([pytest("long tests", "-m", "long", *arguments)])
+    if code == PASSED and not arguments:
+        long_run.record(seconds=time.monotonic() - started, tests=times.count())
     return code
 
 
-def may_run_again(code: int, failed: list[str]) -> bool:
-    """Whether so few tests of a run failed that another look is worth it."""
-    return code == pytest.ExitCode.TESTS_FAILED and 0 < len(failed) <= MOST_AGAIN
+def show_times(arguments: list[str]) -> int:
+    """Print the table of the last run."""
+    print(times.table())
+    return 0
+
+
+TIERS: dict[str, Callable[[list[str]], int]] = {"check": check, "long": long, "times": show_times}
 
 
 def main(arguments: list[str]) -> int:
-    """The worst exit code of the runs; having no tests matters only where none has any."""
-    codes, again = [], []
-    for chosen in runs(arguments):
-        code, failed = run(chosen)
-        if stops(code, arguments):
-            return code
-        codes.append(code)
-        if may_run_again(code, failed):
-            codes.pop()
-            again += failed
-    if again:
-        codes.append(run_again(again))
-    return max(codes, key=lambda code: (code != pytest.ExitCode.NO_TESTS_COLLECTED, code))
+    """Run the tier that the first argument names, or the default one."""
+    tier = TIERS.get(arguments[0]) if arguments else None
+    return default(arguments) if tier is None else tier(arguments[1:])
 
 
 def leave(*_: Any) -> None:
-    """End on SIGTERM as on other exceptions, so that pytest is ended as well."""
+    """End on SIGTERM as on an exception, so that the jobs are ended too."""
     sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, leave)
+    os.chdir(ROOT)
     sys.exit(main(sys.argv[1:]))

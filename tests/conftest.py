@@ -1,34 +1,48 @@
-"""What must hold for every test, however they were started."""
+"""What holds for every test, whichever tier it belongs to (`tests/__main__.py`)."""
 
 import gc
 import signal
 from collections.abc import Iterator
 from multiprocessing import resource_sharer
+from pathlib import Path
 
-import failures
 import pytest
+import quarantine
 import skips
-from sharing import pytest_collection_modifyitems, pytest_ignore_collect, pytest_xdist_make_scheduler
+import times
 from skips import pytest_make_collect_report, pytest_runtest_makereport
 
-__all__ = [
-    "pytest_collection_modifyitems",
-    "pytest_ignore_collect",
-    "pytest_make_collect_report",
-    "pytest_runtest_makereport",
-    "pytest_xdist_make_scheduler",
-]
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
+
+ONE_MARK = ("ray", "alone", "long")
+"""Marks by which a run of `python -m tests` chooses a few modules."""
+SLOWEST_FIRST: tuple[str, ...] = ()
+"""Modules that take more than 20 s: processes begin with them, as one at the end would keep the others waiting."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the switches, and collect what fails where that was asked for."""
+    """Check the switches."""
     skips.check_switch()
-    failures.pytest_configure(config)
+    times.pytest_configure(config)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import modules in which no test has the mark that the run asks for."""
+    asked = str(config.option.markexpr).split(" ")[0]
+    is_module = collection_path.name.startswith("test_")
+    return True if is_module and asked in ONE_MARK and f"mark.{asked}" not in collection_path.read_text() else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Apply the quarantine, and let the slowest modules come first."""
+    quarantine.pytest_collection_modifyitems(items)
+    names = {name: number for number, name in enumerate(SLOWEST_FIRST)}
+    items.sort(key=lambda item: names.get(item.path.name, len(names)))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_works() -> Iterator[None]:
-    """A shell starts background jobs with SIGINT ignored, and so would be whatever the tests start."""
+    """Restore SIGINT, which a shell ignores in background jobs, as would all processes that the tests start."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -38,7 +52,7 @@ def ctrl_c_works() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cheap_collections() -> Iterator[None]:
-    """Many tests collect garbage, and all modules and tests would be looked through each time."""
+    """Take modules and tests out of garbage collection, which many tests call."""
     gc.collect()
     gc.freeze()
     yield
@@ -47,8 +61,8 @@ def cheap_collections() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nobody_shares_resources() -> Iterator[None]:
-    """Torch's own way of handing tensors to another process starts a thread, which stays; dpex counts it as one that
-    may draw random numbers."""
+    """Stop the thread that torch starts to hand tensors to another process. dpex counts it as one that may draw random
+    numbers."""
     yield
     if resource_sharer._resource_sharer._thread is not None:
         resource_sharer.stop(timeout=5.0)

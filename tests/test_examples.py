@@ -113,7 +113,6 @@ SAME = r"✓ All \d+ batches are those of part 2, bit for bit \(SHA-256 [0-9a-f]
 
 
 @pytest.mark.alone
-@pytest.mark.ray(elsewhere=True)
 def test_the_demo_makes_the_same_batches_on_ray() -> None:
     out, err = run("demo.py", "--seconds", "12")
     told = " ".join(out.split())

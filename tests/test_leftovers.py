@@ -381,7 +381,7 @@ def grown(batches: int, epochs: int) -> str:
     return f"{GROWTH}\n{each}many_epochs({epochs})\nreport_leftovers(THREADS)\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_descriptors_and_memory_stay_flat(family: Family) -> None:
     process = family.start(grown(batches=100_000, epochs=50))

@@ -18,7 +18,7 @@ from families import is_alive
 from packages import need
 from waiting import until
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(380)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(380)]
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'dpex[ray]'")
 for package in ("pandas", "pyarrow"):
     need(package, "needs Ray Train: pip install 'dpex[ray-train]'")

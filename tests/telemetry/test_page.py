@@ -33,7 +33,6 @@ SHOWN_FRAMES = math.ceil(NOW_S / EVERY_S)
 
 need("playwright", "playwright is not installed (dpex[dev])")
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (Debian: chromium)"),
     pytest.mark.skipif(sys.platform != "linux", reason="the planted script needs select on its input"),
 ]

@@ -41,7 +41,6 @@ DEAD = "dpex-elsewhere-1-1.json"
 
 Series = dict[str, Any]
 
-pytestmark = pytest.mark.slow
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is needed")
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
