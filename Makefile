@@ -37,7 +37,7 @@ help:
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
 	@echo "make mutants make wrong lines of code that tests must notice, one by one"
 	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"
-	@echo "make lint    ruff and mypy                     (make format to let ruff tidy up)"
+	@echo "make lint    ruff, mypy and import contracts   (make format to let ruff tidy up)"
 	@echo "make dist    build the sdist, and the wheel from it, in dist/"
 
 venv: $(STAMP)
@@ -127,6 +127,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict dpex benchmarks/simulation
+	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -138,5 +139,5 @@ dist: $(STAMP)
 	$(BIN)/python -m build --no-isolation --outdir $@
 
 clean:
-	rm -rf $(VENV) $(RIVALS_VENV) benchmarks/data build dist site .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(RIVALS_VENV) benchmarks/data build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
