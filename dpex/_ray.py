@@ -1,4 +1,4 @@
-"""Every private name of Ray that dpex uses, once. A test checks that the Ray that is installed has it.
+"""Every private name of Ray that dpex uses, once. `tests/test_torch_names.py` checks them in the Ray that is installed.
 
 Importing this module does not import Ray.
 """

@@ -3,7 +3,7 @@
 Use it where the time itself is what the test is about: a sample that is waited for as for a disk, a step in which a GPU
 would be at work. Loaders, workers and training loops of these tests are real threads and processes, for which there is
 no virtual time. To wait until something has happened use `waiting.until`; where workers must be at work at the same
-time, `waiting.meet`. `test_sleeps.py` sees to it that nothing else in the tests sleeps.
+time, `waiting.meet`. ruff fails on every other sleep in the tests (`ruff.toml`).
 """
 
 from __future__ import annotations
