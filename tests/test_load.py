@@ -1,4 +1,4 @@
-"""Many at once: loaders in one process, and ranks on one machine. All batches are right, and nothing stays."""
+"""Many at once: loaders in one process, and ranks on one machine. All batches are right, and nothing stays or grows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import gc
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,12 @@ from families import Augmented, WhoMadeIt, assert_same, seeded, stacked
 from torch.utils.data import DistributedSampler
 from waiting import until
 
+from benchmarks.soak import ALLOWED, Look, report
 from dpex import DpexDataLoader
 
 pytestmark = pytest.mark.timeout(240)
 
+ROOT = Path(__file__).parents[1]
 LOADERS = 50
 RANKS = 8
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seeding": "batch"}
@@ -91,3 +96,25 @@ def test_eight_ranks_on_one_machine_get_all_samples_once(tmp_path: Path) -> None
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
     assert [one["indices"] for one in found] == [list(range(rank, 320, RANKS)) for rank in range(RANKS)]
     assert [one["deaths"] for one in found] == [0] * RANKS
+
+
+# -- soaking -----------------------------------------------------------------------------------------------------------
+
+FLAT = [
+    Look(batches=100 * at, memory_mb=300.0 + at % 3, descriptors=20.0, threads=2.0, processes=1.0) for at in range(40)
+]
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_the_soak_finds_what_rises(name: str) -> None:
+    step = 3 * ALLOWED[name] / len(FLAT)
+    assert report(FLAT)
+    assert not report([replace(each, **{name: getattr(each, name) + step * at}) for at, each in enumerate(FLAT)])
+
+
+def test_a_short_soak_is_flat() -> None:
+    """In a process of its own, whose memory is nobody else's."""
+    command = [sys.executable, "-m", "benchmarks.soak", "--batches", "60000", "--resize-every", "80"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 deaths" in done.stdout

@@ -1,0 +1,331 @@
+"""Published figures: how courses become rates and ratios, what may be kept, and the tables. Nothing is timed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import keep, report
+from benchmarks.before_after import Pair
+from benchmarks.contestants import AUTO, LIMIT, Contestant
+from benchmarks.course import Course, Drive, drive
+from benchmarks.drills.table import LEAST_TIMES, filled
+from benchmarks.drills.table import problems as drill_problems
+from benchmarks.journal import Journal, Measurement, Origin, Settings
+from benchmarks.network import compression_table
+from benchmarks.network import tables as link_tables
+from benchmarks.remote import tables as remote_tables
+from benchmarks.remote.steady import UntilSteady, stretch_of
+from benchmarks.results import RowResult, is_behind, results_of
+from benchmarks.rows import BY_KEY, ROWS
+from benchmarks.scale import tables as scale_tables
+from benchmarks.training import accuracy, runs, speed
+from benchmarks.training.pace import Pace
+from benchmarks.training.runs import Run
+from benchmarks.training.tables import speed_table
+from benchmarks.training.trainer import DEVICES, PLACES, Training
+from benchmarks.works import WORKS
+
+CORES = 2
+NOON = "2026-11-22T12:00:00+00:00"
+TORCH = {count: Contestant(engine="torch", workers=count) for count in (0, 2, 8, 64)}
+DPEX = {count: Contestant(engine="dpex", workers=count) for count in (0, 2, 8)}
+BATCH = Contestant(engine="dpex", workers=64, seeding="batch")
+ORIGIN = Origin(machine_id="m", commit="c" * 40, dirty=False, settings=Settings())
+MACHINE = {"processor": "P", "cores": CORES, "last_level_cache_bytes": 2**25, "memory_bytes": 2**34, "system": "Linux"}
+ABOUT = {"machine": {**MACHINE, "gpu": None}, "versions": {"python": "3.11", "torch": "2.13", "ray": "2.60"}}
+RUN_ABOUT = {**ABOUT, "commit": "c" * 40, "dirty": False, "since": NOON, "until": NOON}
+
+
+def course(rate: float, settled: float | None = None) -> Course:
+    """Ten seconds, of which the second half had ``settled`` batches a second."""
+    later = 5 * (rate if settled is None else settled)
+    return Course(batches=round(10 * rate), seconds=10.0, waited_s=5.0, marks=((5.0, round(10 * rate - later)),))
+
+
+def result(courses: dict[Contestant, Any], key: str = "floats") -> RowResult:
+    """Courses, or the rates of a round each, by contestant."""
+    rounds = {
+        one: dict(enumerate(x if isinstance(x, Course) else course(x) for x in (x if isinstance(x, list) else [x])))
+        for one, x in courses.items()
+    }
+    return RowResult(row=BY_KEY[key], cores=CORES, courses=rounds, failed={})
+
+
+def whole_row(key: str, rounds: int = 5) -> RowResult:
+    """A row with every contestant of the plan; dpex makes twice as many batches as the others."""
+    planned = BY_KEY[key].contestants(CORES)
+    return result({one: [20.0 if one.engine.startswith("dpex") else 10.0] * rounds for one in planned}, key)
+
+
+def kept_run(*rows: RowResult, **changes: Any) -> keep.Kept:
+    fields = {"machine_id": "m", **RUN_ABOUT, "settings": Settings(), "rows": {row.row.key: row for row in rows}}
+    return keep.Kept(**fields | changes)
+
+
+def measurements(row: str, contestants: Iterable[Contestant], rounds: int = 5) -> Iterator[Measurement]:
+    for one in contestants:
+        for number in range(rounds):
+            yield Measurement(row=row, contestant=one, round=number, course=course(10.0), error=None, at=NOON)
+
+
+def cells(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_clock_starts_before_iter(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("benchmarks.course.time.perf_counter", lambda: now[0])
+
+    class Slow:
+        def __iter__(self) -> Iterator[int]:
+            now[0] += 3.0
+            for number in range(10):
+                now[0] += 0.5
+                yield number
+
+    driven = drive(Slow(), Drive(step_s=0.0, window_s=5.0))
+    assert (driven.batches, driven.seconds, driven.waited_s, driven.first_batch_s) == (4, 5.0, 5.0, 3.5)
+
+
+def test_the_whole_course_has_the_start_and_the_settled_half_has_not() -> None:
+    marks = tuple((float(second), 10 * max(0, second - 4)) for second in range(1, 20))
+    learning = Course(batches=160, seconds=20.0, waited_s=20.0, marks=marks)
+    assert (learning.rate, learning.settled_rate) == (8.0, pytest.approx(10))
+    counted = Course(batches=100, seconds=15.0, waited_s=15.0, marks=((10.0, 50),), counted=True)
+    assert counted.settled_rate == pytest.approx(10)
+
+
+def test_few_marks_are_kept_and_the_figures_stay() -> None:
+    marks = tuple((0.1 * number, number**2) for number in range(1, 151))
+    for counted in (False, True):
+        full = Course(batches=151**2, seconds=15.1, waited_s=1.0, marks=marks, counted=counted)
+        thin = replace(full, marks=keep.thinned(full, keep.MARKS))
+        assert len(thin.marks) < 15
+        assert (thin.settled_rate, thin.first_batch_s) == (pytest.approx(full.settled_rate), full.first_batch_s)
+
+
+def test_remote_workers_are_judged_once_all_run_and_the_rate_stays() -> None:
+    class Scripted:
+        """Four batches a second while workers start, then twenty, on a clock of its own."""
+
+        now = 0.0
+
+        def __iter__(self) -> Iterator[None]:
+            for wait_s in [0.25] * 20 + [0.05] * 2000:
+                self.now += wait_s
+                yield
+
+    loader = Scripted()
+    clocks = {"clock": lambda: loader.now, "cpu_clock": lambda: loader.now / 100}
+    steady = UntilSteady(loader, workers=2, most_s=100, running=lambda: 2 if loader.now > 7.95 else 1, **clocks)
+    assert len(list(steady)) > 100
+    stretch = stretch_of(steady.looks, steady.at_work_s)
+    assert (stretch.is_steady, stretch.rate, stretch.batch_cpu_s) == (True, pytest.approx(20), pytest.approx(0.0005))
+
+
+# -- ratios ------------------------------------------------------------------------------------------------------------
+
+
+def test_ratios_are_taken_within_rounds_that_both_have() -> None:
+    found = result({DPEX[2]: [10.0, 40.0, 95.0, 7.0], TORCH[2]: [10.0, 50.0, 100.0]})
+    ratio = found.ratio(DPEX[2], TORCH[2])
+    assert ratio is not None
+    assert (ratio.median, ratio.low, ratio.high) == (0.95, 0.8, 1.0)
+    assert found.ratio(DPEX[2], TORCH[8]) is None
+
+
+def test_a_contestant_without_a_batch_after_the_start_is_not_divided_by() -> None:
+    early = Course(batches=1, seconds=10.0, waited_s=10.0, marks=((1.0, 1),))
+    found = result({DPEX[2]: 10.0, TORCH[2]: early})
+    assert found.ratio(DPEX[2], TORCH[2], "settled") is None
+
+
+def test_the_best_of_each_side_and_the_oracle() -> None:
+    ahead = Contestant(engine="torch", workers=32, prefetch=16)
+    rates = {TORCH[0]: 50.0, TORCH[2]: 20.0, ahead: 60.0, DPEX[0]: 40.0, DPEX[8]: 55.0, BATCH: 70.0, AUTO: 99.0}
+    found = result(rates, "wait")
+    assert (found.best("torch"), found.best("dpex"), found.best("dpex", "batch")) == (ahead, DPEX[8], BATCH)
+    assert (found.at_cores("torch"), found.at_cores("dpex")) == (TORCH[2], None)
+    assert (found.oracle(), found.best_dpex()) == (BATCH, AUTO)
+    later = result({TORCH[0]: course(50, 50), TORCH[8]: course(40, 60), AUTO: course(30, 57)})
+    assert (later.oracle(), later.oracle("settled")) == (TORCH[0], TORCH[8])
+
+
+def test_behind_is_what_is_printed_as_less_than_one() -> None:
+    behind, level = (result({DPEX[0]: one, TORCH[0]: 1000.0}).ratio(DPEX[0], TORCH[0]) for one in (994.0, 996.0))
+    assert (is_behind(behind), is_behind(level, None)) == (True, False)
+
+
+def test_two_checkouts_are_compared_within_a_round() -> None:
+    pair = Pair(base=course(80, 100), new=course(72, 50))
+    assert (pair.whole, pair.settled) == (pytest.approx(0.9), pytest.approx(0.5))
+
+
+# -- what may be kept --------------------------------------------------------------------------------------------------
+
+
+def test_every_row_has_a_work_and_torch_and_dpex_have_the_same_counts() -> None:
+    assert {row.work for row in ROWS} <= set(WORKS)
+    for row in ROWS:
+        found = row.contestants(CORES)
+        counts = [
+            {one.workers for one in found if one.engine == engine and not (one.seeding or one.prefetch)} - {"auto"}
+            for engine in ("torch", "dpex")
+        ]
+        assert row.kind != "local" or counts[0] == counts[1] >= {CORES}
+
+
+@pytest.mark.parametrize(
+    ("kept", "why"),
+    [
+        (kept_run(whole_row("floats"), dirty=True), "commit without changes"),
+        (kept_run(whole_row("floats"), settings=Settings(window_s=2.0)), "2 s long"),
+        (kept_run(whole_row("floats", rounds=4)), "4 rounds"),
+        (kept_run(result({TORCH[0]: [1.0] * 5})), "0 rounds"),
+        (kept_run(whole_row("skewed-wait")), "courses of 10.0 s"),
+    ],
+    ids=["dirty", "short", "few rounds", "contestants missing", "short in a long row"],
+)
+def test_what_cannot_be_quoted_is_found(kept: keep.Kept, why: str) -> None:
+    assert any(why in one for one in keep.problems(kept))
+
+
+def test_a_contestant_that_failed_is_not_left_out_silently() -> None:
+    row = whole_row("floats")
+    courses = {one: rounds for one, rounds in row.courses.items() if one != TORCH[64]}
+    assert keep.row_problems(replace(row, courses=courses, failed={TORCH[64]: "no memory"})) == []
+    assert keep.row_problems(replace(row, courses=courses)) != []
+    failed = Measurement(row="floats", contestant=TORCH[0], round=1, course=None, error="why", at=NOON)
+    (found,) = results_of([failed, *measurements("floats", [TORCH[0]], 1)], CORES).values()
+    assert (list(found.courses[TORCH[0]]), found.failed) == ([0], {TORCH[0]: "why"})
+
+
+def test_a_run_is_kept_and_reported_without_rows_that_cannot_be_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One row has too few contestants; a round of another took hours, so that its contestants took no turns."""
+    monkeypatch.setattr(keep, "RESULTS", tmp_path)
+    monkeypatch.setattr(report, "kept_runs", lambda: keep.kept_runs(tmp_path))
+    journal = Journal(tmp_path / "run.jsonl")
+    journal.begin(ORIGIN, ABOUT)
+    late = replace(next(measurements("small-images", [TORCH[0]])), at="2026-11-22T15:00:00+00:00")
+    rows = [measurements(row, BY_KEY[row].contestants(CORES)) for row in ("floats", "small-images")]
+    for one in [*rows[0], *rows[1], late, *measurements("jpeg", [TORCH[0]])]:
+        journal.add(one)
+    assert keep.main([str(journal.path), "one"]) == 0
+    assert "small-images: its round 0 took 3.0 hours" in capsys.readouterr().out
+    (kept,) = keep.kept_runs(tmp_path)
+    assert list(kept.rows) == ["floats"]
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- bench:speed -->\nold\n<!-- /bench -->\nafter\n")
+    assert report.main([str(page)]) == 0
+    text = page.read_text()
+    assert "| 5 floats, batch 1 | 10.0/s (2) |" in text
+    assert "old" not in text
+    keep.write(kept, tmp_path / "again.json")
+    assert keep.kept_runs(tmp_path)[0].rows == kept.rows
+
+
+def test_a_loader_that_trains_differently_cannot_be_quoted() -> None:
+    def trainings(*curves: str) -> list[dict[str, Any]]:
+        about = {"data": "digits", "steps": 10, "seconds": 1.0, "accuracy": 0.5, "losses": (2.0, 1.0), "weights": "w"}
+        return [asdict(Training(seed=seed, curve=curve, **about)) for seed, curve in enumerate(curves)]
+
+    rows = {f"{devices}:{place}": trainings(*"aaaaa") for devices in DEVICES for place in PLACES}
+    rows |= {f"single:{place}:shifted": trainings("s") for place in PLACES[1:]}
+    settings = {"epochs": 10, "seeds": 5, "limit": None}
+    run = Run(subject=accuracy.SUBJECT, settings=settings, about=RUN_ABOUT, rows=rows)
+    assert accuracy.problems(run) == []
+    other = replace(run, rows={**rows, "ddp:auto": trainings(*"aabaa")})
+    assert accuracy.problems(other) == ["ddp:torch and ddp:auto differ with seed 2"]
+
+
+def test_runs_of_few_rounds_or_with_failures_are_not_kept() -> None:
+    plain, compressed = ({"round": n, "may_compress": n > 0, "settled": 1.0, "nodes": {}} for n in (0, 1))
+    row = {compression_table.key_of("200 Mbit/s", "tokens"): [plain, {**compressed, "round": 0}]}
+    few = Run(subject="compression", settings={"rounds": 3, "rows": [["200 Mbit/s", "tokens"]]}, about={}, rows=row)
+    assert compression_table.problems(few) == ["it has rows of 1 rounds, and 3 are quoted"]
+    links = {"commit": "c", "dirty": True, "measurements": []}
+    assert link_tables.problems(links) == ["it was not measured on a commit without changes"]
+    settings = {"quick": False, "rounds": 2, "rows": ["jpeg:4:dpex"], "before": "b"}
+    remote = Run(subject="table", settings=settings, about=RUN_ABOUT, rows={"jpeg:4:dpex": [{"error": "it hung"}] * 2})
+    assert "jpeg:4:dpex failed: it hung" in remote_tables.problems(remote)
+    once = {"until": "all workers run", "seconds": 0.25, "wait_s": 0.015, "lost": 0, "repeated": 0}
+    drills = Run(subject="drills", settings={}, about={}, rows={"a worker is killed": [once]})
+    assert drill_problems(drills) == [f"a worker is killed: 1 times, not {LEAST_TIMES}"]
+    line = "| a worker is killed | it goes on | 0 | 0 | by the test | not timed | `test_a.py::test_b` |"
+    assert "1 times: 0 lost, 0 repeated | 0.25 (0.25 to 0.25) until all workers run" in filled(line, drills)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_headline_sets_the_whole_course_of_auto_beside_torch_after_its_start() -> None:
+    row = result({TORCH[0]: course(40, 60), TORCH[2]: course(40, 50), DPEX[8]: 90.0, AUTO: course(75, 99)})
+    (line,) = cells(report.headline_table([kept_run(row)]))
+    assert line[1:] == ["50.0/s (2)", "60.0/s (0)", "75.0/s", "1.50x (1.50 to 1.50)", "1.25x (1.25 to 1.25)"]
+
+
+def test_the_table_of_speed_has_both_counts_and_begins_with_rows_where_dpex_is_behind() -> None:
+    rates = {TORCH[0]: 40.0, TORCH[2]: 10.0, DPEX[0]: 30.0, DPEX[2]: 50.0, Contestant(engine=LIMIT, workers=2): 100.0}
+    behind, ahead = cells(report.speed_table([kept_run(result(rates), result({TORCH[0]: 10.0, DPEX[0]: 8.0}, "jpeg"))]))
+    assert behind[0] == BY_KEY["jpeg"].title
+    best = ["5.00x (5.00 to 5.00)", "1.25x (1.25 to 1.25)", "0.50"]
+    assert ahead[1:] == ["10.0/s (2)", "40.0/s (0)", "50.0/s (2)", "50.0/s (2)", *best]
+
+
+def test_auto_stands_beside_the_oracle_over_the_whole_course_and_after_learning() -> None:
+    row = result({TORCH[0]: course(50, 50), BATCH: course(40, 60), AUTO: course(30, 57)}, "wait")
+    (line,) = cells(report.auto_table([kept_run(row)]))
+    oracle = '60.0/s, dpex, 64 workers, seeding="batch"'
+    assert line[1:] == [oracle, "30.0/s", "0.50x (0.50 to 0.50)", "0.95x (0.95 to 0.95)"]
+
+
+def test_the_table_of_trainings_has_the_best_of_torchs() -> None:
+    def pace(rate: float) -> dict[str, Any]:
+        return Pace(course=course(rate), gpu_stall_s=None).as_dict()
+
+    rates = {"limit": [20] * 3, "torch:1": [4] * 3, "torch:2": [8] * 3, "dpex:auto": [12, 10, 16]}
+    rows = {f"photographs {who}": [pace(rate) for rate in found] for who, found in rates.items()}
+    settings = {"seconds": 15.0, "rounds": 3, "batches": dict.fromkeys(rows, 10)}
+    torchs, auto = speed_table(Run(subject=speed.SUBJECT, settings=settings, about=RUN_ABOUT, rows=rows)).splitlines()[
+        2:
+    ]
+    assert "torch, best: 2 workers" in torchs
+    assert auto.endswith("| 120 (100 to 160) | 120 (100 to 160) | 50% (50% to 50%) | 60% (50% to 80%) |")
+
+
+def test_a_trainer_takes_in_what_its_busiest_thread_does_in_a_second() -> None:
+    cpu = {"thread_cpu_s": 1e-3, "process_cpu_s": 5e-3}
+    one = scale_tables.Intake(way="network", nbytes=38_000_000, batches=100, seconds=2.0, **cpu)
+    settings = {"rounds": 3, "intake": ["network:38000000"], "coordination": []}
+    run = Run(subject="scale", settings=settings, about={}, rows={"network:38000000": [asdict(one)] * 3})
+    assert scale_tables.intake_table(run).splitlines()[2] == (
+        "| network | 38 MB | 1,000 µs | 4,000 µs | 250/s, 9.5 GB/s | 50/s, 1.9 GB/s |"
+    )
+
+
+@pytest.mark.parametrize("path", report.DOCUMENTS, ids=lambda path: path.name)
+def test_the_tables_of_the_documents_are_those_of_the_kept_results(path: Path) -> None:
+    text = path.read_text()
+    named = re.findall(r"<!-- (?:place for )?bench:([a-z-]+) -->", text)
+    assert named
+    assert set(named) <= set(report.names())
+    assert report.rewritten(text, keep.kept_runs()) == text, "make bench-report, or keep the run that was quoted"
+
+
+def test_what_is_kept_can_be_quoted() -> None:
+    assert [why for kept in keep.kept_runs() for why in keep.problems(kept)] == []
+    assert [why for kept in keep.kept_runs(keep.PARTS) for why in keep.problems(kept, part=True)] == []
+    of_subject = {accuracy.SUBJECT: accuracy.problems, speed.SUBJECT: speed.problems}
+    kept_trainings = [runs.read(path) for path in sorted(runs.KEPT.glob("*.json"))]
+    assert [why for run in kept_trainings if run.subject in of_subject for why in of_subject[run.subject](run)] == []

@@ -1,0 +1,62 @@
+"""Works of the benchmark give batches of one shape, from files that are made once, and a measurement of them counts."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from benchmarks import tables
+from benchmarks.contestants import LIMIT, Contestant
+from benchmarks.limit import bare_batches
+from benchmarks.measure import Request, measure
+from benchmarks.works import WORKS
+from benchmarks.works.waits import SHIFTING_WAITS_S, Shifting
+
+
+@pytest.fixture(autouse=True)
+def small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for files that are large enough for a tiny cache."""
+    monkeypatch.setenv("DPEX_BENCH_DATA", str(tmp_path))
+    monkeypatch.setattr(tables, "last_level_cache_bytes", lambda: 2**16)
+    monkeypatch.setattr("benchmarks.works.tensors.LEAST_SMALL_IMAGES", 100)
+    return tmp_path
+
+
+def shapes(sample: Any) -> Any:
+    if isinstance(sample, torch.Tensor):
+        return tuple(sample.shape), sample.dtype
+    if isinstance(sample, dict):
+        return {name: shapes(value) for name, value in sample.items()}
+    return tuple(map(shapes, sample)) if isinstance(sample, tuple) else type(sample)
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_samples_have_one_shape_and_files_are_made_once(name: str, small_data: Path) -> None:
+    with WORKS[name].opened(count=30) as dataset:
+        made = {path.name: path.stat().st_mtime_ns for path in small_data.iterdir()}
+        again = pickle.loads(pickle.dumps(dataset))
+        assert shapes(dataset[7]) == shapes(again[8]) == shapes(dataset[0])
+        default_collate([dataset[7], again[8]])
+        assert len(next(bare_batches(again, 2))) == 2
+    with WORKS[name].opened(count=30):
+        assert {path.name: path.stat().st_mtime_ns for path in small_data.iterdir()} == made
+
+
+def test_the_shifting_work_has_as_many_batches_of_each_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("benchmarks.works.waits.time.sleep", waits.append)
+    dataset = Shifting(150)
+    assert len([dataset[index] for index in range(len(dataset))]) == len(waits)
+    assert waits == [wait_s for wait_s in SHIFTING_WAITS_S for _ in range(len(dataset) // 3)]
+
+
+@pytest.mark.parametrize("engine", [LIMIT, "torch", "dpex"])
+def test_a_measurement_is_a_course_with_batches(engine: Any) -> None:
+    course = measure(Request(work="floats", contestant=Contestant(engine=engine, workers=1), window_s=0.05))
+    assert course.batches > 0
+    assert course.seconds >= 0.05
