@@ -35,7 +35,7 @@ help:
 	@echo "make bench-network  remote workers behind slow, long and lossy links, in network namespaces (root only)"
 	@echo "make bench-report  write the tables of README.md, docs/benchmarks.md and docs/scale.md from the kept results"
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
-	@echo "make mutants make wrong lines of code that tests must notice, one by one"
+	@echo "make mutants change dpex/core one expression at a time: do its tests notice?  (MUTANTS='dpex.core.schedule*')"
 	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"
 	@echo "make lint    ruff, mypy and import contracts   (make format to let ruff tidy up)"
 	@echo "make dist    build the sdist, and the wheel from it, in dist/"
@@ -116,9 +116,11 @@ $(DOCS_STAMP): $(STAMP)
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# Wrong lines of code that tests must notice (MUTANTS='memory' to choose by a part of the name).
+# Which changes of dpex/core its unit tests notice; [tool.mutmut] says which files and tests. A run that was ended goes on.
+MUTANTS ?=
 mutants: $(STAMP)
-	$(BIN)/python -m tests.mutants $(MUTANTS)
+	$(BIN)/mutmut run $(foreach one,$(MUTANTS),'$(one)')
+	$(BIN)/mutmut results | grep --invert-match 'not checked' || echo "no mutant survives"
 
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
@@ -139,5 +141,5 @@ dist: $(STAMP)
 	$(BIN)/python -m build --no-isolation --outdir $@
 
 clean:
-	rm -rf $(VENV) $(RIVALS_VENV) benchmarks/data build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(RIVALS_VENV) benchmarks/data mutants build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
