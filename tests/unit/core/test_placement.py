@@ -113,6 +113,10 @@ def test_no_spare(places: tuple[Place, ...]) -> None:
     assert placement.spare([*workers, NEAR[2]] if len(workers) == 2 else workers) is None
 
 
+def test_nobody_moves_to_a_worker_that_has_one() -> None:
+    assert settled(Placement(3), NEAR[0], NEAR[1], NEAR[1]).spare(NEAR[:2]) is None
+
+
 def test_one_move_at_a_time() -> None:
     placement = settled(Placement(3), NEAR[0], NEAR[0], NEAR[0])
     placement.leave(placement.spare(NEAR[:2]) or 0)
