@@ -112,6 +112,7 @@ def test_the_soak_finds_what_rises(name: str) -> None:
     assert not report([replace(each, **{name: getattr(each, name) + step * at}) for at, each in enumerate(FLAT)])
 
 
+@pytest.mark.long
 def test_a_short_soak_is_flat() -> None:
     """In a process of its own, whose memory is nobody else's."""
     command = [sys.executable, "-m", "benchmarks.soak", "--batches", "60000", "--resize-every", "80"]
