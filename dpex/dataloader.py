@@ -12,35 +12,16 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.runtime.recorder import check as check_trace
-from dpex.autotune.runtime.tuner import Tuner
-from dpex.core.prefetch import Sizes
 from dpex.core.sample_policy import OnSampleError
 from dpex.diagnose import at_exit
-from dpex.feed.device import parse
-from dpex.feed.feed import Feed
-from dpex.feed.opening import checked_transform, have_fed, open_feed
-from dpex.iterators.with_workers import _DpexDataLoaderIter
+from dpex.feed.arguments import checked_transform, parse
 from dpex.loader.assigned import assigned
+from dpex.loader.checks import check_samples, check_share, check_thread_safe, start_fork_server_early
 from dpex.loader.diagnosing import exported_counts
 from dpex.loader.origin import Origin, carrying, inherited, options_among, origin_of, plain
-from dpex.loader.passes import (
-    check_samples,
-    check_share,
-    check_thread_safe,
-    inline_iterator,
-    iterator_class,
-    may_stand_in,
-    pool_factory,
-    start_fork_server_early,
-    torchs_seeded_iterator,
-)
 from dpex.loader.rebuilt import recognise
 from dpex.loader.reporting import ReportingLoader
-from dpex.loader.resizing import resize
 from dpex.loader.resumable import Resumable
-from dpex.loader.runtime import LoaderRuntime
-from dpex.loader.shown import ShownLoader
 from dpex.loader.sizing import (
     TORCH_PREFETCH_FACTOR,
     SizeOptions,
@@ -55,13 +36,23 @@ from dpex.options import DEVICE_BUDGET_BYTES, SHARE_BYTES, MetricsConfig, Seedin
 from dpex.system.ray_package import require_ray
 
 if TYPE_CHECKING:
+    from dpex.autotune.runtime.tuner import Tuner
+    from dpex.core.prefetch import Sizes
+    from dpex.feed.feed import Feed
+    from dpex.loader.runtime import LoaderRuntime
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
 logger = logging.getLogger("dpex")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DpexDataLoader(Resumable, ShownLoader, ReportingLoader, DataLoader[T_co]):
+def _new_runtime() -> LoaderRuntime:
+    from dpex.loader.runtime import LoaderRuntime
+
+    return LoaderRuntime()
+
+
+class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
     """A drop-in `torch.utils.data.DataLoader` whose workers may be anywhere and change while training runs.
 
     It takes torch's arguments in torch's order and with torch's meaning, and the keyword-only ones of dpex. Each
@@ -253,7 +244,7 @@ class DpexDataLoader(Resumable, ShownLoader, ReportingLoader, DataLoader[T_co]):
         self._prefetch_is_given = prefetch_factor not in (None, TORCH_PREFETCH_FACTOR)
         self._sizes: Sizes | None = None
         self._pins: dict[str, int] = {}
-        self._runtime = LoaderRuntime()
+        self._runtime = _new_runtime()
         self._origin = Origin(
             DpexDataLoader,
             {**vars(options), "device": self.device},
@@ -289,6 +280,8 @@ class DpexDataLoader(Resumable, ShownLoader, ReportingLoader, DataLoader[T_co]):
         check_share(self)
         check_samples(self)
         if size_options(self).is_tuned:
+            from dpex.autotune.runtime.recorder import check as check_trace
+
             check_trace(self.autotune or AutotuneConfig(), os.environ)
         start_fork_server_early(self)
         self._recognise_rebuilt()
@@ -306,7 +299,7 @@ class DpexDataLoader(Resumable, ShownLoader, ReportingLoader, DataLoader[T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         origin = state["_origin"].of(self)
         timeout = carrying(plain(state["timeout"]), origin)
-        vars(self).update(state, _runtime=LoaderRuntime(), _origin=origin, timeout=timeout)
+        vars(self).update(state, _runtime=_new_runtime(), _origin=origin, timeout=timeout)
         self._recognise_rebuilt()
 
     @staticmethod
@@ -314,6 +307,11 @@ class DpexDataLoader(Resumable, ShownLoader, ReportingLoader, DataLoader[T_co]):
         recognise()
 
     def _get_iterator(self) -> BaseDataLoaderIter:
+        if self.device is None:
+            return self._iterator_with(None)
+        from dpex.feed.opening import have_fed, open_feed
+        from dpex.iterators.with_workers import _DpexDataLoaderIter
+
         feed = open_feed(self.device, self.device_budget_bytes, self.device_transform)
         iterator = self._iterator_with(feed)
         if feed is None or isinstance(iterator, _DpexDataLoaderIter):
@@ -322,6 +320,8 @@ class DpexDataLoader(Resumable, ShownLoader, ReportingLoader, DataLoader[T_co]):
 
     def _iterator_with(self, feed: Feed | None) -> BaseDataLoaderIter:
         """One pass; an iterator of workers takes the feed itself."""
+        from dpex.loader.passes import iterator_class, may_stand_in, pool_factory, torchs_seeded_iterator
+
         stay_in_process_if_daemonic(self)
         options = size_options(self)
         tuner, sizes = self._tuning(options), self._current_sizes(options)
@@ -347,6 +347,8 @@ class DpexDataLoader(Resumable, ShownLoader, ReportingLoader, DataLoader[T_co]):
         return self._runtime.latest(iterator)
 
     def _inline_iterator(self) -> BaseDataLoaderIter:
+        from dpex.loader.passes import inline_iterator
+
         runtime, metrics = self._runtime, self._metrics(on_cluster=False)
         is_counted = metrics is not None or runtime.is_diagnosed or at_exit.is_wanted(os.environ)
         if is_counted:
@@ -354,11 +356,11 @@ class DpexDataLoader(Resumable, ShownLoader, ReportingLoader, DataLoader[T_co]):
         return runtime.latest(inline_iterator(self, runtime, metrics, is_counted=is_counted))
 
     def _watch_for_end(self) -> None:
-        if get_worker_info() is None:
+        if at_exit.is_wanted(os.environ) and get_worker_info() is None:
             at_exit.watch(self._runtime.counters, self._diagnosis_source().diagnose, os.environ)
 
     def _metrics(self, *, on_cluster: bool) -> LoaderMetrics | None:
-        return exported_counts(self, self._runtime, self._diagnosis_source(), on_cluster=on_cluster)
+        return exported_counts(self, self._runtime, on_cluster=on_cluster)
 
     def close(self) -> None:
         """End all workers of all iterators of this loader. It may be called repeatedly, and the loader iterated anew.
@@ -424,4 +426,6 @@ class DpexDataLoader(Resumable, ShownLoader, ReportingLoader, DataLoader[T_co]):
             ...     print(loader.stats().batches)
             100
         """
+        from dpex.loader.resizing import resize
+
         resize(self, local, remote, prefetch)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
-from dpex.loader import passes
+from dpex.loader import checks
 from dpex.pools.local import clean_fork_server
 
 pytestmark = pytest.mark.timeout(240)
@@ -71,7 +71,7 @@ def until_ready(iterator: Any) -> None:
 @pytest.fixture
 def ray_seems_up(seems_connected: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader is told so, too."""
-    monkeypatch.setattr(passes, "is_ray_connected", lambda: True)
+    monkeypatch.setattr(checks, "is_ray_connected", lambda: True)
 
 
 @pytest.mark.usefixtures("seems_connected")

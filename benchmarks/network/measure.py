@@ -21,11 +21,11 @@ from benchmarks.network.work import WaitingSamples
 from benchmarks.process import MeasurementError
 from dpex import AutotuneConfig, DpexDataLoader, LoaderStats, PoolStats
 from dpex.autotune.room import RoomFound, RoomWanted
-from dpex.loader import sizing
 from dpex.loader.runtime import LoaderRuntime
 from dpex.pools.agent import agreeing
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
+from dpex.pools.ray import room
 from dpex.transport.compression import can_compress
 
 BATCH = 16
@@ -105,7 +105,7 @@ def agents_of(request: Request) -> Any:
     with (
         patch.object(PoolFactory, "__call__", made),
         patch.object(LoaderRuntime, "hold_cluster", lambda self, head_address: None),
-        patch.object(sizing, "RemoteRoom", Room),
+        patch.object(room, "RemoteRoom", Room),
         patch.object(agreeing, "can_compress", lambda: may_compress),
     ):
         yield

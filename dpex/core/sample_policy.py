@@ -38,6 +38,13 @@ AS_TORCH = SamplePolicy()
 """An error of a sample is the error of its batch, and a sample may take as long as it wants."""
 
 
+def policy_of(loader: Any) -> SamplePolicy:
+    """What a loader's options say."""
+    return SamplePolicy(
+        on_error=loader.on_sample_error, timeout_s=loader.sample_timeout_s, max_errors=loader.max_sample_errors
+    )
+
+
 ALL_AT_ONCE = -1
 """In place of the place of a sample where the dataset loads all samples of a batch at once."""
 

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpex.diagnose.counters import LoaderCounters
-
 if TYPE_CHECKING:
+    from dpex.diagnose.counters import LoaderCounters
     from dpex.diagnose.diagnosis import Diagnosis
 
 logger = logging.getLogger("dpex")

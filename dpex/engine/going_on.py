@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, SingleProcessDataLoaderIter
 from dpex.core.resume_point import ResumePoint
-from dpex.engine.engine import Engine
 from dpex.engine.pass_state import PassRecorder, PassState
 from dpex.engine.sampler_start import Begun, SamplerStart, undrawn
 from dpex.system.user_warnings import warn
 from dpex.worker.logical_state import DatasetState
 from dpex.worker.stateful import is_stateful, load_state, state_of
+
+if TYPE_CHECKING:
+    from dpex.engine.engine import Engine
 
 PASSED_OVER = (
     "neither the {kind} nor its iterator has state_dict() and load_state_dict(): the {batches} batches that were "

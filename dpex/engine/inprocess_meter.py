@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from time import thread_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpex.core.names import INLINE
 from dpex.engine.sample_errors import NOBODY
 from dpex.engine.unmeasured import RunInProgress, UnmeasuredBatches, with_stretch
-from dpex.feed.feed import Feed, counted
 from dpex.measure.consumer_time import Tally
 from dpex.measure.sampling import SlowestSamples
 from dpex.measure.sums import Sums
@@ -26,6 +25,9 @@ from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S, HelperThreads
 from dpex.system.gpu.stall import GpuStall
 from dpex.system.run_queue import OwnQueue
 from dpex.worker.fetch import SampleClock
+
+if TYPE_CHECKING:
+    from dpex.feed.feed import Feed
 
 
 class InlineMeter:
@@ -206,7 +208,7 @@ class InlineMeter:
             errors=dict(self._errors),
             pools={INLINE: self._times.sums()},
             moved_bytes={"h2d": 0} if feed is None else {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes},
-            **counted(feed),
+            **({} if feed is None else feed.sums()),
             slow_samples=self._slow_samples.found(),
             failed_samples=self.sample_errors.count,
             latest_failed=tuple(self.sample_errors.latest),

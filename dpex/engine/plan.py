@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpex.core.engine_state import EngineState
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.sample_policy import AS_TORCH, SamplePolicy
-from dpex.engine.pin_memory import Pinner
-from dpex.feed.feed import Feed
 from dpex.pools.base import WorkerPool
 from dpex.system.gpu.stall import GpuStall
 from dpex.worker.in_process import Run
 from dpex.worker.outcome import Stages
+
+if TYPE_CHECKING:
+    from dpex.engine.pin_memory import Pinner
+    from dpex.feed.feed import Feed
 
 MakeRun = Callable[[deque[Any], int, tuple[int, int], Run], None]
 """Takes indices, how many tickets to make at most, the first one's number and the epoch, and where batches go."""

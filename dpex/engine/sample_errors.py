@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Any
 
 from dpex.core.instructions import Instruction, Raise, Say
 from dpex.core.readable import fine_percent
@@ -22,13 +21,6 @@ logger = logging.getLogger("dpex")
 LEAST = 10
 """So many may fail whatever the share: the first batch of a pass proves nothing."""
 _PLACE = {"skip": "another one of its batch has its place", "replace": "another one of the dataset has its place"}
-
-
-def policy_of(loader: Any) -> SamplePolicy:
-    """What a loader's options say."""
-    return SamplePolicy(
-        on_error=loader.on_sample_error, timeout_s=loader.sample_timeout_s, max_errors=loader.max_sample_errors
-    )
 
 
 class SampleErrors:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpex.core.engine_state import EngineState
 from dpex.core.names import INLINE, LOCAL, REMOTE, WORKER_POOLS
 from dpex.engine.sample_errors import SampleErrors
 from dpex.engine.unmeasured import RunInProgress, UnmeasuredBatches, times_with, with_stretch
-from dpex.feed.feed import Feed, counted
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.samples import PoolSample
 from dpex.measure.sampling import Slowest, SlowestSamples
@@ -24,6 +23,9 @@ from dpex.pools.base import PoolTimes, WorkerPool
 from dpex.stats import LoaderStats, NodeStats, PoolStats
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import GpuStall, GpuSteps
+
+if TYPE_CHECKING:
+    from dpex.feed.feed import Feed
 
 
 class EngineView:
@@ -181,7 +183,7 @@ class EngineView:
             prefetch=state.schedule.prefetch,
             is_capped=state.rules.is_capped,
             batch_bytes=state.rules.nbytes,
-            **counted(feed),
+            **({} if feed is None else feed.sums()),
             gpu_stall_s=gpu.total_s if gpu is not None else None,
             gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
             slowest=self._slowest.found(),

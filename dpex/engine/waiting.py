@@ -6,12 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpex.core.engine_state import EngineState
 from dpex.engine.drawing import Drawing
 from dpex.engine.event_handler import ANY, EventHandler
-from dpex.engine.pin_memory import Pinner
 from dpex.engine.plan import EnginePlan
 from dpex.errors import BatchTimeoutError
 from dpex.measure.consumer_time import Tally
@@ -19,6 +18,9 @@ from dpex.measure.wait_causes import H2D, NONE_YET, READ, STARTUP, STRAGGLER
 from dpex.pools.base import WorkerPool
 from dpex.system.clock import monotonic
 from dpex.system.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from dpex.engine.pin_memory import Pinner
 
 TICK_S = 1.0
 """The longest sleep: some things happen without waking anybody."""

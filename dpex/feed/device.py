@@ -226,33 +226,6 @@ def _seeded(module: Any, seed: int) -> Iterator[None]:
         module.set_rng_state(before)
 
 
-def parse(device: Any) -> torch.device | None:
-    """``device`` as it was given to a loader; whether it is there is asked by `opened`.
-
-    Raises:
-        OptionError: It names no device that can be fed.
-    """
-    if device is None:
-        return None
-    parsed = _parsed(device)
-    if parsed is None:
-        raise OptionError(
-            f"device={device!r}: give a torch.device or its name, such as 'cuda', 'cuda:1' or 'cpu', or None"
-        )
-    if parsed.type == "meta" or not (parsed.type == "cpu" or hasattr(torch, parsed.type)):
-        raise OptionError(f"device={device!r}: no batch can be copied there; give an accelerator, 'cpu' or None")
-    return parsed
-
-
-def _parsed(device: Any) -> torch.device | None:
-    if not isinstance(device, (str, torch.device)):
-        return None
-    try:
-        return torch.device(device)
-    except RuntimeError:
-        return None
-
-
 def opened(device: torch.device) -> Device:
     """That device, for the calling thread's process; without an index: the thread's current one of that type.
 

@@ -20,7 +20,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -28,8 +28,10 @@ from dpex.errors import CapturedGraphError
 from dpex.feed import tree
 from dpex.feed.ahead import Ahead
 from dpex.feed.device import Device, Mark
-from dpex.feed.transform import SeededTransform
 from dpex.system.interrupts import is_interrupt
+
+if TYPE_CHECKING:
+    from dpex.feed.transform import SeededTransform
 
 Pin = Callable[[torch.Tensor], torch.Tensor]
 """A tensor of the host in page-locked memory: itself where it lies in such memory, else a copy."""
@@ -228,6 +230,11 @@ class Feed:
             seconds += self.device.apart_s(*spans.popleft())
         return seconds
 
+    def sums(self) -> dict[str, float]:
+        """Return the fields of `dpex.measure.sums.Sums` that a feed counts, by name."""
+        counts = self.counts
+        return {"feed_copy_s": counts.copy_s, "feed_transform_s": counts.transform_s, "feed_wait_s": counts.wait_s}
+
     def settle(self) -> None:
         """Wait until no copy is under way, and give back all memory of the host. Harmless in a forked process."""
         if os.getpid() != self._pid:
@@ -236,11 +243,3 @@ class Feed:
             for flight in self._in_flight.copy():
                 self.device.await_mark(flight.ended)
             self.look()
-
-
-def counted(feed: Feed | None) -> dict[str, float]:
-    """The fields of `dpex.measure.sums.Sums` that a feed counts; none without one."""
-    if feed is None:
-        return {}
-    counts = feed.counts
-    return {"feed_copy_s": counts.copy_s, "feed_transform_s": counts.transform_s, "feed_wait_s": counts.wait_s}

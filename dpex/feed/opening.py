@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import count
 from typing import Any
@@ -11,29 +11,11 @@ from typing import Any
 import torch
 
 from dpex._torch import BaseDataLoaderIter, SingleProcessDataLoaderIter
-from dpex.errors import OptionError
+from dpex.feed.arguments import Transform
 from dpex.feed.device import QueueDevice, opened
 from dpex.feed.feed import Feed
 from dpex.feed.staging import Staging
 from dpex.feed.transform import SeededTransform
-
-Transform = Callable[[Any], Any]
-
-
-def checked_transform(transform: Any, target: torch.device | None) -> Transform | None:
-    """``device_transform`` as it was given to a loader with that device.
-
-    Raises:
-        OptionError: It is no function, or there is no device.
-    """
-    if transform is not None and not callable(transform):
-        raise OptionError(f"device_transform={transform!r}: give a function of a batch, or None")
-    if transform is not None and target is None:
-        raise OptionError(
-            f"device_transform={transform!r} beside device=None: give a device, such as 'cuda'; with 'cpu' the "
-            "transform runs on the host"
-        )
-    return transform  # type: ignore[no-any-return]
 
 
 def open_feed(target: torch.device | None, budget_bytes: int, transform: Transform | None) -> Feed | None:
@@ -49,9 +31,9 @@ def open_feed(target: torch.device | None, budget_bytes: int, transform: Transfo
     return Feed(device, budget_bytes=budget_bytes, pin=pin)
 
 
-def have_transformed(feed: Feed | None, transform: Transform | None, base_seed: int) -> None:
+def have_transformed(feed: Feed, transform: Transform | None, base_seed: int) -> None:
     """Have a feed call ``transform`` with each batch, with seeds made from the base seed of the iterator."""
-    if feed is not None and transform is not None:
+    if transform is not None:
         feed.transform = SeededTransform(transform, feed.device, base_seed)
 
 

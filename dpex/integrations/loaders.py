@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
-from dpex.feed.device import parse
+from dpex.feed.arguments import parse
 from dpex.loader.origin import DEFAULTS, OPTION_NAMES, Origin, carrying
 from dpex.loader.rebuilt import proxy_behind, recognise
 from dpex.loader.sizing import worker_count

@@ -5,39 +5,28 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
 from dpex._torch import MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled, next_data_in_process
-from dpex.diagnose.counters import LoaderCounters
+from dpex.core.sample_policy import policy_of
 from dpex.engine.going_on import Drawn, begin_pass, go_on_in_process, in_process_state, recorder_of
 from dpex.engine.guarded_fetcher import GuardedFetcher, errors_of
 from dpex.engine.inprocess_meter import InlineMeter
-from dpex.engine.pass_state import PassState
-from dpex.engine.sample_errors import policy_of
 from dpex.engine.sampler_start import hold
 from dpex.measure.ledger import LastReading
 from dpex.stats import LastStats, LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.gpu.events import cuda_stall
-from dpex.telemetry.loader_metrics import LoaderMetrics
-from dpex.transport.arena import Arena
+from dpex.transport.arena import ArenaCache
 from dpex.worker.collate import ArenaCollate
 from dpex.worker.inline_maker import INLINE_ARENA_BYTES
 
-
-class ArenaCache:
-    """Private arenas of one loader: an iterator borrows one, so that no two share it."""
-
-    def __init__(self) -> None:
-        self._idle: list[Arena] = []
-
-    def borrow(self, owner: Any) -> Arena:
-        """An arena for ``owner``; it comes back when the owner dies."""
-        arena = self._idle.pop() if self._idle else Arena(shared=False)
-        weakref.finalize(owner, self._idle.append, arena).atexit = False
-        return arena
+if TYPE_CHECKING:
+    from dpex.diagnose.counters import LoaderCounters
+    from dpex.engine.pass_state import PassState
+    from dpex.telemetry.loader_metrics import LoaderMetrics
 
 
 class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):

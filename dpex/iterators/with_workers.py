@@ -6,36 +6,37 @@ import os
 import weakref
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled, pin_memory
-from dpex.autotune.runtime.tuner import Tuner
 from dpex.core.names import LOCAL
 from dpex.core.placement import Place
-from dpex.core.prefetch import Sizes
-from dpex.diagnose.counters import LoaderCounters
+from dpex.core.sample_policy import policy_of
 from dpex.engine.drawing import AsDrawn, draws_ahead_safely
 from dpex.engine.engine import Engine
 from dpex.engine.going_on import Drawn, begin_pass, point_for, recorder_of, worker_state
-from dpex.engine.pass_state import PassRecorder, PassState
-from dpex.engine.pin_memory import Pinner
 from dpex.engine.plan import EnginePlan
-from dpex.engine.sample_errors import policy_of
-from dpex.feed.feed import Feed
-from dpex.feed.opening import have_transformed
 from dpex.measure.ledger import LastReading
-from dpex.pools.factory import PoolFactory
 from dpex.profile.live_timer import is_switched_on
 from dpex.stats import LastStats
 from dpex.system.gpu.events import cuda_stall
 from dpex.system.user_warnings import warn
-from dpex.telemetry.loader_metrics import LoaderMetrics
 from dpex.worker.makers_here import MakersHere
 from dpex.worker.modes import modes_here
 from dpex.worker.own_generators import registered
 from dpex.worker.setup import WorkerSetup
+
+if TYPE_CHECKING:
+    from dpex.autotune.runtime.tuner import Tuner
+    from dpex.core.prefetch import Sizes
+    from dpex.diagnose.counters import LoaderCounters
+    from dpex.engine.pass_state import PassRecorder, PassState
+    from dpex.engine.pin_memory import Pinner
+    from dpex.feed.feed import Feed
+    from dpex.pools.factory import PoolFactory
+    from dpex.telemetry.loader_metrics import LoaderMetrics
 
 
 def _warn_of_thread(iterator: weakref.ref[_DpexDataLoaderIter], tuner: Tuner | None, name: str) -> None:
@@ -78,9 +79,11 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         setup = self._setup(loader)
         self._feed = feed
-        have_transformed(feed, loader.device_transform, int(self._base_seed))
-        has_thread = feed is not None or (self._pin_memory and self._num_workers > 0)
-        pinner = Pinner(self._pin_memory_device, feed) if has_thread else None
+        if feed is not None:
+            from dpex.feed.opening import have_transformed
+
+            have_transformed(feed, loader.device_transform, int(self._base_seed))
+        pinner = self._new_pinner(feed)
         makers = MakersHere(setup, loader._runtime.timer, partial(_warn_of_thread, weakref.ref(self), tuner))
         self._engine = Engine(
             EnginePlan(
@@ -120,6 +123,14 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         self._reset(loader, first_iter=True)
         if tuner is not None:
             tuner.watch(self._engine)
+
+    def _new_pinner(self, feed: Feed | None) -> Pinner | None:
+        """Return what copies batches to page-locked memory or to a device; None where neither is wanted."""
+        if feed is None and not (self._pin_memory and self._num_workers > 0):
+            return None
+        from dpex.engine.pin_memory import Pinner
+
+        return Pinner(self._pin_memory_device, feed)
 
     def _setup(self, loader: Any) -> WorkerSetup:
         iterable = self._dataset_kind == DatasetKind.Iterable

@@ -11,10 +11,9 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from time import thread_time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpex.errors import IteratorClosedError
-from dpex.feed.feed import Feed, counted
 from dpex.measure.consumer_time import Tally
 from dpex.measure.sums import Sums
 from dpex.measure.wait_causes import NONE_YET, Making
@@ -24,6 +23,9 @@ from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import GpuStall
 from dpex.system.interrupts import is_interrupt, keep_result
 from dpex.system.run_queue import OwnQueue
+
+if TYPE_CHECKING:
+    from dpex.feed.feed import Feed
 
 _CHECK_EVERY_S = 1.0
 """How often the consumer looks whether the thread still lives, which tells it of everything else."""
@@ -213,7 +215,7 @@ class Background:
             prefetch=self._most,
             gpu_stall_s=None if gpu is None else gpu.total_s,
             gpu_running_stall_s=None if gpu is None else gpu.stall_s,
-            **counted(feed),
+            **({} if feed is None else feed.sums()),
         )
 
     def stats(self) -> LoaderStats:

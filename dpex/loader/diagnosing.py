@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dpex.autotune.runtime.recorder import rank
 from dpex.core.names import encodable
-from dpex.diagnose.counters import Context
-from dpex.diagnose.source import DiagnosisSource
-from dpex.loader.runtime import LoaderRuntime
-from dpex.loader.sizing import SizeOptions
 from dpex.options import MetricsConfig
-from dpex.profile.live_timer import SWITCH, is_switched_on
 
 if TYPE_CHECKING:
+    from dpex.diagnose.source import DiagnosisSource
+    from dpex.loader.runtime import LoaderRuntime
+    from dpex.loader.sizing import SizeOptions
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
 
 def diagnosis_source(loader: Any, runtime: LoaderRuntime, options: SizeOptions) -> DiagnosisSource:
     """The counts of all iterators so far, and what is known of the loader without counting. It holds no loader."""
+    from dpex.autotune.runtime.recorder import rank
+    from dpex.diagnose.gathered import Context
+    from dpex.diagnose.source import DiagnosisSource
+    from dpex.profile.live_timer import SWITCH, is_switched_on
+
     context = Context(
         name=encodable(loader.name or ""),
         rank=rank(os.environ),
@@ -33,15 +35,13 @@ def diagnosis_source(loader: Any, runtime: LoaderRuntime, options: SizeOptions) 
     return DiagnosisSource(book=runtime.counters, context=context, tuner=runtime.tuner)
 
 
-def exported_counts(
-    loader: Any, runtime: LoaderRuntime, source: DiagnosisSource, *, on_cluster: bool
-) -> LoaderMetrics | None:
+def exported_counts(loader: Any, runtime: LoaderRuntime, *, on_cluster: bool) -> LoaderMetrics | None:
     """Where the counts of this loader's iterators go, if they are exported."""
     config = loader.metrics if loader.metrics_port is None else MetricsConfig(port=loader.metrics_port)
     info = (type(loader.dataset).__name__, str(loader.batch_size), loader.seeding)
     metrics = runtime.metrics(config, loader.name, info, on_cluster=on_cluster)
     if metrics is not None:
-        metrics.tuner, metrics.case = runtime.tuner, source
+        metrics.tuner, metrics.case = runtime.tuner, loader._diagnosis_source()
     return metrics
 
 

@@ -12,11 +12,11 @@ import torch
 from dpex.autotune.runtime.recorder import rank
 from dpex.core.names import encodable
 from dpex.diagnose import at_exit
-from dpex.diagnose.counters import Context
+from dpex.diagnose.gathered import Context
 from dpex.diagnose.source import DiagnosisSource
 from dpex.errors import IteratorClosedError
-from dpex.feed.device import parse
-from dpex.feed.opening import checked_transform, have_transformed, open_feed
+from dpex.feed.arguments import checked_transform, parse
+from dpex.feed.opening import have_transformed, open_feed
 from dpex.loader.background import Background
 from dpex.loader.runtime import LoaderRuntime
 from dpex.options import DEVICE_BUDGET_BYTES, MetricsConfig, Options, check_count
@@ -108,7 +108,7 @@ class Prefetched(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         runtime, options = self._runtime, self._options
         feed = open_feed(self.device, options.device_budget_bytes, self.device_transform)
-        if self.device_transform is not None:
+        if feed is not None and self.device_transform is not None:
             have_transformed(feed, self.device_transform, int(torch.empty((), dtype=torch.int64).random_().item()))
         at_exit.watch(runtime.counters, self._source().diagnose, os.environ)
         background = Background(iter(self.iterable), self.depth, feed, cuda_stall())

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpex.autotune.types import Decision
-from dpex.diagnose.source import DiagnosisSource
 from dpex.loader.diagnosing import diagnosis_source
 from dpex.loader.sizing import size_options
-from dpex.stats import LoaderStats
 
 if TYPE_CHECKING:
+    from dpex.autotune.run_plot import RunPlot
+    from dpex.autotune.types import Decision
     from dpex.diagnose.diagnosis import Diagnosis
+    from dpex.diagnose.source import DiagnosisSource
     from dpex.loader.runtime import LoaderRuntime
+    from dpex.stats import LoaderStats
 
 
 class ReportingLoader:
@@ -73,6 +74,25 @@ class ReportingLoader:
         if reset:
             self._runtime.counters.restart()
         return found
+
+    def plot(self) -> RunPlot:
+        """Draw the run so far: wait, rate and workers over time, and each decision with its reasons.
+
+        Only a loader that is tuned is measured over time. For any other the drawing says so; its `diagnose` tells what
+        was measured over all passes.
+
+        Returns:
+            A value that a notebook shows, and that ``write_html(path)`` writes as a page; see `RunPlot`.
+        """
+        from dpex.autotune.run_plot import RunPlot
+        from dpex.loader.shown import story_of
+
+        return RunPlot(story_of(self))
+
+    def _repr_html_(self) -> str:
+        from dpex.loader.shown import loader_html
+
+        return loader_html(self)
 
     def _diagnosis_source(self) -> DiagnosisSource:
         return diagnosis_source(self, self._runtime, size_options(self))

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from dpex.engine.going_on import dataset_state_of
-from dpex.engine.pass_state import PassState
 from dpex.errors import StateError
-from dpex.loader.plain_states import pass_of, plain_pass
 from dpex.loader.sizing import size_options
-from dpex.loader.state_identity import check_identity, identity_of
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
+    from dpex.engine.pass_state import PassState
     from dpex.loader.runtime import LoaderRuntime
 
 VERSION = 1
@@ -54,6 +51,9 @@ class Resumable:
             >>> [batch.tolist() for batch in another]
             [[2, 3], [4, 5]]
         """
+        from dpex.loader.plain_states import plain_pass
+        from dpex.loader.state_identity import identity_of
+
         runtime = self._runtime
         if runtime.loaded is not None:
             return copy.deepcopy(runtime.loaded)
@@ -83,6 +83,9 @@ class Resumable:
             StateError: It is of another data set, order, batch size, seed or number of workers, which the message
                 names, or it is no state. It is a ValueError.
         """
+        from dpex.loader.plain_states import pass_of
+        from dpex.loader.state_identity import check_identity
+
         self._iterator, self._begun = None, None
         self._runtime.loaded = self._runtime.resume = None
         if not state_dict:
@@ -125,6 +128,8 @@ def _check_version(state: Mapping[str, Any]) -> None:
 
 
 def _dataset_of(state: PassState) -> Any:
+    from dpex.engine.going_on import dataset_state_of
+
     return state.dataset if state.fetcher is None else dataset_state_of(state.fetcher)
 
 

@@ -13,25 +13,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from dpex.autotune.runtime.tuner import Tuner
-from dpex.autotune.types import Decision
 from dpex.diagnose import at_exit
 from dpex.diagnose.counters import LoaderCounters
-from dpex.engine.pass_state import PassState
-from dpex.iterators.in_process import ArenaCache, _DpexInlineDataLoaderIter
-from dpex.iterators.with_workers import _DpexDataLoaderIter
-from dpex.measure.ledger import LastReading
-from dpex.options import MetricsConfig
-from dpex.pools.local.packing import Packing
 from dpex.profile.live_timer import TicketTimer, is_switched_on
 from dpex.stats import LastStats
 from dpex.system.ray_package import is_ray_connected
+from dpex.transport.arena import ArenaCache
 
 if TYPE_CHECKING:
+    from dpex.autotune.runtime.tuner import Tuner
+    from dpex.autotune.types import Decision
+    from dpex.engine.pass_state import PassState
+    from dpex.iterators.in_process import _DpexInlineDataLoaderIter
+    from dpex.iterators.with_workers import _DpexDataLoaderIter
+    from dpex.measure.ledger import LastReading
+    from dpex.options import MetricsConfig
+    from dpex.pools.local.packing import Packing
     from dpex.telemetry.loader_metrics import LoaderMetrics
     from dpex.telemetry.registration import Registration
 
-Counting = TypeVar("Counting", _DpexDataLoaderIter, _DpexInlineDataLoaderIter)
+Counting = TypeVar("Counting", "_DpexDataLoaderIter", "_DpexInlineDataLoaderIter")
 
 
 class LoaderRuntime:

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dpex.autotune.run_plot import RunPlot
 from dpex.autotune.trace.story import RunStory, wait_chart
 from dpex.autotune.types import Decision
 from dpex.core.readable import duration, percent
 from dpex.core.svg import STYLE
 
 if TYPE_CHECKING:
-    from dpex.loader.runtime import LoaderRuntime
     from dpex.stats import LoaderStats
 
 _DECISIONS = 3
@@ -22,26 +20,6 @@ _STYLE = """
 .dpex-loader { max-width: 46rem; line-height: 1.45; } .dpex-loader p { margin: .2rem 0; }
 .dpex-loader .faint { opacity: .65; font-size: .9em; }
 """
-
-
-class ShownLoader:
-    """What `DpexDataLoader` has of this."""
-
-    _runtime: LoaderRuntime
-
-    def plot(self) -> RunPlot:
-        """Draw the run so far: wait, rate and workers over time, and each decision with its reasons.
-
-        Only a loader that is tuned is measured over time. For any other the drawing says so; its `diagnose` tells what
-        was measured over all passes.
-
-        Returns:
-            A value that a notebook shows, and that ``write_html(path)`` writes as a page; see `RunPlot`.
-        """
-        return RunPlot(story_of(self))
-
-    def _repr_html_(self) -> str:
-        return loader_html(self)
 
 
 def story_of(loader: Any) -> RunStory:

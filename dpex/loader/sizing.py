@@ -12,26 +12,25 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch.distributed as dist
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.runtime.allowed import Limits, cold_start
-from dpex.autotune.runtime.tuner import ROOM_EVERY_S, Tuner
-from dpex.autotune.types import Settings
 from dpex.core.names import KNOBS, LOCAL, REMOTE
 from dpex.core.prefetch import Sizes
 from dpex.core.streams import Streams, choose, plural
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.loader.origin import Origin
 from dpex.options import Seeding, check_count
-from dpex.pools.ray.room import RemoteRoom
 from dpex.system.cpus import rank_cpus, static_worker_count
 from dpex.system.ray_package import is_ray_connected
-from dpex.worker.split_streams import split_of
+
+if TYPE_CHECKING:
+    from dpex.autotune.runtime.allowed import Limits
+    from dpex.autotune.runtime.tuner import Tuner
+    from dpex.autotune.types import Settings
 
 logger = logging.getLogger("dpex")
 TORCH_PREFETCH_FACTOR = 2
@@ -93,6 +92,8 @@ class SizeOptions:
 
     def limits(self) -> Limits:
         """What the controller may not go beyond, whatever its configuration allows."""
+        from dpex.autotune.runtime.allowed import Limits
+
         return Limits(
             streams=self._why_streams(),
             reading=self._why_reading(),
@@ -125,6 +126,9 @@ class SizeOptions:
 
     def start(self, limits: Limits) -> Settings:
         """Where the controller begins."""
+        from dpex.autotune.runtime.allowed import cold_start
+        from dpex.autotune.types import Settings
+
         if self.auto_workers and not limits.streams:
             start = cold_start()
         else:
@@ -193,15 +197,19 @@ class SizeOptions:
 def is_split(loader: Any) -> bool:
     """Whether some workers read the loader's streams and others decode: under ``seeding="batch"`` it does not matter
     who decodes."""
-    return (
+    may_be_split = (
         loader._dataset_kind == DatasetKind.Iterable
         and loader.seeding == "batch"
         and loader.num_workers > 0
         and loader.local_engine == "dpex"
         and sys.platform == "linux"
         and not is_daemonic()
-        and split_of(loader.dataset) is not None
     )
+    if not may_be_split:
+        return False
+    from dpex.worker.split_streams import split_of
+
+    return split_of(loader.dataset) is not None
 
 
 def size_options(loader: Any) -> SizeOptions:
@@ -230,9 +238,13 @@ def size_options(loader: Any) -> SizeOptions:
 
 def new_tuner(options: SizeOptions, ray_remote_args: Mapping[str, Any] | None) -> Tuner:
     """The tuner of a loader with these options."""
+    from dpex.autotune.runtime.tuner import ROOM_EVERY_S, Tuner
+
     room = None
     config = options.autotune or AutotuneConfig()
     if options.may_be_remote:
+        from dpex.pools.ray.room import RemoteRoom
+
         world_size = os.environ.get("WORLD_SIZE", "1")
         ranks = int(world_size) if world_size.isdigit() else 1
         room = RemoteRoom(ray_remote_args, world_size=ranks, weight=config.cluster_weight, every_s=ROOM_EVERY_S)
@@ -289,6 +301,8 @@ def streams_of(
 
 def _launched() -> Mapping[str, str]:
     """What the launcher says in the environment; the number of ranks is torch.distributed's where that knows it."""
+    import torch.distributed as dist
+
     if not dist.is_available() or not dist.is_initialized():
         return os.environ
     return {**os.environ, "WORLD_SIZE": str(dist.get_world_size())}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpex.core.names import LOCAL
-from dpex.pools.base import WorkerPool
-from dpex.pools.local.packing import Packing
-from dpex.pools.share.opening import Share
-from dpex.worker.setup import WorkerSetup
+
+if TYPE_CHECKING:
+    from dpex.pools.base import WorkerPool
+    from dpex.pools.local.packing import Packing
+    from dpex.pools.share.opening import Share
+    from dpex.worker.setup import WorkerSetup
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ from async_device import CUDA, AsyncDevice, DeviceTensor
 
 from dpex import CapturedGraphError, OptionError
 from dpex.feed import tree
-from dpex.feed.device import PlainDevice, opened, parse
+from dpex.feed.arguments import parse
+from dpex.feed.device import PlainDevice, opened
 from dpex.feed.feed import Arrival, Feed
 from dpex.feed.opening import open_feed
 

@@ -10,7 +10,8 @@ import pytest
 from test_ledger import Engine
 
 from dpex import DpexDataLoader
-from dpex.diagnose.counters import Context, LoaderCounters, Page
+from dpex.diagnose.counters import LoaderCounters, Page
+from dpex.diagnose.gathered import Context
 from dpex.diagnose.source import DiagnosisSource
 from dpex.measure.sampling import SlowBatch
 from dpex.measure.sums import PoolSums, Sums

@@ -21,7 +21,8 @@ import pytest
 from families import no_descriptor_left
 from waiting import until
 
-from dpex.diagnose.counters import Context, LoaderCounters
+from dpex.diagnose.counters import LoaderCounters
+from dpex.diagnose.gathered import Context
 from dpex.diagnose.source import DiagnosisSource
 from dpex.telemetry.http import server as serving
 from dpex.telemetry.http import site

@@ -16,9 +16,10 @@ from typing import Any
 from dpex._torch import DatasetKind
 from dpex.autotune.runtime.recorder import rank
 from dpex.diagnose.at_exit import free_path
-from dpex.diagnose.counters import Context, LoaderCounters, facts_of
+from dpex.diagnose.counters import LoaderCounters
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts, TransformFacts, of_all
+from dpex.diagnose.gathered import Context, facts_of
 from dpex.diagnose.report import wrapped
 from dpex.dropin.options import DiagnoseOptions
 from dpex.dropin.stock.probe import ProbeError, transforms_of

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dpex.system.gpu.nvml import has_context
+from dpex._torch import has_cuda_context
 from dpex.system.gpu.stall import GpuStall
 
 
@@ -45,7 +45,7 @@ class CudaEvents:
         return used[0] if len(used) == 1 else None
 
     def _is_used(self, device: int) -> bool:
-        if device not in self._used and has_context(device):
+        if device not in self._used and has_cuda_context(device):
             self._used.add(device)
         return device in self._used
 

@@ -1,0 +1,73 @@
+"""Checks of a new loader: options that do not go together with its data; and what has to begin early."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch.utils.data import MapDataPipe
+
+from dpex._torch import DatasetKind
+from dpex.core.sample_policy import policy_of
+from dpex.errors import OptionError
+from dpex.system.ray_package import is_ray_connected
+
+
+def check_thread_safe(loader: Any) -> None:
+    """Raise OptionError where workers that are threads were asked for and cannot be had."""
+    if loader.thread_safe and loader._dataset_kind == DatasetKind.Iterable:
+        raise OptionError(
+            "thread_safe=True: workers of an IterableDataset each have a stream, and a process, of their own; "
+            "leave it out, or use a map-style dataset"
+        )
+
+
+def check_share(loader: Any) -> None:
+    """Raise OptionError where batches are to be shared and cannot be."""
+    if loader.share is None:
+        return
+    why = ""
+    if loader._dataset_kind == DatasetKind.Iterable:
+        why = "each worker of an IterableDataset reads a stream of its own: use a map-style dataset"
+    elif loader.num_workers == 0:
+        why = "with num_workers=0 each training makes its own batches: give a number of workers, or 'auto'"
+    elif sys.platform != "linux":
+        why = f"dpex's own workers need Linux, and this is {sys.platform}"
+    elif not is_forking(loader):
+        why = "the process that makes the batches is forked: give multiprocessing_context='fork'"
+    if why:
+        raise OptionError(f"share={loader.share!r}: {why}; or leave it out")
+
+
+def check_samples(loader: Any) -> None:
+    """Raise OptionError where samples cannot be looked after one by one, and that was asked for."""
+    policy = policy_of(loader)
+    if not policy.is_on:
+        return
+    why = ""
+    if loader._dataset_kind == DatasetKind.Iterable or isinstance(loader.dataset, MapDataPipe):
+        why = "what a stream goes on with after an error is its own matter: use a map-style dataset"
+    elif sys.platform != "linux":
+        why = f"dpex's own workers need Linux, and this is {sys.platform}"
+    elif policy.timeout_s is not None and loader.num_workers == 0:
+        why = "the training process cannot be ended for a sample that hangs: give a number of workers, or 'auto'"
+    if why:
+        said = [f"on_sample_error={policy.on_error!r}"] if policy.tolerates else []
+        said += [f"sample_timeout_s={policy.timeout_s!r}"] if policy.timeout_s is not None else []
+        raise OptionError(f"{', '.join(said)}: {why}; or leave it out")
+
+
+def start_fork_server_early(loader: Any) -> None:
+    """Under Ray, before the dataset is used: what workers are forked from has to be a process without Ray's threads."""
+    may_be_local = loader.num_workers and loader.local_engine == "dpex" and loader.distribute_mode is not True
+    if may_be_local and is_ray_connected():
+        from dpex.pools.local.clean_fork_server import start_early
+
+        start_early(loader.multiprocessing_context)
+
+
+def is_forking(loader: Any) -> bool:
+    """Whether local workers begin as copies of this process: who chose another way keeps the dataset out of it."""
+    from dpex.pools.local.clean_fork_server import usable_context
+
+    return bool(usable_context(loader.multiprocessing_context).get_start_method() == "fork")

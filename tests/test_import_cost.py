@@ -1,0 +1,115 @@
+"""What a new process loads for a plain loader of this machine: nothing that serves another use, as each module costs
+start-up time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOR_THE_CLASS = (
+    *("dpex", "dpex.dataloader", "dpex.errors", "dpex.options", "dpex._torch"),
+    *("dpex.core", "dpex.core.names", "dpex.core.prefetch", "dpex.core.sample_policy", "dpex.core.seeding"),
+    *("dpex.core.streams", "dpex.system", "dpex.system.cpus", "dpex.system.ray_package", "dpex.system.user_warnings"),
+    *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose", "dpex.diagnose.at_exit"),
+    *("dpex.feed", "dpex.feed.arguments"),
+    *("dpex.loader", "dpex.loader.assigned", "dpex.loader.checks", "dpex.loader.diagnosing", "dpex.loader.origin"),
+    *("dpex.loader.proxies", "dpex.loader.rebuilt", "dpex.loader.reporting", "dpex.loader.resumable"),
+    *("dpex.loader.sizing", "dpex.loader.torch_hooks"),
+)
+"""All that ``from dpex import DpexDataLoader`` may load."""
+FOR_AN_EPOCH = (
+    *("dpex.core.*", "dpex.engine.*", "dpex.measure.*", "dpex.profile.*", "dpex.system.*", "dpex.transport.*"),
+    *("dpex.worker.*", "dpex.stats", "dpex._ray"),
+    *("dpex.iterators", "dpex.iterators.with_workers", "dpex.loader.passes", "dpex.loader.runtime"),
+    *("dpex.diagnose.counters", "dpex.pools", "dpex.pools.base", "dpex.pools.factory", "dpex.pools.local.*"),
+)
+"""What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package.
+`dpex._ray` only tells which threads are Ray's, and imports nothing."""
+FOR_OTHER_LOADERS = {
+    *("dpex.core.demand", "dpex.core.fair_shares", "dpex.core.failing_nodes", "dpex.core.rank_shares", "dpex.core.svg"),
+    *("dpex.engine.guarded_fetcher", "dpex.engine.inprocess_meter", "dpex.engine.pin_memory"),
+    *("dpex.measure.gpu_use", "dpex.profile.instrument", "dpex.transport.compression", "dpex.worker.torch_workers"),
+    *("dpex.system.directories", "dpex.system.gpu.nvml", "dpex.system.gpu.watch", "dpex.system.html_page"),
+    *("dpex.system.listening", "dpex.system.rank_board", "dpex.system.tcp"),
+}
+"""Modules of these packages that a plain loader has no use for."""
+FOREIGN = {
+    *("ray", "prometheus_client", "rich", "pynvml", "psutil", "zstandard", "cloudpickle", "pandas"),
+    *("asyncio", "html", "http.server", "ssl", "statistics", "urllib.request", "torch.distributed", "torch._dynamo"),
+}
+"""Packages and modules that dpex uses elsewhere, or that are slow to load."""
+
+SCRIPT = """
+import json, sys
+import torch, torch.utils.data
+
+def of_dpex():
+    return sorted(name for name in sys.modules if name.split(".")[0] == "dpex")
+
+class Dataset(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return of_dpex()
+
+torchs = set(sys.modules)
+from dpex import DpexDataLoader
+imported = of_dpex()
+loader = DpexDataLoader(Dataset(), batch_size=2, num_workers=2, collate_fn=list, multiprocessing_context="fork")
+in_workers = {name for batch in loader for names in batch for name in names}
+print(json.dumps({
+    "imported": imported,
+    "after an epoch": of_dpex(),
+    "in workers": sorted(in_workers),
+    "foreign": sorted(name for name in set(sys.modules) - torchs if name.split(".")[0] != "dpex"),
+}))
+"""
+
+
+@cache
+def loaded() -> dict[str, list[str]]:
+    """Names of modules in a new process and in its workers, at several moments."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, check=True, cwd=ROOT, timeout=120)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def is_listed(module: str, allowed: tuple[str, ...]) -> bool:
+    """Return True if ``module`` is one of these, or belongs to a package of which all is allowed."""
+    return any(f"{module}.".startswith(entry.removesuffix("*")) for entry in allowed if entry.endswith(".*")) or (
+        module in allowed
+    )
+
+
+def test_a_listed_package_is_allowed_with_all_that_is_in_it() -> None:
+    allowed = ("dpex.core.*", "dpex.loader")
+    assert [is_listed(name, allowed) for name in ("dpex.core", "dpex.core.names", "dpex.loader")] == [True] * 3
+    assert [is_listed(name, allowed) for name in ("dpex.corev", "dpex.loader.shown", "dpex")] == [False] * 3
+
+
+def test_importing_the_loader_loads_the_listed_modules_alone() -> None:
+    assert [name for name in loaded()["imported"] if name not in FOR_THE_CLASS] == []
+
+
+def test_a_loader_with_two_local_workers_loads_the_listed_modules_alone() -> None:
+    found = loaded()["after an epoch"]
+    assert "dpex.pools.local.pool" in found
+    assert [name for name in found if not is_listed(name, FOR_THE_CLASS + FOR_AN_EPOCH)] == []
+    assert [name for name in found if name in FOR_OTHER_LOADERS] == []
+
+
+def test_no_slow_package_is_loaded_for_such_a_loader() -> None:
+    """Modules that ``import torch`` has loaded cost nothing more."""
+    found = loaded()["foreign"]
+    assert [name for name in found if {name, name.split(".")[0]} & FOREIGN] == []
+
+
+def test_workers_have_what_they_need_from_the_process_that_forks_them() -> None:
+    """A module that a worker loads after the fork is loaded once for each worker."""
+    in_workers = loaded()["in workers"]
+    assert "dpex.worker.core" in in_workers
+    assert [name for name in in_workers if name not in loaded()["after an epoch"]] == []
