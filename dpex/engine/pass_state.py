@@ -10,11 +10,11 @@ import copy
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from dpex.core.resume_point import ResumePoint
 from dpex.engine.sampler_start import FirstDraw, SamplerStart, passed_over, rest_of, samplers_within
+from dpex.system.interrupts import taken
 from dpex.worker.logical_state import DatasetState
 from dpex.worker.stateful import is_stateful
 
@@ -176,7 +176,7 @@ class _StatefulIndices:
     def __next__(self) -> Any:
         held = self._held
         if not held:
-            held.extend(islice(self._sampler, 1))
+            held.extend(taken(self._sampler, 1))
             self._drawn += len(held)
         if not held:
             raise StopIteration

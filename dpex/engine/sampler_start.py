@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from operator import length_hint
 from types import GeneratorType
 from typing import Any
@@ -27,6 +27,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+
+from dpex.system.interrupts import taken
 
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAWLESS = (BatchSampler, SequentialSampler, DistributedSampler, list, tuple, range, np.ndarray)
@@ -176,7 +178,7 @@ class Begun:
 
     def __init__(self, sampler: Iterator[Any]) -> None:
         self._sampler = sampler
-        self._first = list(islice(sampler, 1))
+        self._first = list(taken(sampler, 1))
 
     def __iter__(self) -> Begun:
         return self
@@ -208,7 +210,7 @@ def rest_of(index_sampler: Any, first: int) -> Iterator[Any]:
         samples: Iterator[Any] = iter(range(first * size, len(sampler.data_source)))
     else:
         samples = passed_over(iter(sampler), first * size)
-    batches: Any = BatchSampler(_Given(samples), size, index_sampler.drop_last)
+    batches: Any = BatchSampler(_Given(taken(samples)), size, index_sampler.drop_last)
     return Begun(iter(batches))
 
 
@@ -223,7 +225,7 @@ def _passed_in_list(items: Any, most: int) -> int:
     """How many items were passed over because this iterator is of a list, or yields from one."""
     inner: Any = items.gi_yieldfrom if isinstance(items, GeneratorType) else items
     if type(inner) is not _LIST_ITERATOR:
-        next(islice(items, most, most), None)
+        deque(taken(items, most), maxlen=0)
         return most
     passed = min(most, length_hint(inner))
     if passed:
