@@ -71,14 +71,14 @@ MUTANTS = (
         file="dpex/core/engine_state.py",
         text="        if unwanted:",
         by="        if False:",
-        test="tests/test_engine.py::test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns",
+        test="tests/unit/engine/test_engine::test_a_new_epoch_decodes_what_was_not_delivered_so_that_its_memory_returns",
     ),
     Mutant(
         name="a batch that was made twice is not decoded",
         file="dpex/core/engine_state.py",
         text="self.instructions.append(Discard((event.value,)))",
         by="pass",
-        test="tests/test_engine.py::test_a_batch_that_was_made_twice_is_decoded_and_dropped",
+        test="tests/unit/engine/test_engine::test_a_batch_that_was_made_twice_is_decoded_and_dropped",
     ),
     Mutant(
         name="a stream's end is forgotten",
@@ -149,7 +149,7 @@ MUTANTS = (
         file="dpex/engine/raised.py",
         text='errors["worker"] += 1',
         by="pass",
-        test="tests/test_engine.py::test_a_batch_that_killed_its_workers_is_an_error_of_kind_worker",
+        test="tests/unit/engine/test_engine::test_a_batch_that_killed_its_workers_is_an_error_of_kind_worker",
     ),
     Mutant(
         name="an error of the dataset in a worker is not counted",
@@ -163,7 +163,7 @@ MUTANTS = (
         file="dpex/transport/compression.py",
         text="behind = stream.read(len(_END_BYTE) + 1)",
         by="behind = _END_BYTE",
-        test="tests/test_compression.py::test_a_length_that_is_too_short_is_found",
+        test="tests/unit/transport/test_compression::test_a_length_that_is_too_short_is_found",
     ),
     Mutant(
         name="memory is taken for compressed buffers that no batch has",

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.trace.story import NOTHING
 from dpex.loader.shown import story_of
-from tests.diagnose.test_report import Tags
+from tests.unit.diagnose.test_report import Tags
 
 DATA = TensorDataset(torch.arange(400))
 ENDLESS = 10_000_000

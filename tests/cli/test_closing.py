@@ -13,8 +13,8 @@ from dpex.autotune.types import Decision, Settings
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.dropin import closing
 from dpex.dropin.closing import _Served, lines, note, say_all
-from tests.autotune.test_story import decision, sample
-from tests.diagnose.test_verdict import PLANTED
+from tests.unit.autotune.test_story import decision, sample
+from tests.unit.diagnose.test_verdict import PLANTED
 
 FACTS = PLANTED["reading"][2]
 

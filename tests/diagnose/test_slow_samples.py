@@ -19,7 +19,7 @@ from dpex.measure.sampling import SLOWEST, SlowestSamples, merged
 from dpex.measure.sums import Sums
 from dpex.worker import fetch
 from dpex.worker.fetch import Fetcher, SampleClock
-from tests.diagnose.test_verdict import PLANTED
+from tests.unit.diagnose.test_verdict import PLANTED
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -20,7 +20,7 @@ from dpex.diagnose.verdict import dominant, judge
 from dpex.measure import sampling
 from dpex.profile.live_timer import SWITCH
 from tests.diagnose.planted import Case, Compose, Transformed
-from tests.diagnose.test_verdict import COLLATING, COMPUTING, READING, facts, pool
+from tests.unit.diagnose.test_verdict import COLLATING, COMPUTING, READING, facts, pool
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -17,6 +17,8 @@ from benchmarks.simulation.scenarios import load
 from benchmarks.simulation.score import Result, Score, play
 from dpex.autotune.types import Settings
 
+pytestmark = pytest.mark.long
+
 KEPT = Achieved(regrets=(0.02, 0.06), missed={"regret": 0.06, "decisions": 4.0})
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks.simulation.cluster import BATCH_CPU_S, Ended, Plan, main, report, simulate
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def several() -> list[Ended]:

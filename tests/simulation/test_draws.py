@@ -15,6 +15,8 @@ from benchmarks.simulation.steering import Fixed
 from benchmarks.simulation.world import Cache, Phase, Shards, Step, Work, World
 from dpex.autotune.types import Settings
 
+pytestmark = pytest.mark.long
+
 EVERYTHING = Work(
     wait_s=0.1,
     cpu_s=0.02,

@@ -11,6 +11,8 @@ from dpex.autotune.constants.trying import COMMON
 from dpex.autotune.limits import walls
 from dpex.autotune.types import Sample, Settings
 
+pytestmark = pytest.mark.long
+
 
 def test_all_constants_are_found() -> None:
     found = constants()

@@ -13,6 +13,8 @@ from benchmarks.simulation.generate import described, generate
 from benchmarks.simulation.scenarios import scenario_of
 from benchmarks.simulation.score import cold_start
 
+pytestmark = pytest.mark.long
+
 SEED, CHEAP = 77, 35
 """That world is quickly searched."""
 

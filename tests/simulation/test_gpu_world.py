@@ -14,6 +14,8 @@ from benchmarks.simulation.world import Gpu, Pauses, Phase, Step, Work, World
 from dpex.autotune.types import Settings
 from dpex.measure.consumer_time import EngineLook
 
+pytestmark = pytest.mark.long
+
 SECONDS = 20.0
 STEP = Step(gpu_s=0.1, cpu_s=0.01)
 

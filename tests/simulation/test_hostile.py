@@ -14,6 +14,8 @@ from benchmarks.simulation.steering import Fixed
 from benchmarks.simulation.world import Bursts, Cache, Pauses, Phase, SlowSpells, Step, Storage, Work, World
 from dpex.autotune.types import Decision, Sample, Settings
 
+pytestmark = pytest.mark.long
+
 FREE: dict[str, Any] = {"own_s": 0.0, "fork_s": 0.0, "actor_s": 0.0, "rtt_s": 0.0}
 
 

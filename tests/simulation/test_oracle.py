@@ -16,6 +16,8 @@ from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
 
+pytestmark = pytest.mark.long
+
 
 def make(world: World, config: AutotuneConfig | None = None) -> Scenario:
     config = config or AutotuneConfig()

@@ -8,6 +8,8 @@ from benchmarks.simulation.kept import truths
 from benchmarks.simulation.parts import Parts, main, parts_of
 from benchmarks.simulation.scenarios import load
 
+pytestmark = pytest.mark.long
+
 
 def found(name: str) -> Parts:
     return parts_of(load()[name], truths("development", load()[name]))

@@ -19,6 +19,8 @@ from dpex.autotune.trace.format import Header, Trace, TraceOrigin, TraceSection,
 from dpex.autotune.types import Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
 
+pytestmark = pytest.mark.long
+
 
 def sample(at: float, **changes: Any) -> Sample:
     """A second in which two workers made four batches: 0.1 s of CPU, 0.3 s of waiting, 0.05 s without a CPU each."""

@@ -12,6 +12,8 @@ from benchmarks.simulation import regrets
 from benchmarks.simulation.scenarios import load
 from benchmarks.training.runs import Run
 
+pytestmark = pytest.mark.long
+
 
 def world(regret: float, decisions: int = 1) -> dict[str, Any]:
     return {"scenario": "w", "regret": regret, "settled_regret": 0.0, "decisions": decisions, "settle_s": 1.0}

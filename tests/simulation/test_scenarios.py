@@ -12,6 +12,8 @@ from benchmarks.simulation.scenarios import SETS, Scenario, load, scenario_of
 from benchmarks.simulation.score import Result, cold_start, play
 from benchmarks.simulation.world import Phase, Step, Work, World
 
+pytestmark = pytest.mark.long
+
 ALL = [pytest.param(name, scenario, id=f"{name}-{scenario}") for name in SETS for scenario in load(name)]
 
 

@@ -15,6 +15,8 @@ from benchmarks.simulation.score import Result, Score, cold_start, play
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
 
+pytestmark = pytest.mark.long
+
 
 def score(**changes: object) -> Score:
     best = Static(settings=Settings(local=10, prefetch=20), rate=100.0, settled_rate=100.0)

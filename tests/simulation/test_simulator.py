@@ -16,6 +16,8 @@ from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.runtime.windows import BATCHES_IF_STARVING, SHORTEST_S
 from dpex.autotune.types import Decision, Sample, Settings
 
+pytestmark = pytest.mark.long
+
 
 class Recorder:
     """Keeps every sample; changes settings at given moments."""

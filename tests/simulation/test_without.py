@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.simulation.constants import PAGE, WRITE, page
 from benchmarks.simulation.scenarios import load
 from benchmarks.simulation.without import QUICK, Played, Without, compare, measure, played, read, values_instead, write
 from dpex.autotune.constants import Description
 from dpex.autotune.constants.groups import described
+
+pytestmark = pytest.mark.long
 
 VOTES = described()["grow.votes"]
 WAS = {

@@ -16,7 +16,7 @@ from dpex.autotune.policies.grow import Grow
 from dpex.autotune.policies.shrink import Shrink
 from dpex.autotune.situation import Situation
 from dpex.autotune.types import Settings
-from tests.autotune.policies.situations import EIGHT, FOUR, plan, sample, situation
+from tests.unit.autotune.policies.situations import EIGHT, FOUR, plan, sample, situation
 
 TWO = Settings(local=2, prefetch=4)
 

@@ -218,6 +218,7 @@ def test_a_memory_budget_is_a_wall(budget: int | None, deepest: int) -> None:
     assert all(decision.new.workers <= decision.new.prefetch for decision in controller.decisions)
 
 
+@pytest.mark.long
 def test_steady_work_is_left_alone() -> None:
     for phase in (CPU, WAIT):
         history, controller = run(world(phase), seconds=600)

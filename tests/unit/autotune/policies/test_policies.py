@@ -25,7 +25,7 @@ from dpex.autotune.policies.undo import Undo
 from dpex.autotune.policies.walls import NoPlace, Walls
 from dpex.autotune.types import Decision, Settings
 from dpex.measure.samples import PoolSample
-from tests.autotune.policies.situations import EIGHT, FOUR, plan, sample, situation
+from tests.unit.autotune.policies.situations import EIGHT, FOUR, plan, sample, situation
 
 IN_PROCESS = Settings(prefetch=1)
 TWO = Settings(local=2, prefetch=4)

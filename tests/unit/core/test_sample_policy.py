@@ -10,7 +10,7 @@ from dpex.core.events import WorkerGone
 from dpex.core.instructions import Say
 from dpex.core.sample_policy import ALL_AT_ONCE, HANGS, LeavingOut, leaving_out
 from dpex.errors import SampleTimeoutError
-from tests.core.test_engine_state import Table, made
+from tests.unit.core.test_engine_state import Table, made
 
 WHY = "worker 7 was ended, as loading sample 5 took longer\nIt was here:\n  a stack"
 

@@ -15,7 +15,7 @@ from dpex.autotune.trace.story import NOTHING, RunStory, ends, fragment, page, r
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
 from dpex.core.svg import Event, Panel, Series, Stretch, chart, nice_step
 from dpex.measure.samples import PoolSample
-from tests.diagnose.test_report import HOSTILE, Tags
+from tests.unit.diagnose.test_report import HOSTILE, Tags
 
 
 def sample(number: int, wait_ratio: float = 0.5, local: int = 2) -> Sample:

@@ -8,7 +8,7 @@ import pytest
 
 from dpex.core.events import EpochBegins
 from dpex.core.resume_point import ResumePoint
-from tests.core.driver import NOTHING, Driver
+from tests.unit.core.driver import NOTHING, Driver
 
 COUNT = 20
 

@@ -12,7 +12,7 @@ from dpex.diagnose.candidates import with_workers
 from dpex.diagnose.facts import Facts, PoolFacts
 from dpex.diagnose.measured_work import estimate
 from dpex.diagnose.what_if import Prediction, WhatIf, what_if
-from tests.diagnose.test_verdict import PLANTED, facts, pool
+from tests.unit.diagnose.test_verdict import PLANTED, facts, pool
 
 
 def waiting(step_s: float, workers: int = 4, making_s: float = 0.1, batches: int = 400) -> Facts:

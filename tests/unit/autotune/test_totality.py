@@ -162,6 +162,7 @@ class After:
         return self.controller.step(sample)
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(turns=TURNS, is_plausible=st.booleans())
 def test_it_recovers_from_whatever_it_was_shown(turns: Sequence[tuple[Sample, bool]], is_plausible: bool) -> None:
@@ -180,6 +181,7 @@ def test_windows_without_a_batch_teach_no_ceiling() -> None:
     assert ceiling.at(3.0) == 5.0
 
 
+@pytest.mark.long
 def test_waits_with_a_heavy_tail_end_neither_tuning_nor_growth() -> None:
     """Log-normal waits of a second on average: whole windows pass without a batch."""
     for sigma in (1.0, 1.5):

@@ -15,7 +15,7 @@ from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import SampleFacts, SlowFacts, TransformFacts
 from dpex.diagnose.report import COLUMNS
 from dpex.diagnose.verdict import TITLES
-from tests.diagnose.test_verdict import PLANTED
+from tests.unit.diagnose.test_verdict import PLANTED
 
 HOSTILE = "<script>alert('x')</script>&"
 VOID = {"meta", "br", "img", "link"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dpex.diagnose.diagnosis import diagnose
 from dpex.diagnose.facts import PoolFacts
 from dpex.dropin.stock.projection import with_dpex
-from tests.diagnose.test_whatif import waiting
+from tests.unit.diagnose.test_whatif import waiting
 
 SCRIPT = ("train.py", "--name", "a b")
 

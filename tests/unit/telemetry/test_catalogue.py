@@ -14,7 +14,7 @@ from dpex.telemetry.labels import STATES
 from dpex.telemetry.markdown import as_markdown
 from dpex.telemetry.metric import Metric
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BASE_UNITS = ("seconds", "bytes", "ratio")
 OTHER_UNITS = ("milliseconds", "microseconds", "minutes", "hours", "kilobytes", "megabytes", "mib", "bits", "percent")
 RESERVED_ENDINGS = ("_count", "_sum", "_bucket", "_created")

@@ -11,7 +11,7 @@ from dpex.autotune.failed_changes import FailedChanges, change
 from dpex.autotune.felt import FeltSample
 from dpex.autotune.trials import Trials, TrialVerdict
 from dpex.autotune.types import Sample, Settings
-from tests.autotune.test_trial import CONFIG, FOUR, decided, record, window
+from tests.unit.autotune.test_trial import CONFIG, FOUR, decided, record, window
 
 HERE = Settings(prefetch=1)
 SLOW_START = [window(5, 0.03)] * 2
