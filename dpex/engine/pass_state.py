@@ -14,6 +14,7 @@ from typing import Any
 
 from dpex.core.resume_point import ResumePoint
 from dpex.engine.sampler_start import FirstDraw, SamplerStart, passed_over, rest_of, samplers_within
+from dpex.errors import CapturedGraphError
 from dpex.system.interrupts import taken
 from dpex.worker.logical_state import DatasetState
 from dpex.worker.stateful import is_stateful
@@ -124,10 +125,10 @@ class PassRecorder:
         )
 
     def raised(self, error: Exception) -> None:
-        """``next()`` raised this in place of a batch."""
+        """Note that ``next()`` raised ``error``: the end, or in place of a batch. A refusal has drawn nothing."""
         if isinstance(error, StopIteration):
             self.has_finished = True
-        else:
+        elif not isinstance(error, CapturedGraphError):
             self.failed += 1
 
     def state(self, point: ResumePoint, batches: int, *, fetcher: Any = None) -> PassState:
