@@ -108,7 +108,8 @@ def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | No
     have_transformed(feed, transform, int(inner._base_seed))
     feed.begin_epoch()
     is_in_process = isinstance(iterator, SingleProcessDataLoaderIter)
-    inner.__class__ = _fed_kind(_Refusing if is_in_process else _Fed, type(iterator))
+    kind: Any = type(iterator)
+    inner.__class__ = _fed_kind(_Refusing if is_in_process else _Fed, kind)
     inner._feed = feed
     if is_in_process:
         inner._pin_memory = False  # the feed has batches pinned, before they are on the device
