@@ -97,9 +97,10 @@ class DpexDataLoader(Resumable, ShownLoader, ReportingLoader, DataLoader[T_co]):
             the base seed, the epoch and the number of the batch alone, so that the number and the place of workers do
             not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for ``"auto"``.
         memory_budget: The most bytes of batches in flight, as a number or as a text such as "2G". In flight are those
-            that are made and not yet delivered, and those that workers hold, reckoned as large as the largest so far. It can be exceeded only when batches turn out larger
-            than all before, by two batches for each local worker and four for each remote one, until they are
-            delivered; and by a single batch that is larger than the budget. Tiny batches are then sent one to a
+            that are made and not yet delivered, and those that workers hold, reckoned as large as the largest so far.
+            It can be exceeded only when batches turn out larger than all before, by two batches for each local worker
+            and four for each remote one, until they are delivered; and by a single batch that is larger than the
+            budget. Tiny batches are then sent one to a
             message, which is slower. None: no limit but the prefetch.
         ray_remote_args: Arguments of ``ray.remote`` for each worker on the cluster, such as ``{"num_cpus": 2}``:
             ``num_cpus`` (1 where it is left out), ``num_gpus``, ``memory``, ``resources``, ``accelerator_type``,
