@@ -28,6 +28,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from dpex.core.probing import attribute
 from dpex.system.interrupts import taken
 
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -45,14 +46,14 @@ def samplers_within(index_sampler: Any) -> Iterator[tuple[str, Any]]:
         if sampler is None:
             return
         yield name, sampler
-        inner = getattr(sampler, "batch_sampler", None)
-        name, sampler = f"{name}.sampler", getattr(sampler, "sampler", None) if inner is None else inner
+        inner = attribute(sampler, "batch_sampler")
+        name, sampler = f"{name}.sampler", attribute(sampler, "sampler") if inner is None else inner
 
 
 def generators_of(index_sampler: Any, generator: Any) -> dict[str, torch.Generator]:
     """The generators that a loader and its samplers have for themselves, each once, by name."""
     named = [("loader", generator)]
-    named += [(name, getattr(sampler, "generator", None)) for name, sampler in samplers_within(index_sampler)]
+    named += [(name, attribute(sampler, "generator")) for name, sampler in samplers_within(index_sampler)]
     found = {id(each): (name, each) for name, each in reversed(named) if isinstance(each, torch.Generator)}
     return dict(reversed(found.values()))
 
@@ -101,7 +102,7 @@ class SamplerStart:
             if name in self.generators:
                 each.set_state(self.generators[name])
         for name, sampler in samplers_within(index_sampler):
-            if name in self.epochs and hasattr(sampler, "set_epoch"):
+            if name in self.epochs and callable(attribute(sampler, "set_epoch")):
                 sampler.set_epoch(self.epochs[name])
 
     @property
@@ -135,8 +136,10 @@ class SamplerStart:
 
 
 def _epochs_of(index_sampler: Any) -> dict[str, int]:
-    told = {name: sampler for name, sampler in samplers_within(index_sampler) if hasattr(sampler, "set_epoch")}
-    return {name: each.epoch for name, each in told.items() if isinstance(getattr(each, "epoch", None), int)}
+    told = {
+        name: sampler for name, sampler in samplers_within(index_sampler) if callable(attribute(sampler, "set_epoch"))
+    }
+    return {name: each.epoch for name, each in told.items() if isinstance(attribute(each, "epoch"), int)}
 
 
 class FirstDraw:
