@@ -32,8 +32,9 @@ from dpex.loader.sizing import (
     streams_of,
     worker_count,
 )
-from dpex.options import DEVICE_BUDGET_BYTES, SHARE_BYTES, MetricsConfig, Seeding, complete
+from dpex.options import DEVICE_BUDGET_BYTES, SHARE_BYTES, MetricsConfig, Seeding, check_torchs, complete
 from dpex.system.ray_package import require_ray
+from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
@@ -86,10 +87,11 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         seeding: ``"worker"``: random states as torch has them, one for each logical worker. ``"batch"``: a function of
             the base seed, the epoch and the number of the batch alone, so that the number and the place of workers do
             not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for ``"auto"``.
-        memory_budget: The most bytes of batches in flight: those that are made and not yet delivered, and those that
-            workers hold, reckoned as large as the largest so far. It can be exceeded only when batches turn out larger
-            than all before, by two batches for each local worker and four for each remote one, until they are
-            delivered; and by a single batch that is larger than the budget. Tiny batches are then sent one to a
+        memory_budget: The most bytes of batches in flight, as a number or as a text such as "2G". In flight are those
+            that are made and not yet delivered, and those that workers hold, reckoned as large as the largest so far.
+            It can be exceeded only when batches turn out larger than all before, by two batches for each local worker
+            and four for each remote one, until they are delivered; and by a single batch that is larger than the
+            budget. Tiny batches are then sent one to a
             message, which is slower. None: no limit but the prefetch.
         ray_remote_args: Arguments of ``ray.remote`` for each worker on the cluster, such as ``{"num_cpus": 2}``:
             ``num_cpus`` (1 where it is left out), ``num_gpus``, ``memory``, ``resources``, ``accelerator_type``,
@@ -190,7 +192,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         distribute_mode: bool | Literal["auto"] = False,
         head_address: str = "auto",
         seeding: Seeding | None = None,
-        memory_budget: int | None = None,
+        memory_budget: int | str | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
         local_while_starting: bool = True,
         local_engine: Literal["dpex", "torch"] = "dpex",
@@ -210,6 +212,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         max_sample_errors: float = 0.01,
         sample_timeout_s: float | None = None,
     ) -> None:
+        check_torchs(dataset, num_workers, prefetch_factor)
         made_from = origin_of(num_workers, timeout)
         given = inherited(options_among(locals()), made_from)
         auto = is_auto(num_workers, auto_workers, made_from)
@@ -218,6 +221,12 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         workers = worker_count(num_workers) if streams is None else streams.count
         if options.distribute_mode is True:
             require_ray()
+        if options.distribute_mode is False and options.head_address != "auto":
+            warn(
+                f"head_address={options.head_address!r} has no effect without distribute_mode: give "
+                "distribute_mode=True for workers on that cluster",
+                UserWarning,
+            )
         self.distribute_mode = options.distribute_mode
         self.head_address = options.head_address
         self.seeding: Seeding = options.seeding

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from operator import index
+from typing import Any, Literal, SupportsIndex
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.core.sample_policy import OnSampleError
@@ -40,6 +41,19 @@ def _is_quantity(value: Any) -> bool:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", re.IGNORECASE)
+
+
+def byte_count(value: Any) -> Any:
+    """Return the number of bytes that a text such as "2G", "1.5GiB" or "500 MB" names, in powers of 1024.
+
+    Anything else is returned as it is, to be refused by whoever checks the number.
+    """
+    found = _BYTES.fullmatch(value) if isinstance(value, str) else None
+    return value if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 def _is_mapping_to(is_right: Callable[[Any], bool], value: Any) -> bool:
@@ -183,7 +197,7 @@ class Options:
     distribute_mode: bool | Literal["auto"] = False
     head_address: str = "auto"
     seeding: Seeding = "worker"
-    memory_budget: int | None = None
+    memory_budget: int | str | None = None
     ray_remote_args: Mapping[str, Any] | None = None
     local_while_starting: bool = True
     local_engine: Literal["dpex", "torch"] = "dpex"
@@ -201,6 +215,7 @@ class Options:
     sample_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "memory_budget", byte_count(self.memory_budget))
         self._check_each_alone()
         self._check_autotune()
         self._check_thread_safe()
@@ -223,7 +238,8 @@ class Options:
         budget = self.memory_budget
         _require(
             budget is None or _is_size(budget),
-            f"memory_budget={budget!r}: give a positive number of bytes, or None for no limit",
+            f"memory_budget={budget!r}: give a positive number of bytes, such as 2_000_000_000 or '2G', or None for no "
+            "limit",
         )
         _require(
             _is_size(self.device_budget_bytes),
@@ -348,6 +364,31 @@ def complete(given: Mapping[str, Any], *, is_auto: bool) -> Options:
     )
     options = {name: value for name, value in given.items() if name not in ("device", "device_transform")}
     return Options(**{**options, "seeding": resolve_seeding(given["seeding"], needs_batch)})
+
+
+def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
+    """Check what torch's constructor lets pass, or refuses without naming the value.
+
+    Raises:
+        OptionError: There is no dataset, or a number is none or too small.
+    """
+    _require(
+        dataset is not None,
+        "dataset=None: give a map-style dataset (with __getitem__ and __len__) or an iterable one (with __iter__)",
+    )
+    _require(
+        num_workers == "auto" or _is_whole(num_workers, least=0),
+        f"num_workers={num_workers!r}: give a whole number of at least 0, or 'auto' for a number that dpex finds and "
+        "changes while training runs",
+    )
+    _require(
+        prefetch_factor is None or _is_whole(prefetch_factor, least=1),
+        f"prefetch_factor={prefetch_factor!r}: give a whole number of at least 1 (batches per worker), or None for 2",
+    )
+
+
+def _is_whole(value: Any, *, least: int) -> bool:
+    return isinstance(value, SupportsIndex) and index(value) >= least
 
 
 def check_count(name: str, value: int | None, least: int = 0) -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid, worker_pids
+from torch.utils.data import IterableDataset, get_worker_info
+from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.pools.local import signals
 
 pytestmark = pytest.mark.timeout(240)
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
+SENT = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 def handler(_number: int, _frame: Any) -> None:
@@ -45,31 +49,87 @@ def busy_with_signals() -> Iterator[None]:
 
 
 class Seen:
-    """Sample: how many of the trainer's handlers, wake-up descriptors and blocked signals its worker has."""
+    """Sample: how many of the trainer's handlers, wake-up descriptors and blocked signals its worker has, and how many
+    signals it survives."""
 
     def __len__(self) -> int:
         return 4
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        handlers = sum(signal.getsignal(number) is not signal.SIG_DFL for number in HANDLED)
+        handlers = sum(signal.getsignal(number) is handler for number in HANDLED)
         blocked = len(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-        return torch.tensor([handlers, signal.set_wakeup_fd(-1) != -1, blocked])
+        survives = sum(signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN) for number in SENT)
+        return torch.tensor([handlers, signal.set_wakeup_fd(-1) != -1, blocked, survives])
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_have_none_of_the_trainer_s_handlers(busy_with_signals: None, method: str) -> None:
     loader = DpexDataLoader(Seen(), num_workers=1, multiprocessing_context=method)
-    assert [batch.tolist() for batch in loader] == [[[0, 0, 0]]] * 4
+    assert [batch.tolist() for batch in loader] == [[[0, 0, 0, len(SENT)]]] * 4
 
 
 def test_the_template_has_none_either_and_the_trainer_keeps_its_own(busy_with_signals: None) -> None:
     iterator = iter(DpexDataLoader(Augmented(8), num_workers=1))
     next(iterator)
-    caught, blocked = (mask_of(template_pid(iterator), which) for which in ("SigCgt", "SigBlk"))
-    assert not blocked
-    assert not [number for number in HANDLED if caught & 1 << number - 1]
+    assert not mask_of(template_pid(iterator), "SigBlk")
     assert all(signal.getsignal(number) is handler for number in HANDLED)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == {signal.SIGUSR1}
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """As many numbers from each worker."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        assert info is not None
+        for number in range(info.id, 400, info.num_workers):
+            wait_as_work(0.001)
+            yield torch.tensor(number)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "method", "sizes", "is_ignored"),
+    [
+        (Augmented(400, nap_s=0.001), "fork", 2, False),
+        (Stream(), "fork", 2, False),
+        (Stream(), "fork", 2, True),
+        (Augmented(400, nap_s=0.001), "fork", "auto", False),
+        (Augmented(400, nap_s=0.001), "spawn", 2, False),
+    ],
+    ids=["map", "stream", "stream, ignored", "auto", "spawn"],
+)
+def test_a_signal_that_the_trainer_survives_ends_no_process(
+    dataset: Any, method: str, sizes: Any, is_ignored: bool
+) -> None:
+    """Slurm sends SIGUSR1, SIGUSR2 or SIGTERM to every process of a job before it is preempted."""
+    told: list[int] = []
+    does = signal.SIG_IGN if is_ignored else lambda number, _: told.append(number)
+    kept = {number: signal.signal(number, does) for number in SENT}
+    try:
+        loader = DpexDataLoader(dataset, batch_size=4, num_workers=sizes, multiprocessing_context=method)
+        iterator = iter(loader)
+        got = [next(iterator)]
+        processes = [template_pid(iterator), *worker_pids(iterator)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            for number in SENT:
+                for pid in (*processes, os.getpid()):
+                    os.kill(pid, number)
+            got += iterator
+    finally:
+        for number, before in kept.items():
+            signal.signal(number, before)
+    assert sum(map(len, got)) == 400
+    assert loader.stats().deaths == 0
+    assert told == ([] if is_ignored else list(SENT))
+
+
+def test_a_signal_that_ends_the_trainer_ends_a_worker(recwarn: pytest.WarningsRecorder) -> None:
+    iterator = iter(DpexDataLoader(Augmented(100, nap_s=0.001), num_workers=1, seeding="batch"))
+    next(iterator)
+    os.kill(worker_pids(iterator)[0], signal.SIGUSR1)
+    assert len(list(iterator)) == 99
+    assert any("killed by signal" in str(warning.message) for warning in recwarn)
 
 
 def mask_of(pid: int, which: str) -> int:
@@ -86,12 +146,12 @@ def test_what_arrives_before_a_forked_process_has_forgotten_runs_no_handler() ->
             child = os.fork()
             if not child:
                 os.kill(os.getpid(), signal.SIGTERM)
-                signals.forget()  # unblocked, it ends the child
-                os._exit(1)
+                signals.forget()  # unblocked, it does nothing
+                os._exit(3)
     finally:
         signal.signal(signal.SIGTERM, before)
     os.close(writer)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     with os.fdopen(reader) as pipe:
         assert pipe.read() == ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from dpex.dropin.install import ROOT, begin
 from dpex.dropin.options import RunOptions
 from dpex.dropin.run_script import run_module, run_script
 from dpex.errors import ClusterError, OptionError
-from dpex.options import Options
+from dpex.options import Options, byte_count
 from dpex.system.ray_package import require_ray
 
 _DESCRIPTION = """
@@ -50,7 +49,6 @@ examples:
   dpex run --num-workers keep -m package.train
   torchrun --nproc-per-node 2 --no-python dpex run train.py
 """
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def register(subparsers: Any) -> None:
@@ -102,10 +100,10 @@ def _workers(text: str) -> int | str:
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)i?B?", text, re.IGNORECASE)
-    if found is None:
+    found = byte_count(text)
+    if not isinstance(found, int):
         raise argparse.ArgumentTypeError(f"{text!r}: give a number of bytes, such as 500000000, 500M or 2G")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return found
 
 
 def _run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dpex.core.probing import attribute
+
 logger = logging.getLogger("dpex")
 
 NAMES_OF_SHARDS = ("num_shards", "n_shards")
@@ -50,15 +52,15 @@ def named_shards(dataset: Any, ranks: int = 1) -> int | None:
 
 def _for_every_rank(dataset: Any, shards: int) -> int:
     """The shards that every rank has, where Hugging Face's ``split_dataset_by_node`` gives some ranks one more."""
-    ranks = getattr(dataset, "_distributed", None)
-    if getattr(ranks, "strategy", "") != "shards":
+    ranks = attribute(dataset, "_distributed")
+    if attribute(ranks, "strategy", "") != "shards":
         return shards
-    return int(max(1, dataset._ex_iterable.num_shards // ranks.world_size))  # type: ignore[union-attr]
+    return int(max(1, dataset._ex_iterable.num_shards // ranks.world_size))
 
 
 def _listed_urls(dataset: Any, ranks: int) -> int | None:
     """How many URLs a pipeline of webdataset (1.0) has for each rank; None of one that draws them without an end."""
-    stages = getattr(dataset, "pipeline", None)
+    stages = attribute(dataset, "pipeline")
     if not isinstance(stages, list) or not stages or type(stages[0]).__name__ != _LIST_OF_URLS:
         return None
     urls = getattr(stages[0], "urls", None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from dpex.core.schedule import Schedule
 from dpex.engine.read_batches import RETURNED_AT_MOST, ReadBatches
 from dpex.engine.sampler_start import hold
 from dpex.errors import InterruptedSamplerError
-from dpex.system.interrupts import has_ended, is_interrupt
+from dpex.system.interrupts import has_ended, is_interrupt, taken
 from dpex.worker.raw_samples import FailedRead
 
 _INTERRUPTED = (
@@ -76,7 +75,7 @@ class AsDrawn:
 
     def __next__(self) -> Any:
         if not self._drawn:
-            self._drawn.extend(islice(self._sampler, 1))
+            self._drawn.extend(taken(self._sampler, 1))
         if not self._drawn:
             raise StopIteration
         index = _as_drawn(self._drawn[0])
@@ -196,7 +195,7 @@ class Drawing:
             self._readings.take(count, self.drawn)
             return
         try:
-            self.drawn.extend(islice(self._sampler, count))
+            self.drawn.extend(taken(self._sampler, count))
         except BaseException as error:
             if is_interrupt(error) and has_ended(self._sampler):
                 self._lost_to = error

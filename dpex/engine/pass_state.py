@@ -10,11 +10,12 @@ import copy
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from dpex.core.resume_point import ResumePoint
 from dpex.engine.sampler_start import FirstDraw, SamplerStart, passed_over, rest_of, samplers_within
+from dpex.errors import CapturedGraphError
+from dpex.system.interrupts import taken
 from dpex.worker.logical_state import DatasetState
 from dpex.worker.stateful import is_stateful
 
@@ -124,10 +125,10 @@ class PassRecorder:
         )
 
     def raised(self, error: Exception) -> None:
-        """``next()`` raised this in place of a batch."""
+        """Note that ``next()`` raised ``error``: the end, or in place of a batch. A refusal has drawn nothing."""
         if isinstance(error, StopIteration):
             self.has_finished = True
-        else:
+        elif not isinstance(error, CapturedGraphError):
             self.failed += 1
 
     def state(self, point: ResumePoint, batches: int, *, fetcher: Any = None) -> PassState:
@@ -176,7 +177,7 @@ class _StatefulIndices:
     def __next__(self) -> Any:
         held = self._held
         if not held:
-            held.extend(islice(self._sampler, 1))
+            held.extend(taken(self._sampler, 1))
             self._drawn += len(held)
         if not held:
             raise StopIteration

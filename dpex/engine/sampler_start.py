@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from operator import length_hint
 from types import GeneratorType
 from typing import Any
@@ -27,6 +27,9 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+
+from dpex.core.probing import attribute
+from dpex.system.interrupts import taken
 
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAWLESS = (BatchSampler, SequentialSampler, DistributedSampler, list, tuple, range, np.ndarray)
@@ -43,14 +46,14 @@ def samplers_within(index_sampler: Any) -> Iterator[tuple[str, Any]]:
         if sampler is None:
             return
         yield name, sampler
-        inner = getattr(sampler, "batch_sampler", None)
-        name, sampler = f"{name}.sampler", getattr(sampler, "sampler", None) if inner is None else inner
+        inner = attribute(sampler, "batch_sampler")
+        name, sampler = f"{name}.sampler", attribute(sampler, "sampler") if inner is None else inner
 
 
 def generators_of(index_sampler: Any, generator: Any) -> dict[str, torch.Generator]:
     """The generators that a loader and its samplers have for themselves, each once, by name."""
     named = [("loader", generator)]
-    named += [(name, getattr(sampler, "generator", None)) for name, sampler in samplers_within(index_sampler)]
+    named += [(name, attribute(sampler, "generator")) for name, sampler in samplers_within(index_sampler)]
     found = {id(each): (name, each) for name, each in reversed(named) if isinstance(each, torch.Generator)}
     return dict(reversed(found.values()))
 
@@ -99,7 +102,7 @@ class SamplerStart:
             if name in self.generators:
                 each.set_state(self.generators[name])
         for name, sampler in samplers_within(index_sampler):
-            if name in self.epochs and hasattr(sampler, "set_epoch"):
+            if name in self.epochs and callable(attribute(sampler, "set_epoch")):
                 sampler.set_epoch(self.epochs[name])
 
     @property
@@ -133,8 +136,10 @@ class SamplerStart:
 
 
 def _epochs_of(index_sampler: Any) -> dict[str, int]:
-    told = {name: sampler for name, sampler in samplers_within(index_sampler) if hasattr(sampler, "set_epoch")}
-    return {name: each.epoch for name, each in told.items() if isinstance(getattr(each, "epoch", None), int)}
+    told = {
+        name: sampler for name, sampler in samplers_within(index_sampler) if callable(attribute(sampler, "set_epoch"))
+    }
+    return {name: each.epoch for name, each in told.items() if isinstance(attribute(each, "epoch"), int)}
 
 
 class FirstDraw:
@@ -176,7 +181,7 @@ class Begun:
 
     def __init__(self, sampler: Iterator[Any]) -> None:
         self._sampler = sampler
-        self._first = list(islice(sampler, 1))
+        self._first = list(taken(sampler, 1))
 
     def __iter__(self) -> Begun:
         return self
@@ -208,7 +213,7 @@ def rest_of(index_sampler: Any, first: int) -> Iterator[Any]:
         samples: Iterator[Any] = iter(range(first * size, len(sampler.data_source)))
     else:
         samples = passed_over(iter(sampler), first * size)
-    batches: Any = BatchSampler(_Given(samples), size, index_sampler.drop_last)
+    batches: Any = BatchSampler(_Given(taken(samples)), size, index_sampler.drop_last)
     return Begun(iter(batches))
 
 
@@ -223,7 +228,7 @@ def _passed_in_list(items: Any, most: int) -> int:
     """How many items were passed over because this iterator is of a list, or yields from one."""
     inner: Any = items.gi_yieldfrom if isinstance(items, GeneratorType) else items
     if type(inner) is not _LIST_ITERATOR:
-        next(islice(items, most, most), None)
+        deque(taken(items, most), maxlen=0)
         return most
     passed = min(most, length_hint(inner))
     if passed:

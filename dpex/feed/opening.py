@@ -50,20 +50,27 @@ class _FedFetcher:
 
     def fetch(self, index: Any) -> Any:
         """The batch, on the device."""
-        self._feed.check_open()
         number = next(self._numbers)
         return self._feed.bring(self._fetcher.fetch(index), number)
 
 
-class _Fed:
-    """The same for an iterator whose workers are torch's."""
+class _Refusing:
+    """Refuses a batch before its index is drawn, so that the next call delivers it."""
 
     _feed: Feed
-    _feed_numbers: Iterator[int]
 
     def _next_data(self) -> Any:
         self._feed.check_open()
-        batch = super()._next_data()  # type: ignore[misc]
+        return super()._next_data()  # type: ignore[misc]
+
+
+class _Fed(_Refusing):
+    """Brings the batches of an iterator whose workers are torch's to the device."""
+
+    _feed_numbers: Iterator[int]
+
+    def _next_data(self) -> Any:
+        batch = super()._next_data()
         return self._feed.bring(batch, next(self._feed_numbers))
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -73,8 +80,8 @@ class _Fed:
 
 
 @cache
-def _fed_kind(kind: Any) -> type[Any]:
-    return type(kind.__name__, (_Fed, kind), {"__module__": kind.__module__})
+def _fed_kind(base: type[Any], kind: Any) -> type[Any]:
+    return type(kind.__name__, (base, kind), {"__module__": kind.__module__})
 
 
 def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | None) -> BaseDataLoaderIter:
@@ -82,14 +89,17 @@ def have_fed(iterator: BaseDataLoaderIter, feed: Feed, transform: Transform | No
     inner: Any = iterator
     have_transformed(feed, transform, int(inner._base_seed))
     feed.begin_epoch()
-    if isinstance(iterator, SingleProcessDataLoaderIter):
+    is_in_process = isinstance(iterator, SingleProcessDataLoaderIter)
+    kind: Any = type(iterator)
+    inner.__class__ = _fed_kind(_Refusing if is_in_process else _Fed, kind)
+    inner._feed = feed
+    if is_in_process:
         inner._pin_memory = False  # the feed has batches pinned, before they are on the device
         inner._dataset_fetcher = _FedFetcher(inner._dataset_fetcher, feed, inner._num_yielded)
         meter = getattr(iterator, "_meter", None)  # of an iterator that is counted
         if meter is not None:
             meter.feed = feed
     else:
-        kind: Any = type(iterator)
-        inner.__class__, inner._feed, inner._feed_numbers = _fed_kind(kind), feed, count()
+        inner._feed_numbers = count()
     weakref.finalize(iterator, feed.settle).atexit = False
     return iterator

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from dpex.core.probing import attribute
 from dpex.core.streams import Streams
 from dpex.options import Options
 
@@ -75,7 +76,7 @@ class Origin:
         What is made from a loader shares its runtime, so that the user's own object shows decisions and figures.
         """
         loader = self.loader
-        if loader is None or loader.dataset not in _Same((dataset, getattr(dataset, "dataset", None))):
+        if loader is None or loader.dataset not in _Same((dataset, attribute(dataset, "dataset"))):
             return None
         runtime: LoaderRuntime = loader._runtime
         return runtime

@@ -21,7 +21,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.core.names import KNOBS, LOCAL, REMOTE
 from dpex.core.prefetch import Sizes
 from dpex.core.streams import Streams, choose, plural
-from dpex.errors import FixedWorkersError, OptionError
+from dpex.errors import FixedWorkersError
 from dpex.loader.origin import Origin
 from dpex.options import Seeding, check_count
 from dpex.system.cpus import rank_cpus, static_worker_count
@@ -265,16 +265,11 @@ def stay_in_process_if_daemonic(loader: Any) -> None:
 
 
 def worker_count(num_workers: int | str) -> int:
-    """The number of workers to begin with; ``"auto"`` is one that this machine can have.
+    """Return the number of workers to begin with; ``"auto"`` is one that this machine can have.
 
-    Raises:
-        OptionError: It is another word.
+    ``num_workers`` has passed `dpex.options.check_torchs`.
     """
-    if isinstance(num_workers, str):
-        if num_workers != "auto":
-            raise OptionError(f"num_workers={num_workers!r}: give a whole number or 'auto'")
-        return static_worker_count()
-    return num_workers
+    return static_worker_count() if isinstance(num_workers, str) else num_workers
 
 
 def is_auto(num_workers: int | str, auto_workers: bool | None, made_from: Origin | None) -> bool:

@@ -26,9 +26,15 @@ INLINE_BYTES = 4096
 """A buffer up to this size lies inside the message."""
 MESSAGE_BYTES = 32768
 """The small buffers of one batch together; beyond it they share a slot."""
+MANY_OBJECTS = 32
+"""Containers and values of one batch that are encoded one by one, tensors not counted. A batch of more is pickled at
+once. Measured with tuples of two numbers: 20 take 14 µs one by one and 7 µs pickled, 250 take 157 µs and 17 µs."""
+LONG_LEAF = 1 << 20
+"""Length of a text or bytes object that is pickled. `marshal` takes less than 2 GiB, and copies it once more."""
 
 _LEAF, _INLINE, _SLOT, _LIST, _TUPLE, _DICT, _ALIAS, _PICKLE, _SPILL, _EMPTY, _MEMORY = range(11)
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
+_TEXTS = frozenset({str, bytes})
 _KEYS = frozenset({int, str, bool, bytes})
 _DTYPES = sorted(
     {d for d in vars(torch).values() if isinstance(d, torch.dtype) and not str(d).startswith("torch.q")}, key=str
@@ -60,6 +66,11 @@ def _span(tensor: torch.Tensor) -> int:
     return 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def _longest(values: Any, kinds: set[type]) -> int:
+    """Length of the longest text or bytes object among ``values``, which has values of these ``kinds``."""
+    return max(map(len, values if kinds <= _TEXTS else [value for value in values if type(value) in _TEXTS]))
+
+
 class Encoder:
     """Encodes the batches of one worker; large buffers are placed by ``placer`` (an `Arena`)."""
 
@@ -70,6 +81,7 @@ class Encoder:
 
     def _reset(self) -> None:
         self._inline_bytes = 0
+        self._objects = 0
         self.nbytes = 0
         self._storages: dict[int, tuple[int, int]] = {}
         self._seen: set[int] = set()
@@ -109,7 +121,13 @@ class Encoder:
 
     def _node(self, value: Any) -> Node:
         kind = type(value)
+        if kind is not torch.Tensor:
+            self._objects += 1
+            if self._objects > MANY_OBJECTS:
+                raise _ExoticError
         if kind in _PLAIN:
+            if kind in _TEXTS and len(value) > LONG_LEAF:
+                raise _ExoticError
             return (_LEAF, value)
         if id(value) in self._seen:
             raise _ExoticError  # one object in two places: only the pickled way keeps it one
@@ -117,7 +135,10 @@ class Encoder:
         if kind is torch.Tensor:
             return self._tensor(value)
         if kind is list or kind is tuple:
-            if set(map(type, value)) <= _PLAIN:
+            kinds = set(map(type, value))
+            if kinds <= _PLAIN:
+                if not kinds.isdisjoint(_TEXTS) and _longest(value, kinds) > LONG_LEAF:
+                    raise _ExoticError
                 return (_LEAF, value)
             return (_LIST if kind is list else _TUPLE, [self._node(item) for item in value])
         if kind is dict and set(map(type, value)) <= _KEYS:

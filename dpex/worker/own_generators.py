@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from dpex.core.probing import is_a
 from dpex.core.seeding import ticket_seed
 from dpex.errors import OptionError
 from dpex.system.user_warnings import warn
@@ -162,10 +163,10 @@ def _looked_through(dataset: Any, collate_fn: Any, kinds: Registered) -> Iterato
     seen: set[int] = set()
     while waiting and len(seen) < MOST_OBJECTS:
         name, one = waiting.popleft()
-        if id(one) in seen or isinstance(one, _LEAVES):
+        if id(one) in seen or is_a(one, _LEAVES):
             continue
         seen.add(id(one))
-        reseed = next((reseed for kind, reseed in kinds if isinstance(one, kind)), None)
+        reseed = next((reseed for kind, reseed in kinds if is_a(one, kind)), None)
         if reseed is not None or _is_plain_generator(one):
             yield name, one, reseed
         else:
@@ -191,7 +192,7 @@ def _imported() -> Iterable[tuple[type, Reseed]]:
 
 def _is_plain_generator(one: Any) -> bool:
     """Whether it is a generator of Python, NumPy or torch, but not a global one, which dpex seeds."""
-    if not isinstance(one, _PLAIN) or isinstance(one, random.SystemRandom):
+    if not is_a(one, _PLAIN) or is_a(one, random.SystemRandom):
         return False
     is_global: bool = one is torch.default_generator or one is _global_of_numpy or one is _global_of_python
     return not is_global
@@ -203,18 +204,18 @@ _global_of_python: Any = random.seed.__self__  # type: ignore[attr-defined]
 
 def _parts(name: str, one: Any) -> Iterator[tuple[str, Any]]:
     """What an object consists of, as far as that can be told without calling anything of it."""
-    if isinstance(one, dict):
+    if is_a(one, dict):
         for key, value in islice(dict.items(one), MOST_ITEMS):
             yield f"{name}[{key!r}]", value
-    elif isinstance(one, (list, tuple)):
-        items: Iterator[Any] = list.__iter__(one) if isinstance(one, list) else tuple.__iter__(one)
+    elif is_a(one, (list, tuple)):
+        items: Iterator[Any] = list.__iter__(one) if is_a(one, list) else tuple.__iter__(one)
         for place, value in enumerate(islice(items, MOST_ITEMS)):
             yield f"{name}[{place}]", value
-    elif isinstance(one, functools.partial):
+    elif is_a(one, functools.partial):
         yield from ((f"{name}.func", one.func), (f"{name}.args", one.args), (f"{name}.keywords", one.keywords))
-    elif isinstance(one, types.MethodType):
+    elif is_a(one, types.MethodType):
         yield f"{name}.__self__", one.__self__
-    elif isinstance(one, types.FunctionType):
+    elif is_a(one, types.FunctionType):
         for variable, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=False):
             try:
                 yield f"{name}.{variable}", cell.cell_contents

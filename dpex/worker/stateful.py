@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpex.core.probing import attribute
+
 
 def is_stateful(thing: Any) -> bool:
     """Whether it has ``state_dict()`` and ``load_state_dict()``."""
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+    return callable(attribute(thing, "state_dict")) and callable(attribute(thing, "load_state_dict"))
 
 
 def state_of(thing: Any) -> Any:

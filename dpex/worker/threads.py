@@ -21,6 +21,7 @@ from torch.utils.data import ConcatDataset, Subset
 from dpex._torch import ExceptionWrapper, WorkerInfo, set_worker_info
 from dpex._torch import collate as torch_collate
 from dpex.core import seeding
+from dpex.core.probing import attribute
 from dpex.profile.live_timer import TicketTimer
 from dpex.system.cpu_clocks import SharedCpu
 from dpex.worker.collate import ArenaCollate
@@ -40,9 +41,9 @@ _torch_stack = torch_collate.collate_tensor_fn
 
 def declares_thread_safe(dataset: Any) -> bool:
     """Whether ``dpex_thread_safe`` is true of a dataset, or of all that a `Subset` or `ConcatDataset` holds."""
-    said = getattr(dataset, "dpex_thread_safe", None)
-    if said is not None:
-        return bool(said)
+    said = attribute(dataset, "dpex_thread_safe")
+    if isinstance(said, bool):
+        return said
     if type(dataset) is Subset:
         return declares_thread_safe(dataset.dataset)
     return type(dataset) is ConcatDataset and all(map(declares_thread_safe, dataset.datasets))

@@ -197,14 +197,35 @@ def test_errors_come_in_their_place_and_it_goes_on(gpu: AsyncDevice) -> None:
     assert seen == [0, 1, KeyError, 3, OSError, 5]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_no_batch_is_handed_out_while_a_graph_is_captured(gpu: AsyncDevice, workers: int) -> None:
-    iterator = iter(on_gpu(Augmented(5), workers, seeding="batch"))
+@pytest.mark.parametrize("workers", [0, 2, "auto"])
+@pytest.mark.parametrize("seeding", [None, "batch"])
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_batch_that_was_refused_while_a_graph_is_captured_comes_next(
+    gpu: AsyncDevice, workers: Any, seeding: Any, is_counted: bool
+) -> None:
+    loader = on_gpu(Augmented(5), workers, **({} if seeding is None else {"seeding": seeding}))
+    if is_counted:
+        loader.diagnose()
+    iterator = iter(loader)
+    first = next(iterator)
+    gpu.is_capturing = True
+    for _ in range(2):
+        with pytest.raises(CapturedGraphError):
+            next(iterator)
+    gpu.is_capturing = False
+    state = loader.state_dict()
+    assert fetched([first, *iterator])[:, 0].tolist() == list(range(5))
+    loader.load_state_dict(state)
+    assert fetched(iter(loader))[:, 0].tolist() == list(range(1, 5))
+
+
+def test_a_prefetched_batch_that_was_refused_while_a_graph_is_captured_comes_next(gpu: AsyncDevice) -> None:
+    iterator = iter(dpex.prefetch([torch.tensor([[float(number)]]) for number in range(3)], device="cuda"))
     gpu.is_capturing = True
     with pytest.raises(CapturedGraphError):
         next(iterator)
     gpu.is_capturing = False
-    assert fetched(iterator)[:, 0].tolist() == list(range(5))
+    assert [batch.item() for batch in iterator] == [0.0, 1.0, 2.0]
 
 
 def test_a_timeout_loses_nothing(gpu: AsyncDevice) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch_features import needs_in_order
 
 from dpex import DpexDataLoader
@@ -66,6 +67,55 @@ def test_a_sampler_that_fills_the_same_list_again(kind: Any, sizes: dict[str, An
     """PyTorch's workers see some of these changed, as they are pickled in another thread; without workers none is."""
     loader = DpexDataLoader(torch.arange(300), batch_sampler=Refilled(kind), **sizes)
     assert [batch.tolist() for batch in loader] == [[number, number + 1] for number in range(200)]
+
+
+class BeginsAnew:
+    """A sampler that is its own iterator and begins anew at each ``iter()``, as Lightning's batch sampler in
+    ``predict``."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.begun = 0
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> BeginsAnew:
+        self.begun += 1
+        self.rest = iter(self.inner)
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.rest)
+
+
+@WORKERS
+@pytest.mark.parametrize("is_batched", [True, False])
+@parity
+def test_a_sampler_that_is_its_own_iterator(cls: Loader, workers: int, is_batched: bool) -> Any:
+    indices: Any = BatchSampler(SequentialSampler(range(21)), 4, False) if is_batched else SequentialSampler(range(21))
+    sampler = BeginsAnew(indices)
+    how: dict[str, Any] = {"batch_sampler": sampler} if is_batched else {"sampler": sampler, "batch_size": None}
+    loader = cls(torch.arange(21), num_workers=workers, **how)
+    return [[batch.tolist() for batch in loader] for _ in range(2)], sampler.begun
+
+
+@pytest.mark.parametrize("sizes", [{"num_workers": 2}, {"num_workers": 2, "seeding": "batch"}, {"num_workers": "auto"}])
+def test_a_sampler_that_is_its_own_iterator_goes_on_in_a_later_run(sizes: dict[str, Any]) -> None:
+    def made() -> Any:
+        sampler: Any = BeginsAnew(BatchSampler(RandomSampler(range(40)), 4, False))
+        return DpexDataLoader(torch.arange(40), batch_sampler=sampler, **sizes)
+
+    torch.manual_seed(5)
+    whole = [batch.tolist() for batch in made()]
+    torch.manual_seed(5)
+    loader = made()
+    first = lists([[batch] for batch in take(iter(loader), 4)])
+    state = loader.state_dict()
+    later = made()
+    later.load_state_dict(state)
+    assert [batch for [batch] in first] + [batch.tolist() for batch in later] == whole
+    assert sorted(index for batch in whole for index in batch) == list(range(40))
 
 
 @needs_in_order

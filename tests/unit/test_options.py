@@ -12,6 +12,7 @@ from dataclasses import FrozenInstanceError, fields
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,7 +37,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("memory_budget", -1),
     ("memory_budget", 1.5),
     ("memory_budget", True),
-    ("memory_budget", "1GB"),
+    ("memory_budget", "much"),
     ("local_engine", "ray"),
     ("local_engine", None),
     ("name", ""),
@@ -49,6 +50,12 @@ REFUSED: list[tuple[str, Any]] = [
     ("ray_remote_args", 4),
     ("ray_remote_args", ["num_cpus"]),
 ]
+TORCHS: list[tuple[str, Any]] = [
+    ("dataset", None),
+    *(("num_workers", value) for value in (2.5, None, -1, "4", "Auto", "")),
+    *(("prefetch_factor", value) for value in (0, -1, "2", 2.5)),
+]
+"""Arguments of torch's, which its own constructor lets pass or refuses without naming the value."""
 ACCEPTED: list[tuple[str, Any]] = [
     ("distribute_mode", False),
     ("distribute_mode", True),
@@ -396,3 +403,28 @@ def test_resize_under_batch_seeds_takes_any_number() -> None:
     loader.resize(local=7, prefetch=3)
     sizes = loader._current_sizes()
     assert (sizes.local, sizes.remote, sizes.prefetch) == (7, 0, 3)
+
+
+@pytest.mark.parametrize(("name", "value"), TORCHS, ids=str)
+def test_a_wrong_value_of_torchs_arguments_is_named_with_the_remedy(name: str, value: Any) -> None:
+    given: dict[str, Any] = {"dataset": [1, 2], "num_workers": 2, name: value}
+    with pytest.raises(OptionError, match=rf"{name}={re.escape(repr(value))}: give a ") as error:
+        DpexDataLoader(**given)
+    assert isinstance(error.value, ValueError)
+
+
+def test_a_whole_number_of_numpy_is_one() -> None:
+    loader = DpexDataLoader([1, 2], num_workers=np.int64(2), prefetch_factor=np.int32(3))  # type: ignore[arg-type]
+    assert (loader.num_workers, loader.prefetch_factor) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("2G", 2 << 30), ("1.5GiB", 3 << 29), ("500 MB", 500 << 20), ("7k", 7 << 10), ("9", 9)]
+)
+def test_a_budget_may_be_a_text_as_on_the_command_line(text: str, nbytes: int) -> None:
+    assert DpexDataLoader([1, 2], memory_budget=text).memory_budget == nbytes
+
+
+def test_an_address_that_has_no_effect_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="head_address='local' has no effect without distribute_mode: give"):
+        DpexDataLoader([1, 2], num_workers=2, head_address="local")

@@ -43,13 +43,16 @@ IDLE_S = 60.0
 """How long the server stays without a template: long enough to be there for the next epoch."""
 _BOOTSTRAP = """
 import signal, sys
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+for number in {sent}:
+    signal.signal(number, signal.SIG_IGN)
 sys.path[:] = {path!r}
 from dpex.pools.local.clean_fork_server import serve
 serve({fd}, {pid})
 """
 _LENGTH_BYTES = 8
 """A message begins with its length."""
+_SURVIVES = "survives"
+"""Among a template's surroundings: the signals that the trainer survives when the template is asked for."""
 _ENVIRONMENT = "environment"
 """Among a template's surroundings: the trainer's environment variables as they are when it is asked for."""
 
@@ -159,7 +162,8 @@ class _CleanServer:
     def __init__(self) -> None:
         self._socket, theirs = private_pair()
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        code = _BOOTSTRAP.format(path=path, fd=theirs.fileno(), pid=os.getpid())
+        sent = [int(number) for number in (*signals.SENT, signal.SIGINT)]
+        code = _BOOTSTRAP.format(path=path, fd=theirs.fileno(), pid=os.getpid(), sent=sent)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         command = [spawn.get_executable(), *flags, "-c", code]
         try:
@@ -241,15 +245,18 @@ def _surroundings() -> dict[str, Any]:
     for name in ("init_main_from_name", "init_main_from_path"):
         found.pop(name, None)
     found["authkey"] = bytes(found["authkey"])
-    return {**found, _ENVIRONMENT: dict(os.environ)}
+    return {**found, _ENVIRONMENT: dict(os.environ), _SURVIVES: signals.survived()}
 
 
 # -- the server's side -------------------------------------------------------------------------------------------------
 
 
 def serve(fd: int, trainer_pid: int) -> None:
-    """Body of the server: fork templates on request; never returns."""
-    signals.forget()
+    """Body of the server: fork templates on request; never returns.
+
+    No signal that others send ends it, whatever the trainer does with that. It ends with the trainer.
+    """
+    signals.forget(signals.SENT)
     requests = socket.socket(fileno=fd)
     gc.freeze()
     trainer = pidfd(trainer_pid)
@@ -289,8 +296,9 @@ def _enter_template(requests: socket.socket, trainer: int, fds: list[int], train
     start = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
     surroundings = pickle.loads(memory[_LENGTH_BYTES:start])
     _replace_environment(surroundings.pop(_ENVIRONMENT))
+    survives = surroundings.pop(_SURVIVES)
     spawn.prepare(surroundings)
-    template_main(socket.socket(fileno=control), trainer_pid, ContextFile(None, memory[start:]), [])
+    template_main(socket.socket(fileno=control), trainer_pid, ContextFile(None, memory[start:]), [], survives)
 
 
 def _replace_environment(environment: dict[str, str]) -> None:

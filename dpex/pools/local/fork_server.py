@@ -118,10 +118,22 @@ def _pickled(plan: Any) -> bytes:
 
 
 def template_main(
-    control: socket.socket, trainer_pid: int, parcel: ContextFile, inherited: list[socket.socket]
+    control: socket.socket,
+    trainer_pid: int,
+    parcel: ContextFile,
+    inherited: list[socket.socket],
+    survives: frozenset[int],
 ) -> None:
-    """Body of the template process: fork workers on request until told to end."""
-    signals.forget()
+    """Body of the template process: fork workers on request until told to end.
+
+    Args:
+        control: Connected to the trainer.
+        trainer_pid: The process whose end ends this one.
+        parcel: What the workers need.
+        inherited: Sockets of the trainer's that this process has if it was forked.
+        survives: Signals that end neither this process nor its workers.
+    """
+    signals.forget(survives)
     for foreign in inherited:
         foreign.close()
     descendants.forget_inherited()
@@ -231,7 +243,8 @@ class _Template:
     def _end(self, grace_s: float) -> None:
         """Let workers leave by themselves for a while, then make them."""
         deadline = time.monotonic() + grace_s
-        for action in (None, signal.SIGTERM, signal.SIGKILL):
+        does_term_end = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        for action in (None, *((signal.SIGTERM,) if does_term_end else ()), signal.SIGKILL):
             if action is not None:
                 for pid in self._children:
                     with contextlib.suppress(ProcessLookupError):
@@ -272,14 +285,9 @@ def _enter_worker(
     if trainer_fd >= 0:
         os.close(trainer_fd)
     die_with_parent(template_pid)
-    signal.signal(signal.SIGINT, _ignore)
+    signals.outlive_interrupts()
     with contextlib.suppress(KeyboardInterrupt):
         body(parcel.open, fds, *arguments)
-
-
-def _ignore(_signal: int, _frame: Any) -> None:
-    """Ctrl-C reaches the whole terminal; the trainer decides. A handler, unlike SIG_IGN, is not inherited by programs
-    that the dataset may start."""
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -321,7 +329,7 @@ class ContextStarter:
         inherited = list(_trainers_sockets) if self.is_quick else []
         process = self._context.Process(
             target=template_main,
-            args=(theirs, os.getpid(), self._parcel, inherited),
+            args=(theirs, os.getpid(), self._parcel, inherited, signals.survived()),
             name="dpex-template",
             daemon=True,
         )

@@ -37,8 +37,8 @@ PARKED_S = 60.0
 _END_S = 2.0
 """How long the last to close waits, at most, until the cluster was told what is given back."""
 LOOPBACK = "127.0.0.1"
-KNOCK_S = 5.0
-"""How long a cluster may take to accept a connection."""
+KNOCK_S = 3.0
+"""Seconds that a cluster may take to accept a connection."""
 
 
 def living_nodes() -> list[dict[str, Any]]:
@@ -72,10 +72,17 @@ def join(address: str | None) -> None:
 
 
 def _knock(address: str) -> None:
-    """OSError where nothing listens there: Ray itself tries for minutes."""
+    """Connect to ``address`` and close the connection. Ray itself tries for minutes where nothing listens.
+
+    Raises:
+        ConnectionError: Nothing answers there within `KNOCK_S` seconds.
+    """
     machine, _, port = address.removeprefix("ray://").rpartition(":")
     if machine and port.isdigit():
-        socket.create_connection((machine.strip("[]"), int(port)), timeout=KNOCK_S).close()
+        try:
+            socket.create_connection((machine.strip("[]"), int(port)), timeout=KNOCK_S).close()
+        except OSError as error:
+            raise ConnectionError(f"nothing answers there ({error})") from error
 
 
 def slots(needs: Mapping[str, float]) -> tuple[int, int]:
@@ -287,13 +294,14 @@ def _initialise(head_address: str) -> bool:
     if address == "local":
         options["include_dashboard"] = False
     try:
+        _knock(address)
         ray.init(address=address, **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
         if address == "local":
             raise ClusterError(f"a private Ray cannot be started on this machine: {error}") from error
         source = "head_address" if head_address != "auto" else "RAY_ADDRESS"
         raise ClusterError(
-            f"no Ray cluster answers at {source}={address!r}: {error}; start one with `ray start`, "
-            "or give head_address='local' for a private one"
+            f"{source}={address!r}: {error}; start a Ray cluster there with `ray start`, or give head_address='local' "
+            "for a private one"
         ) from error
     return address == "local"

@@ -1,0 +1,25 @@
+"""Look into objects of the user, which may raise anything when they are asked.
+
+A dataset may forward unknown attributes to a table and raise KeyError, and may hold a dead weak proxy or a stand-in for
+something that is not there. All that dpex asks of such objects beyond what torch asks goes through these functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def attribute(thing: Any, name: str, default: Any = None) -> Any:
+    """Return ``thing.name``, or ``default`` where there is none or asking raises any exception."""
+    try:
+        return getattr(thing, name, default)
+    except Exception:
+        return default
+
+
+def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Return whether ``thing`` is an instance of ``kinds``; False where asking raises any exception."""
+    try:
+        return isinstance(thing, kinds)
+    except Exception:
+        return False

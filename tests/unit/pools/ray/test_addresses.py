@@ -1,0 +1,34 @@
+"""An address at which no Ray cluster answers is an error within seconds, as Ray itself tries for minutes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from dpex.errors import ClusterError
+from dpex.pools.ray.cluster import connect
+
+pytest.importorskip("ray")
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that is taken, and at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+@pytest.mark.parametrize("prefix", ["", "ray://"])
+def test_an_address_at_which_nothing_answers(closed_port: int, prefix: str) -> None:
+    address = f"{prefix}127.0.0.1:{closed_port}"
+    with pytest.raises(ClusterError, match=f"head_address='{address}': nothing answers there .*; start a Ray cluster"):
+        connect(address)
+
+
+def test_an_address_of_the_environment(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port}")
+    with pytest.raises(ClusterError, match=f"RAY_ADDRESS='127.0.0.1:{closed_port}': nothing answers there"):
+        connect("auto")
