@@ -18,7 +18,7 @@ RIVALS := $(RIVALS_VENV)/bin/python
 RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv ray-agent demo check test test-long test-times test-gpu gpu-proof accuracy speed bench bench-rivals bench-network bench-report docs mutants soak lint format dist clean
+.PHONY: help venv ray-agent demo check test test-long test-times coverage test-gpu gpu-proof accuracy speed bench bench-rivals bench-network bench-report docs mutants soak lint format dist clean
 
 help:
 	@echo "make demo    watch num_workers=\"auto\" at work: real training, live page, Ray, diagnosis (1.5 minutes)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test    all tests but the long ones: twelve minutes on two cores  (TEST_ARGS='-k name' to choose)"
 	@echo "make test-long  drills of nodes and networks, soaks and floods; a whole run is recorded in tests/long_run.json"
 	@echo "make test-times  what each module of tests cost in the last run"
+	@echo "make coverage  lines and branches that the default tier runs, by folder"
 	@echo "make test-gpu  run the tests that need a GPU, with the Python that is there: neither Ray nor a network is needed"
 	@echo "make gpu-proof  the same, then ResNet-50 with torch's loader and dpex's: all figures in under ten minutes (FIGURES)"
 	@echo "make accuracy  train a network with every loader, and compare losses and weights bit for bit (ACCURACY_ARGS)"
@@ -84,6 +85,15 @@ gpu-proof:
 	DPEX_GPU_FIGURES=$(FIGURES)/local-gpu-tests.json timeout 330 $(PYTHON) -m pytest -o addopts= -rP tests/gpu; tests=$$?; \
 	timeout 250 $(PYTHON) -m benchmarks.training.speed --seconds 12 --rounds 2 --only $(RESNET) \
 		--results $(FIGURES)/local-gpu-speed.json && exit $$tests
+
+# Lines and branches of dpex that the default tier runs, in every process. Tests that compare stderr may fail here.
+COVERED := core engine pools transport worker autotune
+coverage: $(STAMP)
+	rm -rf .coverage
+	-$(BIN)/python -m coverage run -m tests $(TEST_ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	for folder in $(COVERED); do echo $$folder; $(BIN)/python -m coverage report --include="dpex/$$folder/*" | tail -n 1; done
+	$(BIN)/python -m coverage report | tail -n 1
 
 accuracy: $(STAMP)
 	$(BIN)/python -m benchmarks.training.accuracy $(ACCURACY_ARGS)

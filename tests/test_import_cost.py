@@ -12,8 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOR_THE_CLASS = (
     *("dpex", "dpex.dataloader", "dpex.errors", "dpex.options", "dpex._torch"),
-    *("dpex.core", "dpex.core.names", "dpex.core.prefetch", "dpex.core.sample_policy", "dpex.core.seeding"),
-    *("dpex.core.streams", "dpex.system", "dpex.system.cpus", "dpex.system.ray_package", "dpex.system.user_warnings"),
+    *("dpex.core", "dpex.core.names", "dpex.core.prefetch", "dpex.core.probing", "dpex.core.sample_policy"),
+    *("dpex.core.seeding", "dpex.core.streams"),
+    *("dpex.system", "dpex.system.cpus", "dpex.system.ray_package", "dpex.system.user_warnings"),
     *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose", "dpex.diagnose.at_exit"),
     *("dpex.feed", "dpex.feed.arguments"),
     *("dpex.loader", "dpex.loader.assigned", "dpex.loader.checks", "dpex.loader.diagnosing", "dpex.loader.origin"),
