@@ -26,8 +26,6 @@ MARK = "DPEX_TEST_FAMILY"
 PATIENCE_S = 60.0
 LOOK_S = 0.02
 """Between two looks at all processes of the machine, which take the CPU for milliseconds."""
-ENDS_WITHIN_S = 200.0
-"""No script here takes a tenth of that, except on a machine that has much else to do."""
 TESTS = Path(__file__).parent
 NOTHING = "left: 0 processes, 0 threads"
 
@@ -217,7 +215,8 @@ def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
 
 @pytest.fixture
 def family(forker: Forker) -> Iterator[Forker]:
-    """Without what another test has left."""
+    """Without what another test has left. What is in shared memory by now belongs to others."""
+    forker.shared_before = names_in_shared_memory()
     yield forker
     forker.clear()
 
