@@ -43,6 +43,7 @@ def test_a_curve_is_drawn_from_the_least_to_the_largest() -> None:
     assert curve([2.0, 2.0]) == "▁▁"
 
 
+@pytest.mark.long
 def test_a_short_soak_is_flat() -> None:
     """In a process of its own, whose memory is nobody else's."""
     command = [sys.executable, "-m", "benchmarks.soak", "--batches", "60000", "--resize-every", "80"]
