@@ -113,6 +113,7 @@ def test_what_is_cheaper_to_make_than_to_send_is_made_in_the_training_process_an
         until(lambda: int(next(iterator)[0, 1]) != here)
 
 
+@pytest.mark.smoke
 def test_batches_are_the_same_whatever_is_decided() -> None:
     length, batch_size = 4_000, 4
 
@@ -183,6 +184,7 @@ def test_the_next_epoch_begins_with_what_was_learnt() -> None:
         assert loader.num_workers == int(loader.num_workers)  # what frameworks see does not move
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("options", [{"num_workers": "auto", "autotune": False}, {"num_workers": 2}])
 def test_frozen(options: dict[str, Any]) -> None:
     with DpexDataLoader(Augmented(400, 0.001), batch_size=2, **options) as loader:
