@@ -154,6 +154,7 @@ def test_datasets_that_ask_can_be_measured_alone() -> None:
     assert current.seed is None
 
 
+@pytest.mark.long
 def test_dpex_bench_measures_a_dataset_that_asks() -> None:
     """In a process of its own, as it prepares its process to be a worker."""
     code = (

@@ -13,25 +13,38 @@ import psutil
 import pytest
 import torch
 from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid
-from test_leftovers import Family, family  # noqa: F401
 from torch.utils.data import DataLoader
+from trainers import Forker, family, forker
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
 from dpex.loader import checks
 from dpex.pools.local import clean_fork_server
 
+__all__ = ["family", "forker"]
+
 pytestmark = pytest.mark.timeout(240)
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 2, "seeding": "batch"}
 BROKEN = {"ends at once": "/bin/false", "does not exist": "/nowhere/python"}
 
 
-@pytest.fixture(autouse=True)
-def no_server() -> Iterator[None]:
-    """Each test begins and ends without a clean server."""
-    end_server()
+@pytest.fixture(autouse=True, scope="module")
+def server_ends() -> Iterator[None]:
+    """A server takes seconds to start, and some tests use it one after the other."""
     yield
     end_server()
+
+
+@pytest.fixture
+def kept_server() -> None:
+    """Lets a test use the server that another one has left."""
+
+
+@pytest.fixture(autouse=True)
+def no_server(request: pytest.FixtureRequest) -> None:
+    """All other tests begin without a clean server."""
+    if "kept_server" not in request.fixturenames:
+        end_server()
 
 
 def end_server() -> None:
@@ -46,7 +59,20 @@ def server_pid() -> int:
     return clean_fork_server._server._process.pid
 
 
-def made_here(length: int = 400, nap_s: float = 0.001) -> torch.Tensor:
+def stop_server() -> None:
+    """Stop the server, after starting one where there is none. What is asked of it now lies in its socket, as while it
+    starts."""
+    clean_fork_server.start_early(None)
+    pid = server_pid()
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def let_server_go_on() -> None:
+    os.kill(server_pid(), signal.SIGCONT)
+
+
+def made_here(length: int = 400, nap_s: float = 0.0) -> torch.Tensor:
     return stacked(DpexDataLoader(Augmented(length, nap_s), generator=seeded(), **{**SHAPE, "num_workers": 0}))
 
 
@@ -74,46 +100,46 @@ def ray_seems_up(seems_connected: None, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(checks, "is_ray_connected", lambda: True)
 
 
-@pytest.mark.usefixtures("seems_connected")
+@pytest.mark.usefixtures("kept_server", "seems_connected")
 def test_iter_does_not_wait_and_the_promised_workers_count() -> None:
     with local() as loader:
+        stop_server()
         iterator = iter(loader)
-        os.kill(server_pid(), signal.SIGSTOP)
         pool = loader.stats().pools["local"]
         assert (pool.wanted, pool.requested, pool.running) == (2, 2, 0)
         for size in (0, 5, 3):
             loader.resize(local=size)
             assert loader.stats().pools["local"].requested == size
-        os.kill(server_pid(), signal.SIGCONT)
+        let_server_go_on()
         assert_same(stacked(iterator), made_here())
 
 
-@pytest.mark.usefixtures("seems_connected")
+@pytest.mark.usefixtures("kept_server", "seems_connected")
 def test_the_training_process_makes_the_batches_while_the_server_starts() -> None:
     """They are those of the workers; nobody waits for these."""
     with local() as loader:
+        stop_server()
         iterator = iter(loader)
-        os.kill(server_pid(), signal.SIGSTOP)
         got = [next(iterator) for _ in range(5)]
         made = loader.stats().pools
         assert (made["inline"].tickets, made["local"].tickets) == (5, 0)
-        os.kill(server_pid(), signal.SIGCONT)
+        let_server_go_on()
         got += iterator
         made = loader.stats().pools
         assert made["inline"].tickets + made["local"].tickets == 100
         assert_same(torch.cat(got), made_here())
 
 
-@pytest.mark.usefixtures("seems_connected")
+@pytest.mark.usefixtures("kept_server", "seems_connected")
 def test_the_training_process_stands_in_for_logical_workers() -> None:
     """Their batches are made again by the workers, which have their random states from the start."""
     with local(20_000, seeding="worker") as loader:
+        stop_server()
         iterator = iter(loader)
-        os.kill(server_pid(), signal.SIGSTOP)
         got = [next(iterator) for _ in range(5)]
         made = loader.stats().pools
         assert (made["inline"].tickets, made["local"].tickets) == (5, 0)
-        os.kill(server_pid(), signal.SIGCONT)
+        let_server_go_on()
         until_workers_run(loader, iterator, got)
         got += islice(iterator, 40)
         made = loader.stats().pools
@@ -130,7 +156,7 @@ def until_workers_run(loader: Any, iterator: Any, got: list[torch.Tensor]) -> No
     until(run)
 
 
-@pytest.mark.usefixtures("seems_connected")
+@pytest.mark.usefixtures("kept_server", "seems_connected")
 def test_logical_workers_are_waited_for_where_nobody_may_stand_in() -> None:
     with local(seeding="worker", local_while_starting=False) as loader:
         assert len(list(loader)) == 100
@@ -170,7 +196,7 @@ class Variable:
         return int(os.environ["DPEX_TEST_VARIABLE"])
 
 
-@pytest.mark.usefixtures("ray_seems_up")
+@pytest.mark.usefixtures("kept_server", "ray_seems_up")
 def test_workers_have_the_environment_that_the_trainer_has_when_it_iterates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPEX_TEST_VARIABLE", "1")
     with DpexDataLoader(Variable(), num_workers=1) as loader:
@@ -178,7 +204,7 @@ def test_workers_have_the_environment_that_the_trainer_has_when_it_iterates(monk
         assert [int(batch) for batch in loader] == [2, 2]
 
 
-@pytest.mark.usefixtures("seems_connected")
+@pytest.mark.usefixtures("kept_server", "seems_connected")
 def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed() -> None:
     with local(seeding="worker", local_while_starting=False) as loader:
         first = stacked(loader)
@@ -194,15 +220,17 @@ def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed
 def test_the_server_goes_after_a_while_without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     now = f"sys.modules[{clean_fork_server.__name__!r}].IDLE_S = 0.01"
     hurried = clean_fork_server._BOOTSTRAP.replace("serve(", f"{now}\nserve(")
-    monkeypatch.setattr(clean_fork_server, "_BOOTSTRAP", hurried)
-    for _ in range(2):
-        with local(40) as loader:
-            assert len(list(loader)) == 10
-            gone = server_pid()
-            until(lambda gone=gone: not is_alive(gone))
+    options: dict[str, Any] = {"seeding": "worker", "local_while_starting": False}  # only workers make batches
+    with local(40, **options) as loader, monkeypatch.context() as patch:
+        patch.setattr(clean_fork_server, "_BOOTSTRAP", hurried)
+        assert len(list(loader)) == 10
+        gone = server_pid()
+        until(lambda: not is_alive(gone))
+    with local(40, **options) as loader:
+        assert len(list(loader)) == 10
 
 
-@pytest.mark.usefixtures("seems_connected")
+@pytest.mark.usefixtures("kept_server", "seems_connected")
 @pytest.mark.filterwarnings("ignore:the process that starts:RuntimeWarning", "ignore:DataLoader worker:RuntimeWarning")
 def test_a_template_that_is_killed_is_started_anew_without_waiting() -> None:
     with local() as loader:
@@ -212,7 +240,7 @@ def test_a_template_that_is_killed_is_started_anew_without_waiting() -> None:
         os.kill(server_pid(), signal.SIGSTOP)
         kill(template_pid(iterator))
         until(lambda: iterator._engine.pool("local")._template.socket in readable(iterator))
-        os.kill(server_pid(), signal.SIGCONT)
+        let_server_go_on()
         assert_same(torch.cat([*got, *iterator]), made_here())
 
 
@@ -246,39 +274,44 @@ def test_another_loader_that_waits_for_the_server_keeps_it() -> None:
         with local() as loader:
             iter(loader)
             os.kill(server_pid(), signal.SIGSTOP)
-        os.kill(server_pid(), signal.SIGCONT)
+        let_server_go_on()
         assert_same(stacked(iterator), made_here())
 
 
 @pytest.mark.usefixtures("seems_connected")
 @pytest.mark.filterwarnings("ignore:no local worker can be started")
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_failure_to_start_is_an_error_where_nobody_else_works(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_start_is_an_error_where_nobody_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
     with local(seeding="worker", local_while_starting=False) as loader:
-        with monkeypatch.context() as patch:
-            patch.setattr(clean_fork_server.spawn, "get_executable", lambda: BROKEN[how])
-            iterator = iter(loader)
+        for executable in BROKEN.values():
+            iterator = iter_with(executable, loader, monkeypatch)
             with pytest.raises(WorkerDiedError, match="no local worker can be started"):
                 next(iterator)
         loader.resize(local=2)
         assert len(list(iterator)) == 100
 
 
+def iter_with(executable: str, loader: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An iterator whose clean server was started with that program."""
+    with monkeypatch.context() as patch:
+        patch.setattr(clean_fork_server.spawn, "get_executable", lambda: executable)
+        iterator = iter(loader)
+        pool = iterator._engine.pool("local")
+        until(lambda: pool.poll() is not None and pool.failed)
+    return iterator
+
+
 @pytest.mark.usefixtures("seems_connected")
 @pytest.mark.filterwarnings("ignore:no local worker can be started")
-@pytest.mark.parametrize("how", BROKEN)
-def test_where_no_worker_can_be_started_the_training_process_makes_the_batches(
-    how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with local() as loader:
-        with monkeypatch.context() as patch:
-            patch.setattr(clean_fork_server.spawn, "get_executable", lambda: BROKEN[how])
-            iterator = iter(loader)
-            pool = iterator._engine.pool("local")
-            until(lambda: pool.poll() is not None and pool.failed)
-            got = [next(iterator) for _ in range(60)]
+def test_where_no_worker_can_be_started_the_training_process_makes_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = made_here()
+    for executable in BROKEN.values():
+        loader = local()
+        iterator = iter_with(executable, loader, monkeypatch)
+        got = [next(iterator) for _ in range(60)]
+        assert_same(torch.cat(got), wanted[:240])
+    with loader:
         loader.resize(local=3)
-        assert_same(torch.cat([*got, *iterator]), made_here())
+        assert_same(torch.cat([*got, *iterator]), wanted)
 
 
 ENDS = {
@@ -290,7 +323,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_nothing_is_left_when_the_trainer_ends(how: str, family: Family) -> None:  # noqa: F811
+def test_nothing_is_left_when_the_trainer_ends(how: str, family: Forker) -> None:
     body, code = ENDS[how]
     connected = "from dpex.pools.local import clean_fork_server; clean_fork_server.is_ray_connected = lambda: True\n"
     assert family.run(connected + body) == (code, "", "")

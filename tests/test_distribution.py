@@ -161,7 +161,7 @@ def test_the_cluster_asks_for_the_extra(session: dict[str, Any], name: str) -> N
 
 
 def test_dpex_run_and_diagnose(fresh: FreshEnvironment) -> None:
-    for options in (["run", "--num-workers", "2"], ["run"], ["diagnose", "--no-probe"]):
+    for options in (["run", "--num-workers", "2"], ["diagnose", "--no-probe"]):
         done = fresh.run("dpex", *options, "stock.py")
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, "squares True"), done.stderr
 
@@ -172,6 +172,7 @@ def test_dpex_run_on_a_cluster_asks_for_the_extra_before_the_script_runs(fresh: 
     assert "pip install 'dpex[ray]'" in done.stderr
 
 
+@pytest.mark.long
 def test_dpex_bench(fresh: FreshEnvironment) -> None:
     done = fresh.run("dpex", "bench", "squares:squares", "--seconds", "0.2", "--json")
     assert done.returncode == 0, done.stderr

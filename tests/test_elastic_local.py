@@ -8,7 +8,7 @@ import multiprocessing
 import random
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,13 +105,17 @@ def test_two_epochs_without_workers_differ_from_one_another(two_epochs: torch.Te
     assert len(two_epochs[:, 1:].unique()) == 3 * 300
 
 
-@pytest.mark.parametrize("workers", [1, 2, 7])
-@pytest.mark.parametrize("options", [{}, {"prefetch_factor": 1}, {"prefetch_factor": 9}], ids=str)
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [pytest.param(1, {}, marks=pytest.mark.smoke), (2, {"prefetch_factor": 1}), (7, {"prefetch_factor": 9})],
+    ids=str,
+)
 def test_any_number_of_workers(two_epochs: torch.Tensor, workers: int, options: dict[str, Any]) -> None:
     loader = elastic(Augmented(150), workers, batch_size=4, shuffle=True, **options)
     assert_same(driven(loader, {}, epochs=2), two_epochs)
 
 
+@pytest.mark.smoke
 def test_persistent_workers_make_the_same_in_both_epochs_for_any_number() -> None:
     runs = []
     for workers in (1, 3):
@@ -142,8 +146,13 @@ RESIZES: dict[str, tuple[int, dict[int, Step]]] = {
 }
 
 
-@pytest.mark.parametrize("nap_s", [0.0, 0.001])
-@pytest.mark.parametrize("name", RESIZES)
+def at_two_speeds(names: Iterable[str], nap_s: float, smoke: Container[str] = ()) -> list[Any]:
+    """Each case with samples that take ``nap_s`` and, in the long tier, with samples that take no time."""
+    slow = [pytest.param(name, nap_s, marks=[pytest.mark.smoke] * (name in smoke)) for name in names]
+    return [*slow, *(pytest.param(name, 0.0, marks=pytest.mark.long) for name in names)]
+
+
+@pytest.mark.parametrize(("name", "nap_s"), at_two_speeds(RESIZES, 0.001, smoke=("grow", "shrink", "kill one")))
 def test_batches_do_not_depend_on_what_happens(two_epochs: torch.Tensor, name: str, nap_s: float) -> None:
     workers, steps = RESIZES[name]
     loader = elastic(Augmented(150, nap_s), workers, batch_size=4, shuffle=True)
@@ -170,7 +179,7 @@ def test_breaking_off_and_starting_again_with_persistent_workers_and_a_death() -
     assert_same(run(3, 0.002, True), run(1, 0.0, False))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_exactly_once_and_in_order_under_random_kills(seed: int) -> None:
     """Tiny batches, many tickets to a message; several workers die in each of them."""
     choose = random.Random(seed)
@@ -233,10 +242,9 @@ class Poisoned(Dataset[int]):
         return index
 
 
-@pytest.mark.parametrize("options", [{"seeding": "batch"}, {"seeding": "worker"}], ids=str)
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_ticket_that_always_kills_is_given_up(options: dict[str, Any], workers: int) -> None:
-    loader = DpexDataLoader(Poisoned(), batch_size=2, num_workers=workers, **options)
+@pytest.mark.parametrize(("seeding", "workers"), [("batch", 3), ("worker", 1), ("worker", 3)])
+def test_a_ticket_that_always_kills_is_given_up(seeding: Any, workers: int) -> None:
+    loader = DpexDataLoader(Poisoned(), batch_size=2, num_workers=workers, seeding=seeding)
     iterator = iter(loader)
     got = [next(iterator).tolist() for _ in range(5)]
     with pytest.raises(WorkerDiedError, match=r"indices \[10, 11\].*3 workers"):
@@ -257,8 +265,9 @@ def fixed(dataset: Any, workers: int, **options: Any) -> DpexDataLoader[Any]:
     return DpexDataLoader(dataset, num_workers=workers, generator=seeded(), **options)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("workers", "persistent"), [(1, True), pytest.param(2, False, marks=pytest.mark.smoke), (5, True)]
+)
 def test_the_same_as_torch(workers: int, persistent: bool) -> None:
     options: dict[str, Any] = {"batch_size": 3, "shuffle": True, "persistent_workers": persistent}
     wanted = torchs(Augmented(100), workers, 2, **options)
@@ -274,15 +283,14 @@ DEATHS: dict[str, tuple[int, dict[int, Step]]] = {
 }
 
 
-@pytest.mark.parametrize("nap_s", [0.0, 0.002])
-@pytest.mark.parametrize("name", DEATHS)
+@pytest.mark.parametrize(("name", "nap_s"), at_two_speeds(DEATHS, 0.002, smoke=("one",)))
 def test_a_death_is_replayed_to_torchs_own_bits(name: str, nap_s: float) -> None:
     workers, steps = DEATHS[name]
     wanted = torchs(Augmented(200), workers, batch_size=2, shuffle=True)
     assert_same(driven(fixed(Augmented(200, nap_s), workers, batch_size=2, shuffle=True), steps), wanted)
 
 
-@pytest.mark.parametrize("at", [300, 700, 1300])
+@pytest.mark.parametrize("at", [700, *(pytest.param(at, marks=pytest.mark.long) for at in (300, 1300))])
 def test_many_tiny_batches_are_replayed_after_a_death(at: int) -> None:
     """More replays than one socket takes at once."""
     wanted = torchs(Augmented(1500), 1, batch_size=1)
@@ -549,6 +557,7 @@ def test_the_death_of_a_worker_whose_stream_had_ended_does_not_matter() -> None:
     assert sorted(got) == [0, 1, *range(1000, 1060)]
 
 
+@pytest.mark.smoke
 def test_the_number_of_streams_is_fixed_and_workers_change_at_the_next_iter() -> None:
     loader = DpexDataLoader(Streams(20), batch_size=2, num_workers=2)
     iterator = iter(loader)
@@ -563,7 +572,7 @@ def test_the_number_of_streams_is_fixed_and_workers_change_at_the_next_iter() ->
 # -- batches that are kept ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("extra", [0, 700], ids=["small", "over 4 KB"])
+@pytest.mark.parametrize("extra", [0, pytest.param(700, marks=pytest.mark.smoke)], ids=["small", "over 4 KB"])
 @pytest.mark.parametrize("seeding", ["batch", "worker"])
 def test_all_batches_of_an_epoch_may_be_kept(extra: int, seeding: Any) -> None:
     """Also while workers die and come; and each may be written to without the others noticing."""

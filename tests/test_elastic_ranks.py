@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, DistributedSampler
+from trainers import Forker
 
 from dpex import DpexDataLoader, ElasticDistributedSampler, StateError, batch_seed
 
@@ -110,60 +109,63 @@ def test_another_global_batch_or_seed_is_an_error_that_names_both() -> None:
         ElasticDistributedSampler(Noisy(), 2, 0).load_state_dict({"epoch": 0, "samples": 99})
 
 
-RANK = """
-import json, os, signal, sys
+TRAINING = """
+import json, signal
 import torch.distributed as dist
-from dpex import DpexDataLoader, ElasticDistributedSampler
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from dpex import ElasticDistributedSampler
 
-path, fatal_step = sys.argv[1], int(sys.argv[2])
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-sampler = ElasticDistributedSampler(range(50), seed=5)
-loader = DpexDataLoader(range(50), batch_size=6 // world, sampler=sampler, num_workers=1, seeding="batch")
-saved = {"trained": []}
-if os.path.exists(path):
-    with open(path) as file:
-        saved = json.load(file)
-    loader.load_state_dict(saved["loader"])
-batches = iter(loader)
-for step in range(50):
-    if step == fatal_step and rank == world - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    batch = next(batches, None)
-    parts = [None] * world
-    dist.all_gather_object(parts, [] if batch is None else batch.tolist())
-    if not any(parts):
-        break
-    saved = {"trained": saved["trained"] + sum(parts, []), "loader": loader.state_dict()}
-    if rank == 0:
-        with open(path + ".new", "w") as file:
-            json.dump(saved, file)
-        os.replace(path + ".new", path)
-loader.close()
-dist.destroy_process_group()
-"""
+def train(path, fatal_step):
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    sampler = ElasticDistributedSampler(range(50), seed=5)
+    loader = DpexDataLoader(range(50), batch_size=6 // world, sampler=sampler, num_workers=1, seeding="batch")
+    saved = {"trained": []}
+    if os.path.exists(path):
+        with open(path) as file:
+            saved = json.load(file)
+        loader.load_state_dict(saved["loader"])
+    batches = iter(loader)
+    for step in range(50):
+        if step == fatal_step and rank == world - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        batch = next(batches, None)
+        parts = [None] * world
+        dist.all_gather_object(parts, [] if batch is None else batch.tolist())
+        if not any(parts):
+            break
+        saved = {"trained": saved["trained"] + sum(parts, []), "loader": loader.state_dict()}
+        if rank == 0:
+            with open(path + ".new", "w") as file:
+                json.dump(saved, file)
+            os.replace(path + ".new", path)
+    loader.close()
+    dist.destroy_process_group()
 
-
-def torchrun(world: int, script: Path, *arguments: str) -> int:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(script), *arguments], env=environ, timeout=240, capture_output=True, check=False
+def torchrun(world, path, fatal_step):
+    # As torchrun --standalone, but that ranks are forked.
+    config = LaunchConfig(
+        1, 1, world, run_id=path, rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork", max_restarts=0
     )
-    return done.returncode
+    elastic_launch(config, train)(path, fatal_step)
+"""
 
 
 def test_under_torchrun_a_killed_rank_costs_no_sample(tmp_path: Path) -> None:
     """Two ranks, of which one is killed after three steps; then the same checkpoint with one rank, and with three."""
-    script, checkpoint = tmp_path / "rank.py", tmp_path / "checkpoint.json"
-    script.write_text(RANK)
-    assert torchrun(2, script, str(checkpoint), "3") != 0
-    trained = json.loads(checkpoint.read_text())["trained"]
-    assert len(trained) == 18
-    for world in (1, 3):
-        copy = tmp_path / f"{world}.json"
-        copy.write_text(checkpoint.read_text())
-        assert torchrun(world, script, str(copy), "-1") == 0
-        after = json.loads(copy.read_text())["trained"]
-        assert after[:18] == trained
-        assert sorted(after) == list(range(50)), world
+    checkpoint = tmp_path / "checkpoint.json"
+    with closing(Forker(tmp_path, TRAINING, OMP_NUM_THREADS="1")) as forker:
+        code, _, told = forker.run(f"torchrun(2, {str(checkpoint)!r}, 3)")
+        assert code == 1
+        assert "ChildFailedError" in told
+        assert "SIGKILL" in told
+        trained = json.loads(checkpoint.read_text())["trained"]
+        assert len(trained) == 18
+        for world in (1, 3):
+            copy = tmp_path / f"{world}.json"
+            copy.write_text(checkpoint.read_text())
+            code, _, told = forker.run(f"torchrun({world}, {str(copy)!r}, -1)")
+            assert code == 0, told
+            after = json.loads(copy.read_text())["trained"]
+            assert after[:18] == trained
+            assert sorted(after) == list(range(50)), world

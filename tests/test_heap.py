@@ -42,8 +42,10 @@ print((faults() - before) / 20)
 """
 
 
-@pytest.mark.parametrize("seeding", ["worker", "batch"])
-@pytest.mark.parametrize(("tunables", "learns"), [("", True), ("glibc.malloc.mmap_threshold=131072", False)])
+@pytest.mark.parametrize(
+    ("seeding", "tunables", "learns"),
+    [("worker", "", True), ("batch", "", True), ("batch", "glibc.malloc.mmap_threshold=131072", False)],
+)
 def test_a_batch_faults_no_pages_in_unless_the_user_wants_them_given_back(
     seeding: str, tunables: str, learns: bool, tmp_path: Path
 ) -> None:

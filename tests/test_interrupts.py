@@ -104,8 +104,13 @@ def interrupted(iterator: Any, spacing: int) -> tuple[list[torch.Tensor], int]:
 
 
 @pytest.mark.usefixtures("handler")
-@pytest.mark.parametrize("spacing", [1, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "spacing"),
+    [
+        *((kind, 1) for kind in KINDS if kind != "in-process"),
+        *(("in-process", 3), pytest.param("in-process", 1, marks=pytest.mark.long)),
+    ],
+)
 def test_every_batch_comes_once_whatever_is_interrupted(kind: str, spacing: int) -> None:
     wanted = stacked(loader_of(kind))
     got, ticks = interrupted(iter(loader_of(kind)), spacing)
@@ -264,7 +269,9 @@ class Gated(Dataset[torch.Tensor]):
         return torch.tensor(index)
 
 
-@pytest.mark.parametrize(("seeding", "persistent"), [("worker", False), ("batch", True)])
+@pytest.mark.parametrize(
+    ("seeding", "persistent"), [pytest.param("worker", False, marks=pytest.mark.long), ("batch", True)]
+)
 def test_closing_ends_a_consumer_that_waits_in_another_thread(seeding: Any, persistent: bool) -> None:
     loader = DpexDataLoader(Gated(), batch_size=2, num_workers=2, seeding=seeding, persistent_workers=persistent)
     iterator = iter(loader)

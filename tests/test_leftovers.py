@@ -1,162 +1,25 @@
-"""However a training script ends, nothing of dpex stays: no process, no shared memory, no thread, no message.
-
-Each case is a script of its own in a process of its own; what it started bears its mark in the environment, so that
-orphans are found as well.
-"""
+"""However a training script ends, nothing of dpex stays: no process, no shared memory, no thread, no message."""
 
 from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
-import subprocess
-import sys
 import textwrap
-import uuid
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from families import Augmented, is_alive
+from families import Augmented
+from trainers import NOTHING, Forker, family, forker
 from waiting import until
 
 from dpex import DpexDataLoader
+
+__all__ = ["family", "forker"]
 
 pytestmark = pytest.mark.timeout(240)
-MARK = "DPEX_TEST_FAMILY"
-PATIENCE_S = 60.0
-LOOK_S = 0.02
-"""Between two looks at all processes of the machine, which take the CPU for milliseconds."""
-ENDS_WITHIN_S = 200.0
-"""Nothing here takes a tenth of that but on a machine that has much else to do."""
-TESTS = Path(__file__).parent
-
-PREAMBLE = """
-import contextlib, gc, multiprocessing, os, sys, threading, time, warnings
-import torch
-from multiprocessing import shared_memory
-from dpex import DpexDataLoader
-from families import Augmented, ThreadSafe
-from waiting import until
-from workload import wait_as_work
-
-# Names in shared memory tell whose they are; torch's contain the process's number.
-multiprocessing.current_process()._config["semprefix"] = "/" + os.environ["DPEX_TEST_FAMILY"]
-shared_memory._SHM_NAME_PREFIX = "/" + os.environ["DPEX_TEST_FAMILY"]
-
-def in_threads(length=400, workers=5):
-    # on one CPU: a process with five threads
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-    warnings.simplefilter("ignore")
-    return DpexDataLoader(
-        ThreadSafe(length, 0.001, extra=700), batch_size=2, num_workers=workers, seeding="batch", timeout=30
-    )
-
-def loader(length=400, **options):
-    options = {"batch_size": 2, "num_workers": 2, **options}
-    return DpexDataLoader(Augmented(length, 0.001, extra=700), **options)
-
-def descendants():
-    import psutil
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-
-def report_leftovers(threads):
-    with contextlib.suppress(AssertionError):
-        until(lambda: not descendants(), 30, pause_s=0.01)
-    more = set(threading.enumerate()) - threads
-    print(f"left: {len(descendants())} processes, {len(more)} threads", flush=True)
-
-def say_ready():
-    print("ready", flush=True)
-
-THREADS = set(threading.enumerate())
-"""
-NOTHING = "left: 0 processes, 0 threads"
-
-
-class Family:
-    """A trainer script and everything that it starts."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.mark = uuid.uuid4().hex[:8]
-        self.process: subprocess.Popen[str] | None = None
-        self.shared_before = names_in_shared_memory()
-
-    def start(self, body: str) -> subprocess.Popen[str]:
-        script = self.folder / "trainer.py"
-        script.write_text(PREAMBLE + body)
-        paths = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]
-        self.process = subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        return self.process
-
-    def run(self, body: str) -> tuple[int, str, str]:
-        """Return code, what it printed, and what it printed to stderr."""
-        process = self.start(body)
-        out, err = process.communicate(timeout=ENDS_WITHIN_S)
-        return process.returncode, out, err
-
-    def start_until_ready(self, body: str) -> subprocess.Popen[str]:
-        process = self.start(body)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n", process.communicate(timeout=60)[1]
-        assert len(self.members()) >= 3  # the trainer, the prepared process, a worker
-        return process
-
-    def members(self) -> list[int]:
-        """Living processes that bear the mark, whoever their parent is."""
-        return [process.pid for process in psutil.process_iter() if self._is_member(process)]
-
-    def _is_member(self, process: psutil.Process) -> bool:
-        try:
-            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-            return self.mark.encode() in environment and process.status() != psutil.STATUS_ZOMBIE
-        except (OSError, psutil.Error):
-            return False
-
-    def assert_nothing_is_left(self) -> None:
-        until(lambda: not self.members(), PATIENCE_S, pause_s=LOOK_S)
-        until(lambda: not self.shared_files(), PATIENCE_S, pause_s=LOOK_S)
-
-    def shared_files(self) -> set[str]:
-        """New files in /dev/shm that this family may have made, as against others on this machine."""
-        return {name for name in names_in_shared_memory() - self.shared_before if self._may_have_made(name)}
-
-    def _may_have_made(self, name: str) -> bool:
-        torchs = re.match(r"torch_(\d+)_", name)
-        if torchs is None:
-            return name.removeprefix("sem.").startswith((self.mark, "dpex"))
-        maker = int(torchs.group(1))
-        return not is_alive(maker) or maker in self.members()
-
-    def end(self) -> None:
-        for pid in self.members():
-            os.kill(pid, signal.SIGKILL)
-        if self.process is not None:
-            self.process.communicate(timeout=60)
-
-
-def names_in_shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
-
-
-@pytest.fixture
-def family(tmp_path: Path) -> Iterator[Family]:
-    made = Family(tmp_path)
-    yield made
-    made.end()
-
 
 LEAVES = {
     "torch's": "open(f'/dev/shm/torch_{os.getpid()}_1234_0', 'x')",
@@ -166,13 +29,15 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("what", LEAVES)
-def test_what_is_left_in_shared_memory_is_seen(family: Family, what: str) -> None:
+def test_what_is_left_in_shared_memory_is_seen(family: Forker, what: str) -> None:
     """Ended so that nothing tidies up, neither this process nor the one that Python has for it."""
     body = f"{LEAVES[what]}\n[p.kill() for p in descendants()]\nos.kill(os.getpid(), 9)"
     assert family.run(body)[0] == -signal.SIGKILL
     left = family.shared_files()
     assert len(left) == 1
-    assert not Family(family.folder).shared_files()
+    family.shared_before |= left  # as to those who were there before
+    assert not family.shared_files()
+    family.shared_before -= left
     Path("/dev/shm", *left).unlink()
     family.assert_nothing_is_left()
 
@@ -213,7 +78,7 @@ except ValueError as error:
 }
 
 
-def test_nothing_is_left_while_the_process_lives_on(family: Family) -> None:
+def test_nothing_is_left_while_the_process_lives_on(family: Forker) -> None:
     """All ways in one process: each must leave it as it was before the next begins."""
     cases = "".join(
         f"def case():\n{textwrap.indent(body.strip(), '    ')}\ncase()\ngc.collect()\n"
@@ -244,12 +109,12 @@ LATE = {
 
 
 @pytest.mark.parametrize("how", LATE)
-def test_nothing_is_left_when_the_interpreter_ends(family: Family, how: str) -> None:
+def test_nothing_is_left_when_the_interpreter_ends(family: Forker, how: str) -> None:
     assert family.run(LATE[how]) == (0, "", "")
     family.assert_nothing_is_left()
 
 
-def test_an_uncaught_exception_shows_only_itself(family: Family) -> None:
+def test_an_uncaught_exception_shows_only_itself(family: Forker) -> None:
     code, _, err = family.run("for batch in loader():\n    raise ValueError('of the training loop')\n")
     assert code == 1
     assert err.count("Traceback") == 1
@@ -257,7 +122,7 @@ def test_an_uncaught_exception_shows_only_itself(family: Family) -> None:
     family.assert_nothing_is_left()
 
 
-def test_os_exit_leaves_nothing(family: Family) -> None:
+def test_os_exit_leaves_nothing(family: Forker) -> None:
     assert family.run("it = iter(loader()); next(it); os._exit(4)") == (4, "", "")
     family.assert_nothing_is_left()
 
@@ -278,18 +143,18 @@ for number, batch in enumerate(data):
 
 
 @pytest.mark.parametrize("what", ENDLESS)
-def test_ctrl_c_shows_the_trainers_own_traceback_and_no_other(family: Family, what: str) -> None:
+def test_ctrl_c_shows_the_trainers_own_traceback_and_no_other(family: Forker, what: str) -> None:
     """A terminal sends SIGINT to the whole group: trainer, prepared process and workers."""
     trainer = family.start_until_ready(ENDLESS[what] + TRAINING)
     os.killpg(trainer.pid, signal.SIGINT)
-    _, err = trainer.communicate(timeout=ENDS_WITHIN_S)
-    assert trainer.returncode == -signal.SIGINT
+    code, _, err = trainer.end()
+    assert code == -signal.SIGINT
     assert err.count("Traceback") == 1
     assert err.rstrip().endswith("KeyboardInterrupt")
     family.assert_nothing_is_left()
 
 
-def test_ctrl_c_caught_by_the_trainer_leaves_it_able_to_go_on(family: Family) -> None:
+def test_ctrl_c_caught_by_the_trainer_leaves_it_able_to_go_on(family: Forker) -> None:
     body = """
 data = loader(2_000_000)
 try:
@@ -303,24 +168,22 @@ report_leftovers(THREADS)
 """
     trainer = family.start_until_ready(body)
     os.killpg(trainer.pid, signal.SIGINT)
-    out, err = trainer.communicate(timeout=ENDS_WITHIN_S)
-    assert (trainer.returncode, out.splitlines(), err) == (0, ["interrupted 10", NOTHING], "")
+    code, out, err = trainer.end()
+    assert (code, out.splitlines(), err) == (0, ["ready", "interrupted 10", NOTHING], "")
     family.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGABRT])
 @pytest.mark.parametrize("what", ["map-style", "fixed workers", "threads"])
-def test_killing_the_trainer_ends_its_workers(family: Family, number: signal.Signals, what: str) -> None:
+def test_killing_the_trainer_ends_its_workers(family: Forker, number: signal.Signals, what: str) -> None:
     trainer = family.start_until_ready(ENDLESS[what] + TRAINING)
-    trainer.send_signal(number)
-    _, err = trainer.communicate(timeout=ENDS_WITHIN_S)
-    assert trainer.returncode == -number
-    assert err == ""
+    os.kill(trainer.pid, number)
+    assert trainer.end() == (-number, "ready\n", "")
     family.assert_nothing_is_left()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_killing_a_trainer_whose_workers_are_busy_or_asleep(family: Family, number: signal.Signals) -> None:
+def test_killing_a_trainer_whose_workers_are_busy_or_asleep(family: Forker, number: signal.Signals) -> None:
     """One sample takes forever, so that no worker reads its socket."""
     body = """
 class Slow(Augmented):
@@ -335,13 +198,12 @@ say_ready()
 list(it)
 """
     trainer = family.start_until_ready(body)
-    trainer.send_signal(number)
-    trainer.communicate(timeout=ENDS_WITHIN_S)
+    os.kill(trainer.pid, number)
+    trainer.end()
     family.assert_nothing_is_left()
 
 
 GROWTH = """
-import psutil
 me = psutil.Process()
 
 class Tiny(Augmented):
@@ -383,10 +245,9 @@ def grown(batches: int, epochs: int) -> str:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_descriptors_and_memory_stay_flat(family: Family) -> None:
-    process = family.start(grown(batches=100_000, epochs=50))
-    out, err = process.communicate(timeout=580)
-    assert (process.returncode, err) == (0, "")
+def test_descriptors_and_memory_stay_flat(family: Forker) -> None:
+    code, out, err = family.run(grown(batches=100_000, epochs=50))
+    assert (code, err) == (0, "")
     assert out.splitlines()[-1] == NOTHING
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from accelerator import Accelerator, pretended
 from families import Augmented, assert_same, kill, seeded, stacked, worker_pids
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch_features import HAS_ACCELERATOR
+from trainers import Forker
 from waiting import until
 
 import dpex.engine.engine
@@ -74,17 +72,21 @@ class Failing(Dataset[int]):
 # -- the same batches --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seeding", ["worker", "batch"])
 @pytest.mark.parametrize(
-    "dataset", [Augmented(40), Augmented(40, extra=2000), Halves()], ids=["map", "large", "stream"]
+    ("dataset", "options"),
+    [
+        (Augmented(40), {"seeding": "batch"}),
+        (Augmented(40, extra=2000), {"seeding": "batch", "memory_budget": 100_000}),
+        (Augmented(40, extra=2000), {"seeding": "worker", "memory_budget": 100_000}),
+        (Halves(), {"seeding": "batch", "persistent_workers": True}),
+    ],
+    ids=["small", "large", "large of logical workers", "stream"],
 )
-@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"memory_budget": 100_000}], ids=str)
-def test_same_batches_in_the_same_order(
-    accelerator: Accelerator, dataset: Any, seeding: str, options: dict[str, Any]
-) -> None:
+def test_same_batches_in_the_same_order(accelerator: Accelerator, dataset: Any, options: dict[str, Any]) -> None:
+    """`parity.test_pinning` compares with torch's, under seeding="worker"."""
     runs = []
     for pin in (True, False):
-        with pinning(dataset, batch_size=3, pin_memory=pin, seeding=seeding, **options) as loader:
+        with pinning(dataset, batch_size=3, pin_memory=pin, **options) as loader:
             batches = [batch for _ in range(2) for batch in loader]
         runs.append(stacked(batches))
         assert {getattr(batch, "pinned_in", None) for batch in batches} == {THREAD if pin else None}
@@ -97,6 +99,7 @@ def test_out_of_order_each_batch_comes_once(accelerator: Accelerator) -> None:
     assert accelerator.pinned == 60
 
 
+@pytest.mark.smoke
 def test_errors_come_in_their_place_and_it_goes_on(accelerator: Accelerator) -> None:
     def pin(batch: Any) -> None:
         if batch[0] == 5:
@@ -172,6 +175,7 @@ def test_a_killed_worker_s_warning_points_at_the_user_s_line(accelerator: Accele
     assert {Path(warning.filename).name for warning in said} & {Path(__file__).name, "families.py"}
 
 
+@pytest.mark.smoke
 def test_persistent_workers_keep_one_thread_over_broken_off_epochs(accelerator: Accelerator) -> None:
     runs = []
     for pin in (True, False):
@@ -455,6 +459,7 @@ def _two_at_once() -> None:
     assert len(pin_threads()) == 2
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "way",
     [
@@ -540,19 +545,14 @@ def test_a_forked_trainer(accelerator: Accelerator) -> None:
 
 
 PREAMBLE = """
-import os, sys, threading
-sys.path.insert(0, {tests!r})
-import pytest
 from accelerator import pretended
-from families import Augmented
-from dpex import DpexDataLoader
-accelerator = next(made := pretended(pytest.MonkeyPatch()))
 def begin(**options):
     global loader, iterator
     loader = DpexDataLoader(Augmented(400), num_workers=2, pin_memory=True, **options)
     iterator = iter(loader)
     return next(iterator)
 """
+PRETEND = "import pytest; accelerator = next(made := pretended(pytest.MonkeyPatch()))"
 EXITS = {
     "iterator alive": "batch = begin()",
     "persistent": "begin(persistent_workers=True)",
@@ -562,11 +562,10 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize("how", EXITS)
-def test_the_interpreter_ends_without_a_word(how: str) -> None:
-    script = textwrap.dedent(PREAMBLE).format(tests=str(Path(__file__).parent)) + EXITS[how]
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_the_interpreter_ends_without_a_word(tmp_path: Path) -> None:
+    with closing(Forker(tmp_path, PREAMBLE)) as forker:
+        ended = {how: forker.run(f"{PRETEND}\n{body}") for how, body in EXITS.items()}
+    assert ended == dict.fromkeys(EXITS, (0, "", ""))
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------

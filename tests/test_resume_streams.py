@@ -110,6 +110,7 @@ def test_a_stream_without_a_state_ends_with_its_worker() -> None:
         assert sum(batch[0][1] == 1 for batch in batches + list(iterator)) == LENGTH / 4
 
 
+@pytest.mark.smoke
 def test_a_stream_survives_in_the_second_epoch_of_persistent_workers() -> None:
     with loader_of(Stateful(), persistent_workers=True) as loader:
         undisturbed = [list(loader), list(loader)]

@@ -104,6 +104,7 @@ def test_a_slow_consumer_needs_few_workers() -> None:
         assert fewer[0] in ("too many", "in-process", "explore")  # a trial, where others leave it little of the CPUs
 
 
+@pytest.mark.long
 def test_what_is_cheaper_to_make_than_to_send_is_made_in_the_training_process_and_can_go_back() -> None:
     here = os.getpid()
     with DpexDataLoader(WhoMadeIt(ENDLESS), batch_size=2, num_workers=2, autotune=QUICK) as loader:
@@ -113,6 +114,7 @@ def test_what_is_cheaper_to_make_than_to_send_is_made_in_the_training_process_an
         until(lambda: int(next(iterator)[0, 1]) != here)
 
 
+@pytest.mark.smoke
 def test_batches_are_the_same_whatever_is_decided() -> None:
     length, batch_size = 4_000, 4
 
@@ -128,6 +130,7 @@ def test_batches_are_the_same_whatever_is_decided() -> None:
     assert_same(tuned, plain)
 
 
+@pytest.mark.long
 def test_any_sequence_of_settings_gives_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """In-process and back, at random times."""
     wanted = [Settings(local=local, prefetch=prefetch) for local, prefetch in ((0, 1), (3, 9), (1, 1), (0, 2), (6, 40))]
@@ -183,6 +186,7 @@ def test_the_next_epoch_begins_with_what_was_learnt() -> None:
         assert loader.num_workers == int(loader.num_workers)  # what frameworks see does not move
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("options", [{"num_workers": "auto", "autotune": False}, {"num_workers": 2}])
 def test_frozen(options: dict[str, Any]) -> None:
     with DpexDataLoader(Augmented(400, 0.001), batch_size=2, **options) as loader:

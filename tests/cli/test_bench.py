@@ -136,6 +136,7 @@ def test_needs() -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_json() -> None:
     done = dpex("bench", "material:Images", "--batch-size", "8", "--seconds", "0.5", "--step-ms", "1e4", "--json")
     assert done.returncode == 0, done.stderr
@@ -157,6 +158,7 @@ def test_json() -> None:
     assert all(slow["index"] in range(40) for slow in measured["spans"]["slowest"])
 
 
+@pytest.mark.long
 def test_text() -> None:
     done = dpex("bench", "material:Stream", "--seconds", "0.1", "--collate", "material:doubled")
     assert done.returncode == 0, done.stderr

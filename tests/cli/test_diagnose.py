@@ -16,7 +16,11 @@ from tests.cli.test_run_command import CASES
 NOTHING = "dpex diagnose: no DataLoader was iterated in this process\n"
 
 
-@pytest.mark.parametrize(("source", "status"), CASES.values(), ids=CASES)
+SOME = ("a status", "an error", "Ctrl-C", "a signal", "atexit")
+"""One for each way to end. `test_run_command` has all cases: scripts are run by the same function."""
+
+
+@pytest.mark.parametrize(("source", "status"), [CASES[name] for name in SOME], ids=SOME)
 def test_a_script_ends_as_under_python(source: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(source)
     arguments = ("script.py", "--html", "two", "--", "-m")
@@ -51,18 +55,18 @@ def diagnosed(tmp_path: Path, *words: str) -> dict[str, Any]:
 
 
 # workers, sleep and CPU seconds per sample, seconds per step
-PLANTED = {
-    "consumer, in-process": ("0 0 0 0.03", "consumer"),
-    "consumer, workers": ("1 0 0 0.03", "consumer"),
-    "reading, in-process": ("0 0.01 0 0.002", "storage"),
-    "reading, workers": ("2 0.03 0 0.002", "storage"),
-    "computing, in-process": ("0 0 0.01 0.002", "cpu"),
-    "computing, workers": ("1 0 0.015 0.002 80", "cpu"),
-}
+PLANTED = [
+    pytest.param("1 0 0 0.03", "consumer", id="consumer, workers"),
+    pytest.param("2 0.03 0 0.002", "storage", id="reading, workers"),
+    pytest.param("0 0 0.01 0.002", "cpu", id="computing, in-process"),
+    pytest.param("0 0 0 0.03", "consumer", id="consumer, in-process", marks=pytest.mark.long),
+    pytest.param("0 0.01 0 0.002", "storage", id="reading, in-process", marks=pytest.mark.long),
+    pytest.param("1 0 0.015 0.002 80", "cpu", id="computing, workers", marks=pytest.mark.long),
+]
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("arguments", "cause"), PLANTED.values(), ids=PLANTED)
+@pytest.mark.parametrize(("arguments", "cause"), PLANTED)
 def test_the_cause_is_found(arguments: str, cause: str, tmp_path: Path) -> None:
     words = ("waits.py", *arguments.split())
     found = diagnosed(tmp_path, *words)
@@ -81,6 +85,7 @@ def test_the_cause_is_found(arguments: str, cause: str, tmp_path: Path) -> None:
         assert (ours["command"], ours["settings"]) == ("", None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["Stream", "Spawned"])
 def test_streams_and_spawned_workers_are_counted_too(kind: str, tmp_path: Path) -> None:
     found = diagnosed(tmp_path, "waits.py", "1", "0.02", "0", "0.002", "60", kind)
@@ -104,25 +109,24 @@ def test_the_report_is_on_stderr_after_the_script_and_ends_with_dpex() -> None:
     assert command == "  dpex run --also-in-process waits.py 0 0.02 0 0.001"
 
 
+@pytest.mark.long
 def test_too_little_is_said_to_be_too_little(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, "waits.py", "0", "0", "0", "0.001", "5")
     assert found["verdict"]["cause"] == "too-early"
     assert found["with_dpex"]["sentence"] == "With dpex: too little was measured to predict anything."
 
 
-def test_a_page_is_written(tmp_path: Path) -> None:
-    name = tmp_path / "page-{rank}.html"
-    done = dpex("diagnose", "--html", str(name), "waits.py", "0", "0", "0", "0.001", "5", env={"RANK": "3"})
-    assert "With dpex: too little" in (tmp_path / "page-3.html").read_text()
-    assert done.stderr == ""  # rank 0 speaks
-
-
 def test_another_rank_writes_only_a_file_of_its_own(tmp_path: Path) -> None:
+    page, one = tmp_path / "page-{rank}.html", tmp_path / "one.json"
     words = ("waits.py", "0", "0", "0", "0.001", "5")
-    done = dpex("diagnose", "--json", str(tmp_path / "one.json"), *words, env={"RANK": "3"})
-    assert (done.stderr, list(tmp_path.iterdir())) == ("", [])
+    done = dpex("diagnose", "--html", str(page), "--json", str(one), *words, env={"RANK": "3"})
+    assert done.stderr == ""  # rank 0 speaks
+    (written,) = tmp_path.iterdir()
+    assert written.name == "page-3.html"
+    assert "With dpex: too little" in written.read_text()
 
 
+@pytest.mark.long
 def test_a_place_that_cannot_be_written_to_ends_nothing(tmp_path: Path) -> None:
     done = dpex("diagnose", "--json", str(tmp_path / "missing" / "x.json"), "waits.py", "0", "0", "0", "0", "5")
     assert done.returncode == 0
@@ -141,7 +145,7 @@ for batch in DataLoader(Rows(), num_workers={workers}):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_an_error_of_the_dataset_ends_the_script_as_under_python(workers: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(FAILS.format(workers=workers))
     plain, ours = python("script.py", cwd=tmp_path), dpex("diagnose", "script.py", cwd=tmp_path)
@@ -151,6 +155,7 @@ def test_an_error_of_the_dataset_ends_the_script_as_under_python(workers: int, t
     assert "the dataset alone raised IndexError" in ours.stderr
 
 
+@pytest.mark.long
 def test_ranks_of_a_launcher_are_measured_and_one_speaks() -> None:
     launch = f"-m torch.distributed.run --standalone --nproc-per-node=2 --no-python {sys.executable} -m dpex"
     done = python(*launch.split(), "diagnose", str(SCRIPTS / "ddp.py"))
@@ -159,6 +164,7 @@ def test_ranks_of_a_launcher_are_measured_and_one_speaks() -> None:
     assert done.stderr.count("dpex diagnosis of") == 1
 
 
+@pytest.mark.long
 def test_spawned_ranks_are_measured_and_one_speaks() -> None:
     done = dpex("diagnose", "ddp.py")
     assert done.returncode == 0, done.stderr

@@ -84,6 +84,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert done.stderr == "dpex run: can't open file 'nothing.py': there is none\n"
 
 
+@pytest.mark.smoke
 def test_torch_is_not_imported_for_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys; print({'torch', 'numpy', 'ray'} & set(sys.modules))")
     assert dpex("run", "script.py", cwd=tmp_path).stdout == "set()\n"

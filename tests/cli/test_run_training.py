@@ -88,13 +88,14 @@ def test_the_scripts_arguments_are_its_own(auto: Any) -> None:
 
 
 TORCHRUN = "-m torch.distributed.run --standalone --nproc-per-node=2"
-LAUNCHES = {
-    "torchrun of dpex run": f"{TORCHRUN} --no-python {sys.executable} -m dpex run ddp.py",
-    "dpex run of torchrun": f"-m dpex run {TORCHRUN} ddp.py",
-}
+OUTSIDE = f"{TORCHRUN} --no-python {sys.executable} -m dpex run ddp.py"
+LAUNCHES = [
+    pytest.param(f"-m dpex run {TORCHRUN} ddp.py", id="dpex run of torchrun"),
+    pytest.param(OUTSIDE, id="torchrun of dpex run", marks=pytest.mark.long),
+]
 
 
-@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+@pytest.mark.parametrize("launch", LAUNCHES)
 def test_every_rank_of_a_launcher_is_taken_over(launch: str) -> None:
     done = python(*launch.split())
     assert done.returncode == 0, done.stderr
@@ -102,6 +103,7 @@ def test_every_rank_of_a_launcher_is_taken_over(launch: str) -> None:
     assert f"by {ITERATORS} {ITERATORS}" in done.stdout
 
 
+@pytest.mark.long
 def test_spawned_ranks_are_taken_over() -> None:
     done = python("-m", "dpex", "run", "--num-workers", "keep", "ddp.py")
     assert done.returncode == 0, done.stderr

@@ -212,7 +212,7 @@ class Uneven(Planted):
 DWARFING_STEP_S = 0.05
 """A call of ``next()`` with workers on a cluster takes 1 ms, half of it Ray's for handing out the next ticket: a loop
 whose own step takes 20 ms truly loses the 5 % from which on the loader is told to be in its way."""
-LONG_S = 3.0
+LONG_S = 2.0
 """A pass that has taken as long, and has enough batches for a verdict, is broken off: it would say nothing new."""
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from trainers import Forker
 
 from dpex import DpexDataLoader
 from dpex.diagnose.counters import LoaderCounters
@@ -18,7 +18,6 @@ from dpex.measure.sampling import KEPT, Reservoir, SlowBatch, Slowest
 from dpex.measure.sums import SERVICES_KEPT, PoolSums
 from tests.diagnose.planted import Planted
 
-ROOT = Path(__file__).parents[2]
 KINDS: dict[str, dict[str, Any]] = {
     "here": {"num_workers": 0},
     "here, per batch": {"num_workers": 0, "seeding": "batch"},
@@ -44,6 +43,7 @@ def test_all_passes_are_counted_until_reset(kind: str) -> None:
         assert (facts.batches, facts.samples, facts.passes) == (10, 40, 1)
 
 
+@pytest.mark.smoke
 def test_in_the_middle_of_a_pass() -> None:
     with DpexDataLoader(Planted(80), batch_size=4, num_workers=2) as loader:
         iterator = iter(loader)
@@ -130,43 +130,42 @@ def test_the_slowest_are_kept() -> None:
     assert [batch.seconds for batch in slowest.found()] == [99.0, 98.0, 97.0, 96.0, 95.0, 94.0, 93.0, 92.0]
 
 
-SCRIPT = """
-from dpex import DpexDataLoader
+PREAMBLE = """
 from tests.diagnose.planted import Planted
-if __name__ == "__main__":
-    loader = DpexDataLoader(Planted(40), num_workers={workers}, batch_size=4)
-    list(loader)
-    {end}
 """
+SCRIPT = """
+os.environ |= {{"DPEX_DIAGNOSE": {wanted!r}, "RANK": "5"}}
+loader = DpexDataLoader(Planted(40), num_workers={workers}, batch_size=4)
+list(loader)
+{end}
+"""
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    with closing(Forker(tmp_path_factory.mktemp("scripts"), PREAMBLE)) as made:
+        yield made
+
+
+def run(forker: Forker, *, wanted: str, workers: int = 0, end: str = "pass") -> str:
+    """Run a script that asks for its diagnosis. Return what it printed to stderr."""
+    code, out, err = forker.run(SCRIPT.format(wanted=wanted, workers=workers, end=end))
+    assert (code, out) == (0, ""), err
+    return err
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("end", ["loader.close(); loader.close()", "pass", "del loader"])
-def test_it_is_printed_once_at_the_end(workers: int, end: str) -> None:
-    said = run(SCRIPT.format(workers=workers, end=end), "1").stderr
+def test_it_is_printed_once_at_the_end(forker: Forker, workers: int, end: str) -> None:
+    said = run(forker, wanted="1", workers=workers, end=end)
     assert said.count("dpex diagnosis of") == 1
     assert "rank 5: 10 batches" in said
 
 
-def test_it_is_written_once_per_loader(tmp_path: Path) -> None:
-    twice = SCRIPT.format(workers=1, end="loader.close(); list(loader)")
-    run(twice, str(tmp_path / "run-{rank}.html"))
+def test_it_is_written_once_per_loader(forker: Forker, tmp_path: Path) -> None:
+    run(forker, wanted=str(tmp_path / "run-{rank}.html"), workers=1, end="loader.close(); list(loader)")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-5-2.html", "run-5.html"]
 
 
-def test_a_place_that_cannot_be_written_to_ends_nothing(tmp_path: Path) -> None:
-    done = run(SCRIPT.format(workers=0, end="pass"), str(tmp_path / "missing" / "run.html"))
-    assert "no diagnosis" in done.stderr
-
-
-def run(script: str, wanted: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"DPEX_DIAGNOSE": wanted, "RANK": "5", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        env=environment,
-        timeout=120,
-    )
+def test_a_place_that_cannot_be_written_to_ends_nothing(forker: Forker, tmp_path: Path) -> None:
+    assert "no diagnosis" in run(forker, wanted=str(tmp_path / "missing" / "run.html"))

@@ -1,9 +1,9 @@
-"""Trains in every framework in one rank of two, with torch's loader and dpex's, and writes down what was seen.
+"""Trains in every framework on two ranks, with torch's loader and dpex's, and writes down what was seen.
 
-torchrun starts it, see `test_two_ranks`. All frameworks are in one process, as importing them takes longest. Written
-into the folder that is named: for each framework and each way to make the loader a `Seen`. With ``--examples`` it is
-one process without ranks, which prints what the examples print: they end the process group, and another one under the
-same store may mistake its messages for those of the first.
+`test_two_ranks` starts it with a folder. Importing the frameworks takes longest: one process imports them and forks
+both ranks, which find themselves in torchrun's environment. A third fork runs the examples without ranks. Each fork
+writes a file into the folder: a rank a `Seen` for each framework and each way to make the loader, the third one what
+the examples print.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,17 @@ from tests.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUN = ("train_lightning.py", "train_accelerate.py", "train_transformers.py")
+RANKS = 2
+TORCHRUN = {
+    **dict.fromkeys(("GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(RANKS)),
+    "GROUP_WORLD_SIZE": "1",
+    "ROLE_NAME": "default",
+    "TORCHELASTIC_RUN_ID": "ranks",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+"""What torchrun sets. Nobody meets at the master's port: the ranks meet in a file."""
 EPOCHS = 2
 BATCH = 4
 PATIENCE_S = 60.0
@@ -256,25 +268,48 @@ def printed(example: str) -> str:
     return out.getvalue()
 
 
-def examples() -> None:
-    """Run them, and print what they print, as JSON."""
-    warnings.simplefilter("ignore")
+def examples(folder: Path) -> None:
+    """Run them, and write down what they print."""
     sys.path.insert(0, str(EXAMPLES))
-    print(json.dumps({name: printed(name) for name in RUN}))
+    (folder / "examples.json").write_text(json.dumps({name: printed(name) for name in RUN}))
 
 
-def main(folder: Path) -> None:
-    """Everything, in this rank; streams where the folder has shards for them."""
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo")
-    rank = int(os.environ["RANK"])
+def rank(folder: Path, number: int) -> None:
+    """Train in every framework; read streams too where the folder has shards for them."""
+    os.environ |= {**TORCHRUN, "RANK": str(number), "LOCAL_RANK": str(number)}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=number, world_size=RANKS)
     found = {name: {way: asdict(seen(name, way)) for way in WAYS} for name in FRAMEWORKS}
     urls = sorted(str(name) for name in folder.glob("*.tar"))
-    streams = {way: stream_ways.both(way, urls, rank) for way in stream_ways.WAYS} if urls else {}
-    (folder / f"{rank}.json").write_text(json.dumps({"seen": found, "streams": streams}))
+    streams = {way: stream_ways.both(way, urls, number) for way in stream_ways.WAYS} if urls else {}
+    (folder / f"{number}.json").write_text(json.dumps({"seen": found, "streams": streams}))
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
+def import_frameworks() -> None:
+    """Import what the forks need, but for the examples."""
+    import accelerate
+    import lightning
+    import transformers
+
+    assert accelerate.Accelerator
+    assert lightning.fabric.Fabric
+    assert transformers.Trainer
+
+
+def main(folder: Path) -> None:
+    """Fork, and end with an error if a fork does."""
+    warnings.simplefilter("ignore")
+    import_frameworks()
+    forks = []
+    for body in (partial(rank, folder, 0), partial(rank, folder, 1), partial(examples, folder)):
+        forks.append(os.fork())
+        if not forks[-1]:
+            body()
+            return
+    codes = [os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) for fork in forks]
+    assert codes == [0, 0, 0], codes
+
+
 if __name__ == "__main__":
-    examples() if sys.argv[1] == "--examples" else main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

@@ -50,6 +50,9 @@ def noise_of_albumentations() -> Any:
     return Augmented(albumentations.Compose([albumentations.GaussNoise(p=1.0)], seed=3))
 
 
+NOISE = [noise_of_albumentations, pytest.param(noise_of_monai, marks=pytest.mark.long)]
+
+
 def drawn(dataset: Any, workers: int | str) -> list[bytes]:
     torch.manual_seed(5)
     with DpexDataLoader(dataset, 3, num_workers=workers, seeding="batch") as loader:  # type: ignore[arg-type]
@@ -57,7 +60,7 @@ def drawn(dataset: Any, workers: int | str) -> list[bytes]:
 
 
 @pytest.mark.filterwarnings("error:.*random generator")
-@pytest.mark.parametrize("noise", [noise_of_monai, noise_of_albumentations])
+@pytest.mark.parametrize("noise", NOISE)
 def test_draws_are_distinct_and_the_same_in_each_run(noise: Any) -> None:
     dataset = Images(noise())
     by_torch = [image.numpy().tobytes() for batch in DataLoader(dataset, 3, num_workers=2) for image in batch]
@@ -67,7 +70,7 @@ def test_draws_are_distinct_and_the_same_in_each_run(noise: Any) -> None:
     assert len(set(two)) == 24
 
 
-@pytest.mark.parametrize("noise", [noise_of_monai, noise_of_albumentations])
+@pytest.mark.parametrize("noise", NOISE)
 def test_below_dpex_run_draws_are_those_of_auto(noise: Any) -> None:
     dataset = Images(noise())
     torch.manual_seed(5)

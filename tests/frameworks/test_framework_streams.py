@@ -102,6 +102,7 @@ def test_streaming_of_hugging_face_goes_on_in_the_middle_of_an_epoch(streaming: 
     goes_on(streaming.map(doubled))
 
 
+@pytest.mark.long  # `test_two_ranks` does it in two ranks
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", ["Lightning", "Accelerate dispatches", "Accelerate shards"])
 def test_a_framework_reads_under_auto_what_it_reads_with_torch(way: str) -> None:

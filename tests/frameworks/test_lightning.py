@@ -104,6 +104,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_the_class_may_be_imported_inside_the_hook_and_the_loader_built_anew(tmp_path: Path) -> None:
     script = tmp_path / "late.py"
     script.write_text(LATE)

@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.timeout(380)]
 for package in ("lightning", "accelerate", "transformers"):
     need(package, f"needs {package}: pip install 'dpex[{package}]'")
 HERE = Path(__file__).parent
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 FRAMEWORKS = ("DDP", "Lightning", "Fabric", "Accelerate", "Trainer")
 EXAMPLES = ("train_lightning.py", "train_accelerate.py", "train_transformers.py")
 WAYS = ("fixed", "auto", "dpex run")
@@ -29,10 +28,14 @@ BATCHES = 3
 """Of a rank and an epoch: 24 rows, 2 ranks, 4 rows in a batch."""
 
 
-def run(*arguments: str) -> str:
-    """Run Python, and return what it prints."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the ranks and the examples have written."""
+    written = tmp_path_factory.mktemp("ranks")
+    if all(map(find_spec, ("datasets", "webdataset"))):
+        write_shards(written)
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, str(HERE / "ranks.py"), str(written)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(HERE.parents[1])},
         capture_output=True,
         text=True,
@@ -40,22 +43,17 @@ def run(*arguments: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    return written
 
 
 @pytest.fixture(scope="module")
-def printed() -> dict[str, str]:
-    """By the examples, which train in one process, one after the other."""
-    told: dict[str, str] = json.loads(run(str(HERE / "ranks.py"), "--examples").splitlines()[-1])
+def printed(folder: Path) -> dict[str, str]:
+    told: dict[str, str] = json.loads((folder / "examples.json").read_text())
     return told
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ranks")
-    if all(map(find_spec, ("datasets", "webdataset"))):
-        write_shards(folder)
-    run(*TORCHRUN, str(HERE / "ranks.py"), str(folder))
+def ranks(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -169,6 +169,7 @@ def sample(index: tuple[str, int]) -> Any:
 ONE_WORKER = pytest.mark.parametrize("workers", [0, 1])
 
 
+@pytest.mark.smoke
 @ONE_WORKER
 @parity
 def test_default_collate(cls: Loader, workers: int) -> Any:

@@ -187,6 +187,7 @@ def test_iteration_goes_on_after_an_error_of_persistent_workers(cls: Loader) -> 
     return [drain(iter(loader)) for _ in range(2)]
 
 
+@pytest.mark.smoke
 @WORKERS
 @parity
 def test_an_error_ends_a_for_loop_and_the_loader_lives_on(cls: Loader, workers: int) -> Any:

@@ -160,14 +160,14 @@ def test_stream(cls: Loader, workers: int, batch_size: int | None, drop_last: bo
 
 
 @pytest.mark.parametrize("sizes", [(0, 4, 20), (20, 4, 0), (0, 0, 0), (1, 9, 1), (0, 0, 5)])
-@pytest.mark.parametrize("prefetch_factor", [1, 2, 5])
-@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize(("prefetch_factor", "batch_size"), [(1, None), (2, 3), (5, None)])
 @parity
 def test_uneven_streams(cls: Loader, sizes: tuple[int, ...], prefetch_factor: int, batch_size: int | None) -> Any:
     loader = cls(Stream(pair, *sizes), batch_size, num_workers=3, prefetch_factor=prefetch_factor)
     return list(loader)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("persistent", [False, True])
 @parity
 def test_uneven_streams_over_epochs(cls: Loader, persistent: bool) -> Any:

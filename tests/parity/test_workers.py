@@ -153,6 +153,7 @@ def share_out(worker: int) -> None:
     )
 
 
+@pytest.mark.smoke
 @WORKERS
 @pytest.mark.parametrize("persistent", [False, True])
 @parity
@@ -378,10 +379,11 @@ def test_the_main_process_keeps_its_settings(cls: Loader, workers: int) -> Any:
     return [before == after, random_state()]
 
 
-CONTEXTS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
+LONG = pytest.param("forkserver", marks=pytest.mark.long)  # each of torch's workers imports torch, as with spawn
+CONTEXTS = pytest.mark.parametrize("method", ["spawn", LONG])
 
 
-@CONTEXTS
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.smoke), LONG])
 @parity
 def test_start_methods(cls: Loader, method: str) -> Any:
     """A worker that starts from nothing: order, seeds, worker info and worker_init_fn as ever."""
@@ -408,7 +410,7 @@ class WhoAmI(Dataset[torch.Tensor]):
         return torch.tensor([get_worker_info().id, os.getpid()])
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", LONG])
 @parity
 def test_workers_are_listed_by_number(cls: Loader, method: str) -> Any:
     """However long each takes to start."""

@@ -8,13 +8,14 @@ import pytest
 
 from benchmarks.simulation import baseline, kept
 from benchmarks.simulation.baseline import RECORD
-from benchmarks.simulation.scenarios import SETS, Scenario, load, scenario_of
+from benchmarks.simulation.scenarios import SETS, VALIDATION, Scenario, load, scenario_of
 from benchmarks.simulation.score import Result, cold_start, play
 from benchmarks.simulation.world import Phase, Step, Work, World
 
 pytestmark = pytest.mark.long
 
 ALL = [pytest.param(name, scenario, id=f"{name}-{scenario}") for name in SETS for scenario in load(name)]
+PLAYED = [pytest.param(*one.values, id=one.id, marks=[pytest.mark.long] * (one.values[0] == VALIDATION)) for one in ALL]
 
 
 @cache
@@ -28,7 +29,7 @@ def recorded(of: str) -> dict[str, baseline.Achieved]:
     return baseline.read(baseline.path_of(of))
 
 
-@pytest.mark.parametrize(("of", "name"), ALL)
+@pytest.mark.parametrize(("of", "name"), PLAYED)
 def test_the_controller_is_no_worse_and_no_better_than_is_on_record(of: str, name: str) -> None:
     """Whoever makes it better records that, so that it stays; whoever makes it worse says so by recording it."""
     scenario, record = load(of)[name], recorded(of).get(name)
@@ -37,7 +38,7 @@ def test_the_controller_is_no_worse_and_no_better_than_is_on_record(of: str, nam
     assert not found, f"{'; '.join(found)}. {scenario.why} If this is meant: {RECORD}, and commit the difference"
 
 
-@pytest.mark.parametrize(("of", "name"), ALL)
+@pytest.mark.parametrize(("of", "name"), PLAYED)
 def test_the_controller_raises_nothing(of: str, name: str) -> None:
     assert list(played(of, name).errors) == []
 

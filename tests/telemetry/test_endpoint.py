@@ -277,6 +277,7 @@ def test_a_stream_counts_its_samples() -> None:
 # -- coming and going --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_it_ends_with_the_last_loader(tmp_path: Path) -> None:
     loaders = [DpexDataLoader([1, 2, 3], metrics_port=0) for _ in range(2)]
     for loader in loaders:

@@ -1,4 +1,4 @@
-"""GPU metrics from the driver's library to the scrape: real pynvml, a real endpoint and loader, in a new process.
+"""GPU metrics from the driver's library to the scrape: real pynvml, a real endpoint and loader, in a forked process.
 
 The driver is `nvml_stub.c`, and so that a torch without CUDA believes in a GPU, what dpex asks it is answered here; the
 stream, too, is a stand-in: nothing is queued on it, so it misses all of every stay in ``next()``.
@@ -7,30 +7,27 @@ stream, too, is a stand-in: nothing is queued on it, so it misses all of every s
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nvmlstub import built_in
+from trainers import Forker
 
 from dpex.telemetry.catalog import METRICS
 
-ROOT = Path(__file__).parents[2]
 FIRST = "GPU-00000000-aaaa-0000-0000-000000000000"
 SECOND = "GPU-11111111-bbbb-0000-0000-000000000000"
 PRELUDE = """
-import ctypes, gc, json, os, re, sys, threading, time, urllib.request
+import ctypes, json, re, urllib.request
 from types import SimpleNamespace
-import torch
-from dpex import DpexDataLoader
 from dpex.system.gpu import watch
 from dpex.system.gpu.stall import GpuStall
 from dpex.telemetry.exporter import exporter
-from waiting import until
-from workload import wait_as_work
+
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 
 def scrape():
     with urllib.request.urlopen(f"http://localhost:{exporter.port}/metrics", timeout=60) as answer:
@@ -76,35 +73,31 @@ dpex.iterators.in_process.cuda_stall = dpex.iterators.with_workers.cuda_stall = 
 """
 
 
+def forker_with(library: str, folder: Path) -> Forker:
+    """A forker with its own file for what Prometheus is to look at. The loader of libraries looks into ``library``."""
+    return Forker(folder, PRELUDE, LD_LIBRARY_PATH=library, DPEX_METRICS_DIR=str(folder / "sd"))
+
+
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the stand-in."""
-    return built_in(tmp_path_factory.mktemp("nvml"))
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    """Its library is the stand-in."""
+    folder = tmp_path_factory.mktemp("nvml")
+    with closing(forker_with(str(built_in(folder)), folder)) as made:
+        yield made
 
 
-def run(script: str, tmp_path: Path, library: Path | None, prelude: str = PRELUDE + PRETEND) -> Any:
+def run(script: str, forker: Forker, prelude: str = PRETEND) -> Any:
     """What ``script`` puts into ``answer``."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DPEX_", "CUDA_VISIBLE"))}
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment |= {"PYTHONPATH": paths, "LD_LIBRARY_PATH": str(library or "/nonexistent")}
-    environment["DPEX_METRICS_DIR"] = str(tmp_path / "sd")
-    done = subprocess.run(
-        [sys.executable, "-c", f"{prelude}\n{script}\nprint(json.dumps(answer))"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return json.loads(done.stdout)
+    code, out, err = forker.run(f"{prelude}\n{script}\nprint(json.dumps(answer))")
+    assert code == 0, err
+    assert "Traceback" not in err, err
+    return json.loads(out)
 
 
 @pytest.mark.parametrize(
     "options", ["num_workers=0", "num_workers=0, seeding='batch'", "num_workers=2", "num_workers='auto'"]
 )
-def test_all_gpu_metrics_of_the_catalogue_are_scraped(library: Path, tmp_path: Path, options: str) -> None:
+def test_all_gpu_metrics_of_the_catalogue_are_scraped(forker: Forker, options: str) -> None:
     script = f"""
 loader = DpexDataLoader(range(64), batch_size=4, metrics_port=0, name="train", {options})
 list(loader)
@@ -122,7 +115,7 @@ names = threads()
 loader.close()
 answer = before, found, names, threads(), exporter.port
 """
-    before, found, names, left, port = run(script, tmp_path, library)
+    before, found, names, left, port = run(script, forker)
     assert before == [{}, [], 0]
     assert (names, left, port) == (["dpex-nvml"], [], None)
     by_name = {name: {} for name in (metric.name for metric in METRICS if metric.group == "gpu")}
@@ -146,7 +139,7 @@ answer = before, found, names, threads(), exporter.port
 
 
 @pytest.mark.parametrize("options", ["num_workers=0", "num_workers=2"])
-def test_stall_is_kept_over_iterators_by_loader(library: Path, tmp_path: Path, options: str) -> None:
+def test_stall_is_kept_over_iterators_by_loader(forker: Forker, options: str) -> None:
     script = f"""
 used[0] = ""
 
@@ -180,7 +173,7 @@ other.close()
 both = [(stall_s(found, name), inside_s(found, name)) for name in ("one", "other")]
 answer = seen, rest, both, watched, threads()
 """
-    seen, rest, ((one, one_inside), (other, other_inside)), watched, left = run(script, tmp_path, library)
+    seen, rest, ((one, one_inside), (other, other_inside)), watched, left = run(script, forker)
     assert 0 < seen[0] < seen[1] < seen[2]
     assert one == pytest.approx(seen[2])
     assert other == pytest.approx(rest)
@@ -190,9 +183,7 @@ answer = seen, rest, both, watched, threads()
     assert (watched, left) == (["dpex-nvml"], [])
 
 
-def test_a_forked_process_has_neither_thread_nor_gpus_and_does_not_disturb_its_parent(
-    library: Path, tmp_path: Path
-) -> None:
+def test_a_forked_process_has_neither_thread_nor_gpus_and_does_not_disturb_its_parent(forker: Forker) -> None:
     script = """
 used[0] = ""
 loader = DpexDataLoader(range(8), metrics_port=0, num_workers=0)
@@ -215,10 +206,10 @@ gc.collect()
 until(lambda: not threads())
 answer = code, still, stub.stub_calls(b"nvmlShutdown"), exporter.port
 """
-    assert run(script, tmp_path, library) == [0, [["dpex-nvml"], True], 1, None]
+    assert run(script, forker) == [0, [["dpex-nvml"], True], 1, None]
 
 
-def test_the_thread_ends_with_its_last_user_be_it_the_endpoint_or_the_tuner(library: Path, tmp_path: Path) -> None:
+def test_the_thread_ends_with_its_last_user_be_it_the_endpoint_or_the_tuner(forker: Forker) -> None:
     script = """
 used[0] = ""
 loader = DpexDataLoader(range(64), batch_size=4, metrics_port=0, num_workers="auto")
@@ -232,10 +223,10 @@ endpoint = threads()
 loader.close()
 answer = both, endpoint, threads(), len(watch.watcher._users), stub.stub_calls(b"nvmlInitWithFlags")
 """
-    assert run(script, tmp_path, library) == [[["dpex-nvml"], 2], ["dpex-nvml"], [], 0, 1]
+    assert run(script, forker) == [[["dpex-nvml"], 2], ["dpex-nvml"], [], 0, 1]
 
 
-def test_a_broken_driver_leaves_the_other_metrics_alone(library: Path, tmp_path: Path) -> None:
+def test_a_broken_driver_leaves_the_other_metrics_alone(forker: Forker) -> None:
     script = """
 used[0] = ""
 say(-1, "rc:nvmlInitWithFlags", 9)
@@ -245,16 +236,15 @@ until(lambda: stub.stub_calls(b"nvmlInitWithFlags") and not threads())
 found = scrape()
 answer = list(of_gpus(found)), found['dpex_batches_total{loader="train"}']
 """
-    assert run(script, tmp_path, library) == [['dpex_gpu_stall_seconds_total{loader="train"}'], "8.0"]
+    assert run(script, forker) == [['dpex_gpu_stall_seconds_total{loader="train"}'], "8.0"]
 
 
-@pytest.mark.parametrize("has_cuda", [False, True])
-def test_without_a_gpu_nothing_appears_and_nothing_starts(tmp_path: Path, has_cuda: bool) -> None:
+def test_without_a_gpu_nothing_appears_and_nothing_starts(tmp_path: Path) -> None:
     """Neither where torch was built without CUDA nor where it was built with it and nobody initialises that."""
-    script = f"""
-torch.version.cuda = "13.0" if {has_cuda} else None
-torch.backends.cuda.is_built = lambda: {has_cuda}
-if {has_cuda}:
+    script = """
+torch.version.cuda = "13.0" if has_cuda else None
+torch.backends.cuda.is_built = lambda: has_cuda
+if has_cuda:
     torch.cuda._lazy_init = None
 for workers in (0, 2, "auto"):
     loader = DpexDataLoader(range(64), batch_size=4, metrics_port=0, num_workers=workers)
@@ -262,7 +252,9 @@ for workers in (0, 2, "auto"):
         assert not threads()
     found = of_gpus(scrape()), threads(), exporter.collector.gpu is not None
     loader.close()
-    assert found == ({{}}, [], {has_cuda}), found
+    assert found == ({}, [], has_cuda), found
 answer = threads(), torch.cuda.is_initialized()
 """
-    assert run(script, tmp_path, None, prelude=PRELUDE) == [[], False]
+    with closing(forker_with("/nonexistent", tmp_path)) as forker:
+        for has_cuda in (False, True):
+            assert run(script, forker, prelude=f"has_cuda = {has_cuda}") == [[], False]
