@@ -136,4 +136,5 @@ def leave(*_: Any) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, leave)
     os.chdir(ROOT)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same modules
     sys.exit(main(sys.argv[1:]))
