@@ -1,5 +1,6 @@
 """What holds for every test, whichever tier it belongs to (`tests/__main__.py`)."""
 
+import contextlib
 import gc
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,12 @@ import times
 from skips import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
+
+with contextlib.suppress(ImportError):  # `make test-gpu` does without
+    from hypothesis import settings
+
+    settings.register_profile("dpex", deadline=None)  # a busy machine is no failure
+    settings.load_profile("dpex")
 
 ONE_MARK = ("ray", "alone", "long")
 """Marks by which a run of `python -m tests` chooses a few modules."""
