@@ -82,7 +82,7 @@ def check(arguments: list[str]) -> int:
     """Run linters and types beside the unit tests and the smoke tests."""
     smoke = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.smoke" in path.read_text()]
     lint = Job("lint", ["make", "--no-print-directory", "lint"])
-    shared = ("-n", "2", "--dist", "loadfile", "-m", "unit or smoke")
+    shared = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "unit or smoke")
     return outcome([pytest("tests", *shared, "tests/unit", *smoke, *arguments), lint])
 
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from families import is_alive
 from packages import need
+from shared_ray import SharedRay
 from waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(380)]
@@ -92,11 +93,12 @@ def check(folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str]:
+def told(tmp_path_factory: pytest.TempPathFactory, ray_of_session: SharedRay) -> tuple[list[dict[str, Any]], str]:
     """What the ranks saw, and what the example printed: its training workers do `check` when they have trained."""
     import ray.cloudpickle
     from ray.train import torch as rays
 
+    ray_of_session.leave()
     folder = str(tmp_path_factory.mktemp("ranks"))
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
