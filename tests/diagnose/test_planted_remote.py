@@ -45,8 +45,9 @@ def new_agents(shared_ray: SharedRay) -> Iterator[None]:
     shared_ray.share.parked.clear()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", REMOTE)
+@pytest.mark.parametrize(
+    "name", [name if name == "computing" else pytest.param(name, marks=pytest.mark.long) for name in REMOTE]
+)
 def test_the_planted_bottleneck_is_found(name: str) -> None:
     diagnosis = check(REMOTE[name])
     if name == "stragglers":
@@ -64,6 +65,7 @@ def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the object store" in diagnosis.verdict.where
 
 
+@pytest.mark.long
 def test_the_dear_transform_is_named() -> None:
     case = replace(REMOTE["computing"], dataset=partial(Transformed, 600))
     diagnosis = case.run()
