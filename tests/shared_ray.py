@@ -50,10 +50,10 @@ def started(
     return cluster
 
 
-def connect_to(cluster: Any) -> None:
-    """Connect this process."""
+def connect_to(cluster: Any, **options: Any) -> None:
+    """Connect this process; ``options``: of ``ray.init``."""
     ray = importlib.import_module("ray")
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", **options)
 
 
 @contextlib.contextmanager
@@ -122,12 +122,16 @@ class SharedRay:
 
 
 @contextlib.contextmanager
-def own_ray(shared: SharedRay, **how: Any) -> Iterator[Any]:
-    """Another Ray, to which this process is connected instead; ``how``: as for `started`."""
+def own_ray(shared: SharedRay, connection: dict[str, Any] | None = None, **how: Any) -> Iterator[Any]:
+    """Another Ray, to which this process is connected instead; ``how``: as for `started`.
+
+    It is no Ray that ``ray.init(address="local")`` starts: that one asks for tokens, and who has been connected to it
+    sends them to others, too, which then take its actors for dead.
+    """
     shared.leave()
     cluster = started(**how)
     try:
-        connect_to(cluster)
+        connect_to(cluster, **(connection or {}))
         yield cluster
     finally:
         shared.leave()

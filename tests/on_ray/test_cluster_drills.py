@@ -44,7 +44,7 @@ def kill_raylet(node: Any) -> None:
 
 
 @pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_a_raylet_killed_in_the_middle_changes_nothing(seeding: Any) -> None:
+def test_a_raylet_killed_in_the_middle_changes_nothing(cluster: Any, seeding: Any) -> None:
     expected = (
         epochs(DataLoader(SLOW, **SHAPE, num_workers=3, generator=seeded()))
         if seeding == "worker"

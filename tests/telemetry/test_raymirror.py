@@ -17,7 +17,7 @@ from typing import Any
 import families
 import pytest
 from families import Augmented
-from shared_ray import SharedRay, by_value
+from shared_ray import SharedRay, by_value, own_ray
 from waiting import until
 
 from dpex import DpexDataLoader, MetricsConfig
@@ -43,21 +43,12 @@ def exporter(ray_of_session: SharedRay) -> Iterator[str]:
     """A private Ray; yields the address of what exports its metrics."""
     if not exports_metrics():
         pytest.skip("this Ray exports no metrics: `make ray-agent` installs what its agent needs")
-    ray_of_session.leave()
     before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(AGENT), prepend=os.pathsep)  # for the agent
         patch.setattr(sys, "path", [*sys.path, str(AGENT)])  # for Ray, which looks whether it can start one
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=100 << 20,
-            log_to_driver=False,
-            _system_config={"metrics_report_interval_ms": 500},
-        )
-        yield metrics_address()
-        ray.shutdown()
+        with own_ray(ray_of_session, head={"num_cpus": 2}, nodes=(), settings={"metrics_report_interval_ms": 500}):
+            yield metrics_address()
     forget_agent(before)
 
 
