@@ -342,5 +342,7 @@ def test_where_no_node_can_serve_local_workers_do() -> None:
     with remote(NotOnNodes(120), **SHAPE, num_workers=2, seeding="batch", ray_remote_args=aside) as loader:
         with pytest.warns(RuntimeWarning, match="nowhere"):
             got = epochs(loader)
-        assert loader.stats().pools["local"].tickets > 0
+        pools = loader.stats().pools
+        assert (pools["remote"].running, pools["remote"].tickets) == (0, 0)
+        assert pools["local"].tickets > 0
     assert_same(expected, got)

@@ -71,14 +71,6 @@ class FileBound:
         return os.environ.get("DPEX_TEST_NODE", "")
 
 
-class OnNoNode:
-    def __setstate__(self, state):
-        raise ImportError("nowhere")
-
-    def __getstate__(self):
-        return {"x": 1}
-
-
 class Opaque:
     def __init__(self):
         self.handle = (i for i in range(3))
@@ -405,14 +397,6 @@ def test_a_node_that_lacks_something_is_set_aside(dataset):
         assert set(made.values()) == {"good"}
         assert driver.pool.failed is None
         assert driver.pool.counts.requested == 3
-
-
-def test_when_no_node_serves_the_pool_says_so():
-    with Driver(OnNoNode(), 2, options={"resources": {"probe": 1}}) as driver:
-        driver.listen_until(lambda: driver.pool.failed is not None)
-        assert "nowhere" in driver.pool.failed
-        assert driver.pool.workers() == []
-        assert driver.pool.counts.running == 0
 
 
 class Visible:
