@@ -79,11 +79,15 @@ def worst(codes: Sequence[int]) -> int:
 
 
 def check(arguments: list[str]) -> int:
-    """Run linters and types beside the unit tests and the smoke tests."""
-    smoke = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.smoke" in path.read_text()]
+    """Run linters and types beside the unit tests and the smoke tests; those with Ray have a process of their own."""
+    modules = {str(path): path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py"))}
+    smoke = [path for path, text in modules.items() if "mark.smoke" in text]
+    with_ray = [path for path in smoke if "mark.ray" in modules[path]]
     lint = Job("lint", ["make", "--no-print-directory", "lint"])
-    shared = ("-n", "2", "--dist", "loadfile", "-m", "(unit or smoke) and not long")
-    return outcome([pytest("tests", *shared, "tests/unit", *smoke, *arguments), lint])
+    shared = ("-n", "2", "--dist", "loadfile", "-m", "(unit or smoke) and not (long or ray)")
+    tests = pytest("tests", *shared, "tests/unit", *smoke, *arguments)
+    beside = pytest("tests with Ray", "-m", "ray and smoke and not long", *with_ray, *arguments, is_shown=False)
+    return outcome([tests, beside, lint])
 
 
 def default(arguments: list[str]) -> int:

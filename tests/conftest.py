@@ -11,9 +11,10 @@ import pytest
 import quarantine
 import skips
 import times
+from shared_ray import ray_of_session, shared_ray
 from skips import pytest_make_collect_report, pytest_runtest_makereport
 
-__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport", "ray_of_session", "shared_ray"]
 
 with contextlib.suppress(ImportError):  # `make test-gpu` does without
     from hypothesis import settings
@@ -41,10 +42,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Apply the quarantine, and let the slowest modules come first."""
+    """Apply the quarantine. Let the slowest modules come first, and tests with Ray last: whoever runs beside a Ray to
+    which this process is connected may use it."""
     quarantine.pytest_collection_modifyitems(items)
     names = {name: number for number, name in enumerate(SLOWEST_FIRST)}
-    items.sort(key=lambda item: names.get(item.path.name, len(names)))
+    items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, names.get(item.path.name, len(names))))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -105,16 +105,10 @@ def tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
 
 
 @pytest.fixture
-def ray_where_needed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One private Ray for all blocks of a page."""
-    if name_of(request.getfixturevalue("path")) not in NEEDS_RAY:
-        yield
-        return
-    import ray
-
-    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level=logging.WARNING)
-    yield
-    ray.shutdown()
+def ray_where_needed(request: pytest.FixtureRequest) -> None:
+    """Connect to Ray for the blocks of a page."""
+    if name_of(request.getfixturevalue("path")) in NEEDS_RAY:
+        request.getfixturevalue("shared_ray")
 
 
 # -- examples ----------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Ones(Dataset[torch.Tensor]):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("where", ["here", "there"])
+@pytest.mark.parametrize("where", ["there", pytest.param("here", marks=pytest.mark.long)])
 def test_batches_come_without_it_from_two_agents_and_that_is_logged_once(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

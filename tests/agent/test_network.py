@@ -20,6 +20,7 @@ from benchmarks.process import ROOT
 from dpex.system.clock import monotonic
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(240),
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
@@ -84,7 +85,6 @@ def behind_links(
     return [*found["nodes"].values()], said
 
 
-@pytest.mark.alone
 def test_a_link_that_limits_carries_compressed_batches_which_are_the_same() -> None:
     (node,), _ = behind_links(2, least_saved_bytes=10_000_000)
     assert node["saved_bytes"] >= 10_000_000
@@ -100,7 +100,6 @@ def test_without_zstandard_at_one_end_nothing_is_compressed(where: str, tmp_path
     assert node["saved_bytes"] == 0
 
 
-@pytest.mark.alone
 def test_a_damaged_buffer_is_refused_and_its_batch_made_again_elsewhere() -> None:
     nodes, said = behind_links(1, 1, trainer="tests.agent.damaged", least_saved_bytes=1_500_000)
     assert sorted(node["links"] for node in nodes) == [0, 1]

@@ -200,10 +200,10 @@ class Transformed(Planted):
 
 
 class Uneven(Planted):
-    """Waits on the machine of the cluster that calls itself "slow"."""
+    """Waits on the node of `shared_ray` that calls itself "bare"."""
 
     def value(self, index: int) -> Any:
-        if os.environ.get("DPEX_TEST_NODE") == "slow":
+        if os.environ.get("DPEX_TEST_NODE") == "bare":
             wait_as_work(0.02)
         compute(0.001)
         return torch.zeros(3)

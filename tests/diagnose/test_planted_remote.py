@@ -13,49 +13,41 @@ from typing import Any
 import pytest
 
 from dpex import DpexDataLoader
-from dpex.pools.ray.cluster import Cluster as Connection
-from dpex.pools.ray.cluster import connect, release
+from dpex.pools.ray.cluster import living_nodes
 from dpex.system.cpus import usable_cpus
 from tests.diagnose import planted
 from tests.diagnose.planted import REMOTE, Case, Planted, Transformed, Uneven, check, train
 from tests.diagnose.test_transforms import check_dear
+from tests.shared_ray import SharedRay, by_value
 
-ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(240)]
-STORE_BYTES = 300 << 20
-NODES = {"slow": "", "quick": ""}
-"""Their numbers, by what they call themselves."""
+pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.ray,
+    pytest.mark.usefixtures("shared_ray"),
+    pytest.mark.timeout(240),
+]
+SLOW_NODE = "aside"
+"""Resource of the node that is slow in `Uneven`."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[Connection]:
-    """The connection, of which a share is held so that agents of a case serve the next one, too."""
-    from ray.cluster_utils import Cluster
-
-    quiet = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
-    for name in NODES:
-        node = started.add_node(num_cpus=4, object_store_memory=STORE_BYTES, env_vars={"DPEX_TEST_NODE": name})
-        NODES[name] = node.node_id
-    ray.cloudpickle.register_pickle_by_value(planted)
-    ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
-    share = connect("auto")
-    yield share
-    release(share)
-    ray.shutdown()
-    started.shutdown()
-    ray.cloudpickle.unregister_pickle_by_value(planted)
+def cases_travel() -> Iterator[None]:
+    with by_value(planted):
+        yield
 
 
 @pytest.fixture
-def new_agents(cluster: Connection) -> Iterator[None]:
+def new_agents(shared_ray: SharedRay) -> Iterator[None]:
     """None of the case before serves this one, and none of this one the next."""
-    cluster.parked.clear()
+    shared_ray.share.parked.clear()
     yield
-    cluster.parked.clear()
+    shared_ray.share.parked.clear()
 
 
-@pytest.mark.parametrize("name", REMOTE)
+@pytest.mark.parametrize(
+    "name", [name if name == "computing" else pytest.param(name, marks=pytest.mark.long) for name in REMOTE]
+)
 def test_the_planted_bottleneck_is_found(name: str) -> None:
     diagnosis = check(REMOTE[name])
     if name == "stragglers":
@@ -64,6 +56,7 @@ def test_the_planted_bottleneck_is_found(name: str) -> None:
         assert planted_ones[0].seconds > 0.2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("new_agents")
 def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
@@ -72,6 +65,7 @@ def test_the_object_store_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the object store" in diagnosis.verdict.where
 
 
+@pytest.mark.long
 def test_the_dear_transform_is_named() -> None:
     case = replace(REMOTE["computing"], dataset=partial(Transformed, 600))
     diagnosis = case.run()
@@ -82,16 +76,18 @@ def test_the_dear_transform_is_named() -> None:
     assert "All batches were made on one machine" in str(diagnosis)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("new_agents")
 def test_the_slower_machine_is_named() -> None:
     """Two workers on two nodes of which each has room for one."""
-    options = {"distribute_mode": True, "num_workers": 2, "ray_remote_args": {"num_cpus": 3}}
+    options = {"distribute_mode": True, "num_workers": 2, "ray_remote_args": {"num_cpus": 2}}
     diagnosis = Case(dataset=partial(Uneven, 800), accepted=("storage",), options=options).run()
     nodes = diagnosis.facts.nodes
     assert nodes is not None
     slower, quicker = sorted(nodes, key=lambda node: -node.busy_s / node.tickets)
-    assert NODES["slow"][:8] in slower.name
-    assert NODES["quick"][:8] in quicker.name
+    (slow,) = [node["NodeID"] for node in living_nodes() if SLOW_NODE in node["Resources"]]
+    assert slow[:8] in slower.name
+    assert slow[:8] not in quicker.name
     assert slower.busy_s / slower.tickets > 0.03
     assert slower.tickets + quicker.tickets == diagnosis.facts.pools["remote"].tickets
     text = str(diagnosis)
@@ -102,6 +98,7 @@ BURN = "import os; os.nice(15)\nwhile True: pass"
 """As nice as Ray's workers are, so that they share the CPUs evenly."""
 
 
+@pytest.mark.long
 def test_waiting_for_a_cpu_there_is_no_waiting_for_data() -> None:
     """An actor computes while others want the CPUs, too."""
     options: dict[str, Any] = {"num_workers": 1, "distribute_mode": True, "local_while_starting": False}

@@ -76,7 +76,7 @@ def kernel() -> Iterator[Kernel]:
     manager.shutdown_kernel()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) if way == "Ray" else way for way in WAYS])
 def test_classes_of_a_notebook_reach_workers(kernel: Kernel, way: str) -> None:
     assert kernel.run(f"batches({WAYS[way]})")["text/plain"] == "[[0, 2, 4, 6], [8, 10, 12, 14]]"
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from families import is_alive
 from packages import need
+from shared_ray import SharedRay, own_ray
 from waiting import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(380)]
@@ -92,7 +93,7 @@ def check(folder: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str]:
+def told(tmp_path_factory: pytest.TempPathFactory, ray_of_session: SharedRay) -> tuple[list[dict[str, Any]], str]:
     """What the ranks saw, and what the example printed: its training workers do `check` when they have trained."""
     import ray.cloudpickle
     from ray.train import torch as rays
@@ -104,21 +105,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]]
         def __init__(self, train: Any, **options: Any) -> None:
             super().__init__(functools.partial(trained_and_checked, train, folder), **options)
 
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+    examples_there = {"runtime_env": {"env_vars": {"PYTHONPATH": str(EXAMPLES)}}}
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        own_ray(ray_of_session, examples_there, head={"num_cpus": 2}, nodes=()),
+    ):
         patch.setattr(sys, "argv", ["train_ray.py", "--epochs", "2", "--limit", "3"])
         patch.syspath_prepend(str(EXAMPLES))
         patch.setattr(rays, "TorchTrainer", CheckedTrainer)
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            runtime_env={"env_vars": {"PYTHONPATH": str(EXAMPLES)}},
-        )
-        try:
-            runpy.run_path(str(EXAMPLES / "train_ray.py"), run_name="__main__")
-        finally:
-            ray.shutdown()
+        runpy.run_path(str(EXAMPLES / "train_ray.py"), run_name="__main__")
     return json.loads(Path(folder, "ranks.json").read_text()), out.getvalue()
 
 

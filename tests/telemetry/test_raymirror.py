@@ -17,6 +17,7 @@ from typing import Any
 import families
 import pytest
 from families import Augmented
+from shared_ray import SharedRay, by_value, own_ray
 from waiting import until
 
 from dpex import DpexDataLoader, MetricsConfig
@@ -31,29 +32,24 @@ AGENT = Path(sys.prefix) / "ray-agent"
 AGENT_NEEDS = ("aiohttp", "aiohttp_cors", "opencensus", "opentelemetry", "pydantic")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """A private Ray; yields the address of what exports its metrics, or "" where this Ray lacks that part."""
+@pytest.fixture(scope="module", autouse=True)
+def tests_travel() -> Iterator[None]:
+    with by_value(families, sys.modules[__name__]):
+        yield
+
+
+@pytest.fixture
+def exporter(ray_of_session: SharedRay) -> Iterator[str]:
+    """A private Ray; yields the address of what exports its metrics."""
+    if not exports_metrics():
+        pytest.skip("this Ray exports no metrics: `make ray-agent` installs what its agent needs")
     before = set(sys.modules)
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PYTHONPATH", str(AGENT), prepend=os.pathsep)  # for the agent
-    patch.setattr(sys, "path", [*sys.path, str(AGENT)])  # for Ray, which looks whether it can start one
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 << 20,
-        log_to_driver=False,
-        _system_config={"metrics_report_interval_ms": 500},
-    )
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.register_pickle_by_value(module)
-    yield metrics_address() if exports_metrics() else ""
-    ray.shutdown()
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(AGENT), prepend=os.pathsep)  # for the agent
+        patch.setattr(sys, "path", [*sys.path, str(AGENT)])  # for Ray, which looks whether it can start one
+        with own_ray(ray_of_session, head={"num_cpus": 2}, nodes=(), settings={"metrics_report_interval_ms": 500}):
+            yield metrics_address()
     forget_agent(before)
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.unregister_pickle_by_value(module)
 
 
 def forget_agent(before: set[str]) -> None:
@@ -94,28 +90,32 @@ def test_headlines_are_in_the_catalogue() -> None:
     assert not [name for name in HEADLINES if BY_NAME[name].kind not in ("counter", "gauge")]
 
 
-def test_a_loader_on_the_cluster_hands_its_counts_to_ray(cluster: str) -> None:
-    loader = DpexDataLoader(Augmented(24), batch_size=2, num_workers=1, distribute_mode=True, name="on-ray")
-    assert len(list(loader)) == 12
-    assert [thread.daemon for thread in mirror_threads()] == [True]
-    loader.close()
+def twelve_batches(name: str) -> None:
+    with DpexDataLoader(Augmented(24), batch_size=2, num_workers=1, distribute_mode=True, name=name) as loader:
+        assert len(list(loader)) == 12
+        assert [thread.daemon for thread in mirror_threads()] == [True]
     assert not mirror_threads()
-    assert mirror._written["on-ray", ("dpex_batches_total",)] == 12
+    assert mirror._written[name, ("dpex_batches_total",)] == 12
 
 
-def test_a_scrape_of_the_cluster_shows_the_loader(cluster: str) -> None:
-    """The one of the test before, which has ended."""
-    if not cluster:
-        pytest.skip("this Ray exports no metrics: `make ray-agent` installs what its agent needs")
-    found = until(lambda: scraped(cluster, "ray_dpex_batches_total", "on-ray"), 60.0)
+@pytest.mark.usefixtures("shared_ray")
+def test_a_loader_on_the_cluster_hands_its_counts_to_ray() -> None:
+    twelve_batches("on-ray")
+
+
+@pytest.mark.long
+def test_a_scrape_of_the_cluster_shows_a_loader_that_has_ended(exporter: str) -> None:
+    twelve_batches("scraped")
+    found = until(lambda: scraped(exporter, "ray_dpex_batches_total", "scraped"), 60.0)
     assert list(found.values()) == [12.0]
-    states = scraped(cluster, "ray_dpex_consumer_seconds_total", "on-ray")
+    states = scraped(exporter, "ray_dpex_consumer_seconds_total", "scraped")
     assert all('state="' in labels for labels in states)
     assert sum(states.values()) > 0
-    assert scraped(cluster, "ray_dpex_workers_running", "on-ray")
+    assert scraped(exporter, "ray_dpex_workers_running", "scraped")
 
 
-def test_only_what_is_new_is_added(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("shared_ray")
+def test_only_what_is_new_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger, added = LoaderMetrics("a"), []
 
     class Metric:
@@ -142,7 +142,8 @@ def test_only_what_is_new_is_added(cluster: str, monkeypatch: pytest.MonkeyPatch
     assert [value for value, tags in added if tags == {"loader": "a"}] == [3.0, 6.0]  # batches, samples
 
 
-def test_an_endpoint_beside_it(cluster: str, tmp_path: Any) -> None:
+@pytest.mark.usefixtures("shared_ray")
+def test_an_endpoint_beside_it(tmp_path: Any) -> None:
     """A loader that serves metrics shows them in Ray too, once Ray is there, and one thread is enough for all."""
     loaders = [
         DpexDataLoader(Augmented(8), batch_size=2, metrics=MetricsConfig(directory=str(tmp_path)), name=name)
@@ -158,7 +159,8 @@ def test_an_endpoint_beside_it(cluster: str, tmp_path: Any) -> None:
     assert mirror._written["beside-2", ("dpex_samples_total",)] == 8
 
 
-def test_when_ray_ends_nothing_breaks(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("shared_ray")
+def test_when_ray_ends_nothing_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpex.telemetry.ray_metrics.is_ray_connected", lambda: False)
     own = RayMirror(every_s=0.01)
     token = own.join(LoaderMetrics("b"))

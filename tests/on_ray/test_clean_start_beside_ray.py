@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Iterator
 from itertools import islice
 
-import families
 import pytest
 import torch
 from families import Augmented, assert_same, is_alive, seeded, stacked, worker_pids
@@ -16,30 +13,9 @@ from test_clean_start import BROKEN, SHAPE, made_here, no_server, server_pid  # 
 
 from dpex import DpexDataLoader
 from dpex.pools.local import clean_fork_server
-from dpex.pools.ray.cluster import connect, release
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
-ray = pytest.importorskip("ray")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """A head without CPUs, where the trainer is, and a node with two. Agents of a test serve the next one."""
-    from ray.cluster_utils import Cluster
-
-    quiet = {"include_dashboard": False, "object_store_memory": 200 << 20}
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **quiet})
-    started.add_node(num_cpus=2, object_store_memory=200 << 20)
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.register_pickle_by_value(module)
-    ray.init(address=started.address, log_to_driver=False)
-    share = connect("auto")
-    yield
-    release(share)
-    ray.shutdown()
-    started.shutdown()
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.unregister_pickle_by_value(module)
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
+pytest.importorskip("ray")
 
 
 def remote(length: int) -> DpexDataLoader[torch.Tensor]:
@@ -48,7 +24,6 @@ def remote(length: int) -> DpexDataLoader[torch.Tensor]:
     )
 
 
-@pytest.mark.usefixtures("cluster")
 def test_remote_workers_deliver_until_the_first_local_worker_is_up() -> None:
     """The server is held up until 30 batches have come since the resize."""
     with remote(6000) as loader:
@@ -68,7 +43,6 @@ def test_remote_workers_deliver_until_the_first_local_worker_is_up() -> None:
     assert_same(torch.cat(got), stacked(islice(rest, len(got))))
 
 
-@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_failure_to_start_is_a_warning_beside_remote_workers(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with remote(400) as loader:
@@ -84,7 +58,6 @@ def test_a_failure_to_start_is_a_warning_beside_remote_workers(how: str, monkeyp
         assert_same(torch.cat([*got, *iterator]), made_here(400, 0.0))
 
 
-@pytest.mark.usefixtures("cluster")
 def test_closing_while_local_workers_start_beside_remote_ones() -> None:
     with remote(1200) as loader:
         iterator = iter(loader)

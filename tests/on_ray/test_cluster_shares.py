@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from shared_ray import started
 from waiting import until
 
 from benchmarks.remote import trainings
 
-pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(400)]
-ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(400)]
+pytest.importorskip("ray")
 
-STORE_BYTES = 100 << 20
 ROOM = 6
 PATIENCE_S = 120.0
 LOOKS = 3
@@ -26,13 +26,9 @@ LOOKS = 3
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A head for the trainings, which has no place for workers, and a node that has."""
-    from ray.cluster_utils import Cluster
-
-    head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-    started = Cluster(initialize_head=True, head_node_args=head)
-    started.add_node(num_cpus=ROOM, object_store_memory=STORE_BYTES)
-    yield started.address
-    started.shutdown()
+    cluster = started(nodes=[{"num_cpus": ROOM}])
+    yield cluster.address
+    cluster.shutdown()
 
 
 class Training(trainings.Training):

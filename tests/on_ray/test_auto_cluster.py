@@ -9,7 +9,6 @@ are waited for.
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,11 +16,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-import families
 import psutil
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
+from shared_ray import QUICK_TO_NOTICE, STORE_BYTES, SharedRay, own_ray
 from torch.utils.data import Sampler
 from workload import wait_as_work
 
@@ -30,7 +29,6 @@ from dpex import AutotuneConfig, DpexDataLoader
 pytestmark = [pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(400)]
 ray = pytest.importorskip("ray")
 
-STORE_BYTES = 100 << 20
 HEAD_CPUS, NODE_CPUS = 1, 4
 PATIENCE_S = 120.0
 BATCH = 8
@@ -46,37 +44,11 @@ LENGTH = 100_000
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head with one CPU, where the trainer is, and two nodes of four logical CPUs.
-
-    A node is declared dead after a second without a heartbeat, where Ray's defaults take some 15.
-    """
-    from ray.cluster_utils import Cluster
-
-    heartbeats = {
-        "health_check_initial_delay_ms": 0,
-        "health_check_period_ms": 500,
-        "health_check_failure_threshold": 4,
-    }
-    started = Cluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": HEAD_CPUS,
-            "object_store_memory": STORE_BYTES,
-            "include_dashboard": False,
-            "_system_config": heartbeats,
-        },
-    )
-    for _ in range(2):
-        started.add_node(num_cpus=NODE_CPUS, object_store_memory=STORE_BYTES)
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.register_pickle_by_value(module)
-    ray.init(address=started.address, log_to_driver=False)
-    yield started
-    ray.shutdown()
-    started.shutdown()
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.unregister_pickle_by_value(module)
+def cluster(ray_of_session: SharedRay) -> Iterator[Any]:
+    """A Ray of its own, as nodes end here: a head with one CPU, where the trainer is, and two nodes of four CPUs."""
+    node = {"num_cpus": NODE_CPUS}
+    with own_ray(ray_of_session, head={"num_cpus": HEAD_CPUS}, nodes=[node, node], settings=QUICK_TO_NOTICE) as started:
+        yield started
 
 
 def auto(dataset: Any, **options: Any) -> DpexDataLoader[torch.Tensor]:
@@ -127,8 +99,9 @@ class Training:
         return max((node.node_id for node in cluster.worker_nodes), key=self.actors().__getitem__)
 
 
-def test_without_a_cluster_nothing_leaves_this_machine() -> None:
-    """Before the others: Ray is not connected yet."""
+@pytest.mark.long
+def test_without_a_cluster_nothing_leaves_this_machine(ray_of_session: SharedRay) -> None:
+    ray_of_session.leave()
     assert not ray.is_initialized()
     with auto(Augmented(LENGTH, NAP_S), distribute_mode="auto") as loader:
         training = Training(loader)
@@ -138,8 +111,9 @@ def test_without_a_cluster_nothing_leaves_this_machine() -> None:
     assert not ray.is_initialized()
 
 
-@pytest.mark.parametrize("mode", [True, "auto"])
-def test_what_is_too_much_for_this_machine_is_moved_out(cluster: Any, mode: Any) -> None:
+@pytest.mark.usefixtures("shared_ray")
+@pytest.mark.parametrize("mode", [True, pytest.param("auto", marks=pytest.mark.long)])
+def test_what_is_too_much_for_this_machine_is_moved_out(mode: Any) -> None:
     with auto(Augmented(LENGTH, NAP_S), shuffle=True, distribute_mode=mode) as loader:
         training = Training(loader)
         training.until(lambda: training.remote() >= 2 and training.made_far() >= ENOUGH)
@@ -152,6 +126,7 @@ def test_what_is_too_much_for_this_machine_is_moved_out(cluster: Any, mode: Any)
     assert_same(stacked(training.batches), in_process(count, shuffle=True))
 
 
+@pytest.mark.long
 def test_actors_are_given_back_when_the_consumer_slows(cluster: Any) -> None:
     """A window holds four batches or more, so that 200 are 50 windows at most; on an idle machine some 5 are enough."""
     with auto(Augmented(LENGTH, NAP_S), shuffle=True) as loader:
@@ -202,6 +177,7 @@ def remove(cluster: Any, request: Any) -> Iterator[Callable[[str], threading.Thr
         cluster.add_node(num_cpus=NODE_CPUS, object_store_memory=STORE_BYTES)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the agent on node")
 def test_a_node_that_goes_is_made_up_for(cluster: Any, remove: Callable[[str], threading.Thread]) -> None:
     """As many actors as are wanted are there again, elsewhere, and no batch is lost or comes twice."""
@@ -223,6 +199,7 @@ def test_a_node_that_goes_is_made_up_for(cluster: Any, remove: Callable[[str], t
     assert_same(got, in_process(len(training.batches) + 1, sampler=Endless(len(got))))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:the agent on node")
 @pytest.mark.parametrize("remove", [True], indirect=True, ids=["leaving"])
 def test_what_there_is_no_room_for_is_not_wanted_any_longer(

@@ -1,16 +1,14 @@
 """Loaders of a process that is connected to a cluster by ``ray://``: the same batches, on workers of the cluster.
 
-`test_ray_heads` runs this in a process of its own.
+`test_ray_heads` runs this in a process of its own, without the shared Ray.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import families
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
@@ -56,14 +54,10 @@ def client() -> Iterator[ClientServer]:
     """A head with three CPUs; this process is connected to it, and no part of it."""
     started = connected_head()
     try:
-        for module in (families, sys.modules[__name__]):
-            ray.cloudpickle.register_pickle_by_value(module)
         yield started
         ray.shutdown()
     finally:
         started.shutdown()
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.unregister_pickle_by_value(module)
 
 
 def made_far(loader: Any) -> int:

@@ -1,17 +1,15 @@
 """Loaders on a cluster that grows on demand: a real autoscaler adds a raylet for them, and takes it away after them.
 
-`test_ray_heads` runs this in a process of its own.
+`test_ray_heads` runs this in a process of its own, without the shared Ray.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-import families
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
@@ -38,16 +36,12 @@ CONFIG = AutotuneConfig(max_local=1, max_remote=NODE_CPUS, interval_s=0.25)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[GrowingCluster]:
     started = GrowingCluster(node_cpus=NODE_CPUS, most_nodes=1, store_bytes=100 << 20)
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.register_pickle_by_value(module)
     try:
         ray.init(address=started.address, log_to_driver=False, logging_level="ERROR")
         yield started
         ray.shutdown()
     finally:
         started.shutdown()
-    for module in (families, sys.modules[__name__]):
-        ray.cloudpickle.unregister_pickle_by_value(module)
 
 
 def nodes() -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from packages import need
 
-pytestmark = [pytest.mark.timeout(390)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(390)]
 need("ray", "Ray is not installed")
 need("grpc", "Ray's client needs ray[client], which is not installed")
 

@@ -1,0 +1,478 @@
+"""The pool of remote workers on a real Ray cluster, driven with tickets: raylets of this machine are its nodes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from families import is_alive
+from pool_driver import (
+    DEADLINE_S,
+    Driver,
+    HeldBack,
+    Large,
+    NodeBound,
+    Noise,
+    Numbers,
+    go_by,
+    grouped,
+    key_of,
+    new_agents,
+    same,
+)
+from waiting import meet, until
+
+from dpex.core.events import Notice, Snapshot, TicketMade, WorkerGone, WorkerUp
+from dpex.core.schedule import Ticket
+from dpex.errors import ShippingError
+from dpex.pools.ray.cluster import Parked, living_nodes
+from dpex.system.other_threads import OtherThreads
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
+pytest.importorskip("ray")
+ASIDE = {"resources": {"aside": 1}}
+"""For workers on the other node, of which no test expects parked agents."""
+
+
+class Shared:
+    """A large array that each sample reads and writes."""
+
+    def __init__(self):
+        self.array = np.zeros(2 << 20, np.uint8)
+        self.tensor = torch.zeros(1 << 20, dtype=torch.uint8)
+
+    def __getitem__(self, index):
+        before = int(self.array[7]), int(self.tensor[7])
+        self.array[7] += 1
+        self.tensor[7] += 1
+        maps = open("/proc/self/maps").read()  # noqa: SIM115, PTH123
+        return (*before, maps.count("dpex-shipped"), os.getpid())
+
+
+class Deadly:
+    def __getitem__(self, index):
+        if index == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor(index)
+
+
+class FileBound:
+    """Opens a file for each sample that exists on no other node."""
+
+    def __getitem__(self, index):
+        if os.environ.get("DPEX_TEST_NODE") == "bare":
+            raise FileNotFoundError("/data/samples.bin")
+        return os.environ.get("DPEX_TEST_NODE", "")
+
+
+class Opaque:
+    def __init__(self):
+        self.handle = (i for i in range(3))
+
+
+def test_threads_that_ray_starts_here_draw_nothing():
+    started = {thread.name for thread in threading.enumerate() if thread.name.lower().startswith(("ray", "python"))}
+    assert "ray_listen_error_messages" in started
+    assert started.isdisjoint(thread.name for thread in OtherThreads().clocks())
+
+
+def test_small_batches_travel_in_groups_and_are_right():
+    with Driver(Numbers(), 2) as driver:
+        driver.wait_up(2)
+        made = driver.make(grouped(500, 32))
+        assert all(torch.equal(batch, torch.full((1, 5), float(i))) for i, batch in made.items())
+        assert driver.pool.times.tickets == 500
+        assert len(driver.pool.workers()) == driver.pool.counts.running == 2
+
+        def both_make():  # one that is quick makes hundreds of them before the other one wakes
+            begin = len(driver.made)
+            driver.make([[(number, [number]) for number in range(begin, begin + 32)]])
+            return len({event.worker for event in driver.of(TicketMade)}) == 2
+
+        until(both_make, DEADLINE_S)
+
+
+@pytest.mark.parametrize("way", ["memory", "unreachable", pytest.param("stream", marks=pytest.mark.long)])
+def test_large_batches_are_ordinary_writable_tensors_that_last(monkeypatch, way):
+    """They travel in shared memory, on a connection, or through Ray's object store, which is the last resort."""
+    go_by(way, monkeypatch)
+    with new_agents(ASIDE), Driver(Large(), 1, options=None if way == "memory" else ASIDE) as driver:
+        driver.wait_up(1)
+        made = driver.make(grouped(12, 1, lambda i: [i] * 8))
+        assert [agent.link.is_tunnel for agent in driver.agents()] == [way == "unreachable"]
+        assert [agent.link.is_near for agent in driver.agents()] == [way == "memory"]
+        notes = [note.text for note in driver.of(Notice)]
+        assert len(notes) == (way == "unreachable")
+        assert all("object store: it cannot reach" in note for note in notes)
+        times = driver.pool.times
+        assert times.streamed_bytes == (times.nbytes if way == "stream" else 0)
+        assert times.shared_bytes == (times.nbytes if way == "memory" else 0)
+    for i, batch in made.items():
+        assert batch.shape == (8, 3, 128, 128)
+        assert type(batch) is torch.Tensor
+        assert (batch == i).all()
+        batch += 1
+    assert all((batch == i + 1).all() for i, batch in made.items())
+
+
+def test_rare_values_arrive_as_they_are():
+    values = {
+        0: np.arange(5000),
+        1: {"a": (1, "b", None), "n": torch.zeros(0, 3)},
+        2: torch.ones(4000, requires_grad=True),
+        3: [torch.ones(3).to_sparse(), {1, 2}],
+        4: "x" * 100_000,
+    }
+    with Driver(values, 1, auto_collation=False, collate_fn=same) as driver:
+        driver.wait_up(1)
+        made = driver.make(grouped(5, 5, lambda i: i))
+    assert np.array_equal(made[0], values[0])
+    made[0][0] = 9
+    assert made[1]["a"] == values[1]["a"]
+    assert made[1]["n"].shape == (0, 3)
+    assert made[2].requires_grad
+    assert made[3][0].is_sparse
+    assert made[3][1] == {1, 2}
+    assert made[4] == values[4]
+
+
+def test_growing_and_shrinking_while_it_works(tmp_path):
+    samples = HeldBack(tmp_path)
+    with Driver(samples, 1) as driver:
+        driver.wait_up(1)
+        driver.send([Ticket(i, [i + 1], 0) for i in range(4)])
+        driver.listen_until(lambda: samples.begun() == 1)
+        driver.pool.resize(3)
+        assert driver.pool.counts.wanted == 3
+        driver.wait_up(3)
+        for i in range(4, 12):
+            driver.send([Ticket(i, [i + 1], 0)])
+        driver.listen_until(lambda: samples.begun() == 3)
+        driver.pool.resize(1)
+        assert not driver.made
+        samples.let_go()
+        driver.listen_until(lambda: len(driver.made) == 12 and driver.pool.counts.running == 1)
+        gone = driver.of(WorkerGone)
+        assert [(event.lost, event.expected) for event in gone] == [((), True)] * 2
+        assert sorted(driver.made) == list(range(12))
+        driver.make([[(12, [13])]])
+
+
+def test_requests_beyond_the_cluster_stay_pending():
+    with Driver(Numbers(), 5) as driver:
+        driver.wait_up(3)
+        driver.make(grouped(10, 1))
+        assert (driver.pool.counts.wanted, driver.pool.counts.requested, driver.pool.counts.running) == (5, 5, 3)
+        driver.pool.resize(3)
+        assert driver.pool.counts.requested == 3
+
+
+def test_a_killed_worker_loses_its_tickets_and_is_replaced(tmp_path):
+    samples = HeldBack(tmp_path)
+    with Driver(samples, 2) as driver:
+        driver.wait_up(2)
+        pids, workers = driver.pids(), driver.pool.workers()
+        for i in range(8):
+            driver.send([Ticket(i, [i + 1], 0)])
+        driver.listen_until(lambda: samples.begun() == 2)
+        os.kill(pids[0], signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        (gone,) = driver.of(WorkerGone)
+        assert gone.worker in workers
+        assert not gone.expected
+        assert gone.pid == pids[0]
+        assert gone.guilty is None or gone.guilty in gone.lost
+        assert str(gone.pid) in gone.why
+        assert driver.pool.crashes <= 1
+        samples.let_go()
+        driver.listen_until(lambda: {*driver.made, *driver.lost()} == set(range(8)))
+        assert driver.lost()
+        driver.wait_up(2)
+        driver.make([[(number, [number + 1])] for number in driver.lost()])
+        assert sorted(driver.made) == list(range(8))
+
+
+def test_a_worker_killed_while_large_batches_are_on_their_way():
+    with Driver(Large(), 2) as driver:
+        driver.wait_up(2)
+        for i in range(8):
+            driver.send([Ticket(i, [i] * 200, 0)])
+        driver.listen_until(lambda: driver.made)
+        victim = driver.pids()[0]
+        os.kill(victim, signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        (gone,) = driver.of(WorkerGone)
+        assert gone.pid == victim
+        driver.listen_until(lambda: {*driver.made, *driver.lost()} == set(range(8)))
+        driver.wait_up(2)
+        driver.make([[(number, [number] * 200)] for number in driver.lost()])
+        assert all((batch == i).all() for i, (batch,) in driver.made.items())
+
+
+def test_the_deadly_ticket_of_a_group_is_found():
+    with Driver(Deadly(), 1) as driver:
+        driver.wait_up(1)
+        driver.send([Ticket(i, [i], 0) for i in range(10, 20)])
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        (gone,) = driver.of(WorkerGone)
+        assert gone.guilty == 13
+        assert {*gone.lost, *driver.made} == set(range(10, 20))
+        assert "SIGKILL" in gone.why or "Killed" in gone.why
+        driver.listen_until(lambda: len(driver.of(WorkerUp)) == 2)
+        driver.make([[(i, [i]) for i in gone.lost if i != 13]])
+        assert sorted(driver.made) == [*range(10, 13), *range(14, 20)]
+
+
+def test_the_only_ticket_of_a_killed_worker_is_to_blame(tmp_path):
+    samples = HeldBack(tmp_path)
+    with Driver(samples, 1) as driver:
+        driver.wait_up(1)
+        driver.send([Ticket(0, [1], 0)])
+        driver.listen_until(samples.begun)
+        os.kill(*driver.pids(), signal.SIGKILL)
+        driver.listen_until(lambda: driver.of(WorkerGone))
+        (gone,) = driver.of(WorkerGone)
+        assert (gone.lost, gone.guilty, gone.expected) == ((0,), 0, False)
+
+
+def test_a_killed_agent_loses_its_tickets_without_blame_and_is_replaced(tmp_path):
+    samples = HeldBack(tmp_path)
+    with Driver(samples, 2) as driver:
+        driver.wait_up(2)
+        for i in range(8):
+            driver.send([Ticket(i, [i + 1], 0)])
+        driver.listen_until(lambda: samples.begun() == 2)
+        (agent,) = driver.agent_processes()
+        agent.kill()
+        driver.listen_until(lambda: len(driver.of(WorkerGone)) == 2)
+        assert not any(gone.expected or gone.guilty is not None for gone in driver.of(WorkerGone))
+        assert not driver.made
+        assert sorted(driver.lost()) == list(range(8))
+        samples.let_go()
+        driver.wait_up(2)
+        driver.make([[(number, [number + 1])] for number in driver.lost()])
+        assert agent.pid not in {one.pid for one in driver.agent_processes()}
+
+
+def test_large_arrays_are_shared_on_a_node_and_written_privately():
+    dataset = Shared()
+    with Driver(dataset, 2, collate_fn=same, auto_collation=False) as driver:
+        driver.wait_up(2)
+        by_pid = {}
+        for begin in range(0, 240, 40):
+            groups = [[(number, number)] for number in range(begin, begin + 40)]
+            for array, tensor, maps, pid in driver.make(groups).values():
+                by_pid.setdefault(pid, []).append((array, tensor))
+                assert maps >= 1
+            if len(by_pid) == 2:
+                break  # else one of them was quick enough for all
+    assert len(by_pid) == 2
+    for values in by_pid.values():
+        assert sorted(values) == [(i, i) for i in range(len(values))]
+    assert dataset.array[7] == dataset.tensor[7] == 0
+
+
+def test_a_snapshot_replays_what_came_after_it():
+    setup = {"per_batch_seed": False, "shared_queue": False}
+    with Driver(Noise(), 1, **setup) as driver:
+        driver.wait_up(1)
+        (worker,) = driver.pool.workers()
+        driver.pool.adopt(worker, 0, None)
+        made = driver.make(grouped(1100, 100), worker=worker)
+        driver.listen_until(lambda: driver.of(Snapshot))
+        snapshot = driver.of(Snapshot)[0]
+        assert (snapshot.logical, snapshot.epoch) == (0, 0)
+        driver.pool.adopt(worker, 1, snapshot.state)
+        after = snapshot.number + 1
+        driver.send([Ticket(5000, [after], 1)], worker=worker)
+        driver.listen_until(lambda: 5000 in driver.made)
+        if after in made:
+            # `adopt` seeds as worker 1, then takes over the state: only the state counts for what is drawn
+            assert torch.equal(driver.made[5000][0], made[after])
+
+
+def test_results_of_an_earlier_epoch_are_dropped(tmp_path):
+    samples = HeldBack(tmp_path)
+    with Driver(samples, 1) as driver:
+        driver.wait_up(1)
+        driver.send([Ticket(i, [i + 1], 0) for i in range(3)], epoch=0)
+        driver.listen_until(samples.begun)
+        driver.pool.new_epoch(1)
+        samples.let_go()
+        made = driver.make([[(0, [100])]], epoch=1)
+        assert made[0].tolist() == [100]
+        assert [event.epoch for event in driver.of(TicketMade)] == [1]
+
+
+def test_changed_collate_functions_travel(monkeypatch):
+    from torch.utils.data._utils import collate
+
+    monkeypatch.setitem(collate.default_collate_fn_map, int, lambda batch, *, collate_fn_map: sum(batch) + 1000)
+    with Driver([1, 2, 3], 1) as driver:
+        driver.wait_up(1)
+        assert driver.make([[(0, [0, 1, 2])]])[0] == 1006
+    monkeypatch.undo()
+    with Driver([1, 2, 3], 1) as driver:
+        driver.wait_up(1)
+        assert driver.make([[(0, [0, 1, 2])]])[0].tolist() == [1, 2, 3]
+
+
+def test_what_cannot_travel_is_named():
+    with pytest.raises(ShippingError, match=r"dataset\.handle \(a generator\) cannot be pickled"):
+        Driver(Opaque(), 1)
+
+
+def test_the_next_pool_gets_the_agents_with_the_dataset_as_it_is_then(shared_ray):
+    dataset = [1, 2, 3]
+    pids = []
+    for value in (1, 100):
+        dataset[0] = value
+        with Driver(dataset, 2, auto_collation=False, collate_fn=same) as driver:
+            driver.wait_up(2)
+            assert driver.make(grouped(1, 1, lambda i: i))[0] == value
+            pids.append({agent.pid for agent in driver.agent_processes()})
+    assert pids[0] == pids[1]
+    assert len(pids[0]) == 1
+    parked = shared_ray.share.parked.take(key_of())
+    assert parked.workers == 2
+    shared_ray.share.parked.park(parked)
+
+
+class Waiting:
+    """Nodes that wait for a pool."""
+
+    workers = 2
+
+    def __init__(self, key):
+        self.key = key
+        self.has_ended = False
+
+    def end(self):
+        self.has_ended = True
+
+    def join(self, timeout_s):
+        assert self.has_ended
+
+
+def test_parked_nodes_go_to_pools_with_the_same_options_once():
+    parked = Parked()
+    small, large = Waiting("small"), Waiting("large")
+    for nodes in (small, large):
+        parked.park(nodes)
+    assert parked.workers == 4
+    assert parked.take("none") is None
+    assert parked.take("small") is small
+    assert parked.take("small") is None
+    assert parked.discard(large)
+    assert not parked.discard(large)
+    parked.park(small)
+    parked.clear()
+    assert (small.has_ended, large.has_ended) == (True, False)
+
+
+def test_a_resource_that_no_node_has_is_said():
+    with Driver(Numbers(), 1, options={"resources": {"unobtainium": 1}}) as driver:
+        driver.listen_until(lambda: driver.pool.failed is not None)
+        assert "unobtainium" in driver.pool.failed
+
+
+@pytest.mark.parametrize("dataset", [NodeBound, FileBound])
+def test_a_node_that_lacks_something_is_set_aside(dataset):
+    driven = partial(Driver, dataset(), 3, options={"resources": {"probe": 1}}, collate_fn=same, auto_collation=False)
+    with driven() as driver:
+        driver.listen_until(lambda: driver.of(Notice) and driver.pool.counts.running == 1)
+        (note,) = driver.of(Notice)
+        assert note.warning
+        assert "set aside" in note.text
+        assert "rare_codec" in note.text or "/data/samples.bin" in note.text
+        (bad_node,) = [node["NodeID"] for node in living_nodes() if node["Resources"].get("probe") == 2]
+        assert bad_node[:8] in note.text
+        made = driver.make(grouped(20, 2, lambda i: i))
+        assert set(made.values()) == {"good"}
+        assert driver.pool.failed is None
+        assert driver.pool.counts.requested == 3
+
+
+class Visible:
+    """Says which GPUs its worker sees, once two workers are asked; the first is asked whether a node can serve."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def __getitem__(self, index):
+        if index:
+            meet(self.place, 2)
+        return os.environ["CUDA_VISIBLE_DEVICES"], os.getpid()
+
+
+def test_a_worker_with_a_gpu_has_an_agent_of_its_own_that_sees_it(tmp_path):
+    options = {"resources": {}, "num_gpus": 1}
+    with Driver(Visible(tmp_path), 2, options=options, collate_fn=same, auto_collation=False) as driver:
+        driver.wait_up(2)
+        seen = set(driver.make(grouped(60, 1, lambda i: i + 1)).values())
+        assert {devices for devices, _ in seen} == {"0", "1"}
+        assert len(seen) == 2
+        driver.pool.resize(1)
+        driver.listen_until(lambda: driver.pool.counts.running == 1)
+        assert [gone.expected for gone in driver.of(WorkerGone)] == [True]
+
+
+def test_a_runtime_environment_is_that_of_the_agent_and_its_workers():
+    options = {**ASIDE, "runtime_env": {"env_vars": {"DPEX_TEST_NODE": "of its own"}}}
+    with Driver(NodeBound(), 2, options=options, collate_fn=same, auto_collation=False) as driver:
+        driver.wait_up(2)
+        assert set(driver.make(grouped(4, 1, lambda i: i)).values()) == {"of its own"}
+        assert len(driver.agents()) == 1
+
+
+def test_a_runtime_environment_that_ray_refuses_is_told(tmp_path):
+    options = {**ASIDE, "runtime_env": {"working_dir": str(tmp_path)}}
+    with Driver(Numbers(), 1, options=options) as driver:
+        driver.listen_until(lambda: driver.pool.failed is not None)
+        assert str(tmp_path) in driver.pool.failed
+
+
+TRAINING = """
+import sys, threading, ray
+sys.path[:] = {path!r}
+import pool_driver
+ray.init(address={address!r}, log_to_driver=False)
+ray.cloudpickle.register_pickle_by_value(pool_driver)
+driver = pool_driver.Driver(pool_driver.Numbers(), 2, options={options!r})
+driver.wait_up(2)
+print(*driver.pids(), *(agent.pid for agent in driver.agent_processes()), flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_killed_training_process_leaves_nothing_behind(shared_ray):
+    code = TRAINING.format(path=[str(Path(__file__).parent), *sys.path], address=shared_ray.address, options=ASIDE)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as training:
+        pids = [*map(int, training.stdout.readline().split())]
+        assert len(pids) == 3
+        training.kill()
+    until(lambda: not any(map(is_alive, pids)), DEADLINE_S)
+
+
+def test_closing_in_the_middle_is_idempotent_and_leaves_no_process(shared_ray, tmp_path):
+    """Nobody else holds a share of the connection, for which agents would be parked."""
+    shared_ray.release()
+    samples = HeldBack(tmp_path)
+    driver = Driver(samples, 2)
+    driver.wait_up(2)
+    pids = [*driver.pids(), *(agent.pid for agent in driver.agent_processes())]
+    assert len(pids) == 3
+    for i in range(4):
+        driver.send([Ticket(i, [i + 1], 0)])
+    driver.listen_until(lambda: samples.begun() == 2)
+    driver.pool.close(5.0)
+    driver.pool.close(5.0)
+    assert not driver.pool.poll()
+    samples.let_go()
+    until(lambda: not any(map(is_alive, pids)), DEADLINE_S)
