@@ -217,6 +217,9 @@ class LocalPool(LocalWorkers):
             worker.announces_memory = True
         elif kind == "segments":  # they are mapped already
             worker.announces_memory = False
+        elif kind == "spilled":
+            self._read(worker, marshal.loads(worker.lease(*message[1:])), [])
+            worker.leased = {}
         elif kind == "released":
             self._tell(Released(message[1], worker.number, message[2]))
         elif kind == "snapshot":

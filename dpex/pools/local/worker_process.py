@@ -58,6 +58,11 @@ BOARD_ROW = struct.Struct("<QQ")
 """What a worker writes of itself: number of the message it works on, and 1 + the ticket's number (0: none)."""
 CONTROL_ROW = 0
 """Row of the trainer: 1 once the workers shall end, and the current epoch."""
+_MESSAGE_BYTES = 96 << 10
+"""Longest message that goes through the socket, which takes 208 KiB by default (net.core.wmem_default). A longer one
+goes through the arena, such as the state of a large dataset."""
+_SNAPSHOT_SHARE = 0.02
+"""Most of a worker's time that snapshots may take where the user has not set their pace."""
 IDLE = (0, 0)
 NO_GROUP = 0
 """In place of the message of tickets that is done: this one is not yet."""
@@ -108,20 +113,30 @@ def read_ticket_message(view: memoryview, fds: list[int]) -> Any:
 
 
 class SnapshotPace:
-    """When each logical worker tells its state: after ``every`` tickets; None: by time."""
+    """Decides when each logical worker tells its state: after ``every`` tickets; None: by time, and the less often the
+    longer it takes."""
 
     def __init__(self, every: int | None) -> None:
         self._every = every
         self._told: dict[int, tuple[float, int]] = {}
+        self._longest_s = 0.0
 
     def is_due(self, logical: int, made: int) -> bool:
-        """Whether it is time, after so many further tickets."""
+        """Return True if it is time, after ``made`` further tickets."""
         now = time.perf_counter()
         at, since = self._told.setdefault(logical, (now, 0))
         since += made
-        is_due = since >= (self._every or _SNAPSHOT_TICKETS) or (not self._every and now - at > _SNAPSHOT_S)
+        is_due = since >= self._every if self._every else self._is_worth_it(now - at, since)
         self._told[logical] = (now, 0) if is_due else (at, since)
         return is_due
+
+    def _is_worth_it(self, elapsed_s: float, tickets: int) -> bool:
+        is_wanted = tickets >= _SNAPSHOT_TICKETS or elapsed_s > _SNAPSHOT_S
+        return is_wanted and self._longest_s <= _SNAPSHOT_SHARE * elapsed_s
+
+    def took(self, seconds: float) -> None:
+        """Note how long it took to tell a state."""
+        self._longest_s = max(self._longest_s, seconds)
 
 
 class LocalWorker:
@@ -265,6 +280,7 @@ class LocalWorker:
         """Tell the state of a logical worker after that ticket, if it can be told."""
         if self._cannot_tell:
             return
+        began = time.perf_counter()
         try:
             state = ask(logical)
         except Exception as error:
@@ -273,6 +289,7 @@ class LocalWorker:
             return
         if state is not None:
             self._send(("snapshot", logical, epoch, number, state))
+        self._snapshots.took(time.perf_counter() - began)
 
     def _announce(self, spec: SegmentSpec, fd: int) -> None:
         self._segments.append(spec)
@@ -289,9 +306,14 @@ class LocalWorker:
         self._flushed = time.perf_counter()
 
     def _send(self, message: tuple[Any, ...]) -> None:
+        retired = self._arena.retired()
+        data = marshal.dumps((message, retired))
+        if len(data) > _MESSAGE_BYTES:
+            _, (_, *place) = self._encoder.spill(message)
+            data = marshal.dumps((("spilled", *place), [*retired, *self._arena.retired()]))
         if self._fds:
             self._send_segments()
-        self._results.send(marshal.dumps((message, self._arena.retired())))
+        self._results.send(data)
 
     def _send_segments(self) -> None:
         self._results.send(marshal.dumps((("coming",), ())))
