@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 from multiprocessing import resource_sharer
 from pathlib import Path
@@ -69,9 +70,13 @@ def cheap_collections() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nobody_shares_resources() -> Iterator[None]:
-    """Stop the thread that torch starts to hand tensors to another process. dpex counts it as one that may draw random
-    numbers."""
+def no_foreign_thread_stays() -> Iterator[None]:
+    """Stop the threads of tqdm, and of torch for handing tensors to another process. dpex takes a foreign thread for one
+    that may draw random numbers."""
     yield
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if tqdm is not None and tqdm.monitor is not None:
+        tqdm.monitor.exit()
+        tqdm.monitor = None
     if resource_sharer._resource_sharer._thread is not None:
         resource_sharer.stop(timeout=5.0)

@@ -6,12 +6,13 @@ where it starves all is.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 from nvmlstub import built_in
 
-from tests.telemetry.test_gpu_export import PRELUDE, PRETEND, run
+from tests.telemetry.test_gpu_export import PRETEND, forker_with, run
 
 LOOP = """
 from dpex import AutotuneConfig
@@ -91,7 +92,8 @@ answer = {
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """By run: changes of the number of workers with their signal and text; vetoes; the share of the loop's waiting."""
     folder = tmp_path_factory.mktemp("gpu")
-    return run(RUNS, folder, built_in(folder), PRELUDE + PRETEND + LOOP)
+    with closing(forker_with(str(built_in(folder)), folder)) as forker:
+        return run(RUNS, forker, PRETEND + LOOP)
 
 
 @pytest.mark.parametrize("signal", ["events", "nvml"])

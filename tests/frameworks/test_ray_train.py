@@ -19,7 +19,7 @@ from packages import need
 from shared_ray import SharedRay, own_ray
 from waiting import until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(380)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(380)]
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'dpex[ray]'")
 for package in ("pandas", "pyarrow"):
     need(package, "needs Ray Train: pip install 'dpex[ray-train]'")

@@ -7,7 +7,6 @@ import threading
 from dataclasses import dataclass, field, replace
 
 import pytest
-from test_ledger import Engine
 
 from dpex import DpexDataLoader
 from dpex.diagnose.counters import LoaderCounters, Page
@@ -19,6 +18,7 @@ from dpex.measure.wait_causes import CAUSES, READ, STARTUP
 from dpex.telemetry.exporter import exporter
 from dpex.telemetry.http.diagnoses import KEPT_S, Diagnoses, Stretch, TimedDiagnosis, as_html, as_json
 from dpex.telemetry.loader_metrics import LoaderMetrics
+from tests.unit.measure.test_ledger import Engine
 
 
 @dataclass

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from test_ledger import NOTHING, Engine
 
 from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.measure.sums import NodeSums, PoolSums, Sums
@@ -17,6 +16,7 @@ from dpex.telemetry.http import history as module
 from dpex.telemetry.http.frames import frame, latest
 from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.loader_metrics import LoaderMetrics
+from tests.unit.measure.test_ledger import NOTHING, Engine
 
 HOSTILE = '<script>alert("x")</script>\u2028 & \\'
 
