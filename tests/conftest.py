@@ -25,8 +25,8 @@ with contextlib.suppress(ImportError):  # `make test-gpu` does without
 
 ONE_MARK = ("ray", "alone", "long")
 """Marks by which a run of `python -m tests` chooses a few modules."""
-SLOWEST_FIRST: tuple[str, ...] = ()
-"""Modules that take more than 20 s: processes begin with them, as one at the end would keep the others waiting."""
+LAST = "frameworks"
+"""Folder of the tests that import large packages. Afterwards each fork of their process copies more page tables."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,11 +43,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Apply the quarantine. Let the slowest modules come first, and tests with Ray last: whoever runs beside a Ray to
-    which this process is connected may use it."""
+    """Apply the quarantine. Let tests of frameworks come last, and then tests with Ray: whoever runs beside a Ray to which
+    this process is connected may use it."""
     quarantine.pytest_collection_modifyitems(items)
-    names = {name: number for number, name in enumerate(SLOWEST_FIRST)}
-    items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, names.get(item.path.name, len(names))))
+    items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name == LAST))
 
 
 @pytest.fixture(scope="session", autouse=True)
