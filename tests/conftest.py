@@ -43,8 +43,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Apply the quarantine. Let tests of frameworks come last, and then tests with Ray: whoever runs beside a Ray to which
-    this process is connected may use it."""
+    """Apply the quarantine. Let tests of frameworks come last, and then tests with Ray: once this process is connected to
+    it, dpex starts workers in another way."""
     quarantine.pytest_collection_modifyitems(items)
     items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name == LAST))
 
@@ -70,8 +70,8 @@ def cheap_collections() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_foreign_thread_stays() -> Iterator[None]:
-    """Stop the threads of tqdm, and of torch for handing tensors to another process. dpex takes a foreign thread for one
-    that may draw random numbers."""
+    """Stop the threads of tqdm, and of torch for handing tensors to another process. dpex expects of a foreign thread
+    that it may draw random numbers."""
     yield
     tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if tqdm is not None and tqdm.monitor is not None:
