@@ -43,8 +43,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Apply the quarantine. Let tests of frameworks come last, and then tests with Ray: once this process is connected to
-    it, dpex starts workers in another way."""
+    """Apply the quarantine. Let tests of frameworks come last, and then tests with Ray.
+
+    Once a process is connected to Ray, dpex starts workers there in another way.
+    """
     quarantine.pytest_collection_modifyitems(items)
     items.sort(key=lambda item: (item.get_closest_marker("ray") is not None, item.path.parent.name == LAST))
 
