@@ -50,7 +50,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)i?B?", re.IGNORECASE)
 def byte_count(value: Any) -> Any:
     """Return the number of bytes that a text such as "2G", "1.5GiB" or "500 MB" names, in powers of 1024.
 
-    Anything else is returned as it is, to be refused by whoever checks the number.
+    Any other value is returned unchanged, so that the check of the number can refuse it.
     """
     found = _BYTES.fullmatch(value) if isinstance(value, str) else None
     return value if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
@@ -370,7 +370,7 @@ def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
     """Check what torch's constructor lets pass, or refuses without naming the value.
 
     Raises:
-        OptionError: There is no dataset, or a number is none or too small.
+        OptionError: The dataset is missing, or a number is not whole or too small.
     """
     _require(
         dataset is not None,

@@ -20,7 +20,7 @@ COVERED = "dpex"
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints, or None where it fails, as outside a checkout."""
+    """Return the output of git, or None if it fails, as outside a checkout."""
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 
@@ -58,7 +58,7 @@ def is_outdated() -> bool:
 
 
 def shown() -> str:
-    """One line on the recorded run."""
+    """Return a line on the recorded run."""
     run, behind = last(), commits_behind()
     age = "not in a checkout" if behind is None else f"{behind} commits to {COVERED}/ since, at most {MOST_BEHIND}"
     text = f"Long tests: {run['tests']} passed in {run['seconds']} s on {run['date']} at {run['commit'][:7]} ({age})."

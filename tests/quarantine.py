@@ -24,7 +24,7 @@ def entries() -> dict[str, dict[str, str]]:
 
 
 def faults(today: date) -> list[str]:
-    """What is wrong with the list."""
+    """Return a sentence for each rule that the list breaks."""
     known = entries()
     old = [name for name, entry in known.items() if (today - date.fromisoformat(entry["since"])).days > MOST_DAYS]
     crowded = [f"{len(known)} tests are quarantined, {MOST} may be"] if len(known) > MOST else []

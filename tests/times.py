@@ -1,4 +1,4 @@
-"""What each module of tests costs: counted in every run of `python -m tests`, shown by `make test-times`."""
+"""The cost of each module of tests: counted in every run of `python -m tests`, shown by `make test-times`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).parents[1] / ".test-times.jsonl"
-"""One line for each run of pytest: seconds and number of tests by module. Git ignores the file."""
+"""Seconds and number of tests by module, a line for each run of pytest. Git ignores the file."""
 SWITCH = "DPEX_TEST_TIMES"
 """Variable that `python -m tests` sets; a run of pytest by hand is not counted."""
 
@@ -60,7 +60,7 @@ def count() -> int:
 
 
 def table() -> str:
-    """Seconds and tests of each module that took at least one second, dearest first."""
+    """Return seconds and tests of each module that took at least one second, slowest first."""
     seconds, tests = _total("seconds"), _total("tests")
     if not seconds:
         return "No run of `make test` or `make test-long` is recorded here yet."

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def attribute(thing: Any, name: str, default: Any = None) -> Any:
-    """Return ``thing.name``, or ``default`` where there is none or asking raises any exception."""
+    """Return ``thing.name``, or ``default`` if the attribute is missing or reading it raises any exception."""
     try:
         return getattr(thing, name, default)
     except Exception:
@@ -18,7 +18,7 @@ def attribute(thing: Any, name: str, default: Any = None) -> Any:
 
 
 def is_a(thing: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Return whether ``thing`` is an instance of ``kinds``; False where asking raises any exception."""
+    """Return True if ``thing`` is an instance of ``kinds``, and False if testing that raises any exception."""
     try:
         return isinstance(thing, kinds)
     except Exception:
