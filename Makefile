@@ -92,8 +92,8 @@ coverage: $(STAMP)
 	rm -rf .coverage
 	-$(BIN)/python -m coverage run -m tests $(TEST_ARGS)
 	$(BIN)/python -m coverage combine --quiet
-	for folder in $(COVERED); do echo $$folder; $(BIN)/python -m coverage report --include="dpex/$$folder/*" | tail -n 1; done
-	$(BIN)/python -m coverage report | tail -n 1
+	for folder in $(COVERED); do echo $$folder; $(BIN)/python -m coverage report --include="dpex/$$folder/*" | grep TOTAL; done
+	$(BIN)/python -m coverage report | grep TOTAL
 
 accuracy: $(STAMP)
 	$(BIN)/python -m benchmarks.training.accuracy $(ACCURACY_ARGS)
