@@ -55,6 +55,7 @@ def check_dear(diagnosis: Diagnosis) -> None:
     assert 2 <= timed < 0.5 * diagnosis.facts.samples  # of a batch now and then
 
 
+@pytest.mark.alone  # two timed calls decide, and a neighbour slows one of them
 @pytest.mark.parametrize("place", PLACES)
 def test_the_dear_transform_is_named(place: str) -> None:
     size = 500 if PLACES[place]["num_workers"] else 300

@@ -294,6 +294,7 @@ def test_contrast(training: Training, opened: Callable[..., Seen], scheme: str) 
 # -- tests after which the others would not hold: new causes of waits, and the end ------------------------------------
 
 
+@pytest.mark.alone  # what waits is told from what computes by the load of the machine
 def test_what_is_planted_is_shown_and_goes(training: Training, opened: Callable[..., Seen]) -> None:
     seen = opened(viewport={"width": 1280, "height": 800})
     seen.open(training.url)
