@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -169,14 +170,19 @@ class Compose:
         return value
 
 
-class Computing:
-    """A transform that costs so much."""
+BLOCK = bytes(400_000)
+"""`zlib.crc32` of it takes 0.1 to 0.4 ms."""
 
-    def __init__(self, cpu_s: float) -> None:
-        self.cpu_s = cpu_s
+
+class Computing:
+    """A transform that takes ``blocks`` checksums. It makes few calls, so that a profile function does not slow it."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
 
     def __call__(self, value: Any) -> Any:
-        compute(self.cpu_s)
+        for _ in range(self.blocks):
+            zlib.crc32(BLOCK)
         return value
 
 
@@ -189,13 +195,15 @@ class Dear(Computing):
 
 
 class Transformed(Planted):
-    """Of 5 ms the dear transform takes 4."""
+    """Of 50 checksums, 5 to 20 ms, the dear transform takes 40."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(size, cpu_s=0.0003)
-        self.transform = Compose(Cheap(0.0007), Dear(0.004))
+        super().__init__(size)
+        self.transform = Compose(Cheap(7), Dear(40))
 
     def value(self, index: int) -> Any:
+        for _ in range(3):
+            zlib.crc32(BLOCK)
         return self.transform(torch.full((3,), float(index)))
 
 
