@@ -16,7 +16,7 @@ from dpex.core.sample_policy import OnSampleError
 from dpex.diagnose import at_exit
 from dpex.feed.arguments import checked_transform, parse
 from dpex.loader.assigned import assigned
-from dpex.loader.checks import check_samples, check_share, check_thread_safe, start_fork_server_early
+from dpex.loader.checks import check_samples, check_share, check_thread_safe, check_tuned, start_fork_server_early
 from dpex.loader.diagnosing import exported_counts
 from dpex.loader.origin import Origin, carrying, inherited, options_among, origin_of, plain
 from dpex.loader.rebuilt import recognise
@@ -96,11 +96,6 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         ray_remote_args: Arguments of ``ray.remote`` for each worker on the cluster, such as ``{"num_cpus": 2}``:
             ``num_cpus`` (1 where it is left out), ``num_gpus``, ``memory``, ``resources``, ``accelerator_type``,
             ``label_selector``, ``scheduling_strategy`` and ``runtime_env``, with Ray's meaning.
-        local_while_starting: Whether the training process makes batches while workers are seconds away, as on a
-            cluster. The batches are the same. It does so as long as it can vouch for that: not with a
-            ``worker_init_fn``, a ``timeout`` or workers that have a GPU, not under ``seeding="worker"`` with another
-            start method than "fork", and no more once a batch cannot be made here, for instance because only the nodes
-            can read the data. False: it waits for the workers.
         local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work, as they always do on other
             systems than Linux. ``seeding`` holds; nothing is tuned or resized then.
         autotune: None: ``num_workers="auto"`` is tuned with the defaults, and a number is kept. An `AutotuneConfig`:
@@ -194,7 +189,6 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         seeding: Seeding | None = None,
         memory_budget: int | str | None = None,
         ray_remote_args: Mapping[str, Any] | None = None,
-        local_while_starting: bool = True,
         local_engine: Literal["dpex", "torch"] = "dpex",
         autotune: AutotuneConfig | Literal[False] | None = None,
         thread_safe: bool | None = None,
@@ -232,7 +226,6 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         self.seeding: Seeding = options.seeding
         self.memory_budget = options.memory_budget
         self.ray_remote_args = options.ray_remote_args
-        self.local_while_starting = options.local_while_starting
         self.local_engine = options.local_engine
         self.autotune = options.autotune
         self.thread_safe = options.thread_safe
@@ -287,6 +280,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         self.auto_workers = auto
         check_thread_safe(self)
         check_share(self)
+        check_tuned(self)
         check_samples(self)
         if size_options(self).is_tuned:
             from dpex.autotune.runtime.recorder import check as check_trace
@@ -329,7 +323,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
 
     def _iterator_with(self, feed: Feed | None) -> BaseDataLoaderIter:
         """One pass; an iterator of workers takes the feed itself."""
-        from dpex.loader.passes import iterator_class, may_stand_in, pool_factory, torchs_seeded_iterator
+        from dpex.loader.passes import iterator_class, pool_factory, torchs_seeded_iterator
 
         stay_in_process_if_daemonic(self)
         options = size_options(self)
@@ -340,7 +334,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         if sizes.remote == 0 and tuner is None and options.why_torch is not None:
             logger.info("PyTorch's own iterators make the batches: %s", options.why_torch)
             return torchs_seeded_iterator(self) if is_batch_seeded else super()._get_iterator()
-        if tuner is None and self.num_workers == 0 and not is_batch_seeded:
+        if self.num_workers == 0:
             return self._inline_iterator()
         self.check_worker_number_rationality()
         on_cluster = sizes.remote > 0 or (tuner is not None and options.is_remote)
@@ -350,8 +344,8 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         kind = iterator_class(options)
         self._watch_for_end()
         make_pool, counters = pool_factory(self, self._runtime), self._runtime.counters
-        more: Any = {"may_stand_in": may_stand_in(self), "feed": feed, "resume": self._runtime.take_resume()}
-        iterator = kind(self, make_pool, sizes, tuner, metrics, counters, **more)
+        resume = self._runtime.take_resume()
+        iterator = kind(self, make_pool, sizes, tuner, metrics, counters, feed=feed, resume=resume)
         self._runtime.iterators.add(iterator)
         return self._runtime.latest(iterator)
 
@@ -419,9 +413,10 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             prefetch: The most batches that are drawn and not yet delivered. None leaves it as it is.
 
         Raises:
-            OptionError: A count is no whole number of at least 0, or ``prefetch`` is less than 1.
+            OptionError: A count is no whole number of at least 0, ``prefetch`` is less than 1, or no worker would be
+                left.
             FixedWorkersError: It asks for another number of workers under ``seeding="worker"``, or where local workers
-                are PyTorch's.
+                are PyTorch's; or the loader has ``num_workers=0``.
 
         Examples:
             >>> import torch

@@ -199,7 +199,6 @@ class Options:
     seeding: Seeding = "worker"
     memory_budget: int | str | None = None
     ray_remote_args: Mapping[str, Any] | None = None
-    local_while_starting: bool = True
     local_engine: Literal["dpex", "torch"] = "dpex"
     autotune: AutotuneConfig | Literal[False] | None = None
     thread_safe: bool | None = None
@@ -244,10 +243,6 @@ class Options:
         _require(
             _is_size(self.device_budget_bytes),
             f"device_budget_bytes={self.device_budget_bytes!r}: give a positive number of bytes",
-        )
-        _require(
-            self.local_while_starting in (True, False),
-            f"local_while_starting={self.local_while_starting!r}: give True or False",
         )
         _require(self.local_engine in ("dpex", "torch"), f"local_engine={self.local_engine!r}: give 'dpex' or 'torch'")
 

@@ -31,8 +31,6 @@ class StubPool:
         self.told: list[tuple[Any, ...]] = []
         self.said: deque[PoolEvent] = deque()
 
-    starts_slowly = False
-
     def workers(self) -> list[int]:
         return self.up
 

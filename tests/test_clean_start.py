@@ -156,18 +156,11 @@ def until_workers_run(loader: Any, iterator: Any, got: list[torch.Tensor]) -> No
     until(run)
 
 
-@pytest.mark.usefixtures("kept_server", "seems_connected")
-def test_logical_workers_are_waited_for_where_nobody_may_stand_in() -> None:
-    with local(seeding="worker", local_while_starting=False) as loader:
-        assert len(list(loader)) == 100
-        assert "inline" not in loader.stats().pools
-
-
 @pytest.mark.usefixtures("ray_seems_up")
 def test_the_server_is_started_with_the_loader_so_that_its_imports_are_done_by_the_time_it_is_needed() -> None:
-    with local(seeding="worker", local_while_starting=False) as loader:
+    with local(seeding="worker") as loader:
         early = server_pid()
-        with local(seeding="worker", local_while_starting=False):
+        with local(seeding="worker"):
             assert server_pid() == early
         assert len(list(loader)) == 100
         assert server_pid() == early
@@ -206,7 +199,7 @@ def test_workers_have_the_environment_that_the_trainer_has_when_it_iterates(monk
 
 @pytest.mark.usefixtures("kept_server", "seems_connected")
 def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed() -> None:
-    with local(seeding="worker", local_while_starting=False) as loader:
+    with local(seeding="worker") as loader:
         first = stacked(loader)
         server = server_pid()
         assert not torch.equal(first, stacked(loader))
@@ -220,7 +213,7 @@ def test_the_server_is_there_for_the_next_epoch_and_a_new_one_when_it_was_killed
 def test_the_server_goes_after_a_while_without_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     now = f"sys.modules[{clean_fork_server.__name__!r}].IDLE_S = 0.01"
     hurried = clean_fork_server._BOOTSTRAP.replace("serve(", f"{now}\nserve(")
-    options: dict[str, Any] = {"seeding": "worker", "local_while_starting": False}  # only workers make batches
+    options: dict[str, Any] = {"seeding": "worker"}
     with local(40, **options) as loader, monkeypatch.context() as patch:
         patch.setattr(clean_fork_server, "_BOOTSTRAP", hurried)
         assert len(list(loader)) == 10
@@ -281,7 +274,7 @@ def test_another_loader_that_waits_for_the_server_keeps_it() -> None:
 @pytest.mark.usefixtures("seems_connected")
 @pytest.mark.filterwarnings("ignore:no local worker can be started")
 def test_a_failure_to_start_is_an_error_where_nobody_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    with local(seeding="worker", local_while_starting=False) as loader:
+    with local(seeding="worker") as loader:
         for executable in BROKEN.values():
             iterator = iter_with(executable, loader, monkeypatch)
             with pytest.raises(WorkerDiedError, match="no local worker can be started"):

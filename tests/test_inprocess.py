@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import threading
@@ -21,9 +20,8 @@ from torch.utils.data import Dataset
 from waiting import until
 from workload import wait_as_work
 
-from dpex import DpexDataLoader
+from dpex import DpexDataLoader, batch_seed
 from dpex.core.seeding import epoch_key, ticket_seed
-from dpex.engine import inprocess_sampling
 from dpex.system.other_threads import OtherThreads, _clock, _cpu_ns
 from dpex.worker.batch_seeding import seed_ticket
 from dpex.worker.in_process import TRIES, InProcessMaker
@@ -31,6 +29,7 @@ from dpex.worker.modes import Modes, modes_here
 from dpex.worker.rng_state import ByFunctions
 
 BASE_SEED, EPOCH = 11, 2
+numpy_random: Any = np.random
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +41,18 @@ def as_it_was() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def process(modes: Modes | None = None, told: list[str] | None = None) -> InProcessMaker:
-    return InProcessMaker(BASE_SEED, modes, (told if told is not None else []).append)
+def process(modes: Modes | None = None) -> InProcessMaker:
+    return InProcessMaker(BASE_SEED, modes)
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """The threads that warnings name."""
+    names: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield names
+    names += [str(one.message).split("'")[1] for one in caught if "runs while batches are made" in str(one.message)]
 
 
 def three() -> tuple[float, ...]:
@@ -171,10 +180,9 @@ class Neighbour:
 
 @pytest.mark.parametrize("disturbances", range(TRIES + 1))
 def test_a_ticket_that_a_thread_may_have_disturbed_is_made_again(disturbances: int) -> None:
-    told: list[str] = []
     asked: list[int] = []
-    maker = process(told=told)
-    with Neighbour(random.random) as neighbour:
+    maker = process()
+    with told() as names, Neighbour(random.random) as neighbour:
 
         def fetch(number: int) -> tuple[float, ...]:
             asked.append(number)
@@ -185,24 +193,21 @@ def test_a_ticket_that_a_thread_may_have_disturbed_is_made_again(disturbances: i
         made = maker.make(fetch, 4, 4, EPOCH)
         assert asked == [4] * min(TRIES, disturbances + 1)
         given_up = disturbances == TRIES
-        assert told == ["neighbour"] * given_up
         assert (made == as_seeded(4)) is not given_up
         assert maker.make(fetch, 5, 5, EPOCH) == as_seeded(5)
-        assert len(told) == given_up
+    assert names == ["neighbour"] * given_up
 
 
 def test_a_ticket_that_draws_nothing_is_made_once_whoever_runs() -> None:
-    told: list[str] = []
     asked: list[None] = []
-    with Neighbour(int) as neighbour:
-        process(told=told).make(lambda _: (asked.append(None), neighbour.runs()), None, 4, EPOCH)
+    with told() as names, Neighbour(int) as neighbour:
+        process().make(lambda _: (asked.append(None), neighbour.runs()), None, 4, EPOCH)
     assert len(asked) == 1
-    assert not told
+    assert not names
 
 
 def test_threads_of_the_dataset_do_not_count() -> None:
     """They begin while a ticket is made, and may live on."""
-    told: list[str] = []
     asked: list[int] = []
     neighbour = Neighbour(int)
 
@@ -213,12 +218,13 @@ def test_threads_of_the_dataset_do_not_count() -> None:
         neighbour.runs()
         return three()
 
-    maker = process(told=told)
-    made = [maker.make(fetch, number, number, EPOCH) for number in range(3)]
+    maker = process()
+    with told() as names:
+        made = [maker.make(fetch, number, number, EPOCH) for number in range(3)]
     neighbour.__exit__()
     assert made == [as_seeded(number) for number in range(3)]
     assert asked == [0, 1, 2]
-    assert not told
+    assert not names
 
 
 def test_a_thread_that_has_ended_has_run() -> None:
@@ -288,20 +294,6 @@ def test_a_thread_that_never_keeps_still_is_named_with_the_remedy() -> None:
     ):
         loaded(Noisy(neighbour))
     assert len(caught) == 1
-
-
-def test_a_tuned_loader_gets_workers_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = loaded(Noisy(), num_workers=1)
-    with Neighbour(random.random) as neighbour:
-        loader = DpexDataLoader(Noisy(neighbour), 2, num_workers="auto", generator=seeded())
-        loader._tuning().settings = loader._tuning().settings.__class__(prefetch=1)  # type: ignore[union-attr]
-        iterator: Any = iter(loader)
-        with loader:
-            with pytest.warns(RuntimeWarning, match="From now on they are made by workers"):
-                found = list(iterator)
-            assert loader._tuning().sizes.local >= 1  # type: ignore[union-attr]
-    assert iterator._engine.pool("local") is not None
-    assert all(map(torch.equal, found[1:], expected[1:]))
 
 
 class Halting(Noisy):
@@ -406,23 +398,6 @@ def test_batches_are_made_in_the_modes_of_their_iterator(mode: str, options: dic
         assert all(torch.equal(batch[0], wanted) for batch in iterator)
 
 
-def test_workers_that_come_while_tiny_batches_pass_unmeasured_go_on_where_they_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for limit in ("TURN_S", "SAMPLE_S"):  # on a busy machine nothing is tiny
-        monkeypatch.setattr(inprocess_sampling, limit, math.inf)
-    with DpexDataLoader(range(4000), seeding="batch") as loader:
-        iterator: Any = iter(loader)
-        found = [next(iterator).item() for _ in range(1000)]
-        until(lambda: found.append(next(iterator).item()) or iterator._engine.stretch.left > 0)
-        loader.resize(local=1)
-        found += [next(iterator).item() for _ in range(500)]
-        loader.resize(local=0)
-        found += [batch.item() for batch in iterator]
-        assert found == list(range(4000))
-        assert iterator._engine.stats().batches == 4000
-
-
 class Threads(Dataset[torch.Tensor]):
     """Sample: large, and filled with the number of threads that torch has meanwhile."""
 
@@ -454,3 +429,103 @@ def test_large_batches_are_stacked_by_all_of_torch_s_threads(
     assert found == [stacking] * 2
     assert torch.get_num_threads() == 3
     assert torch.equal(torch.cat(batches), torch.full((8, 2**19), float(sets or 1)))
+
+
+# -- what a dataset may do with the generators -----------------------------------------------------------------------
+
+
+class Drawn(Dataset[torch.Tensor]):
+    """Sample: float64 (2,): its index, and what ``draw`` gave."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, self.draw()], dtype=torch.float64)
+
+
+def forked() -> float:
+    with torch.random.fork_rng():
+        return torch.rand(()).item()
+
+
+def peeked() -> float:
+    state = random.getstate()
+    found = random.gauss(0, 1)
+    random.setstate(state)
+    return found
+
+
+def with_another_generator() -> float:
+    found: float = np.random.rand()
+    numpy_random.set_bit_generator(np.random.MT19937(3))
+    return found
+
+
+def with_threads_left() -> float:
+    found = float(torch.get_num_threads()) + torch.rand(()).item()
+    torch.set_num_threads(2)
+    return found
+
+
+def with_a_mode_left() -> float:
+    found = float(torch.is_grad_enabled()) + torch.rand(()).item()
+    torch.set_grad_enabled(False)
+    return found
+
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "random": random.random,
+    "random, normal": lambda: random.gauss(0, 1),
+    "random, its state": peeked,
+    "numpy": np.random.rand,
+    "numpy, normal": np.random.normal,
+    "numpy, another bit generator": with_another_generator,
+    "torch": lambda: torch.rand(()).item(),
+    "torch, normal": lambda: torch.randn(()).item(),
+    "torch, forked": forked,
+    "torch, its seed": lambda: float(torch.initial_seed() % 2**40),
+    "torch, its threads": with_threads_left,
+    "torch, a mode": with_a_mode_left,
+    "the seed": lambda: float(batch_seed() % 2**40),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_batches_are_those_of_a_worker_and_the_trainer_is_left_alone(draw: Callable[[], float]) -> None:
+    leaves = draw in (with_threads_left, with_a_mode_left)  # which a worker keeps, as torch's do
+    length = len(Drawn(draw))
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    wanted = [(random.gauss(0, 1), np.random.normal(), torch.randn(()).item()) for _ in range(length // 2)]
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    threads, found, drawn = torch.get_num_threads(), [], []
+    with torch.enable_grad():
+        for batch in DpexDataLoader(Drawn(draw), 2, seeding="batch", generator=seeded()):
+            found.append(batch)
+            drawn.append((random.gauss(0, 1), np.random.normal(), torch.randn(()).item()))
+            torch.set_grad_enabled(True)
+    assert leaves or torch.equal(torch.cat(found), torch.cat(loaded(Drawn(draw), num_workers=1)))
+    assert drawn == wanted
+    assert torch.get_num_threads() == threads
+
+
+def test_nobody_beside_is_found_anew_once_threads_come_or_go() -> None:
+    others, over = OtherThreads(), threading.Event()
+    assert not others.clocks()
+    assert others.are_none()
+    own = threading.Thread(target=over.wait, name="dpex-of-a-test")
+    foreign = threading.Thread(target=over.wait, name="neighbour")
+    own.start()
+    assert not others.are_none()
+    assert not others.clocks()
+    assert others.are_none()
+    foreign.start()
+    assert not others.are_none()
+    assert list(others.clocks()) == [foreign]
+    assert not others.are_none()
+    over.set()
+    own.join(), foreign.join()
+    assert others.are_none() or threading.active_count() > 1

@@ -7,7 +7,6 @@ met, where a timer would leave it to chance.
 from __future__ import annotations
 
 import functools
-import math
 import random
 import signal
 import sys
@@ -25,8 +24,7 @@ from torch.utils.data import Dataset
 from waiting import until
 
 import dpex
-from dpex import AutotuneConfig, DpexDataLoader, InterruptedSamplerError, IteratorClosedError
-from dpex.engine import inprocess_sampling, unmeasured_calls
+from dpex import DpexDataLoader, InterruptedSamplerError, IteratorClosedError
 from dpex.system.interrupts import is_interrupt, keep_result, with_lock
 from dpex.worker.in_process import InProcessMaker
 from dpex.worker.modes import modes_here
@@ -41,7 +39,6 @@ ROWS = 120
 KINDS: dict[str, dict[str, Any]] = {
     "worker": {"num_workers": 2},
     "batch": {"num_workers": 2, "seeding": "batch"},
-    "in-process": {"num_workers": 0, "seeding": "batch"},
     "out of order": {"num_workers": 2, "seeding": "batch", "in_order": False},
 }
 
@@ -104,16 +101,10 @@ def interrupted(iterator: Any, spacing: int) -> tuple[list[torch.Tensor], int]:
 
 
 @pytest.mark.usefixtures("handler")
-@pytest.mark.parametrize(
-    ("kind", "spacing"),
-    [
-        *((kind, 1) for kind in KINDS if kind != "in-process"),
-        *(("in-process", 3), pytest.param("in-process", 1, marks=pytest.mark.long)),
-    ],
-)
-def test_every_batch_comes_once_whatever_is_interrupted(kind: str, spacing: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_batch_comes_once_whatever_is_interrupted(kind: str) -> None:
     wanted = stacked(loader_of(kind))
-    got, ticks = interrupted(iter(loader_of(kind)), spacing)
+    got, ticks = interrupted(iter(loader_of(kind)), 1)
     assert ticks > ROWS // 4
     rows = torch.cat(got)
     assert_same(rows[rows[:, 0].argsort()] if kind == "out of order" else rows, wanted[wanted[:, 0].argsort()])
@@ -146,47 +137,11 @@ def test_a_generator_that_an_exception_ended_is_an_error_and_not_the_end_of_the_
     assert sorted(torch.cat(found)[:, 0].tolist()) == list(range(ROWS // 2))
 
 
-TUNED = {"num_workers": "auto", "autotune": AutotuneConfig(max_local=0)}
-
-
-@pytest.mark.usefixtures("handler")
-@pytest.mark.parametrize(
-    "options", [{"batch_sampler": [[at] for at in range(400)]}, TUNED], ids=["one by one", "ahead"]
-)
-def test_every_batch_comes_once_of_those_that_pass_unmeasured(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    """One call after the other is broken off, each at the next place in it."""
-    for limit in ("TURN_S", "SAMPLE_S", "LONGEST_S"):  # a traced call is slow
-        monkeypatch.setattr(inprocess_sampling, limit, math.inf)
-    monkeypatch.setattr(unmeasured_calls, "RUN_S", math.inf)
-    dataset = Augmented(400, extra=1000)
-    options = {**options, "seeding": "batch"}
-    wanted = stacked(DpexDataLoader(dataset, generator=seeded(), **options))
-    iterator: Any = iter(DpexDataLoader(dataset, generator=seeded(), **options))
-    passing, got, at, places = iterator._engine._passing.stretch, [], 1, 0
-    while places < 40:
-        while not passing.left:
-            got.append(next(iterator))
-        ticking = Ticking(at)
-        sys.settrace(ticking)
-        try:
-            got.append(next(iterator))
-        except TickError:
-            places += 1
-        finally:
-            sys.settrace(None)
-        at = at + 1 if ticking.came else 1
-    got += iterator
-    assert_same(torch.cat(got), wanted)
-    assert iterator._engine.stats().batches == len(got)
-
-
 @pytest.mark.usefixtures("handler")
 def test_generators_and_threads_are_as_they_were_whatever_is_interrupted() -> None:
     generators = located()
     assert generators is not None
-    process = InProcessMaker(7, modes_here(), print)
+    process = InProcessMaker(7, modes_here())
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     before = generators.save()

@@ -12,7 +12,6 @@ import pytest
 import torch
 from families import seeded
 from torch.utils.data import Dataset
-from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.core.seeding import epoch_key, ticket_seed
@@ -323,17 +322,3 @@ def test_every_batch_is_made_once() -> None:
     for _ in DpexDataLoader(dataset, 2, seeding="batch"):
         pass
     assert dataset.asked == list(range(80))
-
-
-def test_once_the_workers_have_left_nothing_is_drawn_ahead() -> None:
-    """Every batch goes straight through then, as if there had never been a worker."""
-    loader = DpexDataLoader(range(1_000_000), num_workers=2, seeding="batch")
-    with loader:
-        iterator: Any = iter(loader)
-        numbers = [next(iterator).item()]
-        loader.resize(local=0)
-        engine = iterator._engine
-        until(lambda: numbers.append(next(iterator).item()) or engine.pool("local").counts.requested == 0)
-        numbers += [next(iterator).item() for _ in range(engine.schedule.in_flight + engine.schedule.ready + 1)]
-        assert engine.schedule.idle
-        assert numbers == list(range(len(numbers)))

@@ -148,7 +148,7 @@ def loader_of(work: Work) -> DpexDataLoader[Any]:
     dataset: Any = Stream() if work.is_stream else Numbers(work)
     options: dict[str, Any] = {"batch_size": BATCH, "seeding": "worker" if work.is_stream else "batch", **work.options}
     if work.place != "local":
-        options |= {"distribute_mode": True, "local_while_starting": False}
+        options |= {"distribute_mode": True}
     if not work.workers:
         return DpexDataLoader(dataset, num_workers="auto", autotune=AutotuneConfig(max_local=2), **options)
     loader: DpexDataLoader[Any] = DpexDataLoader(dataset, num_workers=work.workers, **options)

@@ -97,7 +97,7 @@ def intake(way: str, nbytes: int, window_s: float) -> Intake:
     options: dict[str, Any] = {"batch_size": None, "seeding": "batch", "distribute_mode": True}
     with (
         agent_here(way),
-        DpexDataLoader(Ready(nbytes), num_workers=WORKERS, local_while_starting=False, **options) as loader,
+        DpexDataLoader(Ready(nbytes), num_workers=WORKERS, **options) as loader,
     ):
         batches = iter(loader)
         for _ in range(FEW):

@@ -4,9 +4,6 @@ Used under ``seeding="worker"`` and for streams, where a ticket belongs to a log
 may move: asked to leave, a logical worker finishes what it was sent and hands over its state; after a death it starts
 from its last snapshot and makes again what came after it. Running streams do so if their dataset has a state.
 
-Before a logical worker has had a worker, the training process may stand in for it (`may_stand_in`). It starts in its
-first worker as if nobody had, and makes again there what was made meanwhile.
-
 Instructions are put into ``out`` before the change that they belong to, where both cannot be one step: broken off in
 between, the same is decided again, and pools take a second one of each kind.
 """
@@ -65,8 +62,6 @@ class Assignment:
         self._replaying: dict[int, list[Ticket]] = {}
         self._unplaced = set(range(logicals))
         """Logical workers that never had a worker."""
-        self._behind: set[int] = set()
-        """Those of them whose tickets of an earlier epoch nobody made."""
         self._first_up_at: float | None = None
 
     def places(self) -> list[Place]:
@@ -89,7 +84,6 @@ class Assignment:
         self._messages.clear()
         for ticket in unfinished:
             self.made(epoch, ticket)
-            self._behind.add(ticket.queue)
         for log in self.logs:
             log.begin_epoch()
 
@@ -98,16 +92,10 @@ class Assignment:
         for logical, point in enumerate(points):
             self.logs[logical].go_on(point)
             self.placement.state[logical] = point.state
-            if point.state is not None or point.again:
-                self._behind.add(logical)
 
     def made(self, epoch: int, ticket: Ticket) -> None:
         """A ticket was made: after a death it is made again, unless a snapshot comes later."""
         self.logs[ticket.queue].made(epoch, ticket.number, ticket.index)
-
-    def may_stand_in(self, logical: int) -> bool:
-        """Whether the training process may make the tickets of this logical worker for now: no worker ever did."""
-        return logical in self._unplaced and logical not in self._behind and not self._iterable
 
     def stream_ended(self, epoch: int, ticket: Ticket) -> None:
         """A stream has no more, as this ticket found; its worker may die."""
@@ -122,11 +110,6 @@ class Assignment:
     def may_move(self) -> bool:
         """Whether logical workers may go on elsewhere: streams only if each has told its state."""
         return not self._iterable or all(log.is_known for log in self.logs)
-
-    @property
-    def is_everybody_placed(self) -> bool:
-        """Whether every logical worker has had a worker."""
-        return not self._unplaced
 
     # -- placing and sending ---------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ Rules:
   and status of the pool that changed (`Reported`).
 * Facts of a pool are reported before the events that it told.
 * There is an instruction for each message, never for each batch. A batch that was made waits in ``schedule``, from
-  which the consumer takes it; tickets are drawn there, too, as many as `room` says. Batches made in the training
-  process pass through the schedule alone.
+  which the consumer takes it; tickets are drawn there, too, as many as `room` says.
 * What is left of the list when a turn begins was broken off by an exception of a signal handler. The messages in it are
   refused then, so that they are decided anew; the rest is performed.
 
@@ -31,11 +30,9 @@ from typing import Any
 from dpex.core.assignment import Assignment
 from dpex.core.dispatch import Dispatch
 from dpex.core.events import (
-    CannotStandIn,
     ConsumerWaits,
     EpochBegins,
     Event,
-    MadeHere,
     Notice,
     Opened,
     PoolStatus,
@@ -55,7 +52,6 @@ from dpex.core.failures import Failures
 from dpex.core.instructions import Discard, EnterEpoch, Instruction, Say, Send
 from dpex.core.late_tickets import LateTickets
 from dpex.core.logical_log import LogicalPoint
-from dpex.core.names import LOCAL
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.resume_point import ResumePoint
 from dpex.core.scaling import Scaling
@@ -71,7 +67,6 @@ class EngineState:
         in_order: batches are delivered in the order in which they were drawn.
         rules: how far ahead the pass runs, and how many tickets a message holds.
         sizes: workers wanted from the start.
-        may_stand_in: the training process may make batches while workers are seconds away.
         tolerates: batches are made without samples that cannot be had.
     """
 
@@ -83,10 +78,8 @@ class EngineState:
         in_order: bool,
         rules: PrefetchRules,
         sizes: Sizes,
-        may_stand_in: bool = False,
         tolerates: bool = False,
     ) -> None:
-        self._may_stand_in = may_stand_in
         self._logicals = logicals
         self._iterable = iterable
         self._in_order = in_order
@@ -105,8 +98,7 @@ class EngineState:
         self.failures = Failures(
             self.assignment, self.dispatch, pools, wanted, dirty, out, iterable=iterable, tolerates=tolerates
         )
-        may_make = in_order and not logicals
-        self.late = LateTickets(pools, self.dispatch, rules, may_make=may_make, may_make_here=may_stand_in)
+        self.late = LateTickets(pools, self.dispatch, rules, may_make=in_order and not logicals)
         self.schedule = self._new_schedule()
 
     def _new_schedule(self) -> Schedule:
@@ -135,8 +127,6 @@ class EngineState:
                 self.instructions.append(Discard((event.value,)))  # of an earlier epoch, or made twice
             return
         self.rules.learn(event.service_s, event.nbytes)
-        if self.late.is_stuck:
-            self.late.came(number)
         self.dispatch.arrived(number)
         if event.stream_end:
             self.assignment.stream_ended(self.epoch, ticket)
@@ -231,16 +221,6 @@ class EngineState:
             self.scaling.give_up_if_nobody_can_come()
         self.late.look(self.schedule, self.epoch, self._now)
 
-    def _made_here(self, event: MadeHere) -> None:
-        self.dispatch.arrived(event.ticket.number)  # another machine may still owe it
-        if self._logicals:
-            self.assignment.made(self.epoch, event.ticket)
-        self.schedule.done(event.ticket.number, event.value, event.samples)
-
-    def _cannot_stand_in(self, event: CannotStandIn) -> None:
-        self._may_stand_in = self.late.may_make_here = False
-        self.instructions.append(Say(f"no batches are made here in place of workers: {event.why}", warning=False))
-
     def all_queues_are_dirty(self) -> None:
         """Look at each for something to send: it is not known which has any."""
         self.dirty.update(range(max(1, self._logicals)))
@@ -280,8 +260,6 @@ class EngineState:
             room = rules.within_budget(room, self.scaling.sizes, schedule.in_flight, schedule.ready_bytes)
         if not room or not (starving or rules.group == 1 or room >= rules.group):
             return 0
-        if self.is_all_made_here():
-            return 0 if schedule.in_flight else 1
         return room
 
     def has_to_send(self, starving: bool) -> bool:
@@ -289,54 +267,6 @@ class EngineState:
         if not self.dirty:
             return False
         return starving or not self.schedule.ready or self.dirty != self.dispatch.incomplete
-
-    def is_all_made_here(self) -> bool:
-        """Whether there are no workers, and none on their way: the training process makes each batch itself."""
-        sizes = self.scaling.sizes
-        if sizes.local or sizes.remote:
-            return False
-        for status in self.pools.values():  # noqa: SIM110  (`any` of a generator costs thrice as much, per batch)
-            if status.requested:
-                return False
-        return True
-
-    def must_be_made_here_meanwhile(self) -> bool:
-        """Whether a ticket waits that no local worker can make, because none can be started; there is no other worker.
-
-        Never so for logical workers, which need workers.
-        """
-        local = self.pools.get(LOCAL)
-        if self._logicals or local is None or not self.wanted.get(LOCAL) or not self.schedule.pending():
-            return False
-        return (local.failed is not None or local.most == 0) and not self._has_workers()
-
-    def ticket_to_stand_in_for(self) -> Ticket | None:
-        """The ticket that the training process should make now, as whoever is to make it is seconds away; or None.
-
-        Under ``seeding="batch"`` nobody can tell who made a batch: one is made here while there is no worker at all.
-        A ticket of a logical worker is made here as long as that has not had a worker.
-        """
-        ticket = self.schedule.next_waiting() if self._may_stand_in and self._is_any_coming_slowly() else None
-        if ticket is None:
-            return None
-        may = self.assignment.may_stand_in(ticket.queue) if self._logicals else not self._has_workers()
-        return ticket if may else None
-
-    def _is_any_coming_slowly(self) -> bool:
-        return any(
-            self.wanted.get(name)
-            and status.starts_slowly
-            and status.requested > status.running
-            and status.failed is None
-            for name, status in self.pools.items()
-        )
-
-    def _has_workers(self) -> bool:
-        return any(status.workers for status in self.pools.values())
-
-    def may_stand_in_later(self) -> bool:
-        """Whether `ticket_to_stand_in_for` may ever be one of a logical worker again."""
-        return self._may_stand_in and not self.assignment.is_everybody_placed
 
     def running(self) -> int:
         """Workers that serve."""
@@ -381,6 +311,4 @@ _HANDLERS: dict[type[Any], Callable[[EngineState, Any], None]] = {
     Resized: EngineState._resized,
     TicketsWait: EngineState._tickets_wait,
     ConsumerWaits: EngineState._consumer_waits,
-    MadeHere: EngineState._made_here,
-    CannotStandIn: EngineState._cannot_stand_in,
 }

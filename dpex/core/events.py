@@ -15,7 +15,6 @@ from dpex.core.resume_point import ResumePoint
 
 if TYPE_CHECKING:
     from dpex.core.instructions import Scale, Send
-    from dpex.core.schedule import Ticket
 
 # -- from worker pools -------------------------------------------------------------------------------------------------
 
@@ -117,7 +116,6 @@ class PoolStatus(NamedTuple):
     crashes: int = 0
     most: int | None = None
     why_most: str = ""
-    starts_slowly: bool = False
 
 
 NO_STATUS = PoolStatus()
@@ -185,20 +183,6 @@ class ConsumerWaits(NamedTuple):
     cpus: int
 
 
-class MadeHere(NamedTuple):
-    """The training process has made a ticket that was taken out of the schedule; ``value()`` is the batch."""
-
-    ticket: Ticket
-    value: Callable[[], Any]
-    samples: int
-
-
-class CannotStandIn(NamedTuple):
-    """The training process cannot make batches in place of workers that are on their way."""
-
-    why: str
-
-
 SEND_FULL_MESSAGES = TicketsWait(starving=False)
 SEND_EVERYTHING = TicketsWait(starving=True)
 
@@ -213,6 +197,4 @@ Event = (
     | Resized
     | TicketsWait
     | ConsumerWaits
-    | MadeHere
-    | CannotStandIn
 )

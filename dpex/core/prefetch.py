@@ -69,7 +69,7 @@ class PrefetchRules:
     """
 
     def __init__(self, *, base_prefetch: int, logical: bool, may_read_ahead: bool, memory_budget: int | None) -> None:
-        self.service_s = self.slowest_s = 0.0
+        self.service_s = 0.0
         self.nbytes = 0.0
         self.group = 1
         self.may_read_ahead = may_read_ahead
@@ -83,7 +83,6 @@ class PrefetchRules:
         self._memory_budget = memory_budget
         self._largest = 0
         self._seen = 0
-        self._here_seen = 0
         self._straggler_prefetch = 0
 
     def learn(self, service_s: float, nbytes: int) -> None:
@@ -93,14 +92,6 @@ class PrefetchRules:
         self.service_s += weight * (service_s - self.service_s)
         self.nbytes += weight * (nbytes - self.nbytes)
         self._largest = max(self._largest, nbytes)
-        if service_s > self.slowest_s:
-            self.slowest_s = service_s
-
-    def learn_here(self, service_s: float) -> None:
-        """Take in a batch that was made in this process: how large it is was not seen."""
-        self._here_seen += 1
-        if not self._seen:
-            self.service_s += max(0.02, 1.0 / self._here_seen) * (service_s - self.service_s)
 
     def regroup(self, sizes: Sizes, workers: int) -> None:
         """Set the group, for that many running workers, by what is known by now."""

@@ -114,8 +114,11 @@ class Scaling:
 
 def _why_none_can_come(name: str, status: PoolStatus) -> str:
     if status.failed is None and status.most == 0:
-        return f"no {name} worker can be started: {status.why_most}"
+        return f"no {name} worker can be started: {status.why_most}{_REMEDY[name]}"
     return status.failed or ""
+
+
+_REMEDY = {LOCAL: "; num_workers=0 makes batches in the training process", REMOTE: ""}
 
 
 def _by_pool(sizes: Sizes) -> tuple[tuple[str, int], tuple[str, int]]:

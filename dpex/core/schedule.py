@@ -141,25 +141,6 @@ class Schedule:
                     fallback = queue
         return fallback, turn
 
-    @property
-    def idle(self) -> bool:
-        """Nothing is drawn and not delivered, and there is more to draw."""
-        return not self._open and not self._ready and not self._sampler_ended
-
-    def straight_through(self, indices: deque[Any] | None = None) -> int:
-        """Draw a ticket, make it and deliver it, all at once, when the schedule is `idle`; returns its number.
-
-        The first of ``indices`` is taken out.
-        """
-        if not self.idle or self._bound:
-            raise ScheduleError("only an idle schedule without logical workers lets a ticket straight through")
-        number = self.drawn  # from here on without a call: see `dpex.system.interrupts`
-        self.drawn = self.next_number = number + 1
-        self.delivered += 1
-        if indices:
-            del indices[0]
-        return number
-
     def end_of_sampler(self) -> None:
         """The sampler has nothing more."""
         self._sampler_ended = True
@@ -396,13 +377,6 @@ class Schedule:
     def unfinished(self) -> list[Ticket]:
         """The tickets that are drawn and not yet made, in order."""
         return list(self._open.values())
-
-    def next_waiting(self) -> Ticket | None:
-        """The ticket whose batch the consumer would get next, if it was not issued; out of order, the first of all."""
-        if self.in_order:
-            ticket = self._open.get(self.next_number)
-            return None if ticket is None or ticket.issued else ticket
-        return min((waiting[0] for waiting in self._pending if waiting), default=None)
 
     def open_tickets(self, queue: int) -> list[Ticket]:
         """The tickets of ``queue`` that are drawn and not yet made."""

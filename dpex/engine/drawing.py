@@ -1,8 +1,7 @@
 """Draws from the sampler; what an exception of a signal handler comes out of there loses no index.
 
 A sampler that is a generator of Python ends with such an exception. That is an error at the end of what was drawn, as
-the epoch would else look complete. Of a stream that others read (`ReadBatches`) what is there is drawn, without a wait,
-unless this process itself makes the batches.
+the epoch would else look complete. Of a stream that others read (`ReadBatches`) what is there is drawn, without a wait.
 """
 
 from __future__ import annotations
@@ -143,8 +142,6 @@ class Drawing:
         """The same of what was read by now; a read that failed is the delivery of its ticket."""
         drawn, schedule = self.drawn, state.schedule
         self._settle(readings)
-        if state.is_all_made_here() and not drawn:
-            readings.wait()
         readings.take(count - len(drawn), drawn)
         state.rules.carried_bytes = readings.largest_bytes
         state.all_queues_are_dirty()
@@ -174,13 +171,6 @@ class Drawing:
     def awaits_reading(self, schedule: Schedule) -> bool:
         """Whether the next batch in turn is not read yet."""
         return self._readings is not None and schedule.next_number >= schedule.drawn
-
-    def draw_one(self, schedule: Schedule) -> None:
-        """Have an index in ``drawn``, which is empty. Raises StopIteration if there is none any more."""
-        self._draw_indices(1)
-        if not self.drawn:
-            self._end(schedule)
-            raise StopIteration
 
     def draw_some(self, count: int) -> bool:
         """Have indices in ``drawn``, which is empty: so many, or as many as there are; False if there are none."""

@@ -25,7 +25,6 @@ from dpex.core.resume_point import ResumePoint
 from dpex.engine.drawing import Drawing
 from dpex.engine.event_handler import EventHandler
 from dpex.engine.handing_out import HandingOut
-from dpex.engine.making_here import MakingHere
 from dpex.engine.performer import Performer
 from dpex.engine.plan import EnginePlan
 from dpex.engine.raised import ERRORS, count_death, raise_from
@@ -34,8 +33,6 @@ from dpex.engine.resizing import Resizing
 from dpex.engine.sample_errors import SampleErrors
 from dpex.engine.snapshots import EngineView
 from dpex.engine.supply import Supply
-from dpex.engine.unmeasured import UnmeasuredBatches
-from dpex.engine.unmeasured_calls import UnmeasuredCalls
 from dpex.engine.waiting import Waiting
 from dpex.errors import IteratorClosedError
 from dpex.measure.consumer_time import EngineLook, Tally
@@ -90,38 +87,12 @@ class Engine:
             plan, self._state, self._pools, self._event_handler, self._drawing, self._tally, self._errors, self._wakeup
         )
         slow_samples = self._event_handler.slow_samples
-        self._making = MakingHere(plan, self._state, self._tally, self._errors, slow_samples, self._sample_errors)
-        self._passing = UnmeasuredBatches(self._tally, self._making.times, plan.gpu)
-        self.stretch = self._passing.stretch
-        """Of batches made here without measuring each; see `pass_unmeasured`."""
-        self._unmeasured = UnmeasuredCalls(
-            plan,
-            self._state,
-            self._drawing,
-            self._passing,
-            self.returned,
-            self._tally,
-            self._making.times,
-            self._errors,
-        )
-        self._ahead = self._unmeasured.ahead
-        self._resizing = Resizing(self._state, self._performer, self._supply, self._unmeasured)
+        self._resizing = Resizing(self._state, self._performer, self._supply)
         self._requests = self._resizing.requests
-        self._handing_out = HandingOut(
-            plan,
-            self._state,
-            self._pools,
-            self._event_handler,
-            self._drawing,
-            self._supply,
-            self._making,
-            waiting,
-            self._tally,
-        )
+        self._handing_out = HandingOut(plan, self._state, self._event_handler, self._supply, waiting, self._tally)
         self.schedule = self._handing_out.schedule
         self._view = EngineView(
             tally=self._tally,
-            here=self._making.times,
             errors=self._errors,
             state=self._state,
             pools=self._pools,
@@ -130,7 +101,6 @@ class Engine:
             sample_errors=self._sample_errors,
             gpu=plan.gpu,
             feed=plan.feed,
-            passing=self._passing,
         )
         watch(self)
         self._performer.tell(Opened())
@@ -150,8 +120,6 @@ class Engine:
             if self._closed:
                 raise self._why_closed()
             began = monotonic()
-            self._passing.end()
-            self._making.settle()
             self._drop_what_was_handed_out()
             self._performer.tell(EpochBegins(resume))
             if self._plan.pinner is not None:
@@ -162,14 +130,12 @@ class Engine:
                 self._drawing.pass_over(self._state, resume.ahead)
             self._tally.returned_at = 0.0
             self._consumer = get_native_id()
-            if self._pools or not self._state.is_all_made_here():
-                self._supply.fill()
+            self._supply.fill()
             self._tally.causes[STARTUP] += monotonic() - began
 
     def _drop_what_was_handed_out(self) -> None:
         """Of an epoch that was broken off: decoding a batch and dropping it gives its memory back."""
         self.returned.clear()
-        self._unmeasured.drop()
         self._handing_out.drop()
 
     def close(self, grace_s: float = 5.0) -> None:
@@ -180,7 +146,6 @@ class Engine:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._unmeasured.stop()
         self._wakeup.ring()
         with_lock(self._lock, lambda _: self._end_pools(grace_s), grace_s)
 
@@ -218,15 +183,10 @@ class Engine:
             IteratorClosedError: it was closed.
         """
         with self._turn:
-            if self.stretch.left and self.pass_unmeasured(hand):
-                return
             tally, over, entered = self._tally, False, monotonic()
             gpu, mark, handing_out = self._plan.gpu, None, self._handing_out
             handing_out.opened_at = 0.0
-            if self._making.stages is not None:
-                self._after_one_made_here(entered)
             tally.enter(entered)
-            starting = tally.starting
             try:
                 if gpu is not None:
                     mark = gpu.enter()
@@ -250,8 +210,6 @@ class Engine:
                 if gpu is not None:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
                 tally.leave(handing_out.opened_at, now, over=over)
-            if self._making.stages is not None and not starting:
-                self._may_pass_next(now, entered)
 
     def next_if_ready(self, hand: list[Any]) -> bool:
         """As `next`, but without a wait: False, and nothing in ``hand``, where the next batch is not there yet.
@@ -271,26 +229,6 @@ class Engine:
     def descriptors(self) -> list[int]:
         """What turns readable when workers have something to say."""
         return [fd for pool in self._pools.values() for fd in pool.descriptors()]
-
-    def _after_one_made_here(self, entered: float) -> None:
-        """A call begins that is measured, and the one before made its batch in this process."""
-        with self._lock:
-            self._unmeasured.settle()
-            self._making.stages = None
-            if self._plan.make_run is not None:
-                self._passing.entered(entered)
-
-    def _may_pass_next(self, now: float, entered: float) -> None:
-        """The call that began at ``entered`` is over, and was measured: maybe those after it need not be."""
-        plan, stages = self._plan, self._making.stages
-        if plan.make_run is None or stages is None or plan.pinner is not None:
-            return
-        with self._lock:
-            if not self.schedule.idle or not self._state.is_all_made_here():
-                return
-            self._passing.left(now, entered, self._handing_out.opened_at, stages, self._making.dataset_s)
-            if self._requests or self._closed:  # after that: whoever asks for something ends the stretch
-                self._unmeasured.stop()
 
     def _note(self, error: Exception) -> None:
         """Count an error that comes out of `next`. Raises IteratorClosedError where it may come of being closed."""
@@ -321,42 +259,7 @@ class Engine:
             self._resizing.grant()
         if entered - self._supply.collected_at > COLLECT_EVERY_S:
             self._supply.collect()
-        if self._plan.pinner is None and self.schedule.idle and self._state.is_all_made_here():
-            handing_out.straight_through(hand)
-            return None
         return handing_out.seek(hand, entered)
-
-    # -- in this process -----------------------------------------------------------------------------------------
-
-    def pass_unmeasured(self, hand: list[Any]) -> bool:
-        """As `next`, while tiny batches are made in this process, without measuring it (see `UnmeasuredCalls`).
-
-        Whoever other than `next` calls it saves a call, and calls `next` where this returns False: then nothing is in
-        ``hand``, as there is something to attend to, or to be measured.
-        """
-        stretch = self.stretch
-        if not stretch.left or self.returned:
-            return False
-        ahead = self._ahead
-        with self._lock:
-            if not stretch.left or not stretch.until or not (ahead or self._made_ahead()):
-                return False
-            schedule = self.schedule
-            made, stretch.index = ahead[0]
-            stretch.left -= 1
-            schedule.drawn = schedule.next_number = schedule.drawn + 1
-            schedule.delivered += 1
-            del ahead[0]
-            hand += (made,)
-        return True
-
-    def _made_ahead(self) -> bool:
-        try:
-            return self._unmeasured.make()
-        except Exception as error:
-            if not isinstance(error, StopIteration):
-                self._note(error)
-            raise
 
     # -- events --------------------------------------------------------------------------------------------------
 

@@ -104,7 +104,17 @@ def in_process_state(iterator: Any) -> PassState | None:
     batches = iterator._num_yielded + recorder.failed
     is_told = is_stateful(iterator._dataset) or is_stateful(stream_of(iterator))
     fetcher = iterator._dataset_fetcher if is_told else None
-    return recorder.state(ResumePoint(first=batches), batches, fetcher=fetcher)
+    return recorder.state(_reached(iterator._first, batches), batches, fetcher=fetcher)
+
+
+def _reached(begun: ResumePoint, batches: int) -> ResumePoint:
+    """Where a pass stands that began at ``begun``, once so many batches of the epoch are delivered."""
+    first = begun.first
+    for _ in range(batches - begun.first - len(begun.ahead)):
+        while first in begun.ahead:
+            first += 1
+        first += 1
+    return ResumePoint(epoch=begun.epoch, first=first, ahead=frozenset(n for n in begun.ahead if n >= first))
 
 
 def stream_of(iterator: Any) -> Any:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from dpex.core.names import INLINE
 from dpex.engine.sample_errors import NOBODY
-from dpex.engine.unmeasured import RunInProgress, UnmeasuredBatches, with_stretch
 from dpex.measure.consumer_time import Tally
 from dpex.measure.sampling import SlowestSamples
 from dpex.measure.sums import Sums
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 class InlineMeter:
     """Told of each call of ``next()`` what came when: `enter`, `drawn`, the collate function, `leave`.
 
-    dataset: whose transforms are timed now and then, if there is a ``timer``. may_pass: whether calls may pass that are
-    not told of, see ``stretch``; of one that fails `broke_off` is told.
+    dataset: whose transforms are timed now and then, if there is a ``timer``.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class InlineMeter:
         gpu: GpuStall[Any] | None = None,
         dataset: Any = None,
         timer: TicketTimer | None = None,
-        may_pass: bool = False,
     ) -> None:
         self._gpu = gpu
         self.feed: Feed | None = None
@@ -67,16 +64,10 @@ class InlineMeter:
         self._clock = SampleClock()
         self._slow_samples = SlowestSamples()
         self._index: Any = None
-        self._may_pass = may_pass
-        self._stages: tuple[float, float, float, float, int] = (0.0, 0.0, 0.0, 0.0, 0)
-        self._passing = UnmeasuredBatches(self._tally, self._times, gpu)
-        self.stretch = self._passing.stretch
 
     def enter(self) -> None:
         """The consumer asks for a batch."""
         now = monotonic()
-        if self._may_pass:
-            self._passing.entered(now)
         self._opened, self._entered = 0.0, now
         self._tally.enter(now)
         if self._gpu is not None:
@@ -141,7 +132,6 @@ class InlineMeter:
                 self._end_timing()
                 stages = self._timer.without_cost(stages)
                 steps = self._timer.rows(self._dataset, stages)
-            self._stages = stages
             count((*stages, steps, slowest, ()), load_cpu_s + collate_cpu_s, 0.0)
             tally.made_here(load_s, load_cpu_s, collate_s)
             tally.batches += 1
@@ -165,21 +155,26 @@ class InlineMeter:
         now = monotonic()
         if self._gpu is not None:
             self._gpu.leave(self._mark, now - self._entered, starting=self._tally.starting, over=over)
-        starting = self._tally.starting
         self._tally.leave(self._opened, now, over=over)
-        if self._may_pass and self._opened and error is None and not starting:
-            self._passing.left(now, self._entered, self._opened, self._stages, self._stages[0])
-
-    def broke_off(self, error: BaseException) -> None:
-        """A call that was to pass has raised that."""
-        self._passing.broke_off(error)
-        self._errors["batch"] += isinstance(error, Exception) and not isinstance(error, StopIteration)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def sums(self) -> Sums:
-        """The counts so far, of a stretch under way too."""
-        return self._passing.read(self._sums)
+        """The counts so far."""
+        gpu, feed = self._gpu, self.feed
+        return self._tally.sums(
+            monotonic(),
+            passes=1,
+            errors=dict(self._errors),
+            pools={INLINE: self._times.sums()},
+            moved_bytes={"h2d": 0} if feed is None else {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes},
+            **({} if feed is None else feed.sums()),
+            slow_samples=self._slow_samples.found(),
+            failed_samples=self.sample_errors.count,
+            latest_failed=tuple(self.sample_errors.latest),
+            gpu_stall_s=gpu.total_s if gpu is not None else None,
+            gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
+        )
 
     def stats(self) -> LoaderStats:
         """The counts so far; see `LoaderStats`."""
@@ -194,25 +189,4 @@ class InlineMeter:
             gpu_stall_s=sums.gpu_stall_s,
             failed_samples=sums.failed_samples,
             pools={INLINE: sums.pools[INLINE].narrowed(PoolStats)},
-        )
-
-    def _sums(self, under_way: RunInProgress | None) -> Sums:
-        now = monotonic()
-        return with_stretch(self._measured_sums(now), under_way, now)
-
-    def _measured_sums(self, now: float, **others: Any) -> Sums:
-        gpu, feed = self._gpu, self.feed
-        return self._tally.sums(
-            now,
-            passes=1,
-            errors=dict(self._errors),
-            pools={INLINE: self._times.sums()},
-            moved_bytes={"h2d": 0} if feed is None else {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes},
-            **({} if feed is None else feed.sums()),
-            slow_samples=self._slow_samples.found(),
-            failed_samples=self.sample_errors.count,
-            latest_failed=tuple(self.sample_errors.latest),
-            gpu_stall_s=gpu.total_s if gpu is not None else None,
-            gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
-            **others,
         )

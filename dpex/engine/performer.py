@@ -158,7 +158,6 @@ def status_of(pool: WorkerPool) -> PoolStatus:
         pool.crashes,
         counts.most,
         counts.why_most,
-        pool.starts_slowly,
     )
 
 

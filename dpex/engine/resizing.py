@@ -12,19 +12,17 @@ from dpex.core.events import Resize, Resized
 from dpex.core.prefetch import Sizes
 from dpex.engine.performer import Performer
 from dpex.engine.supply import Supply
-from dpex.engine.unmeasured_calls import UnmeasuredCalls
 
 
 class Resizing:
     """See the module. ``requests``: the latest, until it was granted; those before it do not matter any more."""
 
-    def __init__(self, state: EngineState, performer: Performer, supply: Supply, unmeasured: UnmeasuredCalls) -> None:
+    def __init__(self, state: EngineState, performer: Performer, supply: Supply) -> None:
         self.requests: deque[Sizes] = deque(maxlen=1)
         self._is_granting = False
         self._instructions = state.instructions
         self._performer = performer
         self._supply = supply
-        self._unmeasured = unmeasured
 
     @property
     def is_under_way(self) -> bool:
@@ -34,11 +32,9 @@ class Resizing:
     def ask(self, sizes: Sizes) -> None:
         """Have these sizes within the next call of ``next()``."""
         self.requests.append(sizes)
-        self._unmeasured.stop()
 
     def grant(self) -> None:
         """Carry out the latest request."""
-        self._unmeasured.settle()
         if self._instructions:
             self._performer.resume()
         if self.requests:

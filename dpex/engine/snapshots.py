@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dpex.core.engine_state import EngineState
-from dpex.core.names import INLINE, LOCAL, REMOTE, WORKER_POOLS
+from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.engine.sample_errors import SampleErrors
-from dpex.engine.unmeasured import RunInProgress, UnmeasuredBatches, times_with, with_stretch
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.samples import PoolSample
 from dpex.measure.sampling import Slowest, SlowestSamples
@@ -29,13 +27,12 @@ if TYPE_CHECKING:
 
 
 class EngineView:
-    """All of it is the engine's own, and read only. ``here``: batches made in this process. ``errors``: by kind."""
+    """All of it is the engine's own, and read only. ``errors``: by kind."""
 
     def __init__(
         self,
         *,
         tally: Tally,
-        here: PoolTimes,
         errors: Counter[str],
         state: EngineState,
         pools: Mapping[str, WorkerPool],
@@ -44,11 +41,8 @@ class EngineView:
         sample_errors: SampleErrors,
         gpu: GpuStall[Any] | None,
         feed: Feed | None,
-        passing: UnmeasuredBatches,
     ) -> None:
-        self._passing = passing
         self._tally = tally
-        self._here = here
         self._errors = errors
         self._state = state
         self._pools = pools
@@ -60,22 +54,6 @@ class EngineView:
 
     def stats(self) -> LoaderStats:
         """A snapshot; see `LoaderStats`."""
-        return self._passing.read(lambda under_way: self._stats(under_way))
-
-    def _stats(self, under_way: RunInProgress | None) -> LoaderStats:
-        found = self._measured_stats()
-        if under_way is None:
-            return found
-        return replace(
-            found,
-            batches=found.batches + under_way.batches,
-            wait_s=found.wait_s + under_way.inside_s,
-            own_s=found.own_s + under_way.inside_s,
-            work_s=found.work_s + max(0.0, under_way.left_at - self._tally.returned_at - under_way.inside_s),
-            pools={**found.pools, INLINE: found.pools[INLINE].plus(under_way.made)},
-        )
-
-    def _measured_stats(self) -> LoaderStats:
         tally, schedule = self._tally, self._state.schedule
         return LoaderStats(
             epoch=max(0, self._state.epoch),
@@ -95,12 +73,8 @@ class EngineView:
             remade=self._state.failures.remade,
             late=self._state.late.made_again,
             failed_samples=self._sample_errors.count,
-            pools={**self._here_stats(), **{name: self._pool_stats(pool) for name, pool in self._pools.items()}},
+            pools={name: self._pool_stats(pool) for name, pool in self._pools.items()},
         )
-
-    def _here_stats(self) -> dict[str, PoolStats]:
-        """The batches that the training process made, if it made any."""
-        return {INLINE: self._here.stages().narrowed(PoolStats)} if self._here.tickets else {}
 
     def _pool_stats(self, pool: WorkerPool) -> PoolStats:
         nodes = {place: node.narrowed(NodeStats) for place, node in list(pool.times.nodes.items())}
@@ -122,22 +96,16 @@ class EngineView:
 
     def look(self, *, resizing: bool, thread: int) -> EngineLook:
         """See `EngineLook`."""
-        return self._passing.read(lambda under_way: self._look(under_way, resizing=resizing, thread=thread))
-
-    def _look(self, under_way: RunInProgress | None, *, resizing: bool, thread: int) -> EngineLook:
         now, pools, schedule = monotonic(), dict(self._pools), self._state.schedule
-        times, away_s, here = self._tally.times(now), self._tally.away_s(now), self._here.stages()
         steps = self._gpu.steps if self._gpu is not None else GpuSteps()
-        if under_way is not None:
-            times, away_s, here = times_with(times, under_way, now), under_way.away_s(now), here.plus(under_way.made)
         return EngineLook(
             at=now,
             epoch=max(0, self._state.epoch),
-            times=times,
+            times=self._tally.times(now),
             sizes=self._state.sizes,
             resizing=resizing,
             refused=self._state.scaling.refused,
-            away_s=away_s,
+            away_s=self._tally.away_s(now),
             ready=schedule.ready,
             in_flight=schedule.in_flight,
             batch_bytes=self._state.rules.nbytes,
@@ -147,7 +115,6 @@ class EngineView:
             gpu_step_squared=steps.squares,
             feed_wait_s=0.0 if self._feed is None else self._feed.counts.wait_s,
             thread=thread,
-            made_here=here.narrowed(PoolSample, services_s=tuple(self._here.services_s)),
             local=_pool_sample(pools[LOCAL]) if LOCAL in pools else PoolSample(),
             remote=_pool_sample(pools[REMOTE]) if REMOTE in pools else PoolSample(),
             pids=_pids(pools.get(LOCAL)),
@@ -157,13 +124,6 @@ class EngineView:
 
     def sums(self, thread: int) -> Sums:
         """See `Sums`; ``thread``: the consumer's."""
-        return self._passing.read(lambda under_way: self._sums(under_way, thread))
-
-    def _sums(self, under_way: RunInProgress | None, thread: int) -> Sums:
-        now = monotonic()
-        return with_stretch(self._measured_sums(now, thread), under_way, now)
-
-    def _measured_sums(self, now: float, thread: int) -> Sums:
         state, tally, pools, gpu = self._state, self._tally, dict(self._pools), self._gpu
         local, remote = (pools[name].times if name in pools else PoolTimes() for name in WORKER_POOLS)
         feed, pinned = self._feed, {"h2d": tally.pinned_bytes}
@@ -172,13 +132,13 @@ class EngineView:
         moved = {"shm": local.nbytes + remote.shared_bytes, "network": remote.streamed_bytes, **pinned}
         through_ray = remote.nbytes - remote.streamed_bytes - remote.shared_bytes
         return tally.sums(
-            now,
+            monotonic(),
             passes=max(1, state.epoch + 1),
             errors=dict(self._errors),
             remade=state.failures.remade,
             late=state.late.made_again,
             moved_bytes={**moved, "object_store": through_ray},
-            pools={INLINE: self._here.sums(), **{name: self._pool_sums(pool) for name, pool in pools.items()}},
+            pools={name: self._pool_sums(pool) for name, pool in pools.items()},
             ready=state.schedule.ready,
             prefetch=state.schedule.prefetch,
             is_capped=state.rules.is_capped,

@@ -49,13 +49,13 @@ class Waiting:
         self._errors = errors
         self._wakeup = wakeup
 
-    def for_results(self, entered: float, most_s: float = TICK_S) -> Callable[[], Any]:
-        """The wait for workers, of a call that began at ``entered``; for ``most_s`` seconds at the longest.
+    def for_results(self, entered: float) -> Callable[[], Any]:
+        """Return the wait for workers, of a call that began at ``entered``; it lasts `TICK_S` at the longest.
 
         Raises:
             BatchTimeoutError: it took too long already.
         """
-        limit = most_s
+        limit = TICK_S
         if math.isfinite(self._state.late.due_at):
             limit = min(limit, max(0.0, self._state.late.due_at - monotonic()))
         if self._plan.timeout_s > 0:

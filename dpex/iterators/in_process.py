@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
-from dpex._torch import MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled, next_data_in_process
+from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled, next_data_in_process
+from dpex.core.resume_point import ResumePoint
 from dpex.core.sample_policy import policy_of
-from dpex.engine.going_on import Drawn, begin_pass, go_on_in_process, in_process_state, recorder_of
+from dpex.engine.going_on import Drawn, begin_pass, go_on_in_process, in_process_state, point_for, recorder_of
 from dpex.engine.guarded_fetcher import GuardedFetcher, errors_of
 from dpex.engine.inprocess_meter import InlineMeter
 from dpex.engine.sampler_start import hold
 from dpex.measure.ledger import LastReading
 from dpex.stats import LastStats, LoaderStats
-from dpex.system.clock import monotonic
 from dpex.system.gpu.events import cuda_stall
 from dpex.transport.arena import ArenaCache
 from dpex.worker.collate import ArenaCollate
-from dpex.worker.inline_maker import INLINE_ARENA_BYTES
+from dpex.worker.in_process import InProcessMaker
+from dpex.worker.modes import modes_here
+from dpex.worker.own_generators import own_generators, registered, reseeding
 
 if TYPE_CHECKING:
     from dpex.diagnose.counters import LoaderCounters
@@ -29,25 +32,49 @@ if TYPE_CHECKING:
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
 
+INLINE_ARENA_BYTES = 1 << 20
+"""Batches from this size on are stacked into reused memory when they are made in the training process."""
+
+
 class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
-    """Batches made in this process, one at a time, as torch does; large ones are stacked into reused memory."""
+    """Batches made in this process, one at a time, as torch does; large ones are stacked into reused memory.
+
+    Under ``seeding="batch"`` each is made from the random states of its number (see `dpex.worker.in_process`).
+    """
 
     _drawn: Drawn = None
+    _maker: InProcessMaker | None = None
 
     def __init__(self, loader: Any, arenas: ArenaCache, resume: PassState | None = None) -> None:
         begin_pass(super().__init__, self, loader, resume)
+        self._first = point_for(resume) or ResumePoint()
+        if loader.seeding == "batch" and loader._dataset_kind == DatasetKind.Map:
+            self._maker = InProcessMaker(int(self._base_seed), modes_here())
         if self._collate_fn is default_collate:
-            self._dataset_fetcher.collate_fn = ArenaCollate(arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False)
+            threads = (lambda: 1) if self._maker is None else self._maker.threads
+            self._dataset_fetcher.collate_fn = ArenaCollate(
+                arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False, threads=threads
+            )
         if loader.on_sample_error != "raise":
             self._dataset_fetcher = GuardedFetcher(self._dataset_fetcher, policy_of(loader), int(self._base_seed))
         recorder = self._recorder = recorder_of(self, loader)
-        hold(self, "_sampler_iter", recorder.begin(self._sampler_iter, resume, self._drawn))
+        indices = recorder.begin(self._sampler_iter, resume, self._drawn)
+        hold(self, "_sampler_iter", _without(self._first.ahead, self._first.first, indices))
         self._drawn = None
         if resume is not None:
             go_on_in_process(self, resume)
         alive = weakref.ref(self)
         self.last_stats = LastStats(lambda: _counted_by_torch(alive()))
         self.last_state: LastReading[PassState | None] = LastReading(lambda: in_process_state(alive()))
+
+    def seed_batches(self) -> None:
+        """Have each batch made from the random states of its number; to be called once, before the first batch."""
+        maker, fetcher, first = self._maker, self._dataset_fetcher, self._first
+        if maker is None:
+            return
+        fetch = reseeding(fetcher.fetch, own_generators(self._dataset, self._collate_fn, registered()))
+        numbers = _without(first.ahead, first.first, count(first.first))
+        fetcher.fetch = lambda index: maker.make(fetch, index, next(numbers), first.epoch)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_ending():  # nobody can ask any more, and the modules that would answer may be cleared
@@ -64,6 +91,13 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
         except Exception as error:
             self._recorder.raised(error)
             raise
+
+
+def _without(numbers: Collection[int], first: int, items: Iterator[Any]) -> Iterator[Any]:
+    """Return ``items``, which are numbered from ``first`` on, without those of these numbers."""
+    if not numbers:
+        return items
+    return (item for number, item in zip(count(first), items, strict=False) if number not in numbers)
 
 
 def _counted_by_torch(iterator: Any) -> LoaderStats:
@@ -88,8 +122,7 @@ class _CountedFetcher(MapDatasetFetcher):
 
 
 class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
-    """The same, counted. A call that passes unmeasured does what torch's does, and no more (see
-    `dpex.engine.inprocess_sampling`)."""
+    """The same, counted."""
 
     def __init__(
         self,
@@ -107,11 +140,8 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
             gpu=cuda_stall(),
             dataset=self._dataset,
             timer=loader._runtime.timer,
-            may_pass=is_map and not self._pin_memory,
         )
         self._meter.sample_errors = errors_of(fetcher)
-        self._stretch = self._meter.stretch
-        self._fetch_uncounted = fetcher.fetch
         if is_map:
             self._dataset_fetcher = fetcher = _CountedFetcher(fetcher, self._meter)
         fetcher.collate_fn = self._meter.timed(fetcher.collate_fn)
@@ -132,25 +162,6 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
         return index
 
     def _next_data(self) -> Any:
-        stretch = self._stretch
-        if stretch.left:
-            entered = monotonic()
-            if entered < stretch.until:
-                inside_s, _ = stretch.spent
-                stretch.spent = inside_s, entered
-                try:
-                    index = next(self._sampler_iter)
-                    stretch.index = index
-                    data = self._fetch_uncounted(index)
-                except BaseException as error:
-                    self._meter.broke_off(error)
-                    if isinstance(error, Exception):
-                        self._recorder.raised(error)
-                    raise
-                stretch.left_at = now = monotonic()
-                stretch.spent = inside_s + now - entered, 0.0
-                stretch.left -= 1
-                return data
         self._meter.enter()
         try:
             data = super()._next_data()

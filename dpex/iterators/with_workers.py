@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import BatchSampler
 
-from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled, pin_memory
+from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
 from dpex.core.names import LOCAL
 from dpex.core.placement import Place
 from dpex.core.sample_policy import policy_of
@@ -22,8 +22,6 @@ from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on
 from dpex.stats import LastStats
 from dpex.system.gpu.events import cuda_stall
-from dpex.system.user_warnings import warn
-from dpex.worker.makers_here import MakersHere
 from dpex.worker.modes import modes_here
 from dpex.worker.own_generators import registered
 from dpex.worker.setup import WorkerSetup
@@ -37,21 +35,6 @@ if TYPE_CHECKING:
     from dpex.feed.feed import Feed
     from dpex.pools.factory import PoolFactory
     from dpex.telemetry.loader_metrics import LoaderMetrics
-
-
-def _warn_of_thread(iterator: weakref.ref[_DpexDataLoaderIter], tuner: Tuner | None, name: str) -> None:
-    """A thread would not keep still while batches were made in this process; see `dpex.worker.in_process`."""
-    alive = iterator()
-    if alive is None:
-        return
-    remedy = "Give the loader workers (num_workers=1 or more), or that thread random generators of its own."
-    if tuner is not None and tuner.leave_process(f"thread {name!r} runs while batches are made"):
-        alive._engine.request(tuner.sizes)
-        remedy = "From now on they are made by workers."
-    warn(
-        f"thread {name!r} runs while batches are made in this process, and global random generators move. If it draws "
-        f"from random, np.random or torch, batches are not those that seeding='batch' promises. {remedy}"
-    )
 
 
 class _DpexDataLoaderIter(BaseDataLoaderIter):
@@ -68,15 +51,12 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         ledger: LoaderMetrics | None = None,
         book: LoaderCounters | None = None,
         *,
-        may_stand_in: bool = False,
         feed: Feed | None = None,
         resume: PassState | None = None,
     ) -> None:
         begin_pass(super().__init__, self, loader, resume)
-        if self._num_workers > 0 and loader.prefetch_factor <= 0:
+        if loader.prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
-        if self._num_workers == 0 and self._timeout != 0:
-            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         setup = self._setup(loader)
         self._feed = feed
         if feed is not None:
@@ -84,23 +64,16 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
             have_transformed(feed, loader.device_transform, int(self._base_seed))
         pinner = self._new_pinner(feed)
-        makers = MakersHere(setup, loader._runtime.timer, partial(_warn_of_thread, weakref.ref(self), tuner))
         self._engine = Engine(
             EnginePlan(
                 logicals=0 if setup.per_batch_seed else self._num_workers,
                 iterable=setup.iterable,
                 in_order=getattr(loader, "in_order", True),
                 timeout_s=self._timeout,
-                base_prefetch=max(1, self._num_workers) * (loader.prefetch_factor or 2),
+                base_prefetch=self._num_workers * (loader.prefetch_factor or 2),
                 may_read_ahead=self._may_read_ahead(loader, setup.per_batch_seed),
                 memory_budget=loader.memory_budget,
                 make_pool=lambda name, count: make_pool(name, count, setup, setup.per_batch_seed),
-                make_inline=makers.make,
-                may_stand_in=may_stand_in and not setup.iterable,
-                make_stand_in=makers.make_stand_in,
-                stop_standing_in=makers.stop_standing_in,
-                make_run=makers.make_run if self._may_make_runs(setup) else None,
-                may_make_ahead=tuner is not None and loader.memory_budget is None,
                 samples=setup.samples,
                 pinner=pinner,
                 feed=feed,
@@ -126,7 +99,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _new_pinner(self, feed: Feed | None) -> Pinner | None:
         """Return what copies batches to page-locked memory or to a device; None where neither is wanted."""
-        if feed is None and not (self._pin_memory and self._num_workers > 0):
+        if feed is None and not self._pin_memory:
             return None
         from dpex.engine.pin_memory import Pinner
 
@@ -153,10 +126,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             registered=registered() if per_batch else (),
         )
 
-    def _may_make_runs(self, setup: WorkerSetup) -> bool:
-        """Whether a few batches in a row can be made here without stage times."""
-        return setup.per_batch_seed and setup.auto_collation and not setup.samples.is_on
-
     def _may_read_ahead(self, loader: Any, per_batch: bool) -> bool:
         """Whether nobody can tell if workers run further ahead than torch's.
 
@@ -167,8 +136,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         return draws_ahead_safely(self._index_sampler) and (per_batch or not self._persistent_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        if self._num_workers > 0:
-            super()._reset(loader, first_iter)
+        super()._reset(loader, first_iter)
         resume, self._resume = self._resume, None
         self._engine.begin_epoch(self._new_draws(resume), point_for(resume))
         if resume is not None and not resume.has_finished:
@@ -208,8 +176,6 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             elif feed is not None:
                 feed.settle()
             raise
-        if self._pin_memory and self._num_workers == 0 and feed is None:
-            hand[0] = pin_memory(hand[0], self._pin_memory_device)
 
     @property
     def _workers(self) -> list[Any]:
@@ -260,9 +226,7 @@ class _DpexMapDataLoaderIter(_DpexDataLoaderIter):
             return super().__next__()
         hand: list[Any] = []
         try:
-            engine = self._engine
-            if not engine.stretch.left or self._pin_memory or not engine.pass_unmeasured(hand):
-                self._next_into(hand)
+            self._next_into(hand)
             self._num_yielded += 1
         except BaseException as error:  # without a call from here, and until it is returned: `dpex.system.interrupts`
             self._engine.returned += hand

@@ -8,8 +8,10 @@ from typing import Any
 from torch.utils.data import MapDataPipe
 
 from dpex._torch import DatasetKind
+from dpex.autotune.config import AutotuneConfig
 from dpex.core.sample_policy import policy_of
 from dpex.errors import OptionError
+from dpex.loader.sizing import is_daemonic
 from dpex.system.ray_package import is_ray_connected
 
 
@@ -37,6 +39,22 @@ def check_share(loader: Any) -> None:
         why = "the process that makes the batches is forked: give multiprocessing_context='fork'"
     if why:
         raise OptionError(f"share={loader.share!r}: {why}; or leave it out")
+
+
+def check_tuned(loader: Any) -> None:
+    """Raise OptionError where workers are to be tuned, and there can be none."""
+    if not isinstance(loader.autotune, AutotuneConfig) or is_daemonic():
+        return
+    if loader.num_workers == 0:
+        raise OptionError(
+            "autotune=AutotuneConfig(...) tunes workers, and num_workers=0 has none: give num_workers='auto', or the "
+            "number to start from"
+        )
+    if loader.autotune.max_local == 0 and loader.distribute_mode is False:
+        raise OptionError(
+            "AutotuneConfig(max_local=0) without distribute_mode leaves no worker: give distribute_mode=True for "
+            "workers on a cluster, or num_workers=0 for batches made in the training process"
+        )
 
 
 def check_samples(loader: Any) -> None:

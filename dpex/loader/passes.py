@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
-from dpex.core.sample_policy import policy_of
-from dpex.loader.checks import is_forking
 from dpex.loader.sizing import SizeOptions, is_split
 from dpex.system.cpus import rank_cpus
 
@@ -21,15 +19,19 @@ if TYPE_CHECKING:
 def inline_iterator(
     loader: Any, runtime: LoaderRuntime, metrics: LoaderMetrics | None, *, is_counted: bool
 ) -> _DpexInlineDataLoaderIter:
-    """Batches made in the training process as torch makes them; counted where somebody wants to know."""
+    """Return an iterator whose batches are made in the training process; counted where somebody wants to know."""
     from dpex.iterators import in_process
 
     may_warn = loader._dataset_kind == DatasetKind.Iterable and loader._IterableDataset_len_called is not None
-    if not is_counted:
+    iterator: _DpexInlineDataLoaderIter
+    if is_counted:
+        metered = in_process._MeteredInlineDataLoaderIter if may_warn else in_process._DpexMeteredUnmarkedDataLoaderIter
+        iterator = metered(loader, runtime.arenas, runtime.take_resume(), metrics, runtime.counters)
+    else:
         plain = in_process._DpexInlineDataLoaderIter if may_warn else in_process._DpexUnmarkedDataLoaderIter
-        return plain(loader, runtime.arenas, runtime.take_resume())
-    metered = in_process._MeteredInlineDataLoaderIter if may_warn else in_process._DpexMeteredUnmarkedDataLoaderIter
-    return metered(loader, runtime.arenas, runtime.take_resume(), metrics, runtime.counters)
+        iterator = plain(loader, runtime.arenas, runtime.take_resume())
+    iterator.seed_batches()
+    return iterator
 
 
 def iterator_class(options: SizeOptions) -> type[_DpexDataLoaderIter]:
@@ -94,11 +96,3 @@ def _may_use_threads(loader: Any) -> bool:
     if not (declares_thread_safe(loader.dataset) if loader.thread_safe is None else loader.thread_safe):
         return False
     return own_generators(loader.dataset, loader.collate_fn, registered()) is None  # threads would share them
-
-
-def may_stand_in(loader: Any) -> bool:
-    """Whether the training process may make batches in place of workers that are on their way."""
-    with_gpu = bool((loader.ray_remote_args or {}).get("num_gpus"))
-    is_bound_to_workers = loader.worker_init_fn is not None or loader.timeout or policy_of(loader).is_on or with_gpu
-    can = loader.local_while_starting and not is_bound_to_workers
-    return bool(can and (loader.seeding == "batch" or is_forking(loader)))

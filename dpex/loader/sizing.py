@@ -21,7 +21,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.core.names import KNOBS, LOCAL, REMOTE
 from dpex.core.prefetch import Sizes
 from dpex.core.streams import Streams, choose, plural
-from dpex.errors import FixedWorkersError
+from dpex.errors import FixedWorkersError, OptionError
 from dpex.loader.origin import Origin
 from dpex.options import Seeding, check_count
 from dpex.system.cpus import rank_cpus, static_worker_count
@@ -43,8 +43,7 @@ class SizeOptions:
 
     is_iterable: each worker reads a stream of the dataset. is_split: workers read its streams, and others decode.
     is_piped: it is a DataPipe. may_be_remote: workers may be on the cluster; is_remote: a fixed number of them is.
-    streams: where dpex chose their number. may_inline: batches may be made in the training process. pins: what `resize`
-    fixed, by name.
+    streams: where dpex chose their number. pins: what `resize` fixed, by name.
     """
 
     num_workers: int
@@ -61,7 +60,6 @@ class SizeOptions:
     autotune: AutotuneConfig | Literal[False] | None
     streams: Streams | None
     memory_budget: int | None
-    may_inline: bool
     pins: Mapping[str, int]
 
     @property
@@ -78,7 +76,7 @@ class SizeOptions:
             return False
         if not self.may_be_remote and is_daemonic():
             return False
-        if self.seeding == "worker" or self.is_piped or (self.is_iterable and self.num_workers == 0):
+        if self.num_workers == 0 or self.seeding == "worker" or self.is_piped:
             return False
         return self.why_torch is None
 
@@ -97,7 +95,6 @@ class SizeOptions:
         return Limits(
             streams=self._why_streams(),
             reading=self._why_reading(),
-            may_inline=self.may_inline and not self.is_split,
             memory_budget=self.memory_budget,
             prefetch_factor=self.prefetch_factor if self.is_prefetch_given else None,
             pins={**self.pins, LOCAL: 0} if is_daemonic() else self.pins,
@@ -151,6 +148,11 @@ class SizeOptions:
         check_count("local", local)
         check_count("remote", remote)
         check_count("prefetch", prefetch, least=1)
+        if self.num_workers == 0:
+            raise FixedWorkersError(
+                "resize() of a loader with num_workers=0, which makes its batches in the training process: make a new "
+                "loader with at least one worker, or with num_workers='auto'"
+            )
         if self.seeding == "worker" or self.is_iterable:
             local, remote = self._split_of_fixed(now, local, remote)
         counts = zip(KNOBS, (local, remote, prefetch), strict=True)
@@ -161,12 +163,18 @@ class SizeOptions:
 
         Raises:
             FixedWorkersError: Nobody could carry that out.
+            OptionError: No worker would be left.
         """
         sizes = Sizes(
             local=fixed.get(LOCAL, now.local),
             remote=fixed.get(REMOTE, now.remote),
             prefetch=fixed.get("prefetch", now.prefetch),
         )
+        if sizes.local + sizes.remote == 0:
+            raise OptionError(
+                "resize() to 0 local and 0 remote workers: give at least one; a loader that makes its batches in the "
+                "training process is one with num_workers=0"
+            )
         why = self.why_torch
         if why is not None and (sizes.remote == 0 or (sizes.local and sys.platform != "linux")):
             raise FixedWorkersError(
@@ -231,7 +239,6 @@ def size_options(loader: Any) -> SizeOptions:
         autotune=loader.autotune,
         streams=loader._streams,
         memory_budget=loader.memory_budget,
-        may_inline=not any((loader.worker_init_fn, loader.timeout, loader.share, loader.sample_timeout_s)),
         pins=loader._pins,
     )
 

@@ -315,7 +315,6 @@ class EngineLook:
     ready: int
     in_flight: int
     batch_bytes: float
-    made_here: PoolSample
     local: PoolSample
     remote: PoolSample
     pids: tuple[int, ...]
@@ -327,3 +326,4 @@ class EngineLook:
     feed_wait_s: float = 0.0
     most_local: tuple[int, str] | None = None
     nodes: Mapping[str, NodeSums] = field(default_factory=dict)
+    made_here: PoolSample = field(default_factory=PoolSample)

@@ -167,10 +167,6 @@ class WorkerPool(Protocol):
         """Let a worker that serves no logical worker any more leave."""
 
     @property
-    def starts_slowly(self) -> bool:
-        """Whether a worker serves seconds after it was asked for, not milliseconds."""
-
-    @property
     def crashes(self) -> int:
         """Unexpected ends of workers since the last result of any."""
 

@@ -128,13 +128,6 @@ class Fetcher:
         failed = self._guard.taken() if self._guard is not None else ()
         return batch, stages_of(Stages, (*times, samples, (), slowest, failed))
 
-    def unmeasured(self, index: Any) -> Any:
-        """The batch of a map-style dataset alone, whose loader batches: for tiny ones, see `dpex.engine.unmeasured`."""
-        dataset = self._dataset
-        if getattr(dataset, "__getitems__", None):
-            return self._collate_fn(dataset.__getitems__(index))
-        return self._collate_fn([dataset[i] for i in index])
-
     def _fetch_timed(self, index: Any) -> tuple[Any, Stages]:
         """The same, and what the transforms took."""
         timer, collate_fn = self._timer, self._collate_fn

@@ -9,9 +9,8 @@ The generators belong to all threads of the process:
 * One ticket is made at a time, whichever loader asks for it. A dataset that iterates such a loader itself may do so.
 * Another thread that draws meanwhile would disturb the ticket. Draws cannot be told apart by thread. But where the
   generators moved *and* another thread ran meanwhile, by its CPU clock, what was made is made again, up to `TRIES`
-  times. If threads never keep still for so long, the user hears of it, and a loader that is tuned gets workers.
+  times. If threads never keep still for so long, the user hears of it.
 * What such a thread draws meanwhile are the ticket's numbers, and they are not missing from the generators afterwards.
-* Batches that torch's own code makes alone, of which `drawless` tells, need neither states nor threads, only the modes.
 * Not noticed are threads that Python does not know of, and threads on systems other than Linux, where their clocks
   cannot be read.
 """
@@ -20,42 +19,32 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from dpex.system.other_threads import Clocks, OtherThreads
+from dpex.system.user_warnings import warn
 from dpex.worker.batch_seeding import TicketSeeds, words_of
 from dpex.worker.current_batch import current
-from dpex.worker.drawless import is_torchs_alone
 from dpex.worker.modes import Modes
-from dpex.worker.rng_state import ByFunctions, Generators, InMemory, located
+from dpex.worker.rng_state import ByFunctions, Generators, located
 
 TRIES = 3
 """How often a batch is made, at most, where another thread may have drawn meanwhile; then there is a warning."""
 _count_threads, _set_threads = torch.get_num_threads, torch.set_num_threads
 Made = TypeVar("Made")
-Run = deque[tuple[Any, Any]]
-"""Batches that were made in a row, each with its index."""
 _lock = threading.RLock()
 _others = OtherThreads()
 
 
 class InProcessMaker:
-    """See the module. ``disturbed`` hears once which thread would not keep still; ``draws``: False where
-    `dpex.worker.drawless.draws_nothing`.
-    """
+    """See the module."""
 
-    def __init__(
-        self, base_seed: int, modes: Modes | None, disturbed: Callable[[str], None], *, draws: bool = True
-    ) -> None:
-        self._draws = draws
+    def __init__(self, base_seed: int, modes: Modes | None) -> None:
         self._seeds = TicketSeeds(base_seed)
         self._modes = modes
-        self._disturbed = disturbed
         self._gave_up = False
         self._threads = 1
 
@@ -65,8 +54,6 @@ class InProcessMaker:
 
     def make(self, fetch: Callable[[Any], Made], index: Any, number: int, epoch: int) -> Made:
         """``fetch(index)`` for ticket ``number``; its errors come as they are."""
-        if not self._draws and is_torchs_alone(index):
-            return self._in_modes(fetch, index)
         with _lock:
             seed = self._seeds.of(number, epoch)
             if self._gave_up:
@@ -80,62 +67,12 @@ class InProcessMaker:
             made, disturber = self._watched(fetch, index, seed, before)
             self._gave_up = disturber is not None
         if disturber is not None:
-            self._disturbed(disturber)
+            warn(
+                f"thread {disturber!r} runs while batches are made in this process, and global random generators move. "
+                "If it draws from random, np.random or torch, batches are not those that seeding='batch' promises. "
+                "Give the loader workers (num_workers=1 or more), or that thread random generators of its own."
+            )
         return made
-
-    def make_run(
-        self, fetch: Callable[[Any], Made], indices: deque[Any], count: int, numbers: tuple[int, int], into: Run
-    ) -> None:
-        """Make a ticket, or several in a row, up to ``count``, where that spares what is done around each.
-
-        Args:
-            fetch: Makes a batch of an index.
-            indices: Of the tickets; those that were made are taken out.
-            count: The number of tickets, at most that of the indices.
-            numbers: The number of the first ticket, and the epoch.
-            into: Where each batch goes as soon as it is made, with its index.
-
-        Raises:
-            Exception: A batch's own. Those before it are in ``into``.
-        """
-        number, epoch = numbers
-        if not self._draws and is_torchs_alone(indices[0]):
-            return self._in_modes(partial(_make_alone, fetch, indices, count), into)
-        if count > 1:
-            with _lock:
-                generators = located() if not self._gave_up and _others.are_none() else None
-                if generators is not None:
-                    seeds = [self._seeds.of(each, epoch) for each in range(number, number + count)]
-                    self._once(partial(self._make_each, fetch, indices, seeds, generators), into, seeds[0])
-                    if not _others.are_none():
-                        _others.ran_since({})
-                    return None
-        index = indices[0]
-        into += ((self.make(fetch, index, number, epoch), index),)
-        del indices[0]
-        return None
-
-    def _make_each(
-        self, fetch: Callable[[Any], Any], indices: deque[Any], seeds: list[int], generators: InMemory, into: Run
-    ) -> None:
-        """Make the tickets of these seeds, in a process that is as the first one needs it."""
-        modes, is_begun = self._modes, True
-        for seed in seeds:
-            if not is_begun:
-                if not generators.holds() or _count_threads() != 1 or not (modes is None or modes.hold()):
-                    return  # the dataset has changed that, and what follows begins anew
-                current.seed = seed
-                generators.fill(words_of(seed), seed)
-            is_begun, index = False, indices[0]
-            into += ((fetch(index), index),)  # from here on without a call: see `dpex.system.interrupts`
-            del indices[0]
-
-    def _in_modes(self, fetch: Callable[[Any], Made], index: Any) -> Made:
-        modes = self._modes
-        if modes is None or modes.hold():
-            return fetch(index)
-        with modes.enter():
-            return fetch(index)
 
     def _watched(self, fetch: Callable[[Any], Made], index: Any, seed: int, before: Clocks) -> tuple[Made, str | None]:
         """Made until the generators did not move or no other thread ran; else with the name of one that did."""
@@ -172,16 +109,6 @@ class InProcessMaker:
             current.seed = outer
             if threads != 1:
                 _set_threads(threads)
-
-
-def _make_alone(fetch: Callable[[Any], Any], indices: deque[Any], count: int, into: Run) -> None:
-    """Batches that torch's code makes alone, as long as they are."""
-    for _ in range(count):
-        index = indices[0]
-        if not is_torchs_alone(index):
-            return
-        into += ((fetch(index), index),)  # from here on without a call: see `dpex.system.interrupts`
-        del indices[0]
 
 
 def one_at_a_time() -> threading.RLock:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dpex._torch import MapDatasetFetcher, MultiProcessingDataLoaderIter, SingleProcessDataLoaderIter, pin_memory
-from dpex.system.user_warnings import warn
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
 from dpex.worker.in_process import InProcessMaker
@@ -94,7 +93,7 @@ class SeededInProcessIter(SingleProcessDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._number = 0
-        self._process = InProcessMaker(int(self._base_seed), modes_here(), _warn_of_thread)
+        self._process = InProcessMaker(int(self._base_seed), modes_here())
         own = own_generators(self._dataset, self._collate_fn, registered())
         self._fetch = reseeding(self._dataset_fetcher.fetch, own)
 
@@ -105,11 +104,3 @@ class SeededInProcessIter(SingleProcessDataLoaderIter):
         if self._pin_memory:
             data = pin_memory(data, self._pin_memory_device)
         return data
-
-
-def _warn_of_thread(name: str) -> None:
-    warn(
-        f"thread {name!r} runs while batches are made in this process, and global random generators move. If it draws "
-        "from random, np.random or torch, batches are not those that seeding='batch' promises. Give the loader workers "
-        "(num_workers=1 or more), or that thread random generators of its own."
-    )

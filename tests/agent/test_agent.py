@@ -51,7 +51,7 @@ def remote(dataset: Any, **options: Any) -> DpexDataLoader[torch.Tensor]:
 
 def test_batches_are_torchs() -> None:
     expected = list(DataLoader(Augmented(120), num_workers=3, generator=seeded(), **SHAPE))
-    with remote(Augmented(120), num_workers=3, local_while_starting=False) as loader:
+    with remote(Augmented(120), num_workers=3) as loader:
         assert_same(torch.cat(list(loader)), torch.cat(expected))
 
 
@@ -85,7 +85,7 @@ class Large(Augmented):
 
 
 def test_large_batches() -> None:
-    with remote(Large(80), num_workers=4, seeding="batch", local_while_starting=False) as loader:
+    with remote(Large(80), num_workers=4, seeding="batch") as loader:
         iterator: Any = iter(loader)
         times = iterator._engine.pool("remote").times
         got = list(iterator)
@@ -173,7 +173,7 @@ def test_an_agent_that_stood_still_goes_on_with_what_it_held() -> None:
 @pytest.mark.parametrize("seeding", ["batch", pytest.param("worker", marks=pytest.mark.long)])
 def test_workers_that_hold_no_ticket_are_not_at_work(seeding: str) -> None:
     """Else a wait behind a single slow batch would be put down to all of them."""
-    options = {"num_workers": 4, "distribute_mode": True, "local_while_starting": False, "seeding": seeding, **SHAPE}
+    options = {"num_workers": 4, "distribute_mode": True, "seeding": seeding, **SHAPE}
     with DpexDataLoader(Augmented(64), **options) as loader:
         iterator = iter(loader)
         for _ in range(len(loader)):

@@ -105,7 +105,7 @@ def test_batches_come_without_it_from_two_agents_and_that_is_logged_once(
 
     monkeypatch.setattr(PoolFactory, "__call__", make)
     monkeypatch.setattr(LoaderRuntime, "hold_cluster", lambda self, head_address: None)
-    options: dict[str, Any] = {"batch_size": 4, "seeding": "batch", "local_while_starting": False}
+    options: dict[str, Any] = {"batch_size": 4, "seeding": "batch"}
     with (
         caplog.at_level(logging.INFO, "dpex"),
         DpexDataLoader(Ones(), num_workers=2, distribute_mode=True, **options) as loader,

@@ -101,7 +101,7 @@ BURN = "import os; os.nice(15)\nwhile True: pass"
 @pytest.mark.long
 def test_waiting_for_a_cpu_there_is_no_waiting_for_data() -> None:
     """An actor computes while others want the CPUs, too."""
-    options: dict[str, Any] = {"num_workers": 1, "distribute_mode": True, "local_while_starting": False}
+    options: dict[str, Any] = {"num_workers": 1, "distribute_mode": True}
     with DpexDataLoader(Planted(4000, cpu_s=0.005), batch_size=2, **options) as loader:
         running = iter(loader)
         next(running)

@@ -38,7 +38,7 @@ WAYS = {
     "auto": 'num_workers="auto"',
     "fork": "num_workers=1",
     "spawn": 'num_workers=1, multiprocessing_context="spawn"',
-    "Ray": 'num_workers=1, distribute_mode=True, head_address="local", local_while_starting=False',
+    "Ray": 'num_workers=1, distribute_mode=True, head_address="local"',
 }
 
 

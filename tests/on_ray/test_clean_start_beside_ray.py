@@ -19,9 +19,7 @@ pytest.importorskip("ray")
 
 
 def remote(length: int) -> DpexDataLoader[torch.Tensor]:
-    return DpexDataLoader(
-        Augmented(length, 0.004), generator=seeded(), distribute_mode=True, local_while_starting=False, **SHAPE
-    )
+    return DpexDataLoader(Augmented(length, 0.004), generator=seeded(), distribute_mode=True, **SHAPE)
 
 
 def test_remote_workers_deliver_until_the_first_local_worker_is_up() -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import warnings
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -39,13 +38,12 @@ def epochs(loader: Any, count: int = 1) -> list[torch.Tensor]:
     return [batch for _ in range(count) for batch in loader]
 
 
-def remote(dataset: Any, *, local_while_starting: bool = False, **options: Any) -> DpexDataLoader[torch.Tensor]:
-    """All batches come from the cluster, unless the training process stands in."""
+def remote(dataset: Any, **options: Any) -> DpexDataLoader[torch.Tensor]:
+    """All batches come from the cluster."""
     return DpexDataLoader(
         dataset,
         distribute_mode=True,
         generator=seeded(),
-        local_while_starting=local_while_starting,
         **options,
     )
 
@@ -155,7 +153,6 @@ def test_a_run_goes_on_at_another_place(kind: str, is_remote_first: bool) -> Non
     def loader_at(is_remote: bool) -> DpexDataLoader[torch.Tensor]:
         workers = 2 if is_remote or kind != "batch" else 1
         options: dict[str, Any] = {"num_workers": workers, "generator": seeded(), "distribute_mode": is_remote}
-        options["local_while_starting"] = False
         if kind == "stream":
             return DpexDataLoader(StatefulStream(), batch_size=3, **options)
         return DpexDataLoader(WORK, **SHAPE, seeding=kind, **options)
@@ -207,25 +204,6 @@ def until_all_run(loader: Any, iterator: Iterator[Any]) -> list[Any]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_agents")
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_the_first_batches_are_made_here_and_are_those_of_the_workers(seeding: Any) -> None:
-    with remote(OwnState(8000, nap_s=0.004), **SHAPE, num_workers=3, seeding=seeding, local_while_starting=True) as it:
-        iterator = iter(it)
-        got = [next(iterator)]
-        assert (it.stats().pools["inline"].tickets, it.stats().pools["remote"].running) == (1, 0)
-        got += until_all_run(it, iterator)
-        assert it.stats().pools["remote"].tickets > 0
-    workers = 3 if seeding == "worker" else 0
-    kind = DataLoader if seeding == "worker" else partial(DpexDataLoader, seeding="batch")
-    dataset = OwnState(8000) if seeding == "worker" else Augmented(8000)
-    expected = list(islice(kind(dataset, **SHAPE, num_workers=workers, generator=seeded()), len(got)))
-    if seeding == "batch":  # which promises nothing of what a dataset keeps to itself
-        got = [batch[:, :-1] for batch in got]
-    assert_same(expected, got)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_agents")
 def test_workers_that_come_late_take_over_whoever_shares_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A logical worker takes along what its dataset draws from: with a fixed number of workers, nothing says that it
     moved."""
@@ -247,28 +225,6 @@ class OwnState(Augmented):
         return torch.cat([super().__getitem__(index), torch.from_numpy(self.own.random(1))])
 
 
-class NodeBound(Augmented):
-    """Only the nodes have its files."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.trainer = os.getpid()
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if os.getpid() == self.trainer:
-            raise FileNotFoundError("/only/on/the/nodes")
-        return super().__getitem__(index)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_agents")
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_data_that_only_the_nodes_can_read_is_left_to_them(seeding: Any) -> None:
-    with remote(NodeBound(40), **SHAPE, num_workers=2, seeding=seeding, local_while_starting=True) as loader:
-        assert len(list(loader)) == 10
-        assert "inline" not in loader.stats().pools
-
-
 class Broken(Augmented):
     """Divides by zero in the first batch, as the example of origin does."""
 
@@ -288,7 +244,7 @@ def test_an_error_arrives_as_itself_and_the_other_batches_come() -> None:
 @pytest.mark.usefixtures("no_agents")
 def test_an_error_arrives_as_itself_while_workers_start() -> None:
     with (
-        remote(Broken(20), batch_size=4, num_workers=2, local_while_starting=True) as loader,
+        remote(Broken(20), batch_size=4, num_workers=2) as loader,
         pytest.raises(ZeroDivisionError, match="Caught ZeroDivisionError in DataLoader worker process 0"),
     ):
         next(iter(loader))

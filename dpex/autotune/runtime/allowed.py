@@ -30,15 +30,13 @@ class Limits:
     """What the loader rules out, whatever the configuration allows.
 
     streams: why workers keep their number, where each reads a stream of its own, else "". reading: how many workers
-    read for those that are tuned, where that is so, else "". may_inline: batches may be made in this process.
-    memory_budget: bytes in flight at most. prefetch_factor: batches in flight per worker at most. pins: what the user
-    fixed with ``resize``, by name (see `KNOBS`).
-    most_local: local workers that the system allows, once it refused one.
+    read for those that are tuned, where that is so, else "". memory_budget: bytes in flight at most. prefetch_factor:
+    batches in flight per worker at most. pins: what the user fixed with ``resize``, by name (see `KNOBS`). most_local:
+    local workers that the system allows, once it refused one.
     """
 
     streams: str = ""
     reading: str = ""
-    may_inline: bool = True
     memory_budget: int | None = None
     prefetch_factor: int | None = None
     pins: Mapping[str, int] | None = None
@@ -46,15 +44,15 @@ class Limits:
 
 
 def within(config: AutotuneConfig, limits: Limits, now: Settings, *, remote: bool) -> AutotuneConfig:
-    """The configuration, narrowed to what this loader can do."""
+    """The configuration, narrowed to what this loader can do; it leaves at least one worker."""
     pins = dict(limits.pins or {})
     if limits.streams:
         pins |= {LOCAL: now.local, REMOTE: now.remote}
     changes: dict[str, Any] = {}
-    if not limits.may_inline and not config.min_local and not config.min_remote:
-        changes["min_remote" if config.max_local == 0 else "min_local"] = 1
+    if not config.min_local and not config.min_remote:
+        changes["min_remote" if config.max_local == 0 and remote else "min_local"] = 1
     if not remote:
-        changes |= {"min_remote": 0, "max_remote": 0}
+        changes |= {"min_remote": 0, "max_remote": 0, "max_local": config.max_local or None}
     if limits.most_local is not None:
         most = limits.most_local if config.max_local is None else min(config.max_local, limits.most_local)
         changes |= {"max_local": most, "min_local": min(config.min_local, most)}

@@ -171,15 +171,6 @@ class Tuner:
             self._windows.clear()
         logger.info("auto: %s is fixed by resize()%s", fixed, "; nothing is tuned any more" if self.is_frozen else "")
 
-    def leave_process(self, why: str) -> bool:
-        """Batches cannot be made in the training process any more; returns whether there is anywhere else."""
-        with self._changing:
-            self._limits = replace(self._limits, may_inline=False)
-            self._past += self._controller.decisions
-            self._renew(why)
-            self._windows.clear()
-        return self.settings.workers > 0
-
     # -- engines -----------------------------------------------------------------------------------------------------
 
     def watch(self, engine: Tunable) -> None:

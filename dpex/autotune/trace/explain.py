@@ -159,8 +159,6 @@ def _said(limits: Mapping[str, Any]) -> Iterator[str]:
     for name, value in limits.items():
         if isinstance(value, Mapping):
             yield from (f"{name} {inner}={count}" for inner, count in value.items())
-        elif name == "may_inline":
-            yield from () if value else ("never in-process",)
         elif value not in (None, False):
             yield f"{name}={value}"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -207,8 +208,9 @@ class HereMeter(InlineMeter):
         """The consumer has this batch."""
         self._sizes.add(data)
 
-    def _measured_sums(self, now: float, **others: Any) -> Sums:
-        return super()._measured_sums(now, batch_bytes=self._sizes.mean_bytes, thread=self._thread, **others)
+    def sums(self) -> Sums:
+        """The counts so far, with the size of batches."""
+        return replace(super().sums(), batch_bytes=self._sizes.mean_bytes, thread=self._thread)
 
 
 class _Sizes:

@@ -187,11 +187,6 @@ class RemotePool:
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
-    @property
-    def starts_slowly(self) -> bool:
-        """See `WorkerPool.starts_slowly`: an agent imports torch first."""
-        return True
-
     def at_work(self) -> int:
         """Workers that have something to do, at most."""
         return sum(agent.at_work() for agent in self._agents.values())

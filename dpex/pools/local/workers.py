@@ -131,18 +131,13 @@ class LocalWorkers(ABC):
         staying = sum(worker.stage in STAYING for worker in self._workers.values())
         return staying - self._queue.leaves if self._queue is not None else staying
 
-    @property
-    def starts_slowly(self) -> bool:
-        """See `WorkerPool.starts_slowly`."""
-        return not self._starter.is_quick
-
     def workers(self) -> list[int]:
         """See `WorkerPool.workers`; a worker that is being forked counts, as its messages wait for it in the socket.
 
         Where each must unpickle the dataset first, only those count that have. Somebody will take each request to leave
         that is queued: nothing may be queued behind the last of them.
         """
-        serving = {UP} if self.starts_slowly else STAYING
+        serving = STAYING if self._starter.is_quick else {UP}
         staying = [h.number for h in self._workers.values() if h.stage in serving and not h.hung_up]
         return staying if self._queue is None else staying[: max(0, len(staying) - self._queue.leaves)]
 

@@ -88,7 +88,6 @@ class SharedPool:
     """
 
     name = LOCAL
-    starts_slowly = False
 
     def __init__(self, plan: SharePlan, first_workers: int) -> None:
         self.counts = PoolCounts()

@@ -11,7 +11,6 @@ from dpex.core.events import (
     SEND_FULL_MESSAGES,
     ConsumerWaits,
     EpochBegins,
-    MadeHere,
     Opened,
     Resize,
     Resized,
@@ -19,7 +18,7 @@ from dpex.core.events import (
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.resume_point import ResumePoint
 from dpex.engine.performer import Performer
-from dpex.testing import FakePool, Work
+from dpex.testing import FakePool
 
 NOTHING = object()
 
@@ -51,10 +50,7 @@ class Driver:
             in_order=in_order,
             rules=rules,
             sizes=self.sizes(local, remote),
-            may_stand_in=True,
         )
-        self.stood_in = [0] * logicals
-        """Tickets that were made here in place of each logical worker: its random state, as far as it is known here."""
         self.performer = Performer(self.state, self.make_pool)
         self.pools: dict[str, FakePool] = self.performer.pools  # type: ignore[assignment]
         self.sampler: Iterator[Any] = iter(())
@@ -126,35 +122,6 @@ class Driver:
         self.fill()
         return NOTHING if delivery is None else delivery.payload()
 
-    def make_here(self) -> None:
-        for ticket in self.state.schedule.take(1):
-            work = Work(self.state.epoch, ticket.number, ticket.index, 0, -1, None)
-            self.state.schedule.done(ticket.number, lambda work=work: work)
-
-    def stand_in(self) -> None:
-        """Make the next ticket in place of a worker that is on its way, if there is such a ticket."""
-        ticket = self.state.ticket_to_stand_in_for()
-        if ticket is None:
-            return
-        state = None
-        if self.stood_in:
-            state = self.stood_in[ticket.queue]
-            self.stood_in[ticket.queue] += 1
-        work = Work(self.state.epoch, ticket.number, ticket.index, ticket.queue, -1, state)
-        assert self.state.schedule.take(1, ticket.queue) == [ticket]
-        for _ in range(2):  # a turn that is broken off does it again
-            self.tell(MadeHere(ticket, lambda: work, 1))
-
-    def make_late(self) -> None:
-        """Make what other machines owe or do not take for too long, as the latest look has found, if there is such a
-        ticket."""
-        ticket = self.state.late.to_be_made_here
-        if ticket is None:
-            return
-        work = Work(self.state.epoch, ticket.number, ticket.index, ticket.queue, -1, None)
-        for _ in range(2):  # a turn that is broken off does it again
-            self.tell(MadeHere(ticket, lambda: work, 1))
-
     def work(self) -> None:
         """Let all pools do all that they have to do."""
         for pool in self.pools.values():
@@ -174,7 +141,5 @@ class Driver:
             else:
                 self.now += 1.0
                 self.fill(starving=True)
-                if self.state.is_all_made_here():
-                    self.make_here()
                 self.work()
         raise AssertionError(f"the epoch does not end: {vars(self.state.schedule)}")

@@ -36,7 +36,7 @@ class EngineMachine(PoolMachine):
         in_order=st.booleans(),
     )
     def start(self, logicals: int, local: int, remote: int, prefetch: int, starts_slowly: bool, in_order: bool) -> None:
-        local = max(local, 1) if logicals else local
+        local = max(local, 1 - remote)
         self.logicals = logicals
         self.in_order = in_order = in_order or logicals > 0  # else the queue of a batch depends on who is slow
         self.options = {
@@ -83,7 +83,7 @@ class EngineMachine(PoolMachine):
     def resume_elsewhere(self, local: int, remote: int) -> None:
         """Another process goes on by a state of this one, which was in the middle of something and is no more."""
         point = self.driver.state.point()
-        self.driver = Driver(local=max(local, 1) if self.logicals else local, remote=remote, **self.options)
+        self.driver = Driver(local=max(local, 1 - remote), remote=remote, **self.options)
         self.driver.begin(self.count, point)
         self.driver.state.schedule.max_tries = 1_000_000
         self.widest = max(self.widest, self.driver.state.schedule.prefetch, len(point.ahead) + self.widest)
@@ -105,23 +105,10 @@ class EngineMachine(PoolMachine):
         self.driver.now += seconds
         self.driver.state.late.look(self.driver.state.schedule, self.driver.state.epoch, self.driver.now)
         self.driver.performer.perform()
-        self.driver.make_late()
-
-    @precondition(lambda self: self.driver.state.is_all_made_here())
-    @rule()
-    def make_here(self) -> None:
-        self.driver.fill(starving=True)
-        self.driver.make_here()
-
-    @precondition(lambda self: self.driver.state.ticket_to_stand_in_for() is not None)
-    @rule(tickets=st.integers(1, 4))
-    def stand_in(self, tickets: int) -> None:
-        for _ in range(tickets):
-            self.driver.stand_in()
 
     @rule(local=st.integers(0, 4), remote=st.integers(0, 3))
     def resize(self, local: int, remote: int) -> None:
-        self.driver.resize(max(local, 1) if self.logicals else local, remote)
+        self.driver.resize(max(local, 1 - remote), remote)
 
     @rule()
     def an_exception_breaks_off_a_turn(self) -> None:

@@ -11,10 +11,8 @@ from dpex.core.engine_state import EngineState
 from dpex.core.events import (
     SEND_EVERYTHING,
     SEND_FULL_MESSAGES,
-    CannotStandIn,
     ConsumerWaits,
     EpochBegins,
-    MadeHere,
     Notice,
     Opened,
     PoolStatus,
@@ -48,7 +46,6 @@ class Table:
         prefetch: int = 4,
         sizes: tuple[int, int] = (2, 0),
         tuned_prefetch: int | None = None,
-        may_stand_in: bool = False,
         tolerates: bool = False,
         **status: Any,
     ) -> None:
@@ -60,7 +57,6 @@ class Table:
             in_order=True,
             rules=rules,
             sizes=self.sizes(*sizes),
-            may_stand_in=may_stand_in,
             tolerates=tolerates,
         )
         self.tell(Opened())
@@ -209,7 +205,10 @@ def test_local_workers_that_the_user_wants_do_not_leave_for_remote_ones() -> Non
     ("status", "text"),
     [
         ({"failed": "no process can be forked"}, "no process can be forked"),
-        ({"most": 0, "why_most": "pids limit"}, "no local worker can be started: pids limit"),
+        (
+            {"most": 0, "why_most": "pids limit"},
+            "no local worker can be started: pids limit; num_workers=0 makes batches in the training process",
+        ),
     ],
 )
 def test_waiting_for_workers_that_cannot_come_is_an_error(status: dict[str, Any], text: str) -> None:
@@ -641,142 +640,26 @@ def test_too_many_deaths_in_a_row_end_the_epoch() -> None:
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
-def test_tickets_are_drawn_up_to_the_prefetch_and_one_at_a_time_where_there_are_no_workers() -> None:
+def test_tickets_are_drawn_up_to_the_prefetch() -> None:
     assert Table(prefetch=4).state.room(starving=False) == 4
-    alone = Table(sizes=(0, 0))
-    assert (alone.state.is_all_made_here(), alone.state.room(starving=False)) == (True, 1)
-    alone.draw(1)
-    assert alone.state.room(starving=True) == 0
-
-
-def test_workers_on_their_way_are_waited_for() -> None:
-    table = Table(sizes=(0, 0))
-    table.report("local", (), requested=1)
-    assert not table.state.is_all_made_here()
 
 
 @pytest.mark.parametrize(
-    ("status", "may"),
+    ("status", "why"),
     [
-        ({"starts_slowly": True, "requested": 2}, False),
-        ({"failed": "no process can be forked"}, True),
-        ({"most": 0, "requested": 0}, True),
-        ({"most": 1, "requested": 1}, False),
+        ({"requested": 2}, ""),
+        ({"failed": "no process can be forked"}, "no process can be forked"),
+        ({"most": 0, "why_most": "no memory"}, "no local worker can be started: no memory; num_workers=0 makes"),
+        ({"most": 1, "requested": 1}, ""),
     ],
 )
-def test_batches_are_made_here_where_no_local_worker_can_be_started(status: dict[str, Any], may: bool) -> None:
+def test_where_no_local_worker_can_be_started_the_error_says_why(status: dict[str, Any], why: str) -> None:
     table = Table()
     table.report("local", (), **status)
     table.draw(1)
-    assert table.state.must_be_made_here_meanwhile() is may
-    table.report("local", (0,), **status)
-    assert not table.state.must_be_made_here_meanwhile()
-
-
-SLOW = {"starts_slowly": True, "requested": 2}
-
-
-@pytest.mark.parametrize("sizes", [(2, 0), (0, 2)])
-@pytest.mark.parametrize(
-    ("status", "may"),
-    [
-        (SLOW, True),
-        (SLOW | {"starts_slowly": False}, False),
-        (SLOW | {"requested": 0}, False),
-        (SLOW | {"failed": "no node has a CPU"}, False),
-    ],
-)
-def test_batches_are_made_here_while_workers_are_seconds_away(
-    sizes: tuple[int, int], status: dict[str, Any], may: bool
-) -> None:
-    pool = "local" if sizes[0] else "remote"
-    table = Table(sizes=sizes, may_stand_in=True)
-    table.report(pool, (), running=0, **status)
-    assert table.state.ticket_to_stand_in_for() is None, "nothing is drawn"
-    table.draw(2)
-    ticket = table.state.ticket_to_stand_in_for()
-    assert (ticket is not None and ticket.number == 0) is may
-    table.report(pool, (0,), running=1, **status)
-    assert table.state.ticket_to_stand_in_for() is None, "there is a worker"
-
-
-def test_whoever_may_not_stand_in_does_not() -> None:
-    table = Table()
-    table.report("local", (), running=0, **SLOW)
-    table.draw(1)
-    assert table.state.ticket_to_stand_in_for() is None
-
-
-def stand_in(table: Table) -> int | None:
-    """Make the next ticket in a worker's place; its number."""
-    ticket = table.state.ticket_to_stand_in_for()
-    if ticket is None:
-        return None
-    assert table.state.schedule.take(1, ticket.queue) == [ticket]
-    event = MadeHere(ticket, lambda: f"batch {ticket.number} made here", 1)
-    assert table.tell(event) == table.tell(event) == []
-    assert table.result() == f"batch {ticket.number} made here"
-    return ticket.number
-
-
-def waiting_for_two() -> Table:
-    table = Table(logicals=2, prefetch=6, sizes=(0, 2), may_stand_in=True)
-    table.report("remote", (), running=0, **SLOW)
-    table.draw(6)
-    return table
-
-
-def test_a_logical_worker_makes_again_what_was_made_in_its_place_as_if_it_had_no_forerunner() -> None:
-    table = waiting_for_two()
-    assert [stand_in(table) for _ in range(3)] == [0, 1, 2]
-    table.report("remote", (0,), running=1, requested=2, starts_slowly=True)
-    table.tell(WorkerUp("remote", 0))
-    assert table.send() == [
-        Adopt("remote", 0, 0, None),
-        ("remote", 0, [0, 2], "again"),
-        ("remote", 0, [4]),
-    ]
-    assert stand_in(table) == 3, "logical worker 1 has no worker yet"
-    assert stand_in(table) is None, "ticket 4 is with worker 0"
-    table.report("remote", (0, 1), running=2, requested=2, starts_slowly=True)
-    table.tell(WorkerUp("remote", 1))
-    assert table.send() == [Adopt("remote", 1, 1, None), ("remote", 1, [1, 3], "again"), ("remote", 1, [5])]
-    [again] = table.tell(made(1))
-    assert isinstance(again, Discard), "it is made, and was delivered already"
-
-
-def test_nobody_stands_in_for_a_logical_worker_that_has_had_a_worker() -> None:
-    table = waiting_for_two()
-    table.report("remote", (0,), running=1, requested=2, starts_slowly=True)
-    table.tell(WorkerUp("remote", 0))
-    table.send()
-    table.report("remote", (), running=0, requested=2, starts_slowly=True)
-    table.tell(WorkerGone("remote", 0, 0, (0, 2, 4), None, False, "worker 0 was killed"))
-    assert not table.state.schedule.issued()
-    assert stand_in(table) is None
-    assert table.state.may_stand_in_later(), "for logical worker 1"
-
-
-def test_what_an_epoch_that_is_broken_off_left_is_made_by_the_workers_and_by_nobody_here() -> None:
-    table = waiting_for_two()
-    assert [stand_in(table) for _ in range(2)] == [0, 1]
-    table.tell(EpochBegins())
-    table.draw(2)
-    assert stand_in(table) is None, "the random state has moved on with tickets 2 to 5, which nobody made"
-    table.report("remote", (0, 1), running=2)
-    table.tell(WorkerUp("remote", 0))
-    sent = table.send()
-    assert sent[2:4] == [("remote", 0, [0, 2, 4], "again"), ("remote", 0, [0])]
-    assert sent[4:] == [("remote", 1, [1, 3, 5], "again"), ("remote", 1, [1])]
-
-
-def test_nobody_stands_in_after_a_batch_that_could_not_be_made_here() -> None:
-    table = waiting_for_two()
-    assert table.tell(CannotStandIn("no such file")) == [
-        Say("no batches are made here in place of workers: no such file", warning=False)
-    ]
-    assert stand_in(table) is None
-    assert not table.state.may_stand_in_later()
+    raised = [one for one in table.tell(ConsumerWaits(1)) if isinstance(one, Raise)]
+    assert bool(raised) is bool(why)
+    assert not why or why in str(raised[0].error)
 
 
 def test_the_prefetch_widens_behind_a_straggler_while_workers_idle() -> None:

@@ -14,7 +14,6 @@ from dpex.core.schedule import Ticket
 from dpex.engine.engine import Engine
 from dpex.engine.plan import EnginePlan
 from dpex.testing import FakePool, Work, fake_pool
-from dpex.worker.outcome import NO_TIME
 
 
 def pool_of(workers: int, *, shared: bool = True, **options: Any) -> FakePool:
@@ -206,7 +205,6 @@ def test_an_engine_on_an_automatic_pool_delivers_everything(logicals: int) -> No
         may_read_ahead=False,
         memory_budget=None,
         make_pool=make_pool,
-        make_inline=lambda number, index, epoch: (index, NO_TIME),
     )
     engine = Engine(plan, Sizes(local=2, remote=0, prefetch=None))
     for _ in range(2):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from driver import NOTHING, Driver
 
-from dpex.core.events import CannotStandIn, ConsumerWaits, MadeHere
-from dpex.core.late_tickets import LEAST_PATIENCE_HERE_S, LEAST_PATIENCE_S, PATIENCE, PATIENCE_HERE
+from dpex.core.events import ConsumerWaits
+from dpex.core.late_tickets import LEAST_PATIENCE_S, PATIENCE
 
 BATCHES = 24
 
@@ -109,100 +109,26 @@ def test_an_answer_that_comes_first_counts() -> None:
     assert not set(taken(driver)) & set(before)
 
 
-def busy() -> Driver:
-    """One worker here, which has been given something and does not begin; the next batch is owed by another machine."""
+def test_where_nobody_here_is_idle_the_others_are_waited_for() -> None:
     driver = begun(local=1)
     while driver.take() is not NOTHING:
         pass
     assert driver.state.dispatch.load["local"] >= 1
-    return driver
+    assert look(driver) == look(driver, 100.0) == math.inf
+    work_here(driver)
+    assert look(driver) <= 0.0 or driver.state.late.made_again  # the one here has nothing to do any more
 
 
-def test_where_nobody_here_is_idle_the_training_process_makes_what_is_stuck() -> None:
-    driver = busy()
-    late = driver.state.late
-    assert look(driver) == pytest.approx(LEAST_PATIENCE_HERE_S)
-    look(driver, LEAST_PATIENCE_HERE_S / 2)
-    assert late.to_be_made_here is None
-    look(driver, LEAST_PATIENCE_HERE_S)
-    ticket = late.to_be_made_here
-    assert ticket is not None
-    assert ticket.number == driver.state.schedule.next_number
-    for _ in range(2):  # a turn that is broken off does it again
-        driver.tell(MadeHere(ticket, lambda: "made here", 1))
-    assert driver.take() == "made here"
-    assert sum(driver.state.dispatch.load.values()) == len(driver.state.schedule.issued())
-    look(driver)
-    assert late.to_be_made_here is not None  # it was sent at the same time
-
-
-def test_the_training_process_has_more_patience_than_the_slowest_batch_took() -> None:
-    driver = busy()
-    driver.state.rules.learn(service_s=5.0, nbytes=0)
-    driver.state.rules.learn(service_s=0.1, nbytes=0)
-    assert look(driver) == pytest.approx(PATIENCE_HERE * 5.0)
-
-
-def test_a_batch_that_cannot_be_made_here_is_left_to_who_owes_it() -> None:
-    driver = busy()
-    driver.tell(CannotStandIn("no such file"))
-    assert look(driver) == math.inf
-    look(driver, 100.0)
-    assert driver.state.late.to_be_made_here is None
-
-
-def refused() -> Driver:
-    """No worker here. Others took the first batches, which were delivered, and take no more, as a link is full."""
+def test_workers_elsewhere_are_waited_for_where_none_is_here() -> None:
+    """They may be the only ones that can read the data."""
     driver = begun(local=0)
     driver.pools["remote"].work()
     driver.pools["remote"].room = 0
     driver.collect()
     assert taken(driver)
     driver.fill(starving=True)
-    assert driver.state.dispatch.load["remote"] == 0
-    return driver
-
-
-def make_here(driver: Driver) -> int | None:
-    """Make what is to be made here; returns its number."""
-    ticket = driver.state.late.to_be_made_here
-    if ticket is None:
-        return None
-    driver.tell(MadeHere(ticket, lambda: "made here", 1))
-    assert driver.take() == "made here"
-    driver.fill(starving=True)
-    return ticket.number
-
-
-def test_what_no_machine_takes_is_made_by_the_training_process() -> None:
-    driver = refused()
-    first = driver.state.schedule.next_number
-    assert look(driver) == pytest.approx(LEAST_PATIENCE_HERE_S)
-    assert make_here(driver) is None
-    look(driver, LEAST_PATIENCE_HERE_S)
-    assert make_here(driver) == first
-    look(driver)
-    assert make_here(driver) == first + 1  # still nothing came from there
-    assert driver.state.late.made_again == 2
-    assert not driver.state.late.due_at < math.inf
-
-
-def test_once_a_machine_has_taken_and_made_a_batch_the_others_wait_for_it_again() -> None:
-    driver = refused()
-    look(driver)
-    look(driver, LEAST_PATIENCE_HERE_S)
-    driver.pools["remote"].room = 1
-    made = make_here(driver)
-    assert made is not None
-    assert driver.state.late.is_stuck
-    driver.pools["remote"].work()
-    driver.pools["remote"].room = 0
-    driver.collect()
-    assert not driver.state.late.is_stuck
-    assert taken(driver)[0] == made + 1
-    driver.fill(starving=True)
-    assert look(driver) == pytest.approx(LEAST_PATIENCE_HERE_S)
-    assert driver.state.late.to_be_made_here is None
+    assert look(driver) == look(driver, 100.0) == math.inf
+    assert driver.state.late.made_again == 0
 
 
 def test_while_no_machine_has_come_up_nothing_is_late() -> None:

@@ -409,28 +409,6 @@ def test_dropped_tickets_make_room() -> None:
     assert schedule.room == 2
 
 
-def test_straight_through_is_draw_take_done_and_pop_at_once() -> None:
-    schedule = Schedule(prefetch=2)
-    assert [schedule.straight_through(), schedule.straight_through()] == [0, 1]
-    assert (schedule.drawn, schedule.delivered, schedule.in_flight, schedule.ready) == (2, 2, 0, 0)
-    schedule.draw("x")
-    schedule.take(1)
-    assert schedule.done(2, "made")
-    assert schedule.pop() == (2, 0, "made", 0, 0)
-    assert schedule.straight_through() == 3
-
-
-def test_nothing_overtakes_what_is_on_its_way() -> None:
-    schedule, ended = Schedule(prefetch=2), Schedule(prefetch=2)
-    schedule.draw("x")
-    ended.end_of_sampler()
-    for busy in (schedule, ended, Schedule(prefetch=2, queues=1)):
-        drawn = busy.drawn
-        with pytest.raises(ScheduleError, match="straight through"):
-            busy.straight_through()
-        assert (busy.drawn, busy.delivered) == (drawn, 0)
-
-
 def test_finished_only_after_the_last_delivery() -> None:
     schedule = Schedule(prefetch=1)
     drawn(schedule, 1)

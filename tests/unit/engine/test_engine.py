@@ -15,7 +15,6 @@ from dpex.engine.engine import Engine
 from dpex.engine.plan import EnginePlan
 from dpex.errors import BatchTimeoutError, WorkerDiedError
 from dpex.system.clock import ManualClock, monotonic
-from dpex.worker.outcome import NO_TIME
 
 
 def taken(engine: Engine) -> Any:
@@ -35,7 +34,6 @@ def engine_on(pool: StubPool, **changes: Any) -> Engine:
         "may_read_ahead": False,
         "memory_budget": None,
         "make_pool": lambda name, count: pool,
-        "make_inline": lambda number, index, epoch: (index, NO_TIME),
     }
     return Engine(EnginePlan(**plan | changes), Sizes(local=len(pool.up), remote=0, prefetch=None))
 

@@ -29,7 +29,6 @@ PLAIN: dict[str, Any] = {
     "autotune": None,
     "streams": None,
     "memory_budget": None,
-    "may_inline": True,
     "pins": {},
 }
 TUNED = {"auto_workers": True}
@@ -101,7 +100,7 @@ def test_streams_keep_their_number_and_the_reason_is_told() -> None:
     assert options(**TUNED).limits().streams == ""
     assert options(**TUNED, is_iterable=True, streams=STREAMS).limits().streams == STREAMS.why
     split = options(**TUNED, is_split=True, streams=STREAMS).limits()
-    assert (split.streams, split.may_inline) == ("", False)
+    assert split.streams == ""
     assert split.reading.startswith("The dataset is read in 3 streams, as the dataset names 3 shards.")
     assert "in 3 streams, as num_workers says" in options(is_iterable=True, streams=STREAMS).limits().streams
     given = options(**TUNED, is_iterable=True, streams=STREAMS)
