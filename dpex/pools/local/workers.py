@@ -27,9 +27,9 @@ from dpex.pools.local.shared_queue import Board, TicketQueue
 FORKS_AT_ONCE = 64
 """Workers that are asked for before the first of them serves; as many requests fit in the template's socket."""
 NO_ROOM = (
-    "{wanted} local workers are wanted, and so many cannot be started ({why}). Those that run go on; without any, "
-    "batches are made in the training process where seeding='batch' allows it. If a limit on processes (a container's "
-    "pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it; or ask for fewer workers."
+    "{wanted} local workers are wanted, and so many cannot be started ({why}). Those that run go on. If a limit on "
+    "processes (a container's pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it; or ask for "
+    "fewer workers."
 )
 STARTS_IN_A_ROW = 2
 """Templates that may end before they were ready."""
