@@ -28,8 +28,8 @@ FORKS_AT_ONCE = 64
 """Workers that are asked for before the first of them serves; as many requests fit in the template's socket."""
 NO_ROOM = (
     "{wanted} local workers are wanted, and so many cannot be started ({why}). Those that run go on. If a limit on "
-    "processes (a container's pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it; or ask for "
-    "fewer workers."
+    "processes (a container's pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it; or ask "
+    "for fewer workers."
 )
 STARTS_IN_A_ROW = 2
 """Templates that may end before they were ready."""
