@@ -55,30 +55,6 @@ def test_batches_are_torchs() -> None:
         assert_same(torch.cat(list(loader)), torch.cat(expected))
 
 
-@pytest.mark.long
-def test_what_a_worker_makes_again_does_not_travel(agents: list[int]) -> None:
-    """The training process makes batches until the worker is up, which then makes them as well to go on as it would."""
-    agents[NEAR] = 0
-    with remote(Augmented(20000), num_workers=1) as loader:
-        iterator: Any = iter(loader)
-        pool = iterator._engine.pool("remote")
-        got: list[torch.Tensor] = []
-
-        def one_came() -> bool:
-            got.append(next(iterator))
-            return bool(pool.times.tickets)
-
-        until(one_came, 60.0)
-        got += islice(iterator, 60)
-        stats = loader.stats()
-        stood_in = stats.pools["inline"].tickets
-        of_worker = pool.times.nbytes // got[0].nbytes
-    assert stood_in > 0
-    reference = DataLoader(Augmented(20000), num_workers=1, generator=seeded(), **SHAPE)
-    assert_same(torch.cat(got), torch.cat(list(islice(reference, len(got)))))
-    assert len(got) - stood_in <= of_worker <= len(got) - stood_in + stats.prefetch
-
-
 class Large(Augmented):
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((3, 200, 200), float(index))
