@@ -144,6 +144,7 @@ def test_what_cannot_be_seen_is_said() -> None:
             return torch.zeros(64, 64).sin().sum()
 
     with DpexDataLoader(Plain(), batch_size=4, seeding="batch") as loader:
+        loader.diagnose()
         list(loader)
         found = loader.diagnose()
         assert "the dataset has none that can be seen" in str(found)
@@ -155,6 +156,7 @@ def test_what_cannot_be_seen_is_said() -> None:
 
 def test_only_what_came_since_a_reset_is_told() -> None:
     with DpexDataLoader(Transformed(120), batch_size=2, seeding="batch") as loader:
+        loader.diagnose()
         list(loader)
         first = loader.diagnose(reset=True).facts
         second = first

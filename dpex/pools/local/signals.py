@@ -45,7 +45,8 @@ def survived() -> frozenset[int]:
 def forget(survives: Collection[int] | None = None) -> None:
     """Replace every handler of the trainer by one that does nothing, ignore SIGINT, and unblock all signals.
 
-    Handlers outside of Python, as `faulthandler` has them, stay. A signal that is ignored stays so, as in torch's workers.
+    Handlers outside of Python, as `faulthandler` has them, stay. A signal that is ignored stays so, as in torch's
+    workers.
 
     Args:
         survives: Signals that do not end this process. None: those that the trainer survives, from which this process

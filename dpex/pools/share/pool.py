@@ -161,12 +161,11 @@ class SharedPool:
         self.counts.running = 0
 
     def _fail(self, why: str) -> None:
-        """There is no producer: what was asked for is made by others."""
-        self.failed = f"share={self._plan.facts['share']!r}: {why}"
+        """There is no producer, and can be no other: the epoch ends with an error that says so."""
+        self.failed = f"share={self._plan.facts['share']!r}: {why}; without share= this training has its own workers"
         self.counts.requested = 0
         lost = tuple(number for epoch, number in self._held if epoch == self._epoch)
         self._held.clear()
-        self._events.append(Notice(f"{self.failed}. From here on this training makes its batches itself"))
         self._events.append(WorkerGone(self.name, -1, self._epoch, lost, None, True, self.failed))
 
     # -- what is said --------------------------------------------------------------------------------------------
