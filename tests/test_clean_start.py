@@ -89,7 +89,7 @@ def local(length: int = 400, **options: Any) -> DpexDataLoader[torch.Tensor]:
 def until_ready(iterator: Any) -> None:
     """Its template takes requests; meanwhile the training process would make batches."""
     pool = iterator._engine.pool("local")
-    until(lambda: pool.poll() is not None and pool._template.ready)
+    until(lambda: pool.poll() is not None and pool._source.ready)
 
 
 @pytest.fixture
@@ -188,17 +188,16 @@ def test_a_template_that_is_killed_is_started_anew_without_waiting() -> None:
         got = [next(iterator)]
         os.kill(server_pid(), signal.SIGSTOP)
         kill(template_pid(iterator))
-        until(lambda: iterator._engine.pool("local")._template.socket in readable(iterator))
+        until(lambda: has_news(iterator))
         let_server_go_on()
         assert_same(torch.cat([*got, *iterator]), made_here())
 
 
-def readable(iterator: Any) -> list[Any]:
-    """The template's socket, once it has something to tell."""
+def has_news(iterator: Any) -> bool:
+    """The template has something to tell."""
     from dpex.pools.local.handles import readable_within
 
-    control = iterator._engine.pool("local")._template.socket
-    return [control] if readable_within(control.fileno(), 0.0) else []
+    return readable_within(iterator._engine.pool("local")._source.fileno(), 0.0)
 
 
 @pytest.mark.usefixtures("seems_connected")

@@ -212,7 +212,7 @@ def test_a_ticket_is_held_guilty_of_its_worker_s_death_but_not_of_the_template_s
         pool, (worker,) = driver.pool, driver.pool._workers.values()
         driver.send(5)
         until(lambda: pool._board.read(worker.row)[1] == 5)
-        os.kill(driver.pids()[0] if whose == "the worker" else pool._template._process.pid, signal.SIGKILL)
+        os.kill(driver.pids()[0] if whose == "the worker" else pool._source._process.pid, signal.SIGKILL)
         driver.listen_until(lambda: driver.of(WorkerGone))
         (gone,) = driver.of(WorkerGone)
         assert (gone.lost, gone.guilty) == ((5,), 5 if whose == "the worker" else None)
@@ -247,10 +247,10 @@ def test_a_worker_that_cannot_be_started_costs_those_that_run_nothing(gate: Path
         driver.send(0, worker=None if shared_queue else pool.workers()[0])
         driver.wait_until_made(1)
         assert driver.pids() == [pid]
-        left_open = descriptors(pool._template._process.pid)  # it has told of the last attempt, so that it rests
+        left_open = descriptors(pool._source._process.pid)  # it has told of the last attempt, so that it rests
         pool.resize(4)
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 6)
-        assert descriptors(pool._template._process.pid) == left_open
+        assert descriptors(pool._source._process.pid) == left_open
         gate.unlink()
         pool.resize(4)
         driver.listen_until(lambda: pool.counts.running == 4)
@@ -264,7 +264,7 @@ def descriptors(pid: int) -> int:
 def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:
     with driven(1) as driver:
         pool = driver.pool
-        template = pool._template._process.pid
+        template = pool._source._process.pid
         soft, hard = resource.prlimit(template, resource.RLIMIT_NOFILE)
         resource.prlimit(template, resource.RLIMIT_NOFILE, (3, hard))
         pool.resize(2)
@@ -289,7 +289,7 @@ def test_the_generators_are_found_once_for_all_workers(monkeypatch: pytest.Monke
     with driven(2) as driver:
         driver.send(*range(8))
         driver.wait_until_made(8)
-        assert found_by.read_text().split() == [str(driver.pool._template._process.pid)]
+        assert found_by.read_text().split() == [str(driver.pool._source._process.pid)]
 
 
 @pytest.mark.filterwarnings("ignore:2 local workers are wanted:RuntimeWarning")

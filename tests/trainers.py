@@ -30,7 +30,7 @@ TESTS = Path(__file__).parent
 NOTHING = "left: 0 processes, 0 threads"
 
 PREAMBLE = """
-import contextlib, gc, multiprocessing, os, sys, threading, time, warnings
+import contextlib, gc, multiprocessing, os, signal, sys, threading, time, warnings
 import psutil
 import torch
 from multiprocessing import shared_memory

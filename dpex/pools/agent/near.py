@@ -18,6 +18,7 @@ from dpex.pools.agent.delay import DelayMeter
 from dpex.pools.agent.handles import AgentHandle, node_sums
 from dpex.pools.agent.link import AgentLink
 from dpex.pools.base import PoolTimes
+from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
 
@@ -44,25 +45,20 @@ class LentProcess(ProcessHandle):
         """Nothing is wanted of it any more."""
 
 
-class AgentStarter:
-    """Has templates started by an agent; implements `dpex.pools.local.fork_server.Starter`."""
-
-    is_quick = False
+class AgentStarter(TemplateStarter):
+    """Has templates started by an agent."""
 
     def __init__(self, link: AgentLink, order: tuple[Any, ...]) -> None:
         self._link = link
         self._order = order
 
     def start(self, theirs: Any) -> LentProcess:
-        """See `Starter.start`; does not wait."""
+        """See `TemplateStarter.start`; does not wait."""
         try:
             self._link.hand_over(theirs.fileno(), "lend", self._order)
         except OSError as error:
             return LentProcess(f"cannot be asked for: {error}")
         return LentProcess()
-
-    def close(self) -> None:
-        """See `Starter.close`."""
 
 
 class NearPool(LocalPool):
@@ -125,7 +121,8 @@ class NearPool(LocalPool):
         """As `close`, without waiting: the agent's processes see to the rest."""
         if not self._closed:
             self._hang_up_all(grace_s)
-            self._template.forget()
+            assert isinstance(self._source, TemplateHandle)
+            self._source.forget()
             self._release_resources()
 
 

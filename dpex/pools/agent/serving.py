@@ -45,7 +45,7 @@ from dpex.pools.agent.events import plain
 from dpex.pools.agent.frames import FrameReader, FrameWriter
 from dpex.pools.agent.shipped import PoolOrder, ShippedPlan
 from dpex.pools.agent.traffic import TrafficMeter
-from dpex.pools.local.fork_server import ContextStarter, keep_from_templates
+from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.system.clock import monotonic
@@ -73,8 +73,8 @@ class AgentPool(LocalPool):
         self._forward(worker, epoch, number, *rest, is_wanted=epoch == self._epoch)
 
 
-def _starter(order: PoolOrder) -> ContextStarter:
-    return ContextStarter(torch.multiprocessing.get_context("fork"), ShippedPlan(order))
+def _starter(order: PoolOrder) -> ForkStarter:
+    return ForkStarter(torch.multiprocessing.get_context("fork"), ShippedPlan(order))
 
 
 class Agent:

@@ -75,6 +75,17 @@ def ended_within(process: Any, timeout_s: float) -> bool:
     return not process.is_alive()
 
 
+def exit_code(process: Any, timeout_s: float) -> int:
+    """Return the exit code of a process of `multiprocessing` that has ended, or `UNKNOWN_EXIT`.
+
+    The server of "forkserver" takes a moment to report it: it has ``timeout_s`` for that.
+    """
+    _note_if_reaped(process)
+    if process.exitcode is None:
+        process.join(timeout_s)
+    return UNKNOWN_EXIT if process.exitcode is None else int(process.exitcode)
+
+
 def _note_if_reaped(process: Any) -> None:
     """Have `multiprocessing` know that a child has ended where nobody can learn how.
 

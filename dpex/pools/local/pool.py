@@ -21,10 +21,10 @@ from dpex.core.events import PoolEvent, Released, Snapshot, TicketMade, WorkerUp
 from dpex.core.schedule import Ticket
 from dpex.core.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
 from dpex.pools.base import PoolCounts, PoolTimes
-from dpex.pools.local.fork_server import Starter
 from dpex.pools.local.handles import LocalResult, LocalWorkerHandle
 from dpex.pools.local.packing import Packing
 from dpex.pools.local.shared_queue import LEAVE, hang_up, pack, write
+from dpex.pools.local.starter import Starter
 from dpex.pools.local.worker_process import END, TICKET_BYTES
 from dpex.pools.local.workers import LocalWorkers
 from dpex.system.clock import monotonic
@@ -58,7 +58,7 @@ class LocalPool(LocalWorkers):
         self._taken_in = 0
         """How many of its results are."""
         try:
-            self._start_template()
+            self._open_source()
             self.resize(first_workers)
         except BaseException:
             self._release_resources()
@@ -164,14 +164,14 @@ class LocalPool(LocalWorkers):
         for fd, what in self._epoll.poll(0):
             worker = self._by_fd.get(fd)
             if worker is None:
-                self._hear_template()
+                self._hear_source()
                 continue
             if what & select.EPOLLOUT:
                 self._room_again(worker)
             if what & ~select.EPOLLOUT:
                 self._drain(worker)
-        if not self._template.ready and self._template.overdue:
-            self._template_died()
+        if not self._source.ready and self._source.overdue:
+            self._source_died()
         if self._suspicious:
             self._recount()
         if self._crowded:
@@ -243,6 +243,7 @@ class LocalPool(LocalWorkers):
 
     def _serves(self, worker: LocalWorkerHandle, pid: int) -> None:
         worker.process.handle.pid = pid  # the template's news may come later than the last batch
+        self._failed_starts = 0
         if worker.stage not in RUNNING:
             self.counts.running += 1  # without a call: see `dpex.system.interrupts`
             worker.stage = LIFE[worker.stage, SERVES]
@@ -335,7 +336,7 @@ class LocalPool(LocalWorkers):
         if self._closed:
             return
         self._hang_up_all(grace_s)
-        for what, *about in self._template.join(grace_s + 3.0):
+        for what, *about in self._source.join(grace_s + 3.0):
             if what == "exit" and about[0] in self._fleet.processes:
                 self._fleet.processes[about[0]].handle.exitcode = about[2]
         self.counts = PoolCounts()
@@ -345,7 +346,7 @@ class LocalPool(LocalWorkers):
         """Let every worker know that it is over, and the template that it ends those which stay."""
         self._closed = True
         self._board.end()
-        self._hear_template()
+        self._hear_source()
         if self._queue is not None:
             self._queue.shut_down()
         for process in self._fleet.processes.values():
@@ -354,4 +355,4 @@ class LocalPool(LocalWorkers):
         for worker in self._workers.values():
             if not worker.hung_up:
                 hang_up(worker.socket)
-        self._template.end(grace_s)
+        self._source.end(grace_s)

@@ -28,9 +28,10 @@ SENT = frozenset(
 
 
 @contextmanager
-def blocked() -> Iterator[None]:
-    """Block all signals in this thread. A process that is forked meanwhile has them blocked until `forget`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+def blocked(numbers: Collection[int] | None = None) -> Iterator[None]:
+    """Block these signals in this thread; None: all. A process that is started meanwhile has them blocked until
+    `forget`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() if numbers is None else numbers)
     try:
         yield
     finally:
