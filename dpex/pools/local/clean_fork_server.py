@@ -67,9 +67,10 @@ class CleanStarter(TemplateStarter):
     Raises what pickling raises: the plan is pickled here, once, by value where the trainer's script defines things.
     """
 
-    def __init__(self, plan: WorkerPlan) -> None:
+    def __init__(self, context: Any, plan: WorkerPlan) -> None:
         from dpex.transport.pickling import cloud_dumps
 
+        self.kind = context.Process.__name__
         surroundings = pickle.dumps(_surroundings())
         self._parcel = os.memfd_create("dpex-plan")
         try:
@@ -100,7 +101,7 @@ def starter_for(context: Any, plan: WorkerPlan) -> Starter:
     context = usable_context(context)
     if _is_needed(context):
         try:
-            return CleanStarter(plan)
+            return CleanStarter(context, plan)
         except Exception as error:
             warn(
                 "Ray is connected in this process, whose threads make forking it unsafe, but the dataset cannot be "
@@ -125,8 +126,6 @@ def start_early(context: Any) -> None:
 
 def usable_context(context: Any) -> Any:
     """The `multiprocessing` context that workers are started with: the user's, or torch's."""
-    if context is None:
-        return torch.multiprocessing.get_context()
     return context if hasattr(context, "get_start_method") else torch.multiprocessing
 
 

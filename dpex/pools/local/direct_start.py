@@ -100,7 +100,7 @@ class DirectProcesses:
         """See `ProcessSource.why_not`."""
         return "cannot be asked"
 
-    def start_process(self, number: int, body: Body, fds: list[int], arguments: tuple[Any, ...]) -> None:
+    def start_process(self, number: int, body: Body, fds: list[int], arguments: tuple[Any, ...]) -> str:
         """See `ProcessSource.start_process`. Returns at once; the process has yet to import."""
         process = self._context.Process(
             target=_run, args=(self._plan, _Descriptors(fds), self._survives, os.getpid(), body, arguments), daemon=True
@@ -110,12 +110,13 @@ class DirectProcesses:
                 process.start()
         except (OSError, EOFError) as error:  # EOFError: the server of "forkserver" has ended
             self._tell("refused", number, str(error) or "the fork server has ended")
-            return
+            return str(process.name)
         fd = pidfd(process.pid)
         fd = process.sentinel if fd < 0 else fd
         self._epoll.register(fd, select.EPOLLIN)
         self._running[fd] = number, process
         self._tell("up", number, process.pid)
+        return str(process.name)
 
     def _kept_from_starting(self) -> AbstractContextManager[None]:
         """Block what the workers survive until `_run` has arranged for it.

@@ -27,10 +27,12 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from dpex.pools.local import signals
 from dpex.pools.local.handles import ended_within, readable_within
+from dpex.pools.local.kinship import Kinship, Names, take_on
 from dpex.pools.local.starter import BODIES, Body
 from dpex.pools.local.worker_process import WorkerPlan
 from dpex.system.clock import monotonic
@@ -163,21 +165,21 @@ class _Template:
         message = pickle.loads(data)
         if message[0] == "end":
             return float(message[1])
-        _, number, body, arguments = message
+        _, number, body, arguments, kinship = message
         if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
             for fd in fds:
                 os.close(fd)
             self._tell("refused", number, os.strerror(errno.EMFILE))
         else:
-            self._fork(number, fds, BODIES[body], arguments)
+            self._fork(number, fds, BODIES[body], arguments, kinship)
         return None
 
-    def _fork(self, number: int, fds: list[int], body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def _fork(
+        self, number: int, fds: list[int], body: Callable[..., None], arguments: tuple[Any, ...], kinship: Kinship
+    ) -> None:
+        enter = partial(_enter_worker, self._parcel, self._control, os.getpid(), self._method, body, fds, arguments)
         child = self._context.Process(
-            target=_enter_worker,
-            args=(self._parcel, self._control, self._trainer_fd, os.getpid(), self._method, body, fds, arguments),
-            name=f"dpex-worker-{number}",
-            daemon=True,
+            target=enter, args=(kinship, self._trainer_pid, self._trainer_fd), name=kinship.name, daemon=True
         )
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -247,18 +249,19 @@ def _is_open(descriptor: int) -> bool:
 def _enter_worker(
     parcel: Parcel,
     control: socket.socket,
-    trainer_fd: int,
     template_pid: int,
     start_method: str,
     body: Callable[..., None],
     fds: list[int],
     arguments: Any,
+    kinship: Kinship,
+    trainer_pid: int,
+    trainer_fd: int,
 ) -> None:
     """First steps of a forked worker: drop what is the template's, die with it, ignore Ctrl-C."""
     control.close()
     multiprocessing.context._force_start_method(start_method)
-    if trainer_fd >= 0:
-        os.close(trainer_fd)
+    take_on(kinship, trainer_pid, trainer_fd)
     die_with_parent(template_pid)
     signals.outlive_interrupts()
     with contextlib.suppress(KeyboardInterrupt):
@@ -278,6 +281,8 @@ class TemplateStarter(ABC):
 
     is_quick = False
     """See `Starter.is_quick`."""
+    kind = "Process"
+    """Name of the class of `multiprocessing` that the workers are processes of."""
 
     def open(self) -> TemplateHandle:
         """See `Starter.open`."""
@@ -301,6 +306,7 @@ class ForkStarter(TemplateStarter):
 
     def __init__(self, context: Any, plan: WorkerPlan | PackedPlan) -> None:
         self._context = context
+        self.kind = context.Process.__name__
         self._parcel = Parcel(plan)
         self._processes: list[Any] = []
         watch(self)
@@ -336,6 +342,7 @@ class TemplateHandle:
             raise
         finally:
             theirs.close()
+        self._names = Names(starter.kind, self._process)
         self.ready = self._process.pid is not None
         self._owner = os.getpid()
         self._closed = False
@@ -354,14 +361,16 @@ class TemplateHandle:
         """See `ProcessSource.why_not`."""
         return f"was not ready within {START_LIMIT_S:.0f} s" if self.overdue else str(self._process.why_not())
 
-    def start_process(self, number: int, body: Body, fds: list[int], arguments: tuple[Any, ...]) -> None:
+    def start_process(self, number: int, body: Body, fds: list[int], arguments: tuple[Any, ...]) -> str:
         """See `ProcessSource.start_process`.
 
         Some hundred requests find room in the socket. (When it was a blocking socket, trainer and template waited for
         each other to read: four workers, resized every 2 ms.)
         """
+        kinship = self._names.next()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._control, [pickle.dumps(("fork", number, body, arguments))], fds)
+            socket.send_fds(self._control, [pickle.dumps(("fork", number, body, arguments, kinship))], fds)
+        return kinship.name
 
     def news(self) -> list[tuple[Any, ...]]:
         """See `ProcessSource.news`."""

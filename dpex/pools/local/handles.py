@@ -108,7 +108,7 @@ class WorkerProcess:
     def __init__(self, number: int, worker: int, control: socket.socket | None = None) -> None:
         self.number = number
         self.control = control
-        self.handle = ProcessHandle(f"dpex-worker-{number}", worker)
+        self.handle = ProcessHandle("", worker)
         self.workers: dict[int, LocalWorkerHandle] = {}
         self.drew = False
         """A ticket made here moved a global generator, and the process may end for that."""

@@ -53,11 +53,13 @@ class WorkerProcesses:
             process.shut()  # its last worker is about to leave
         process = self._new_process(worker)
         if not self.packing.together:
-            source.start_process(process.number, "worker", [results, *self._fds], (BOARD_BYTES, worker_id, row))
+            fds = [results, *self._fds]
+            process.handle.name = source.start_process(process.number, "worker", fds, (BOARD_BYTES, worker_id, row))
             return process
         process.control, theirs = private_pair()
         with theirs:
-            source.start_process(process.number, "threads", [theirs.fileno(), *self._fds], (BOARD_BYTES,))
+            fds = [theirs.fileno(), *self._fds]
+            process.handle.name = source.start_process(process.number, "threads", fds, (BOARD_BYTES,))
         ask_for_worker(process.control, worker_id, row, results)
         return process
 

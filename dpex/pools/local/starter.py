@@ -47,10 +47,10 @@ class ProcessSource(Protocol):
     def why_not(self) -> str:
         """Return why it has not become ready: the end of a sentence that begins with its name."""
 
-    def start_process(self, number: int, body: Body, fds: list[int], arguments: tuple[Any, ...]) -> None:
-        """Ask for a process with these descriptors; the caller may close them afterwards. `news` says if it ended.
+    def start_process(self, number: int, body: Body, fds: list[int], arguments: tuple[Any, ...]) -> str:
+        """Ask for a process with these descriptors, which the caller may close afterwards; returns its name.
 
-        It is for the caller not to ask for more than some hundred at once.
+        `news` says if it ended. It is for the caller not to ask for more than some hundred at once.
         """
 
     def news(self) -> list[tuple[Any, ...]]:
