@@ -16,6 +16,7 @@ from dpex.autotune.constants.planning import PLANNER
 from dpex.autotune.model import Estimate
 from dpex.autotune.planner import Bounds, best
 from dpex.autotune.types import Settings
+from dpex.core.durations import remainder
 from dpex.diagnose.attribution import TINY_S, LostTime
 from dpex.diagnose.facts import Facts, PoolFacts
 from dpex.diagnose.measured_work import present
@@ -84,7 +85,7 @@ _SERVES = "the storage serves more readers as fast"
 
 def _waits(facts: Facts) -> bool:
     pools = facts.pools.values()
-    return sum(pool.load_s - pool.load_cpu_s - (pool.queued_s or 0.0) for pool in pools) > 0.3 * facts.busy_s
+    return sum(remainder(pool.load_s, pool.load_cpu_s, pool.queued_s or 0.0) for pool in pools) > 0.3 * facts.busy_s
 
 
 def with_workers(now: Settings, workers: int, *, is_capped: bool = False) -> Settings:

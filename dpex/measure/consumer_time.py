@@ -133,7 +133,8 @@ class Tally:
             if self.pending_s:
                 self.explain(None)
             waited_s = (opened or now) - entered
-            self.causes[UNKNOWN] += waited_s - self.named_s
+            if waited_s > self.named_s:  # else parts that were clocked apart add up to more than all
+                self.causes[UNKNOWN] += waited_s - self.named_s
             self.named_s = 0.0
             if opened:
                 self.transfer_s += now - opened
