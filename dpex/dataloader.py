@@ -102,9 +102,10 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             tuned within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, which is the default
             then. False: nothing is tuned, and ``"auto"`` is a number chosen once. The number of streams of an iterable
             dataset decides what is read, so it is never tuned: ``"auto"`` is one for each CPU of this rank, at most the
-            dataset's ``num_shards`` or ``n_shards``, or ``AutotuneConfig(max_streams=...)``. Tuned are the prefetch
-            and, where its samples can be decoded by others than read them, the workers that do
-            (`dpex.decode_in_workers`).
+            dataset's ``num_shards`` or ``n_shards``, or ``AutotuneConfig(max_streams=...)``. A dataset that names no
+            shards and does not read ``id`` or ``num_workers`` of ``get_worker_info()`` before its first sample has one
+            stream, as others would repeat its samples. Tuned are the prefetch and, where its samples can be decoded by
+            others than read them, the workers that do (`dpex.decode_in_workers`).
         thread_safe: True: several threads may call the dataset and ``collate_fn`` at once. Local workers beyond one for
             each CPU are then threads instead of processes, at a fraction of the memory; the batches are the same.
             ``worker_init_fn`` is called once for each process, and ``get_worker_info()`` is right in each thread. It
@@ -211,7 +212,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         given = inherited(options_among(locals()), made_from)
         auto = is_auto(num_workers, auto_workers, made_from)
         options = complete(given, is_auto=auto)
-        streams = streams_of(dataset, options.autotune, made_from) if auto else None
+        streams = streams_of(dataset, options, made_from) if auto else None
         workers = worker_count(num_workers) if streams is None else streams.count
         if options.distribute_mode is True:
             require_ray()

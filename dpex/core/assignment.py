@@ -4,6 +4,8 @@ Used under ``seeding="worker"`` and for streams, where a ticket belongs to a log
 may move: asked to leave, a logical worker finishes what it was sent and hands over its state; after a death it starts
 from its last snapshot and makes again what came after it. Running streams do so if their dataset has a state.
 
+Of streams, only the first has a worker until it is known that the dataset splits itself (`dpex.core.first_stream`).
+
 Instructions are put into ``out`` before the change that they belong to, where both cannot be one step: broken off in
 between, the same is decided again, and pools take a second one of each kind.
 """
@@ -16,6 +18,7 @@ from itertools import islice
 from typing import Any
 
 from dpex.core.events import PoolStatus, Released, Snapshot
+from dpex.core.first_stream import ALL
 from dpex.core.instructions import Adopt, Dismiss, Instruction, Release, Send
 from dpex.core.logical_log import LogicalLog, LogicalPoint
 from dpex.core.placement import Place, Placement
@@ -36,6 +39,8 @@ class Assignment:
         wanted: workers wanted by pool.
         dirty: queues with something to send; those that this module finds are added.
         out: where instructions go.
+
+    ``streams``: how many streams the dataset is read in, as in `dpex.core.first_stream`.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Assignment:
     ) -> None:
         self._logicals = logicals
         self._iterable = iterable
+        self.streams = ALL
         self._pools = pools
         self._wanted = wanted
         self._dirty = dirty
@@ -63,6 +69,11 @@ class Assignment:
         self._unplaced = set(range(logicals))
         """Logical workers that never had a worker."""
         self._first_up_at: float | None = None
+
+    @property
+    def taking_part(self) -> range:
+        """Logical workers that may have a worker."""
+        return range(self._logicals if self.streams == ALL else 1)
 
     def places(self) -> list[Place]:
         """Workers that take tickets and are to stay."""
@@ -109,7 +120,7 @@ class Assignment:
     @property
     def may_move(self) -> bool:
         """Whether logical workers may go on elsewhere: streams only if each has told its state."""
-        return not self._iterable or all(log.is_known for log in self.logs)
+        return not self._iterable or all(self.logs[logical].is_known for logical in self.taking_part)
 
     # -- placing and sending ---------------------------------------------------------------------------------------
 
@@ -118,13 +129,18 @@ class Assignment:
         placement = self.placement
         if None not in placement.place_of:
             return
+        taking_part = self.taking_part
+        if None not in placement.place_of[: len(taking_part)]:
+            return
         wanted = max(1, sum(self._wanted.values()))
         late = self._first_up_at is not None and now - self._first_up_at > CROWD_AFTER_S
         for logical, place in placement.choose(self.places(), wanted, crowd=late):
+            if logical not in taking_part:
+                continue
             pool, worker = place
             if logical in self._unplaced and self.logs[logical].has_made_any:
                 self._replaying[logical] = self._made_since(logical)
-            self._out += (Adopt(pool, worker, logical, placement.state[logical]),)
+            self._out += (Adopt(pool, worker, logical, placement.state[logical], self.streams),)
             placement.settle(logical, place)
             self._unplaced.discard(logical)
             self._dirty.add(logical)
@@ -171,6 +187,11 @@ class Assignment:
             self._first_up_at = now
         self.rebalance()
 
+    def wait_anew(self, now: float) -> None:
+        """More workers were asked for, for which logical workers wait before they share one."""
+        if self._first_up_at is not None:
+            self._first_up_at = now
+
     def rebalance(self) -> None:
         """Move logical workers to where they are wanted; running streams only where their datasets have a state."""
         if not self._logicals:
@@ -184,7 +205,7 @@ class Assignment:
             spare = self.placement.spare(self.places())
             if spare is not None:
                 self._ask_to_move(spare)
-        self._dirty.update(range(self._logicals))
+        self._dirty.update(self.taking_part)
 
     def _vacate_surplus(self) -> None:
         """Empty workers that are not wanted any more, but no faster than others are there to take over."""

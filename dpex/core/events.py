@@ -98,7 +98,16 @@ class Notice:
     warning: bool = True
 
 
-PoolEvent = TicketMade | WorkerUp | WorkerGone | Released | Snapshot | Notice
+class SplittingKnown(NamedTuple):
+    """The first stream has shown whether the dataset splits itself (see `dpex.core.first_stream`).
+
+    It is told before the first result of that stream.
+    """
+
+    is_split: bool
+
+
+PoolEvent = TicketMade | WorkerUp | WorkerGone | Released | Snapshot | SplittingKnown | Notice
 
 
 class PoolStatus(NamedTuple):

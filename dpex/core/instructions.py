@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
 
 
@@ -27,12 +28,16 @@ class Send(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Let ``worker`` be logical worker ``logical``, with this random state (None: as at its start)."""
+    """Let ``worker`` be logical worker ``logical``, with this random state (None: as at its start).
+
+    ``streams``: how many streams the dataset is read in, as in `dpex.core.first_stream`.
+    """
 
     pool: str
     worker: int
     logical: int
     state: Any
+    streams: int = ALL
 
 
 class Release(NamedTuple):

@@ -91,7 +91,7 @@ class Performer:
         pool = self.pools[instruction.pool]
         if instruction.worker in pool.workers():  # else it has ended, and the news of it are on their way
             if isinstance(instruction, Adopt):
-                pool.adopt(instruction.worker, instruction.logical, instruction.state)
+                pool.adopt(instruction.worker, instruction.logical, instruction.state, instruction.streams)
             elif isinstance(instruction, Release):
                 pool.release(instruction.worker, instruction.logical)
             else:

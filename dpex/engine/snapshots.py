@@ -120,6 +120,7 @@ class EngineView:
             pids=_pids(pools.get(LOCAL)),
             most_local=_most(pools.get(LOCAL)),
             nodes=dict(pools[REMOTE].times.nodes) if REMOTE in pools else {},
+            has_one_stream=self._state.joining.has_one_stream,
         )
 
     def sums(self, thread: int) -> Sums:

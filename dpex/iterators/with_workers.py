@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
+from dpex.core.first_stream import Splitting
 from dpex.core.names import LOCAL
 from dpex.core.placement import Place
 from dpex.core.sample_policy import policy_of
@@ -75,6 +76,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 memory_budget=loader.memory_budget,
                 make_pool=lambda name, count: make_pool(name, count, setup, setup.per_batch_seed),
                 samples=setup.samples,
+                splitting=self._splitting(loader),
                 pinner=pinner,
                 feed=feed,
                 gpu=cuda_stall(),
@@ -96,6 +98,19 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         self._reset(loader, first_iter=True)
         if tuner is not None:
             tuner.watch(self._engine)
+
+    def _splitting(self, loader: Any) -> Splitting | None:
+        """What is known of how the dataset splits itself; None: it is read in as many streams as there are workers."""
+        streams = loader._streams
+        if not loader.auto_workers or streams is None or streams.is_certain or self._num_workers < 2:
+            return None
+        if self._dataset_kind != DatasetKind.Iterable:
+            return None
+        runtime = loader._runtime
+        if runtime.splitting is None:
+            runtime.splitting = Splitting(most=self._num_workers)
+        found: Splitting = runtime.splitting
+        return found
 
     def _new_pinner(self, feed: Feed | None) -> Pinner | None:
         """Return what copies batches to page-locked memory or to a device; None where neither is wanted."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpex.core.first_stream import ALL
 from dpex.core.logical_log import LogicalPoint, MadeTicket
 from dpex.core.resume_point import ResumePoint
 from dpex.core.sample_policy import LeavingOut
@@ -239,6 +240,7 @@ def _plain_point(point: ResumePoint) -> dict[str, Any]:
         "batches": point.first,
         "ahead": sorted(point.ahead),
         "turn": point.turn,
+        "streams": point.streams,
         "workers": [_plain_logical(logical) for logical in point.logicals],
         "read": None if point.read is None else _plain_point(point.read),
     }
@@ -252,6 +254,7 @@ def _point_of(plain: Mapping[str, Any], index: Any) -> ResumePoint:
         ahead=frozenset(plain["ahead"]),
         turn=int(plain["turn"]),
         logicals=tuple(_logical(each, epoch, index) for each in plain["workers"]),
+        streams=int(plain.get("streams", ALL)),  # an earlier dpex wrote none
         read=None if plain["read"] is None else _point_of(plain["read"], index),
     )
 

@@ -68,13 +68,14 @@ class Resumable:
                 "the state of the pass could not be read: another thread has been in next() for a second; call "
                 "state_dict() in the thread that iterates"
             )
-        return {"version": VERSION, "of": identity_of(self), **plain_pass(found, _dataset_of(found))}
+        return {"version": VERSION, "of": identity_of(self, found.point), **plain_pass(found, _dataset_of(found))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Have the next ``iter()`` go on where the state was taken.
 
         An iterator of this loader that runs is left behind. The number and the place of workers may be others than
-        they were; under ``seeding="worker"``, and for iterable datasets, the number must be the same.
+        they were; under ``seeding="worker"``, and for iterable datasets, the number must be the same. Under "auto" an
+        iterable dataset that was read in one stream is read in one from there on.
 
         Args:
             state_dict: What `state_dict` returned, maybe in another process. An empty one changes nothing.

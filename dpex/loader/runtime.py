@@ -23,6 +23,7 @@ from dpex.transport.arena import ArenaCache
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
+    from dpex.core.first_stream import Splitting
     from dpex.engine.pass_state import PassState
     from dpex.iterators.in_process import _DpexInlineDataLoaderIter
     from dpex.iterators.with_workers import _DpexDataLoaderIter
@@ -42,7 +43,7 @@ class LoaderRuntime:
     iterators: with workers. last_stats: of the latest iterator. counters: for diagnoses, of all iterators.
     is_diagnosed: a diagnosis was asked for. passes: those over the data that were begun with workers. packing: how
     local workers share processes, once that is known; it is kept as it learns whether the dataset draws from global
-    generators.
+    generators. splitting: what was found out of an iterable dataset under "auto".
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class LoaderRuntime:
         self.loaded: dict[str, Any] | None = None
         self.is_diagnosed = False
         self.packing: Packing | None = None
+        self.splitting: Splitting | None = None
         self.passes = 0
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._registration: Registration | None = None

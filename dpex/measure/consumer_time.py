@@ -303,7 +303,8 @@ class EngineLook:
     has been between two calls, 0 inside ``next()`` and between passes. pids: local workers. thread: the consumer's
     native id, 0 if unknown. gpu_stall_s: see `dpex.system.gpu.stall`; None: no GPU. gpu_steps, gpu_step_s,
     gpu_step_squared: steps of its stream, their seconds, and the sum of the squares of these. feed_wait_s: the stream
-    waited for batches that were made and not on the device yet. nodes: machines of the cluster.
+    waited for batches that were made and not on the device yet. nodes: machines of the cluster. has_one_stream: an
+    iterable dataset turned out to have a single stream.
     """
 
     at: float
@@ -328,3 +329,4 @@ class EngineLook:
     most_local: tuple[int, str] | None = None
     nodes: Mapping[str, NodeSums] = field(default_factory=dict)
     made_here: PoolSample = field(default_factory=PoolSample)
+    has_one_stream: bool = False

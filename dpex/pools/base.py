@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from dpex.core.events import PoolEvent
+from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
 from dpex.measure.consumer_time import STEP_BUCKETS
 from dpex.measure.sampling import Reservoir
@@ -191,8 +192,11 @@ class WorkerPool(Protocol):
         batches are there already, and only the random states that they leave behind are wanted.
         """
 
-    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
-        """Let ``worker`` serve ``logical``; messages to a worker keep their order."""
+    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
+        """Let ``worker`` serve ``logical``; messages to a worker keep their order.
+
+        ``streams``: as in `dpex.core.first_stream`; where it is `UNKNOWN`, `SplittingKnown` follows.
+        """
 
     def release(self, worker: int, logical: int) -> None:
         """Let ``worker`` give up ``logical`` after what it was sent so far; `Released` follows."""

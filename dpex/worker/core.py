@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from dpex._torch import ExceptionWrapper
+from dpex.core.first_stream import ALL
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
-from dpex.worker.logical import Logical
+from dpex.worker.logical import Logical, nobody
 from dpex.worker.logical_state import LogicalState, RngState, pack_state, random_states
 from dpex.worker.outcome import NO_TIME, Failure, Stages, StreamEnd, where
 from dpex.worker.own_states import OwnStateKeeper
@@ -56,10 +57,19 @@ class WorkerCore:
         """How long loading a sample may take, if that is limited."""
         return self._setup.samples.timeout_s
 
-    def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
+    def adopt(
+        self,
+        number: int,
+        state: RngState | None = None,
+        setup: WorkerSetup | None = None,
+        *,
+        streams: int = ALL,
+        tell_splitting: Callable[[bool], None] = nobody,
+    ) -> None:
         """Serve logical worker ``number``, from a ``state`` that another worker gave up, or from its seed.
 
         ``setup``: with a dataset that no other logical worker has; None: it has the worker's, or shares parts of it.
+        ``streams``: as in `dpex.core.first_stream`; ``tell_splitting`` hears what is found out.
         """
         own = None
         self._park()
@@ -68,7 +78,7 @@ class WorkerCore:
             if setup.has_own_states:
                 at_first = self._own_as_at_first()
                 own = at_first if setup is self._setup else None
-        logical = Logical(setup, number, state, self._timer, self.cpu, self._seed_torch)
+        logical = Logical(setup, number, state, self._timer, self.cpu, self._seed_torch, streams, tell_splitting)
         self._current = self._logicals[number] = logical
         logical.start(own)
 

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_worker_info
+from dpex.core.first_stream import ALL, ONE, UNKNOWN
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.fetch import Fetcher
+from dpex.worker.first_stream import FirstStream
 from dpex.worker.logical_state import (
     DatasetState,
     LogicalState,
@@ -41,6 +43,10 @@ def seed_like_torch(base_seed: int, worker_id: int, seed_torch: Callable[[int], 
     return seed
 
 
+def nobody(_: bool) -> None:
+    """Nobody hears it."""
+
+
 class Logical:
     """One logical worker on this worker."""
 
@@ -52,6 +58,8 @@ class Logical:
         timer: TicketTimer,
         cpu: Callable[[], float],
         seed_torch: Callable[[int], Any],
+        streams: int = ALL,
+        tell_splitting: Callable[[bool], None] = nobody,
     ) -> None:
         self.number = number
         self.state = state
@@ -65,6 +73,9 @@ class Logical:
         self._timer = timer
         self._cpu = cpu
         self._seed_torch = seed_torch
+        self._streams = streams
+        self._tell_splitting = tell_splitting
+        self._first_stream: FirstStream | None = None
 
     def start(self, own_states: OwnStateKeeper | None = None) -> None:
         """Seed, publish the worker info, run ``worker_init_fn``; an error is the answer to every ticket.
@@ -74,15 +85,19 @@ class Logical:
         setup = self.setup
         setup.enter_modes()
         seed = seed_like_torch(setup.base_seed, self.number, self._seed_torch)
-        self.info = WorkerInfo(
-            id=self.number, num_workers=setup.num_workers, seed=seed, dataset=users_dataset(setup.dataset)
-        )
+        count = 1 if self._streams == ONE else setup.num_workers
+        self.info = WorkerInfo(id=self.number, num_workers=count, seed=seed, dataset=users_dataset(setup.dataset))
+        if self._streams == UNKNOWN:
+            self._first_stream = FirstStream(self.info, self._tell_splitting)
+            self.info = self._first_stream.shown
         set_worker_info(self.info)
         state = LogicalState() if self.state is None else unpack_state(self.state)
         self.state = None
         try:
             if setup.worker_init_fn is not None:
                 setup.worker_init_fn(self.number)
+                if self._first_stream is not None:
+                    self._first_stream.initialised()
             self.own_generators = setup.own_generators()
             if setup.has_own_states:
                 if own_states is None or setup.worker_init_fn is not None:  # which may have put others there
@@ -92,6 +107,8 @@ class Logical:
             self._begin(state.dataset)
         except Exception:
             self.init_error = ExceptionWrapper(where=where(self.number))
+            if self._first_stream is not None:
+                self._first_stream.settle()
         set_random_states(state.random)
 
     def park(self) -> None:
@@ -125,7 +142,15 @@ class Logical:
     def new_pass(self, epoch: int) -> None:
         """Begin an epoch: an iterable dataset is iterated anew."""
         self.epoch = epoch
-        self.fetcher = Fetcher(self.setup, self.setup.dataset, self.setup.collate_fn, self._timer, self._cpu)
+        setup, first = self.setup, self._first_stream
+        try:
+            self.fetcher = Fetcher(setup, setup.dataset, setup.collate_fn, self._timer, self._cpu, first)
+        except BaseException:
+            if first is not None:
+                first.settle()
+            raise
+        if first is not None:
+            first.iterated()
 
     @property
     def has_dataset_state(self) -> bool:

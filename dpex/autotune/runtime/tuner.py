@@ -320,6 +320,9 @@ class Tuner:
         if look.most_local is not None and self._is_news(*look.most_local):
             self._learn_most_local(*look.most_local)
             return
+        if look.has_one_stream and self._limits.streams and self.settings.workers > 1:
+            self._learn_one_stream(sample.at)
+            return
         self.course.add(sample)
         controller = self._controller
         decision = controller.step(sample)
@@ -349,6 +352,19 @@ class Tuner:
             self._windows.clear()
             self._request()
         logger.info("auto: no more than %d local workers can be started: %s", most, why)
+
+    def _learn_one_stream(self, at: float) -> None:
+        """The engine has found that the dataset does not split itself, said so, and has one worker."""
+        why = "The dataset does not split itself, so it is read in one stream; only the prefetch is tuned."
+        with self._changing:
+            now, local = self.settings, min(1, self.settings.local)
+            self._limits = replace(self._limits, streams=why)
+            self._past += self._controller.decisions
+            self.settings = replace(now, local=local, remote=1 - local)
+            self._past.append(replace(_stays(at, self.settings, "limit", why), old=now))
+            self._renew(why)
+            self._windows.clear()
+            self._request()
 
     def _carry_out(self, decision: Decision, controller: Controller | RecordingController) -> None:
         """Unless the user fixed a size meanwhile, and another controller decides."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, WorkerGone, WorkerUp
+from dpex.core.events import Notice, PoolEvent, Released, Snapshot, SplittingKnown, WorkerGone, WorkerUp
 
 
 def plain(event: PoolEvent) -> tuple[Any, ...]:
@@ -19,6 +19,8 @@ def plain(event: PoolEvent) -> tuple[Any, ...]:
             return ("released", event.logical, event.worker, event.state)
         case Snapshot():
             return ("snapshot", event.logical, event.epoch, event.number, event.state)
+        case SplittingKnown():
+            return ("splitting", event.is_split)
         case Notice():
             return ("notice", event.text, event.warning)
     raise TypeError(f"an agent's pool told {event!r}")

@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, TicketMade, WorkerGone, WorkerUp
+from dpex.core.events import Notice, PoolEvent, Released, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
+from dpex.core.first_stream import ALL
 from dpex.core.names import REMOTE
 from dpex.core.schedule import Ticket
 from dpex.measure.sums import NodeSums
@@ -234,11 +235,11 @@ class RemotePool:
                 best, best_load = agent, load
         return best, -1
 
-    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
+    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """See `WorkerPool.adopt`."""
         agent, number = self._at(worker)
         if agent is not None:
-            self._put(agent, "adopt", number, logical, state)
+            self._put(agent, "adopt", number, logical, state, streams)
 
     def release(self, worker: int, logical: int) -> None:
         """See `WorkerPool.release`."""
@@ -290,6 +291,8 @@ class RemotePool:
         _, pool, results, events, failed, delay, traffic = arrived.header
         if pool != self._number:
             return  # the one before this, which was closed
+        if events and events[0][0] == "splitting":  # it is told before the first result of its stream
+            self._hear_splitting(agent, *events.pop(0)[1:])
         if results:
             self._made(agent, results, arrived, delay)
         if arrived.saved_bytes:
@@ -382,6 +385,9 @@ class RemotePool:
 
     def _hear_snapshot(self, _: AgentHandle, logical: int, epoch: int, number: int, state: RngState) -> None:
         self._events.append(Snapshot(logical, epoch, number, state))
+
+    def _hear_splitting(self, _: AgentHandle, is_split: bool) -> None:
+        self._events.append(SplittingKnown(is_split))
 
     def _hear_notice(self, agent: AgentHandle, text: str, warning: bool) -> None:
         self._events.append(Notice(f"node {agent.place}: {text}", warning))

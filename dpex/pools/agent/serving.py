@@ -12,9 +12,9 @@ what is compressed counts for what it is compressed to, as that is what is kept 
 
 Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
 queue, pickle, again)`` where the pickle is of numbers and indices, and ``again`` says that the trainer has their
-batches, ``("adopt", worker, logical, state)``, ``("release", worker, logical)``, ``("dismiss", worker)``, ``("epoch",
-number)``, ``("close", grace_s)``. From a trainer on the same machine there is only ``("lend", order)``, with a
-descriptor: see `dpex.pools.agent.near`.
+batches, ``("adopt", worker, logical, state, streams)``, ``("release", worker, logical)``, ``("dismiss", worker)``,
+``("epoch", number)``, ``("close", grace_s)``. From a trainer on the same machine there is only ``("lend", order)``,
+with a descriptor: see `dpex.pools.agent.near`.
 
 Frames from an agent: ``("told", pool, results, events, failed, delay, traffic)``: what the workers made and what else
 happened, why the pool cannot work if so, how long workers wait for a CPU, and what the connection carried, if that is
@@ -179,8 +179,8 @@ class Agent:
             self._came_at.update(dict.fromkeys(keys, now))
         self._submit(worker, "send", tickets, epoch, worker)
 
-    def _do_adopt(self, worker: int, logical: int, state: bytes | None) -> None:
-        self._submit(worker, "adopt", worker, logical, state)
+    def _do_adopt(self, worker: int, logical: int, state: bytes | None, streams: int) -> None:
+        self._submit(worker, "adopt", worker, logical, state, streams)
 
     def _do_release(self, worker: int, logical: int) -> None:
         self._submit(worker, "release", worker, logical)
@@ -240,6 +240,7 @@ class Agent:
             self._send_backlog(worker)
         events = pool.poll()
         told = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
+        told.sort(key=lambda event: event[0] != "splitting")  # before the results
         events.clear()
         facts = (pool.failed, self._delay.of(pool.handles))
         if self._results or told or facts != self._told:

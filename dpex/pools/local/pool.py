@@ -17,7 +17,8 @@ from collections import deque
 from itertools import islice
 from typing import Any
 
-from dpex.core.events import PoolEvent, Released, Snapshot, TicketMade, WorkerUp, ticket_made_of
+from dpex.core.events import PoolEvent, Released, Snapshot, SplittingKnown, TicketMade, WorkerUp, ticket_made_of
+from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
 from dpex.core.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
 from dpex.pools.base import PoolCounts, PoolTimes
@@ -110,9 +111,9 @@ class LocalPool(LocalWorkers):
                     del place.held[key]
         return bool(sent)
 
-    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
+    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """See `WorkerPool.adopt`."""
-        self._post(self._workers[worker], pickle.dumps(("adopt", logical, state)))
+        self._post(self._workers[worker], pickle.dumps(("adopt", logical, state, streams)))
 
     def release(self, worker: int, logical: int) -> None:
         """See `WorkerPool.release`."""
@@ -224,6 +225,8 @@ class LocalPool(LocalWorkers):
             self._tell(Released(message[1], worker.number, message[2]))
         elif kind == "snapshot":
             self._tell(Snapshot(*message[1:]))
+        elif kind == "splitting":
+            self._tell(SplittingKnown(message[1]))
         elif kind == "serving":
             self._serves(worker, message[1])
         elif kind == "bye":

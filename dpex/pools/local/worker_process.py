@@ -193,7 +193,7 @@ class LocalWorker:
             if message[0] == "tickets":
                 self._group(*message[1:])
             elif message[0] == "adopt":
-                self._adopt(message[1], message[2])
+                self._adopt(*message[1:])
             elif message[0] == "release":
                 state = self._core.release(message[1])
                 self._send(("released", message[1], state))
@@ -207,10 +207,14 @@ class LocalWorker:
         why = f"worker {os.getpid()} was ended, as {what}\nIt was here:\n{stack}"
         self._results.send(marshal.dumps((("hung", place, why), ())))
 
-    def _adopt(self, logical: int, state: bytes | None) -> None:
-        self._core.adopt(logical, state)
+    def _adopt(self, logical: int, state: bytes | None, streams: int) -> None:
+        self._core.adopt(logical, state, streams=streams, tell_splitting=self._tell_splitting)
         if state is None:
             self._tell_state(logical, *START, self._core.first_snapshot)
+
+    def _tell_splitting(self, is_split: bool) -> None:
+        """Tell at once, while the first batch is being made: other streams wait for it."""
+        self._send(("splitting", is_split))
 
     def _group(self, group: int, epoch: int, logical: int, tickets: list[tuple[int, Any]]) -> None:
         logical = self._worker if self._shared_queue else logical

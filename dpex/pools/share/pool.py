@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.core.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
+from dpex.core.first_stream import ALL
 from dpex.core.names import LOCAL
 from dpex.core.schedule import Ticket
 from dpex.errors import InternalError, ShareError
@@ -228,7 +229,7 @@ class SharedPool:
     def dismiss(self, worker: int) -> None:
         """Only logical workers are dismissed one by one."""
 
-    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
+    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """There are no logical workers: ``seeding="batch"`` has none."""
         raise InternalError("a shared pool has no logical workers")
 
