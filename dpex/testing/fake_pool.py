@@ -48,7 +48,7 @@ class Work(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """What a worker is sent; ``kind`` is "tickets", "adopt", "release" or "leave"."""
+    """What a worker is sent; ``kind`` is "tickets", "adopt", "release", "ask_state" or "leave"."""
 
     kind: str
     epoch: int = 0
@@ -193,6 +193,10 @@ class FakePool:
         """See `WorkerPool.release`."""
         self._workers[worker].inbox.append(_Message("release", logical=logical))
 
+    def ask_state(self, worker: int, logical: int) -> None:
+        """See `WorkerPool.ask_state`; the state is told once."""
+        self._workers[worker].inbox.append(_Message("ask_state", logical=logical))
+
     def new_epoch(self, epoch: int) -> None:
         """See `WorkerPool.new_epoch`."""
         self._epoch = epoch
@@ -296,6 +300,8 @@ class FakePool:
         elif message.kind == "release":
             worker.latest.pop(message.logical, None)
             self._events.append(Released(message.logical, worker.number, worker.states.pop(message.logical)))
+        elif message.kind == "ask_state":
+            self.snapshot(message.logical)
         elif message.kind == "leave":
             self._left(worker)
         elif not self._shared or message.epoch == self._epoch:

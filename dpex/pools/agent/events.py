@@ -20,5 +20,5 @@ def plain(event: PoolEvent) -> tuple[Any, ...]:
         case Snapshot():
             return ("snapshot", event.logical, event.epoch, event.number, event.state)
         case Notice():
-            return ("notice", event.text, event.warning)
+            return ("notice", event.text, event.warning, event.once)
     raise TypeError(f"an agent's pool told {event!r}")

@@ -17,7 +17,7 @@ from collections import deque
 from itertools import islice
 from typing import Any
 
-from dpex.core.events import PoolEvent, Released, Snapshot, TicketMade, WorkerUp, ticket_made_of
+from dpex.core.events import Notice, PoolEvent, Released, Snapshot, TicketMade, WorkerUp, ticket_made_of
 from dpex.core.schedule import Ticket
 from dpex.core.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
 from dpex.pools.base import PoolCounts, PoolTimes
@@ -117,6 +117,10 @@ class LocalPool(LocalWorkers):
     def release(self, worker: int, logical: int) -> None:
         """See `WorkerPool.release`."""
         self._post(self._workers[worker], pickle.dumps(("release", logical)))
+
+    def ask_state(self, worker: int, logical: int) -> None:
+        """See `WorkerPool.ask_state`."""
+        self._post(self._workers[worker], pickle.dumps(("ask_state", logical)))
 
     def _post(self, worker: LocalWorkerHandle, data: bytes) -> None:
         """Send this to a worker now or, as its socket is full, before anything else that it is sent.
@@ -224,6 +228,8 @@ class LocalPool(LocalWorkers):
             self._tell(Released(message[1], worker.number, message[2]))
         elif kind == "snapshot":
             self._tell(Snapshot(*message[1:]))
+        elif kind == "notice":
+            self._tell(Notice(*message[1:]))
         elif kind == "serving":
             self._serves(worker, message[1])
         elif kind == "bye":
