@@ -135,7 +135,8 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             numbers that it draws depend on the base seed, the epoch and the number of the batch alone, and the
             generators of training, on host and device, are left as they were. It needs a ``device``.
         snapshot_every_n_steps: After how many batches workers tell their states, for ``state_dict()`` and ``seeding=
-            "worker"`` or a dataset with a ``state_dict``. None: every quarter of a second.
+            "worker"`` or a dataset with a ``state_dict``. None: every quarter of a second, and a dataset is asked for
+            its own only once ``state_dict()`` or ``load_state_dict()`` of the loader was called.
         on_sample_error: What becomes of a sample of a map-style dataset whose loading raises an error. ``"raise"``: the
             error is that of its batch, as in torch. ``"skip"``: another sample of the same batch has its place, and is
             there twice. ``"replace"``: another sample of the dataset has its place. Batches stay full and ranks in

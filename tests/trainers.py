@@ -39,6 +39,9 @@ from families import Augmented, ThreadSafe
 from waiting import until
 from workload import wait_as_work
 
+for number in (signal.SIGHUP, signal.SIGTERM):  # who runs the tests may ignore them, as nohup does
+    signal.signal(number, signal.SIG_DFL)
+
 # Names in shared memory tell whose they are; torch's contain the process's number.
 multiprocessing.current_process()._config["semprefix"] = "/" + os.environ["DPEX_TEST_FAMILY"]
 shared_memory._SHM_NAME_PREFIX = "/" + os.environ["DPEX_TEST_FAMILY"]

@@ -44,6 +44,7 @@ from dpex.core.events import (
     ScaleRefused,
     Snapshot,
     SplittingKnown,
+    StatesWanted,
     TicketMade,
     TicketsWait,
     WorkerGone,
@@ -162,7 +163,7 @@ class EngineState:
         self.assignment.snapshot(event, self.epoch, self.schedule.position()[0])
 
     def _note(self, event: Notice) -> None:
-        self.instructions.append(Say(event.text, event.warning))
+        self.instructions.append(Say(event.text, event.warning, event.once))
 
     def _reported(self, event: Reported) -> None:
         self.pools[event.pool] = event.status
@@ -229,6 +230,9 @@ class EngineState:
     def _resized(self, _: Resized) -> None:
         self.schedule.set_prefetch(self.rules.prefetch(self.sizes))
         self.assignment.rebalance()
+
+    def _states_wanted(self, _: StatesWanted) -> None:
+        self.assignment.ask_states()
 
     def _tickets_wait(self, event: TicketsWait) -> None:
         self.dispatch.issue(self.schedule, self.epoch, self._now, starving=event.starving)
@@ -336,6 +340,7 @@ _HANDLERS: dict[type[Any], Callable[[EngineState, Any], None]] = {
     EpochBegins: EngineState._epoch_begins,
     Resize: EngineState._resize,
     Resized: EngineState._resized,
+    StatesWanted: EngineState._states_wanted,
     TicketsWait: EngineState._tickets_wait,
     ConsumerWaits: EngineState._consumer_waits,
 }

@@ -73,7 +73,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Logical worker ``logical`` left its worker with this random state."""
+    """Logical worker ``logical`` left its worker with this state; None: that could not be told, and it stays there."""
 
     logical: int
     worker: int
@@ -92,10 +92,14 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something a person should know; ``warning`` tells a warning from a log line."""
+    """Something a person should know; ``warning`` tells a warning from a log line.
+
+    ``once``: what it is about, if that is to be told once in a process; "": each time.
+    """
 
     text: str
     warning: bool = True
+    once: str = ""
 
 
 class SplittingKnown(NamedTuple):
@@ -180,6 +184,10 @@ class Resized(NamedTuple):
     """The pools have been asked for what the latest `Resize` wanted."""
 
 
+class StatesWanted(NamedTuple):
+    """Somebody asks where the pass stands, and may do so again: datasets are to tell their states from now on."""
+
+
 class TicketsWait(NamedTuple):
     """Tickets were drawn, or workers have room again; ``starving``: the consumer has nothing else to take."""
 
@@ -204,6 +212,7 @@ Event = (
     | Opened
     | Resize
     | Resized
+    | StatesWanted
     | TicketsWait
     | ConsumerWaits
 )

@@ -48,6 +48,14 @@ class Release(NamedTuple):
     logical: int
 
 
+class AskState(NamedTuple):
+    """Have ``worker`` ask the dataset of ``logical`` for its state from now on, once at once and then now and then."""
+
+    pool: str
+    worker: int
+    logical: int
+
+
 class Dismiss(NamedTuple):
     """Let a worker leave that is no logical worker any more."""
 
@@ -79,10 +87,11 @@ class Discard(NamedTuple):
 
 
 class Say(NamedTuple):
-    """Tell a person: as a warning, or in the log."""
+    """Tell a person: as a warning, or in the log. ``once``: what it is about, if that is told once in a process."""
 
     text: str
     warning: bool = True
+    once: str = ""
 
 
 class Raise(NamedTuple):
@@ -91,6 +100,6 @@ class Raise(NamedTuple):
     error: Exception
 
 
-ToWorker = Adopt | Release | Dismiss
+ToWorker = Adopt | Release | AskState | Dismiss
 """Instructions to one worker, void once it has ended."""
 Instruction = Send | ToWorker | Scale | EnterEpoch | Discard | Say | Raise

@@ -16,7 +16,7 @@ from dpex.core.names import LOCAL
 from dpex.core.placement import Place
 from dpex.core.sample_policy import policy_of
 from dpex.engine.drawing import AsDrawn, draws_ahead_safely
-from dpex.engine.engine import Engine
+from dpex.engine.engine import TOLD_S, Engine
 from dpex.engine.going_on import Drawn, begin_pass, point_for, recorder_of, worker_state
 from dpex.engine.plan import EnginePlan
 from dpex.measure.ledger import LastReading
@@ -95,6 +95,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         self._finalizer = weakref.finalize(self, _end, self._engine, ends, pinner, feed, tuner)
         if pinner is not None:
             pinner.start(self._engine.listen)
+        if loader._runtime.asks_states or loader.snapshot_every_n_steps:
+            self._engine.ask_states()
         self._reset(loader, first_iter=True)
         if tuner is not None:
             tuner.watch(self._engine)
@@ -191,6 +193,12 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             elif feed is not None:
                 feed.settle()
             raise
+
+    def ask_states(self) -> None:
+        """Have workers tell the states of datasets from now on. What has ended, and is to have another epoch, tells its
+        state before this returns."""
+        is_over = self._recorder.has_finished and self._persistent_workers
+        self._engine.ask_states(TOLD_S if is_over else 0.0)
 
     @property
     def _workers(self) -> list[Any]:

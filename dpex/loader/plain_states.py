@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from dpex.core.first_stream import ALL
-from dpex.core.logical_log import LogicalPoint, MadeTicket
+from dpex.core.logical_log import LogicalPoint
 from dpex.core.resume_point import ResumePoint
 from dpex.core.sample_policy import LeavingOut
+from dpex.core.ticket_runs import TicketRun, TicketRuns
 from dpex.engine.pass_state import PassState
 from dpex.engine.sampler_start import SamplerStart
 from dpex.errors import StateError
@@ -193,13 +194,23 @@ def _index(plain: Any) -> Any:
     return [_index(each) for each in plain] if isinstance(plain, list) else plain
 
 
+def _plain_run(run: TicketRun) -> list[Any]:
+    """Tickets to be made again; of a single one its epoch, number and index."""
+    first = [run.epoch, run.first, _plain_index(run.index)]
+    return first if run.length == 1 else [*first, run.step, run.length]
+
+
+def _run(epoch: int, first: int, index: Any, step: int = 1, count: int = 1) -> TicketRun:
+    return TicketRun(epoch, first, _index(index), step, count)
+
+
 def _plain_logical(point: LogicalPoint) -> dict[str, Any]:
     state = LogicalState() if point.state is None else unpack_state(point.state)
     return {
         "random": _plain_random(state.random),
         "dataset": plain_dataset(state.dataset),
         "own": _plain_own(state.own),
-        "again": [[made.epoch, made.number, _plain_index(made.index)] for made in point.again],
+        "again": [_plain_run(run) for run in TicketRuns(point.again).runs],
         "batches": point.batches,
         "has_ended": point.has_ended,
     }
@@ -212,7 +223,7 @@ def _logical(plain: Mapping[str, Any], epoch: int, index: Any) -> LogicalPoint:
     state = LogicalState(random, dataset, _own(plain.get("own")))  # an earlier dpex wrote none
     return LogicalPoint(
         state=None if state == LogicalState() else pack_state(state),
-        again=tuple(MadeTicket(of, number, _index(each)) for of, number, each in plain["again"]),
+        again=tuple(ticket for run in plain["again"] for ticket in _run(*run).tickets()),
         batches=plain["batches"],
         has_ended=plain["has_ended"],
     )

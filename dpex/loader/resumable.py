@@ -33,6 +33,10 @@ class Resumable:
         once. Call it in the thread that iterates. Before the first ``iter()`` it makes the iterator that this one will
         return, as torchdata's StatefulDataLoader does. After the end of an epoch the state begins the next one.
 
+        From the first call on, workers ask a dataset with a ``state_dict()`` for its state now and then. If that call
+        comes in the middle of an epoch of a stream, a run that goes on from this state makes the stream again from its
+        start, and throws away what was delivered.
+
         Returns:
             Plain values that JSON can hold, of a few kilobytes, unless a dataset or a sampler tells other ones of
             itself. It holds no code, and is not changed later.
@@ -60,6 +64,7 @@ class Resumable:
         why_not = _why_not(self)
         if why_not:
             return {"version": VERSION, "why_not": why_not}
+        runtime.ask_states()
         if runtime.last_state is None:
             self._begun = iter(self)
         found = None if runtime.last_state is None else runtime.last_state.read()
@@ -102,6 +107,7 @@ class Resumable:
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the state cannot be read: {error!r}; load one that state_dict() returned") from error
         self._runtime.loaded, self._runtime.resume = state, resume
+        self._runtime.ask_states()
 
     def __iter__(self) -> Any:
         begun, self._begun = self._begun, None

@@ -41,6 +41,7 @@ class LoaderRuntime:
 
     last_state: where the latest iterator stands. resume: where the next one goes on; loaded: the same as it was given.
     iterators: with workers. last_stats: of the latest iterator. counters: for diagnoses, of all iterators.
+    asks_states: datasets are asked for their states, as somebody has asked for the loader's or given it one.
     is_diagnosed: a diagnosis was asked for. passes: those over the data that were begun with workers. packing: how
     local workers share processes, once that is known; it is kept as it learns whether the dataset draws from global
     generators. splitting: what was found out of an iterable dataset under "auto".
@@ -57,6 +58,7 @@ class LoaderRuntime:
         self.last_state: LastReading[PassState | None] | None = None
         self.resume: PassState | None = None
         self.loaded: dict[str, Any] | None = None
+        self.asks_states = False
         self.is_diagnosed = False
         self.packing: Packing | None = None
         self.splitting: Splitting | None = None
@@ -68,6 +70,13 @@ class LoaderRuntime:
         """Have ``stats()`` speak of this iterator from now on."""
         self.last_stats, self.last_state = iterator.last_stats, iterator.last_state
         return iterator
+
+    def ask_states(self) -> None:
+        """Have workers ask datasets for their states, now and from now on. A second time nothing happens."""
+        if not self.asks_states:
+            self.asks_states = True
+            for iterator in list(self.iterators):
+                iterator.ask_states()
 
     def take_resume(self) -> PassState | None:
         """Where the pass that is about to be made goes on; the one after it begins anew."""

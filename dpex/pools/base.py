@@ -201,6 +201,10 @@ class WorkerPool(Protocol):
     def release(self, worker: int, logical: int) -> None:
         """Let ``worker`` give up ``logical`` after what it was sent so far; `Released` follows."""
 
+    def ask_state(self, worker: int, logical: int) -> None:
+        """Have ``worker`` ask the dataset of ``logical`` for its state, after what it was sent so far and from then on;
+        `Snapshot` follows, and `Notice` if that fails."""
+
     def new_epoch(self, epoch: int) -> None:
         """Results of earlier epochs are discarded from now on."""
 

@@ -49,7 +49,7 @@ class Work(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """What a worker is sent; ``kind`` is "tickets", "adopt", "release" or "leave"."""
+    """What a worker is sent; ``kind`` is "tickets", "adopt", "release", "ask_state" or "leave"."""
 
     kind: str
     epoch: int = 0
@@ -200,6 +200,10 @@ class FakePool:
         """See `WorkerPool.release`."""
         self._workers[worker].inbox.append(_Message("release", logical=logical))
 
+    def ask_state(self, worker: int, logical: int) -> None:
+        """See `WorkerPool.ask_state`; the state is told once."""
+        self._workers[worker].inbox.append(_Message("ask_state", logical=logical))
+
     def new_epoch(self, epoch: int) -> None:
         """See `WorkerPool.new_epoch`."""
         self._epoch = epoch
@@ -305,6 +309,8 @@ class FakePool:
         elif message.kind == "release":
             worker.latest.pop(message.logical, None)
             self._events.append(Released(message.logical, worker.number, worker.states.pop(message.logical)))
+        elif message.kind == "ask_state":
+            self.snapshot(message.logical)
         elif message.kind == "leave":
             self._left(worker)
         elif not self._shared or message.epoch == self._epoch:

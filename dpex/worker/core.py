@@ -94,21 +94,32 @@ class WorkerCore:
         """Why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or ""."""
         return self._setup.why_unfit(number, self._logicals[number].init_error)
 
-    def release(self, number: int) -> RngState:
-        """Stop serving ``number``; returns its state for the next worker."""
+    @property
+    def is_stream(self) -> bool:
+        """Whether the dataset is iterable."""
+        return self._setup.iterable
+
+    def release(self, number: int, *, asks: bool = True) -> RngState:
+        """Stop serving ``number``; returns its state for the next worker. ``asks``: with that of its dataset."""
         self._switch(number)
-        state = self._logicals.pop(number).snapshot()
+        state = self._logicals[number].snapshot(asks=asks)
+        del self._logicals[number]
         self._current = None
         return pack_state(LogicalState(random_states())) if state is None else state
 
     def snapshot(self, number: int) -> RngState | None:
-        """The state of ``number``, from which another worker could go on; None: it is a stream that cannot tell."""
+        """The state of ``number``, from which another worker could go on; None: it is a stream that cannot tell, or
+        has not been asked to (`ask_state`)."""
         self._switch(number)
         return self._logicals[number].snapshot()
 
-    def first_snapshot(self, number: int) -> RngState | None:
-        """The same where its dataset tells a state; else it can begin anew without."""
-        return self.snapshot(number) if self._logicals[number].has_dataset_state else None
+    def ask_state(self, number: int) -> None:
+        """Have snapshots of ``number`` hold the state of its dataset from now on."""
+        self._logicals[number].is_asked = True
+
+    def has_dataset_state(self, number: int) -> bool:
+        """Whether the dataset of ``number``, or the stream that is read, could tell its state."""
+        return self._logicals[number].has_dataset_state
 
     def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, Stages]:
         """The batch of a ticket, or a `Failure`, or a `StreamEnd` in its place; and how long its stages took."""

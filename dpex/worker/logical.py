@@ -68,6 +68,8 @@ class Logical:
         self.fetcher: Fetcher | None = None
         self.init_error: ExceptionWrapper | None = None
         self.epoch = -1
+        self.is_asked = False
+        """Whether the dataset is asked for its state with each snapshot."""
         self.own_generators: OwnGenerators | None = None
         self._own_states: OwnStateKeeper | None = None
         self._timer = timer
@@ -134,6 +136,7 @@ class Logical:
         if state is None:
             self.new_pass(0)
             return
+        self.is_asked = True  # a dataset that has been given its state is not as at the start
         load_state(self.setup.dataset, state.dataset)
         self.new_pass(state.epoch)
         assert self.fetcher is not None
@@ -157,11 +160,15 @@ class Logical:
         """Whether its dataset, or the stream that is read, tells its state."""
         return is_stateful(self.setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
 
-    def snapshot(self) -> RngState | None:
-        """Its state now, for whom the global generators are set; None: it is a stream that cannot tell."""
-        if self.setup.iterable and not self.has_dataset_state:
+    def snapshot(self, *, asks: bool | None = None) -> RngState | None:
+        """Its state now, for whom the global generators are set; None: it is a stream that cannot tell.
+
+        asks: whether the dataset is asked for its own; None: if `is_asked`.
+        """
+        is_told = (self.is_asked if asks is None else asks) and self.has_dataset_state
+        if self.setup.iterable and not is_told:
             return None
-        dataset = self._dataset_state() if self.has_dataset_state else None
+        dataset = self._dataset_state() if is_told else None
         return pack_state(LogicalState(random_states(), dataset, self._own()))
 
     def _dataset_state(self) -> DatasetState:

@@ -22,5 +22,5 @@ def plain(event: PoolEvent) -> tuple[Any, ...]:
         case SplittingKnown():
             return ("splitting", event.is_split)
         case Notice():
-            return ("notice", event.text, event.warning)
+            return ("notice", event.text, event.warning, event.once)
     raise TypeError(f"an agent's pool told {event!r}")

@@ -247,6 +247,12 @@ class RemotePool:
         if agent is not None:
             self._put(agent, "release", number, logical)
 
+    def ask_state(self, worker: int, logical: int) -> None:
+        """See `WorkerPool.ask_state`."""
+        agent, number = self._at(worker)
+        if agent is not None:
+            self._put(agent, "ask_state", number, logical)
+
     def new_epoch(self, epoch: int) -> None:
         """See `WorkerPool.new_epoch`."""
         self._epoch = epoch
@@ -383,14 +389,14 @@ class RemotePool:
     def _hear_released(self, agent: AgentHandle, logical: int, worker: int, state: RngState) -> None:
         self._events.append(Released(logical, agent.number * WORKERS_AN_AGENT + worker, state))
 
-    def _hear_snapshot(self, _: AgentHandle, logical: int, epoch: int, number: int, state: RngState) -> None:
+    def _hear_snapshot(self, _: AgentHandle, logical: int, epoch: int, number: int, state: RngState | None) -> None:
         self._events.append(Snapshot(logical, epoch, number, state))
 
     def _hear_splitting(self, _: AgentHandle, is_split: bool) -> None:
         self._events.append(SplittingKnown(is_split))
 
-    def _hear_notice(self, agent: AgentHandle, text: str, warning: bool) -> None:
-        self._events.append(Notice(f"node {agent.place}: {text}", warning))
+    def _hear_notice(self, agent: AgentHandle, text: str, warning: bool, once: str = "") -> None:
+        self._events.append(Notice(f"node {agent.place}: {text}", warning, once))
 
     def _hear_uncompressed(self, agent: AgentHandle, is_installed_there: bool) -> None:
         if text := told_by(agent.place, is_installed_there=is_installed_there):

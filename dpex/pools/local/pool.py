@@ -14,10 +14,20 @@ import marshal
 import pickle
 import select
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from dpex.core.events import PoolEvent, Released, Snapshot, SplittingKnown, TicketMade, WorkerUp, ticket_made_of
+from dpex.core.events import (
+    Notice,
+    PoolEvent,
+    Released,
+    Snapshot,
+    SplittingKnown,
+    TicketMade,
+    WorkerUp,
+    ticket_made_of,
+)
 from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
 from dpex.core.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
@@ -34,6 +44,9 @@ from dpex.worker.logical_state import RngState
 SETTLED_S = 0.02
 """How long nothing may be under way before tickets count as lost unseen. A worker writes down what it took within some
 50 microseconds, unless it has no CPU; a ticket that counts as lost too early is made twice, and delivered once."""
+
+_EVENTS: dict[str, Callable[..., PoolEvent]] = {"snapshot": Snapshot, "splitting": SplittingKnown, "notice": Notice}
+"""What workers tell that is an event as it is."""
 
 
 class LocalPool(LocalWorkers):
@@ -118,6 +131,10 @@ class LocalPool(LocalWorkers):
     def release(self, worker: int, logical: int) -> None:
         """See `WorkerPool.release`."""
         self._post(self._workers[worker], pickle.dumps(("release", logical)))
+
+    def ask_state(self, worker: int, logical: int) -> None:
+        """See `WorkerPool.ask_state`."""
+        self._post(self._workers[worker], pickle.dumps(("ask_state", logical)))
 
     def _post(self, worker: LocalWorkerHandle, data: bytes) -> None:
         """Send this to a worker now or, as its socket is full, before anything else that it is sent.
@@ -223,10 +240,8 @@ class LocalPool(LocalWorkers):
             worker.leased = {}
         elif kind == "released":
             self._tell(Released(message[1], worker.number, message[2]))
-        elif kind == "snapshot":
-            self._tell(Snapshot(*message[1:]))
-        elif kind == "splitting":
-            self._tell(SplittingKnown(message[1]))
+        elif kind in _EVENTS:
+            self._tell(_EVENTS[kind](*message[1:]))
         elif kind == "serving":
             self._serves(worker, message[1])
         elif kind == "bye":

@@ -30,7 +30,6 @@ from dpex._torch import ExceptionWrapper
 from dpex.core.logical_log import START
 from dpex.measure.sampling import as_text
 from dpex.system.cpu_clocks import SampledCpu
-from dpex.system.user_warnings import warn
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
 from dpex.transport.far_encoder import FarEncoder
@@ -63,6 +62,10 @@ _MESSAGE_BYTES = 96 << 10
 goes through the arena, such as the state of a large dataset."""
 _SNAPSHOT_SHARE = 0.02
 """Most of a worker's time that snapshots may take where the user has not set their pace."""
+_CANNOT_TELL = (
+    "state_dict() of the dataset failed, so its state is not kept: a later run makes again what came before, and "
+    "streams stay where they are"
+)
 IDLE = (0, 0)
 NO_GROUP = 0
 """In place of the message of tickets that is done: this one is not yet."""
@@ -172,6 +175,8 @@ class LocalWorker:
         self._snapshots = SnapshotPace(core.snapshot_every)
         self._has_stream_ended = False
         self._cannot_tell = False
+        self._latest: dict[int, tuple[int, int]] = {}
+        """Epoch and number of the latest ticket of each logical worker since it came here."""
 
     def serve(self, tickets: socket.socket) -> None:
         """The loop: read, make, answer."""
@@ -194,9 +199,10 @@ class LocalWorker:
                 self._group(*message[1:])
             elif message[0] == "adopt":
                 self._adopt(*message[1:])
+            elif message[0] == "ask_state":
+                self._ask_state(message[1])
             elif message[0] == "release":
-                state = self._core.release(message[1])
-                self._send(("released", message[1], state))
+                self._release(message[1])
             elif message[0] == "leave":
                 self._send(("bye",))
                 return
@@ -209,8 +215,24 @@ class LocalWorker:
 
     def _adopt(self, logical: int, state: bytes | None, streams: int) -> None:
         self._core.adopt(logical, state, streams=streams, tell_splitting=self._tell_splitting)
-        if state is None:
-            self._tell_state(logical, *START, self._core.first_snapshot)
+        self._latest.pop(logical, None)
+        if state is None and self._core.is_stream and self._core.has_dataset_state(logical):
+            self._send(("snapshot", logical, *START, None))  # as at its start: it can go on from there
+
+    def _ask_state(self, logical: int) -> None:
+        """Tell the state of a dataset from now on, and at once."""
+        self._core.ask_state(logical)
+        if not self._core.is_stream or self._core.has_dataset_state(logical):
+            self._tell_state(logical, *self._latest.get(logical, START))
+
+    def _release(self, logical: int) -> None:
+        """Give up a logical worker; a stream whose state cannot be told stays."""
+        try:
+            state: bytes | None = self._core.release(logical)
+        except Exception as error:
+            self._failed_to_tell(error)
+            state = None if self._core.is_stream else self._core.release(logical, asks=False)
+        self._send(("released", logical, state))
 
     def _tell_splitting(self, is_split: bool) -> None:
         """Tell at once, while the first batch is being made: other streams wait for it."""
@@ -232,9 +254,11 @@ class LocalWorker:
                 self._flush(NO_GROUP)
         tickets.clear()
         self._flush(group)
-        if not self._shared_queue and (self._snapshots.is_due(logical, count) or self._has_stream_ended):
-            self._has_stream_ended = False
-            self._tell_state(logical, epoch, last, self._core.snapshot)
+        if not self._shared_queue:
+            self._latest[logical] = epoch, last
+            if self._snapshots.is_due(logical, count) or self._has_stream_ended:
+                self._has_stream_ended = False
+                self._tell_state(logical, epoch, last)
         BOARD_ROW.pack_into(self._board, self._row, *IDLE)
 
     def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
@@ -280,20 +304,23 @@ class LocalWorker:
                 text = f"{text[:_ERROR_ENDS]}\n[{len(text)} characters in all]\n{text[-_ERROR_ENDS:]}"
             return self._fitting(_dumps(_replacement(wrapper, text)))
 
-    def _tell_state(self, logical: int, epoch: int, number: int, ask: Callable[[int], bytes | None]) -> None:
+    def _tell_state(self, logical: int, epoch: int, number: int) -> None:
         """Tell the state of a logical worker after that ticket, if it can be told."""
         if self._cannot_tell:
             return
         began = time.perf_counter()
         try:
-            state = ask(logical)
+            state = self._core.snapshot(logical)
         except Exception as error:
-            self._cannot_tell = True
-            warn(f"state_dict() of the dataset failed in worker {logical}, so nothing can go on from there: {error!r}")
+            self._failed_to_tell(error)
             return
         if state is not None:
             self._send(("snapshot", logical, epoch, number, state))
         self._snapshots.took(time.perf_counter() - began)
+
+    def _failed_to_tell(self, error: Exception) -> None:
+        self._cannot_tell = True
+        self._send(("notice", f"{_CANNOT_TELL}: {error!r}", True, _CANNOT_TELL))
 
     def _announce(self, spec: SegmentSpec, fd: int) -> None:
         self._segments.append(spec)

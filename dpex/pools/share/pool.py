@@ -237,6 +237,10 @@ class SharedPool:
         """See `adopt`."""
         raise InternalError("a shared pool has no logical workers")
 
+    def ask_state(self, worker: int, logical: int) -> None:
+        """See `adopt`."""
+        raise InternalError("a shared pool has no logical workers")
+
     # -- what is heard -------------------------------------------------------------------------------------------
 
     def workers(self) -> list[int]:
