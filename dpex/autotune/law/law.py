@@ -30,6 +30,8 @@ PATIENCE_S = 30.0
 """Workers that have not started by then are not waited for."""
 SAME = 0.02
 """Rates that differ by less are the same."""
+WORTH = 1.1
+"""Ratio of numbers of workers below which a change is not worth a decision."""
 UNSURE = 0.2
 """Relative error of a rate by Little's law from the first batches."""
 _ROUNDING_S = 1e-9
@@ -110,6 +112,7 @@ class Law:
         self._checker, self._felt = SampleChecker(), Felt()
         self._asked_at = self._settled_at = 0.0
         self._running = -1
+        self._pass, self._started = (-1, 0.0), 1
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
         self.vetoes: tuple[Veto, ...] = ()
@@ -222,9 +225,17 @@ class Law:
             unevenness=seen.unevenness,
             measured_rate=rate if waits and rate else None,
             error=min(1.0, error / rate) if rate else 1.0,
-            start=_start(sample),
+            start=self._start_of(sample),
             stages={name: seconds / total for name, seconds in stages.items()} if total else {},
         )
+
+    def _start_of(self, sample: Sample) -> Start | None:
+        """What the start of the latest pass took, and with how many workers, where passes start workers anew."""
+        if not sample.starts_anew or not sample.pass_batches:
+            return None
+        if self._pass != (sample.epoch, sample.start_s):
+            self._pass, self._started = (sample.epoch, sample.start_s), max(1, sample.settings.local)
+        return Start(seconds=sample.start_s, workers=self._started, batches=sample.pass_batches)
 
     def _place(self, name: str) -> Place:
         pool, k = self._evidence.pools[name], self._k
@@ -258,9 +269,10 @@ class Law:
             if busy < 0.7 * sample.remote.running:  # batches wait to be made: the link is full
                 self._caps[REMOTE] = min(self._caps[REMOTE], max(1, math.ceil(k.headroom * busy)))
         local, remote = self._target(sample)
-        if local <= now.local and remote <= now.remote:
+        local, remote = max(local, now.local), max(remote, now.remote)
+        if local + remote < WORTH * now.workers or local + remote == now.workers:
             return None
-        return self._change(sample, max(local, now.local), max(remote, now.remote), "too few", GROW)
+        return self._change(sample, local, remote, "too few", GROW)
 
     def _target(self, sample: Sample) -> tuple[int, int]:
         """The model's best within a jump, and half-way at most to what has failed."""
@@ -301,7 +313,7 @@ class Law:
         ):
             return self._change(sample, fit, now.remote, "limit", None)  # their memory is worth more as prefetch
         if record.is_late or now.workers * model.step_s > model.local.service_s:
-            self._depth = min(2 * self._depth, k.most_depth)
+            self._depth = k.most_depth
         return self._probe(sample) or self._change(sample, now.local, now.remote, "spread", None)
 
     def _probe(self, sample: Sample) -> Decision | None:
@@ -311,7 +323,7 @@ class Law:
         filling = model.filling()
         fit = model.walls.most_local(model.unevenness)
         most = {LOCAL: min(fit, self._most_waiting, filling), REMOTE: model.walls.remote}
-        if sample.at < self._probe_at:
+        if sample.at < self._probe_at or model.start is not None:  # no window shows what more workers cost at the start
             return None
         for name in WORKER_POOLS:
             have = getattr(now, name)
@@ -342,7 +354,7 @@ class Law:
         wanted = math.ceil(at_work)
         fewer_remote = max(min(now.remote, wanted - now.local), 0, self.model.walls.least_remote)
         fewer = max(min(now.local, wanted - fewer_remote), self.model.walls.least_local, int(not fewer_remote))
-        if fewer + fewer_remote > now.workers / 1.1 or not self._may_try(sample, fewer, fewer_remote):
+        if fewer + fewer_remote > now.workers / WORTH or not self._may_try(sample, fewer, fewer_remote):
             return None
         return self._change(sample, fewer, fewer_remote, "too many", GIVE_BACK)
 
@@ -523,9 +535,3 @@ class Law:
         )
         self.decisions.append(decision)
         return decision
-
-
-def _start(sample: Sample) -> Start | None:
-    if not sample.starts_anew or not sample.pass_batches:
-        return None
-    return Start(seconds=sample.start_s, workers=max(1, sample.settings.local), batches=sample.pass_batches)
