@@ -120,7 +120,7 @@ class Evidence:
         """Names of the times that are no longer what they were: "step" and pools. Service times of a pool are compared
         under the same number of workers, as others hold each other up more, or less."""
         found = []
-        seen = [("step", None, stepping_s(sample), sample.batches)]
+        seen: list[tuple[str, object, float, int]] = [("step", None, stepping_s(sample), sample.batches)]
         workers = sample.settings.local, sample.settings.remote
         for name in WORKER_POOLS:
             pool: PoolSample = getattr(sample, name)
@@ -146,7 +146,8 @@ class Evidence:
 
 
 def _pool(constants: Constants) -> PoolEvidence:
-    return PoolEvidence(*(Mean(constants.recent) for _ in range(3)))
+    net, wall, cpu = (Mean(constants.recent) for _ in range(3))
+    return PoolEvidence(net=net, wall=wall, cpu=cpu)
 
 
 def stepping_s(sample: Sample) -> float:

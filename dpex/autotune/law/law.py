@@ -63,7 +63,7 @@ class Trial:
     before: Record
     net_s: float
     wall_s: float
-    lost: float = 0.0
+    lost: float = math.inf
     made: int = 0
     seconds: float = 0.0
 
@@ -192,6 +192,7 @@ class Law:
         self._caps = dict.fromkeys(WORKER_POOLS, math.inf)
         self._failures: dict[tuple[int, int], Failure] = {}
         self._probe_at, self._failed_probes = 0.0, 0
+        self._falls = False
 
     def _is_settled(self, sample: Sample) -> bool:
         """Return True if what was asked for has been running for the time of a batch when the window began."""
@@ -317,7 +318,8 @@ class Law:
         return self._probe(sample) or self._change(sample, now.local, now.remote, "spread", None)
 
     def _probe(self, sample: Sample) -> Decision | None:
-        """A step up, not beyond what fills the CPUs."""
+        """A step up, not beyond what fills the CPUs; first one down where growth has made batches slower: the limit may
+        be exceeded already."""
         assert self.model is not None
         k, now, model = self._k, sample.settings, self.model
         filling = model.filling()
@@ -325,6 +327,10 @@ class Law:
         most = {LOCAL: min(fit, self._most_waiting, filling), REMOTE: model.walls.remote}
         if sample.at < self._probe_at or model.start is not None:  # no window shows what more workers cost at the start
             return None
+        if self._falls:
+            fewer = now.local - max(1, round(now.local * (1.0 - 1.0 / k.step)))
+            if max(1, model.walls.least_local) <= fewer and self._may_try(sample, fewer, now.remote):
+                return self._change(sample, fewer, now.remote, "explore", PROBE)
         for name in WORKER_POOLS:
             have = getattr(now, name)
             to = min(most[name], max(have + 1, math.ceil(have * k.step)))
@@ -391,7 +397,7 @@ class Law:
         elif verdict.gain > verdict.wanted:
             self._close(sample, trial, kept=True)
             if trial.kind == PROBE:
-                self._probed(sample, verdict)
+                self._probed(sample, trial, verdict)
         else:
             return self._undo(sample, trial, verdict, took_s)
         return None
@@ -415,9 +421,9 @@ class Law:
         ratio = now.workers / max(1, trial.old.workers)
         grown = record.wall.value / max(1e-9, trial.wall_s)
         bound = max(1.1, ratio**k.part)
-        wanted = SAME if ratio > 1.0 else -SAME
+        wanted = -SAME if trial.kind == GIVE_BACK else SAME
         if trial.kind == BACK:
-            wanted = -k.part * trial.lost
+            wanted = -k.part * (trial.lost if len(trial.before) else math.inf)
         is_free = False
         if trial.kind == GROW:
             wanted = min(ratio, max(1.0, 1.0 / max(1e-9, self._evidence.step.value * rate0))) ** k.part - 1.0
@@ -433,10 +439,12 @@ class Law:
             wanted=wanted,
         )
 
-    def _probed(self, sample: Sample, verdict: Verdict) -> None:
-        """A probe was worth it: what held up growth there is gone, or is further on."""
-        at_least = (lambda name: getattr(sample.settings, name)) if verdict.is_held_up else (lambda _: math.inf)
-        self._caps = {name: max(self._caps[name], at_least(name)) for name in WORKER_POOLS}
+    def _probed(self, sample: Sample, trial: Trial, verdict: Verdict) -> None:
+        """A probe was worth it: the limit to growth there is here, further on, or gone."""
+        now = sample.settings
+        is_open = now.workers > trial.old.workers and not verdict.is_held_up
+        for name in WORKER_POOLS:
+            self._caps[name] = math.inf if is_open else max(1, getattr(now, name))
         self._failed_probes = 0
 
     def _absolve(self) -> None:
@@ -448,11 +456,12 @@ class Law:
     def _undo(self, sample: Sample, trial: Trial, verdict: Verdict, took_s: float) -> Decision | None:
         self._fail(sample, sample.settings, took_s)
         if trial.kind == PROBE:
+            self._falls = False
             self._failed_probes += 1
             self._probe_at = sample.at + self._k.pause * took_s * 2**self._failed_probes
         self._keeps |= trial.kind == GIVE_BACK
         self._close(sample, trial, kept=False)
-        return self._go_back(sample, trial, (trial.old.local, trial.old.remote), verdict)
+        return self._change(sample, trial.old.local, trial.old.remote, "undo", BACK)
 
     def _go_back(self, sample: Sample, trial: Trial, to: tuple[int, int], verdict: Verdict) -> Decision | None:
         """Watch whether the rate is what it was before the change that is undone."""
@@ -462,15 +471,18 @@ class Law:
         return decision
 
     def _back_to_limit(self, sample: Sample, trial: Trial, verdict: Verdict, took_s: float) -> Decision | None:
-        """As many workers as the limit that was met can keep busy: the rate there was, times the time of a batch."""
-        k, now, old = self._k, sample.settings, trial.old
-        rate, _ = trial.before.rate(made=trial.before.is_late)
-        busy = k.headroom * min(old.workers, rate * trial.net_s) * max(1.0, 1.0 + verdict.gain)
-        fewest = min(now.workers, max(old.workers, math.ceil(busy)))
+        """As many workers as the limit that was met can keep busy.
+
+        By Little's law that is the rate now times the time of a batch before; all workers were busy then, so it is
+        their number, and more by as much as the rate has grown.
+        """
+        now, old = sample.settings, trial.old
+        fewest = min(now.workers, math.ceil(old.workers * (1.0 + max(0.0, verdict.gain))))
         local = min(now.local, max(old.local, fewest - old.remote))
         remote = min(now.remote, max(old.remote, fewest - local))
         self._fail(sample, now, took_s)
         self._caps = {LOCAL: max(1, local), REMOTE: max(1, remote)}
+        self._falls = verdict.is_held_up or verdict.is_worse
         self._close(sample, trial, kept=False)
         return self._go_back(sample, trial, (local, remote), verdict)
 
