@@ -65,7 +65,7 @@ class Trial:
     wall_s: float
     lost: float = math.inf
     made: int = 0
-    seconds: float = 0.0
+    worker_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class Law:
         self._begin = begin
         self._checker, self._felt = SampleChecker(), Felt()
         self._asked_at = self._settled_at = 0.0
-        self._running = -1
+        self._running, self._before = -1, 0
         self._pass, self._started = (-1, 0.0), 1
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
@@ -157,7 +157,8 @@ class Law:
             return self._decided(sample, inside, "limit")
         if self._trial is not None:
             self._trial.made += sample.local.tickets
-            self._trial.seconds += sample.seconds
+            self._trial.worker_s += min(self._before, sample.local.running) * sample.seconds
+        self._before = sample.local.running
         if not self._is_settled(sample):
             return self._decide_early(sample)
         self._record.add(sample, self._k.goal)
@@ -189,7 +190,9 @@ class Law:
 
     def _open(self) -> None:
         """Nothing is known to have failed."""
-        self._caps = dict.fromkeys(WORKER_POOLS, math.inf)
+        self._link = math.inf
+        self._failed: tuple[int, int] | None = None
+        self._failed_growths, self._grow_at = 0, 0.0
         self._failures: dict[tuple[int, int], Failure] = {}
         self._probe_at, self._failed_probes = 0.0, 0
         self._falls = False
@@ -242,8 +245,7 @@ class Law:
         pool, k = self._evidence.pools[name], self._k
         service_s = max(self._evidence.service_s(name), pool.net.lately(4 * k.start))
         other = self._evidence.pools[REMOTE if name == LOCAL else LOCAL]
-        cap = self._caps[name]
-        most = math.inf if name == LOCAL or math.isinf(cap) else cap / max(1e-9, service_s)
+        most = math.inf if name == LOCAL or math.isinf(self._link) else self._link / max(1e-9, service_s)
         known = pool if pool.net.count else other
         share = known.cpu.value / max(1e-9, known.net.value)
         return Place(service_s=service_s, cpu_s=min(1.0, share) * service_s, most_rate=most)
@@ -268,7 +270,9 @@ class Law:
         if now.remote and len(record) >= k.least and record.pending > k.least / 2:
             busy = record.remote_busy_s / record.seconds
             if busy < 0.7 * sample.remote.running:  # batches wait to be made: the link is full
-                self._caps[REMOTE] = min(self._caps[REMOTE], max(1, math.ceil(k.headroom * busy)))
+                self._link = min(self._link, max(1, math.ceil(k.headroom * busy)))
+        if sample.at < self._grow_at:
+            return None
         local, remote = self._target(sample)
         local, remote = max(local, now.local), max(remote, now.remote)
         if local + remote < WORTH * now.workers or local + remote == now.workers:
@@ -276,17 +280,16 @@ class Law:
         return self._change(sample, local, remote, "too few", GROW)
 
     def _target(self, sample: Sample) -> tuple[int, int]:
-        """The model's best within a jump, and half-way at most to what has failed."""
+        """The model's best within a jump, and half-way at most to what has failed, in the ratio."""
         assert self.model is not None
         model, k, now = self.model, self._k, sample.settings
         soon = max(math.ceil(k.jump * now.workers), 2 * k.start)
         near = max(soon, model.filling()) if model.cpu_share > 0.5 else soon
-        most = {LOCAL: min(near, self._caps[LOCAL]), REMOTE: min(soon, self._caps[REMOTE])}
-        for counts, failure in self._failures.items():
-            for name, count in zip(WORKER_POOLS, counts, strict=True):
-                have = getattr(now, name)
-                if failure.until > sample.at and count > have:
-                    most[name] = min(most[name], (have + count) // 2)
+        most: dict[str, float] = {LOCAL: near, REMOTE: min(soon, self._link)}
+        for name, count in zip(WORKER_POOLS, self._failed or (), strict=False):
+            have = getattr(now, name)
+            if count > have:
+                most[name] = min(most[name], math.ceil(math.sqrt(max(1, have) * count)))
         hard = model.walls
         inside = replace(
             hard,
@@ -369,12 +372,12 @@ class Law:
     def _is_slow(self, sample: Sample) -> bool:
         """Return True if local batches take so much longer than before that it shows before they have come.
 
-        By Little's law the workers that run would have made ``running * seconds / s`` batches by now.
+        By Little's law workers that have run for ``worker_s`` seconds in all would have made ``worker_s / s`` by now.
         """
         trial, running = self._trial, sample.local.running
         if trial is None or trial.kind != GROW or sample.settings.local <= trial.old.local:
             return False
-        return running * trial.seconds > self._k.early * trial.net_s * (trial.made + running)
+        return trial.worker_s > self._k.early * trial.net_s * (trial.made + running)
 
     def _judge(self, sample: Sample, trial: Trial) -> Decision | None:
         """What a change of workers has brought; a decision if that must be undone."""
@@ -441,17 +444,13 @@ class Law:
 
     def _probed(self, sample: Sample, trial: Trial, verdict: Verdict) -> None:
         """A probe was worth it: the limit to growth there is here, further on, or gone."""
-        now = sample.settings
-        is_open = now.workers > trial.old.workers and not verdict.is_held_up
-        for name in WORKER_POOLS:
-            self._caps[name] = math.inf if is_open else max(1, getattr(now, name))
+        if sample.settings.workers > trial.old.workers and not verdict.is_held_up:
+            self._absolve()
         self._failed_probes = 0
 
     def _absolve(self) -> None:
-        """No setting has failed after all; how often is remembered."""
-        self._caps = dict.fromkeys(WORKER_POOLS, math.inf)
-        for failure in self._failures.values():
-            failure.until = 0.0
+        """Growth may go on: nothing was wrong with it, or no longer is. How often it failed is remembered."""
+        self._failed, self._grow_at, self._link = None, 0.0, math.inf
 
     def _undo(self, sample: Sample, trial: Trial, verdict: Verdict, took_s: float) -> Decision | None:
         self._fail(sample, sample.settings, took_s)
@@ -480,8 +479,9 @@ class Law:
         fewest = min(now.workers, math.ceil(old.workers * (1.0 + max(0.0, verdict.gain))))
         local = min(now.local, max(old.local, fewest - old.remote))
         remote = min(now.remote, max(old.remote, fewest - local))
-        self._fail(sample, now, took_s)
-        self._caps = {LOCAL: max(1, local), REMOTE: max(1, remote)}
+        self._failed = now.local, now.remote
+        self._failed_growths += 1
+        self._grow_at = sample.at + self._k.pause * took_s * 2**self._failed_growths
         self._falls = verdict.is_held_up or verdict.is_worse
         self._close(sample, trial, kept=False)
         return self._go_back(sample, trial, (local, remote), verdict)
