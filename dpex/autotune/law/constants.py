@@ -43,7 +43,7 @@ class Constants:
     """Deviation that is no change, in standard deviations."""
     floor: float = 0.1
     """Standard deviation of the logarithm of a window's mean time, at least."""
-    spare: float = 1.15
+    spare: float = 1.05
     """Workers over those that are at work on average, beyond which workers are given back."""
     calm: int = 8
     """Windows without waiting before workers are given back."""

@@ -151,18 +151,32 @@ class Law:
         if self._evidence.changes(sample):
             self._forget()
         self._evidence.add(sample)
-        inside = allowed(self.config, sample, sample.settings)
-        if inside.prefetch < sample.settings.prefetch or inside.workers < sample.settings.workers:
+        inside = self._inside(sample)
+        if inside.workers < sample.settings.workers or inside.prefetch < min(
+            sample.settings.prefetch, sample.settings.workers
+        ):
             self._asked_at = sample.at
             return self._decided(sample, inside, "limit")
         if self._trial is not None:
             self._trial.made += sample.local.tickets
-            self._trial.worker_s += min(self._before, sample.local.running) * sample.seconds
+            at_work = min(self._before, sample.local.running, sample.settings.prefetch)
+            self._trial.worker_s += at_work * sample.seconds
         self._before = sample.local.running
         if not self._is_settled(sample):
             return self._decide_early(sample)
         self._record.add(sample, self._k.goal)
         return self._decide(sample)
+
+    def _inside(self, sample: Sample) -> Settings:
+        """The present setting within the limits, with no more local workers than there is memory for their batches."""
+        inside = allowed(self.config, sample, sample.settings)
+        if inside.prefetch >= inside.workers:
+            return inside
+        hard = walls(self.config, sample)
+        local = max(min(inside.local, hard.most_local(1.0), hard.prefetch), hard.least_local, int(not inside.remote))
+        return replace(
+            inside, local=local, prefetch=max(1, min(2 * (local + inside.remote), hard.most_prefetch(local)))
+        )
 
     def _decide_early(self, sample: Sample) -> Decision | None:
         """Before the setting has been running for the time of a batch: end growth that has gone wrong, or take the

@@ -202,15 +202,15 @@ class Model:
         """The fewest workers of each place that make ``headroom`` times what the training loop takes, or what comes
         nearest to that: local ones first, as they cost nobody else a machine."""
         walls = walls or self.walls
-        most = min(walls.most_local(self.unevenness), walls.local)
+        most = min(walls.most_local(self.unevenness), walls.local, walls.prefetch)
         wanted = max(1.0, headroom * self.local.service_s * self.demand)
         local = remote = 0
         for is_sparing in (True, False) if walls.remote else (False,):
             spared = min(1.0, 4.0 * self.step_cpu_s * self.demand) if is_sparing else None
             local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
-            missing = headroom * self.demand * max(0.0, 1.0 - local / wanted)
-            far = missing * self.remote.service_s
-            remote = min(walls.remote, math.ceil(far - 0.05))
+            near = min(local / max(_TINY, self.local.service_s), self.free_cpus / max(_TINY, self._cpu_s))
+            far = max(0.0, headroom * self.demand - near) * self.remote.service_s
+            remote = min(walls.remote, math.ceil(far - 0.05), max(0, walls.prefetch - local))
             if remote >= far / headroom:
                 break
         local = max(local, walls.least_local, int(not remote))
