@@ -106,7 +106,7 @@ def advice(found: Diagnosis) -> str:
     told = predicted(best, changes.wait, changes.rate) if best is not None else ""
     if changes.held_back:
         beyond = f" Beyond the tuner: {told}" if told else ""
-        return f"{changes.held_back[0].upper()}{changes.held_back[1:]}.{beyond}"
+        return f"{changes.held_back}.{beyond}"
     profile = " Profile next() (py-spy, cProfile)." if verdict.cause == "unknown" else ""
     return told or f"No change is predicted to make {percent(WORTH)} more than the {rate} batches/s of now.{profile}"
 

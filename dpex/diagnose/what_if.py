@@ -179,8 +179,8 @@ def _held_back(facts: Facts, own: Sequence[Prediction]) -> str:
         return "memory_budget keeps the tuner from more"
     undone = [one for one in facts.decisions if one.outcome is not None and not one.outcome.kept]
     if undone and undone[-1].outcome is not None:
-        return f"the tuner tried {undone[-1].new} and took it back at {undone[-1].outcome.rate:.3g} batches/s"
-    return 'num_workers="auto" is still measuring'
+        return f"The tuner tried {undone[-1].new} and took it back at {undone[-1].outcome.rate:.3g} batches/s"
+    return 'num_workers="auto" has not settled yet'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,8 +366,8 @@ class Run:
         if found["storage"] > least_s:
             yield self._costing("cached", "samples cached, so that nothing waits for data", self.model.cpu_share, 1.0)
         if found["transfer"] > least_s:
-            saved_s, condition = (1.0 - QUARTER) * found["transfer"], "batches are float32 that come from whole numbers"
-            yield self._quicker("narrow", "uint8 until device_transform makes float32", saved_s, condition)
+            change = "a quarter of the bytes (uint8 until device_transform)"
+            yield self._quicker("narrow", change, (1.0 - QUARTER) * found["transfer"])
         if found["dispatch"] > least_s:
             change = "batches of four times the size, counted as four each"
             yield self._quicker("larger", change, FEWER * found["dispatch"])
@@ -376,12 +376,12 @@ class Run:
                 change = f"num_workers={now.workers} on this machine"
                 yield self.predicted("workers", change, near, saved_s=FEWER * found["dispatch"])
 
-    def _quicker(self, kind: Kind, change: str, saved_s: float, condition: str = "") -> Prediction:
+    def _quicker(self, kind: Kind, change: str, saved_s: float) -> Prediction:
         """With a training loop that does that much less in ``next()``."""
         count = work.later_batches(self.facts)
         step_s = max(self.facts.work_s / count, self.model.step_s - saved_s / count)
         model = replace(self.model, step_s=min(self.model.step_s, step_s))
-        return self.predicted(kind, change, model=model, saved_s=saved_s, condition=condition)
+        return self.predicted(kind, change, model=model, saved_s=saved_s)
 
     def _costing(self, kind: Kind, change: str, wall: float, cpu: float) -> Prediction:
         """With batches that take these parts of the wall and CPU time."""

@@ -15,9 +15,9 @@ from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import Facts, PoolFacts
 
 FULL = 0.9
-"""From this part of the CPUs on, busy by anybody, more local workers only take CPUs from each other."""
+"""From this part of the CPUs on, busy by anybody, more workers that compute only take CPUs from each other."""
 _COMPUTES, _BESIDE = 0.5, 2
-"""Workers that compute for more than this part of their time are as many as CPUs, and so many more."""
+"""Workers that compute for more than this part of their time are no more than CPUs, and that many more."""
 _QUEUED = 0.9
 """Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
 _WAITS = 0.01
@@ -104,7 +104,8 @@ def _place(facts: Facts, name: str) -> Place:
     known = next(facts.pools[one] for one in names if one in facts.pools and facts.pools[one].tickets)
     queued_s = known.queued_s
     if queued_s is None:
-        queued_s = known.busy_s - known.cpu_s if is_full(facts) else 0.0
+        computes = known.cpu_s > _COMPUTES * known.busy_s
+        queued_s = known.busy_s - known.cpu_s if computes and is_full(facts) else 0.0
     net_s = known.busy_s - min(max(0.0, queued_s), _QUEUED * known.busy_s)
     service_s = net_s + (known.transit_s if name == REMOTE else 0.0)
     return Place(
@@ -116,9 +117,10 @@ def _walls(facts: Facts, now: Settings, here: Place) -> Walls:
     """As far as advice goes: one jump of the tuner's, here where CPUs are idle, elsewhere where workers are."""
     soon = int(max(2 * CONSTANTS.start, CONSTANTS.jump * now.workers))
     most = min(AutotuneConfig().max_waiting, soon)
-    local = 0 if now.remote and not now.local else max(now.local, 1) if is_full(facts) else most
+    local = 0 if now.remote and not now.local else most
     if here.cpu_s > _COMPUTES * here.service_s:
-        local = min(local, max(now.local, math.ceil(facts.cpus) + _BESIDE))
+        served = 1 if is_full(facts) else math.ceil(facts.cpus) + _BESIDE
+        local = min(local, max(now.local, served))
     return Walls(local=local, remote=most if now.remote else 0)
 
 
@@ -148,7 +150,6 @@ def _stages(facts: Facts) -> Mapping[str, float]:
     if any(one.is_within for one in facts.transforms or ()):
         seconds = {"encode": seconds["encode"]}
         for one in facts.transforms or ():
-            name = one.short if one.is_within else f"{one.short} itself"
-            seconds[name] = seconds.get(name, 0.0) + one.all_wall_s
+            seconds[one.short] = seconds.get(one.short, 0.0) + one.all_wall_s
     total = sum(seconds.values())
     return {name: each / total for name, each in seconds.items()} if total > 0 else {}
