@@ -12,7 +12,7 @@ from dpex.core.names import INLINE, LOCAL, REMOTE
 from dpex.core.readable import duration, fine_percent, percent, rounded, size
 from dpex.diagnose import device, work
 from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts
-from dpex.diagnose.verdict import LOST_TO, Evidence, Verdict
+from dpex.diagnose.verdict import WORDS, Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction, ScoredPrediction
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def parts(facts: Facts, verdict: Verdict) -> tuple[ReportPart, ...]:
     """What the wall time went to: the step, what holds it up, then the wait, largest first."""
     held = facts.held_ratio
     step = max(0.0, 1.0 - facts.wait_ratio - held) if facts.wall_s > 0 else 0.0
-    waits = [ReportPart(cause, LOST_TO[cause], share * facts.wait_ratio) for cause, share in verdict.shares]
+    waits = [ReportPart(cause, WORDS[cause].part, share * facts.wait_ratio) for cause, share in verdict.shares]
     own = [ReportPart("held", "the step waiting for a CPU", held)] if held else []
     return (ReportPart("work", "the training step", step), *own, *waits)
 

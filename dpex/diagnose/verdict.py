@@ -22,29 +22,15 @@ limit, how clearly anything is lost at all. It is halved where a full machine hi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dpex.core.readable import duration, percent, rounded
 from dpex.diagnose import device, work
 from dpex.diagnose.attribution import LostTime, is_tiny, losses
 from dpex.diagnose.facts import Facts, TransformFacts
 
-Cause = Literal[
-    "consumer",
-    "cpu",
-    "storage",
-    "transfer",
-    "straggler",
-    "memory",
-    "sampler",
-    "dispatch",
-    "crowding",
-    "unknown",
-    "startup",
-    "mixed",
-    "too-early",
-]
 ENOUGH_BATCHES = 50
 """A cause that takes turns with another one shows by then: at 50 a share of one half is known to within 14 points."""
 ENOUGH_S = 1.0
@@ -76,33 +62,82 @@ _HALF_KNOWN = 25
 _TOLD = 0.01
 """From this share of the time on a cause is told of beside a training step that is the limit."""
 
-TITLES: dict[str, str] = {
+
+class CauseWords(NamedTuple):
+    """A cause of waiting in words: as a title, as a part of the time, as a reason, and how it is measured."""
+
+    title: str
+    part: str
+    because: str
+    how: str
+
+
+WORDS: dict[str, CauseWords] = {
+    "cpu": CauseWords(
+        "CPU-bound preprocessing",
+        "computing batches",
+        "making batches takes CPU time",
+        "waits, by the CPU time and run queues of the stages of the batch waited for",
+    ),
+    "storage": CauseWords(
+        "storage-bound reading",
+        "reading data",
+        "making batches waits for data",
+        "waits, by wall less CPU time and run queues of the stages of the batch waited for",
+    ),
+    "transfer": CauseWords(
+        "transfer-bound",
+        "moving batches",
+        "moving batches takes long",
+        "waits, by serialising and transit of the batch waited for; pinning; taking batches in",
+    ),
+    "straggler": CauseWords(
+        "straggler-bound",
+        "single slow batches",
+        "single slow batches hold up others that are ready, and workers idle behind them",
+        "waits while later batches were ready, as far as other workers had nothing to do",
+    ),
+    "memory": CauseWords(
+        "memory-bound",
+        "too few batches in flight",
+        "too few batches may be in flight, so that workers idle",
+        "waits while workers had nothing to do because no more batches may be in flight",
+    ),
+    "sampler": CauseWords(
+        "sampler-bound",
+        "drawing from the sampler",
+        "drawing from the sampler takes long, and the training loop does it in next()",
+        "timed around drawing from the sampler in next()",
+    ),
+    "dispatch": CauseWords(
+        "dispatch-bound",
+        "dispatching work and receiving batches",
+        "dispatching work to the workers and receiving what they report keeps the training loop itself busy",
+        "timed around messages in next(); of tiny batches also waits for workers that were not at work",
+    ),
+    "crowding": CauseWords(
+        "too few CPUs for the training loop",
+        "next() waiting for a CPU",
+        "other programs or workers use the CPUs that the training loop itself needs",
+        "the training thread's run queue inside next(), from the kernel's schedstat",
+    ),
+    "unknown": CauseWords(
+        "cause unknown",
+        "causes that were not measured",
+        "something in next() takes long that is neither waiting for a batch, nor making one, drawing or dispatching",
+        "next(), less all that has a cause",
+    ),
+    "startup": CauseWords(
+        "start-up",
+        "starting",
+        "the first batch of each pass takes long",
+        "the first batch of each pass, and waits while no worker ran",
+    ),
+}
+TITLES = {name: words.title for name, words in WORDS.items()} | {
     "consumer": "training-bound",
-    "cpu": "CPU-bound preprocessing",
-    "storage": "storage-bound reading",
-    "transfer": "transfer-bound",
-    "straggler": "straggler-bound",
-    "memory": "memory-bound",
-    "sampler": "sampler-bound",
-    "dispatch": "dispatch-bound",
-    "crowding": "too few CPUs for the training loop",
-    "unknown": "cause unknown",
-    "startup": "start-up",
     "mixed": "mixed",
     "too-early": "too early to say",
-}
-
-LOST_TO: dict[str, str] = {
-    "cpu": "computing batches",
-    "storage": "reading data",
-    "transfer": "moving batches",
-    "straggler": "single slow batches",
-    "memory": "too few batches in flight",
-    "sampler": "drawing from the sampler",
-    "dispatch": "dispatching work and receiving batches",
-    "crowding": "next() waiting for a CPU",
-    "unknown": "causes that were not measured",
-    "startup": "starting",
 }
 
 
@@ -141,7 +176,7 @@ class Verdict:
         evidence: The numbers that it rests on.
     """
 
-    cause: Cause
+    cause: str
     where: str
     sentence: str
     confidence: float
@@ -193,7 +228,7 @@ def _blaming_memory(facts: Facts, found: LostTime, deeper: float | None) -> Lost
     return LostTime(by_cause=by_cause, places=found.places, queued_s=found.queued_s, is_undecided=found.is_undecided)
 
 
-def _cause(facts: Facts, found: LostTime) -> tuple[Cause, float, list[str]]:
+def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
     """The cause, how sure it is but for the number of batches, and what is mixed."""
     if not _is_enough(facts):
         return "too-early", 0.0, []
@@ -210,7 +245,7 @@ def _cause(facts: Facts, found: LostTime) -> tuple[Cause, float, list[str]]:
     clear = min(1.0, facts.wait_ratio / (2.0 * LIMIT)) * (0.5 if found.is_undecided else 1.0)
     if a < ALONE * b:
         return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]
-    return first, apart * clear, [first]  # type: ignore[return-value]
+    return first, apart * clear, [first]
 
 
 def _held(facts: Facts) -> float:
@@ -347,14 +382,14 @@ def _consumer(facts: Facts, found: LostTime) -> str:
             f"Not data-bound: next() waits for {wait} of the time, but the GPU has work meanwhile and, by CUDA events, "
             f"{idle}."
         )
-    shares = {LOST_TO[name]: seconds / facts.wall_s for name, seconds in found.ranked}
+    shares = {WORDS[name].part: seconds / facts.wall_s for name, seconds in found.ranked}
     beside = ", ".join(f"{percent(share)} {name}" for name, share in shares.items() if share >= _TOLD)
     rest = f": {beside}" if facts.wait_ratio >= LIMIT and beside else ""
     return f"The training step is the limit: the wait is {wait} of the time{rest}."
 
 
 def _because(facts: Facts, cause: str, where: str) -> str:
-    because = _SO_SMALL if cause == "dispatch" and is_tiny(facts) else _BECAUSE[cause]
+    because = _SO_SMALL if cause == "dispatch" and is_tiny(facts) else WORDS[cause].because
     return because + (f" ({where})" if where else "")
 
 
@@ -363,92 +398,31 @@ def _is_full(found: LostTime) -> bool:
 
 
 _SO_SMALL = "batches are so small that dispatching and receiving them costs more than making them"
-_BECAUSE = {
-    "cpu": "making batches takes CPU time",
-    "storage": "making batches waits for data",
-    "transfer": "moving batches takes long",
-    "straggler": "single slow batches hold up others that are ready, and workers idle behind them",
-    "memory": "too few batches may be in flight, so that workers idle",
-    "sampler": "drawing from the sampler takes long, and the training loop does it in next()",
-    "dispatch": "dispatching work to the workers and receiving what they report keeps the training loop itself busy",
-    "crowding": "other programs or workers use the CPUs that the training loop itself needs",
-    "unknown": "something in next() takes long that is neither waiting for a batch, nor making one, drawing from the "
-    "sampler or dispatching work",
-    "startup": "the first batch of each pass takes long",
-}
 
 
-def _evidence(facts: Facts, found: LostTime, cause: str, deeper: float | None) -> list[Evidence]:
-    evidence = [
-        Evidence(name="wait", value=facts.wait_ratio, unit="ratio", how="time in next(), timed around every call"),
-        Evidence(name="batches", value=facts.batches, unit="", how="counted"),
-        Evidence(name="wall time in passes", value=facts.wall_s, unit="s", how="timed around every next()"),
-    ]
-    if facts.gpu_stall_ratio is not None:
-        how = "CUDA events on the training stream as next() is entered and left"
-        evidence.append(Evidence(name="GPU stall", value=facts.gpu_stall_ratio, unit="ratio", how=how))
-    if facts.held_s:
-        how = "run queue of the training thread outside next(), from the kernel's schedstat"
-        evidence.append(Evidence(name="step waiting for a CPU", value=facts.held_ratio, unit="ratio", how=how))
-    evidence += _of_making(facts) if facts.tickets else []
-    evidence += _of_device(facts)
-    evidence += [
-        Evidence(name=f"of the wait: {LOST_TO[name]}", value=seconds, unit="s", how=_HOW[name])
-        for name, seconds in found.ranked
-        if seconds > 0.02 * found.total_s
-    ]
-    evidence += _of_cause(found, cause, deeper)
-    if is_tiny(facts):
-        how = "mean of what was moved"
-        evidence.append(Evidence(name="batch size", value=facts.batch_bytes, unit="bytes", how=how))
-    return evidence
-
-
-def _of_making(facts: Facts) -> list[Evidence]:
-    """Of what a batch takes."""
-    cpu_s = sum(pool.cpu_s for pool in facts.pools.values()) / facts.tickets
-    made, computed = "wall time where it is made, mean", "CPU clocks of all threads that work for it, mean"
-    return [
-        Evidence(name="making a batch", value=facts.busy_s / facts.tickets, unit="s", how=made),
-        Evidence(name="CPU time of that", value=cpu_s, unit="s", how=computed),
-    ]
-
-
-def _of_device(facts: Facts) -> list[Evidence]:
-    """Of what the device waits for, and how busy it is."""
-    evidence = []
-    if facts.copies_ratio >= LIMIT:
-        how = "events of the device around the training stream's wait for each batch"
-        waiting = Evidence(name="waiting for the device's batches", value=facts.copies_ratio, unit="ratio", how=how)
-        evidence.append(waiting)
-    busy = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
-    if busy is not None:
-        how = "NVML, once a second while the loader was tuned"
-        evidence.append(Evidence(name="GPU runs kernels", value=busy, unit="ratio", how=how))
-    return evidence
-
-
-def _of_cause(found: LostTime, cause: str, deeper: float | None) -> list[Evidence]:
-    """Of what only this cause has."""
-    if cause == "cpu" and found.queued_s > 0:
-        how = "run queues, from the kernel's schedstat"
-        return [Evidence(name="of that, waiting for a CPU", value=found.queued_s, unit="s", how=how)]
-    if cause == "memory" and deeper is not None:
-        how = "predicted for four times the prefetch"
-        return [Evidence(name="rate with a larger prefetch", value=deeper, unit="times", how=how)]
-    return []
-
-
-_HOW = {
-    "crowding": "the training thread's run queue inside next(), from the kernel's schedstat",
-    "unknown": "next(), less all that has a cause",
-    "cpu": "waits, by the CPU time and run queues of the stages of the batch waited for",
-    "storage": "waits, by wall less CPU time and run queues of the stages of the batch waited for",
-    "transfer": "waits, by serialising and transit of the batch waited for; pinning; taking batches in",
-    "straggler": "waits while later batches were ready, as far as other workers had nothing to do",
-    "memory": "waits while workers had nothing to do because no more batches may be in flight",
-    "sampler": "timed around drawing from the sampler in next()",
-    "dispatch": "timed around messages to and from workers in next(); of tiny batches also waits for workers that were "
-    "not at work",
-    "startup": "the first batch of each pass, and waits while no worker ran",
-}
+def _evidence(facts: Facts, found: LostTime, cause: str, deeper: float | None) -> Iterator[Evidence]:
+    """All numbers that are known and matter."""
+    made = max(1, facts.tickets)
+    cpu_s = sum(pool.cpu_s for pool in facts.pools.values()) / made
+    use = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
+    late = facts.copies_ratio if facts.copies_ratio >= LIMIT else None
+    making_s = (facts.busy_s / made, cpu_s) if facts.tickets else (None, None)
+    causes = [(WORDS[name], seconds) for name, seconds in found.ranked if seconds > 0.02 * found.total_s]
+    known: tuple[tuple[str, float | None, str, str], ...] = (
+        ("wait", facts.wait_ratio, "ratio", "time in next(), timed around every call"),
+        ("batches", facts.batches, "", "counted"),
+        ("wall time in passes", facts.wall_s, "s", "timed around every next()"),
+        ("GPU stall", facts.gpu_stall_ratio, "ratio", "CUDA events on the training stream around next()"),
+        ("step waiting for a CPU", facts.held_ratio or None, "ratio", "run queue of the training thread in its steps"),
+        ("making a batch", making_s[0], "s", "wall time where it is made, mean"),
+        ("CPU time of that", making_s[1], "s", "CPU clocks of all threads that work for it, mean"),
+        ("waiting for the device's batches", late, "ratio", "events of the device around the stream's wait for each"),
+        ("GPU runs kernels", use, "ratio", "NVML, once a second while the loader was tuned"),
+        *((f"of the wait: {words.part}", seconds, "s", words.how) for words, seconds in causes),
+        ("of that, waiting for a CPU", found.queued_s or None if cause == "cpu" else None, "s", "run queues"),
+        ("rate with a larger prefetch", deeper if cause == "memory" else None, "times", "predicted for four times"),
+        ("batch size", facts.batch_bytes if is_tiny(facts) else None, "bytes", "mean of what was moved"),
+    )
+    for name, value, unit, how in known:
+        if value is not None:
+            yield Evidence(name=name, value=value, unit=unit, how=how)
