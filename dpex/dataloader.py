@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.core.sample_policy import OnSampleError
-from dpex.diagnose import at_exit
 from dpex.feed.arguments import checked_transform, parse
+from dpex.loader import at_exit
 from dpex.loader.assigned import assigned
 from dpex.loader.checks import check_samples, check_share, check_thread_safe, check_tuned, start_fork_server_early
 from dpex.loader.diagnosing import exported_counts

@@ -249,7 +249,7 @@ class Demo:
     def diagnose(self, loader: DpexDataLoader[Any]) -> None:
         """Ask the loader why training waited."""
         self.display.heading("4. Why does training wait? print(loader.diagnose())")
-        self.display.quote(loader.diagnose().summary)
+        self.display.quote(str(loader.diagnose()))
 
     def grow(self, loader: DpexDataLoader[Any], workers: int, *, is_remote: bool) -> None:
         """Give the loader the number of workers that "auto" found."""

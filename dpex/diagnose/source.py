@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from dpex.autotune.course import Course
 from dpex.autotune.types import Decision, Settings
-from dpex.diagnose.counters import LoaderCounters
 from dpex.diagnose.gathered import Context, facts_of
+from dpex.engine.loader_counters import LoaderCounters
 from dpex.measure.gpu_use import GpuUse
 from dpex.measure.sums import Sums
 

@@ -16,9 +16,8 @@ from typing import Any
 
 from dpex.autotune.runtime.recorder import rank
 from dpex.autotune.trace.story import RunStory, ends
-from dpex.core.readable import percent
+from dpex.core.readable import percent, rounded
 from dpex.diagnose.diagnosis import Diagnosis
-from dpex.diagnose.report import advice
 from dpex.diagnose.source import DiagnosisSource
 from dpex.loader.proxies import describe
 
@@ -102,11 +101,10 @@ def lines(served: list[_Served]) -> Iterator[str]:
 
 def _line(served: _Served, diagnosis: Diagnosis) -> str:
     facts = diagnosis.facts
-    next_step = advice(facts, diagnosis.verdict, diagnosis.what_if, diagnosis.recommendation)
-    waited = _wait(served, facts.wait_ratio)
+    waited = f"{_wait(served, facts.wait_ratio)}, {rounded(facts.batches / max(1e-9, facts.wall_s))} batches/s"
     if diagnosis.verdict.cause == "too-early":
         waited = f"{facts.batches} batches, too few to say how long training waited"
-    return f"{served.told}: {_workers(served)}, {waited}. Next: {next_step}"
+    return f"{served.told}: {_workers(served)}, {waited}. First: {diagnosis.advice}"
 
 
 def _workers(served: _Served) -> str:
@@ -118,12 +116,12 @@ def _workers(served: _Served) -> str:
 
 
 def _wait(served: _Served, ratio: float) -> str:
-    """How much of the time was waiting; where it was measured over time, from what to what."""
+    """The wait, and where it was measured over time, how it began and ended."""
     first, last = (_story(source) for source in (served.first, served.last))
     before, after = percent(ends(first)[0]), percent(ends(last)[1])
     if not first.points or not last.points or before == after:
-        return f"{percent(ratio)} of the time was waiting for batches"
-    return f"the wait went from {before} to {after} of the time"
+        return f"wait {percent(ratio)}"
+    return f"wait {percent(ratio)} in all, {before} at first and {after} at the end"
 
 
 def _story(source: DiagnosisSource) -> RunStory:

@@ -30,7 +30,7 @@ from dpex.worker.setup import WorkerSetup
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.core.prefetch import Sizes
-    from dpex.diagnose.counters import LoaderCounters
+    from dpex.engine.loader_counters import LoaderCounters
     from dpex.engine.pass_state import PassRecorder, PassState
     from dpex.engine.pin_memory import Pinner
     from dpex.feed.feed import Feed

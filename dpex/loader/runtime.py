@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from dpex.diagnose import at_exit
-from dpex.diagnose.counters import LoaderCounters
+from dpex.engine.loader_counters import LoaderCounters
+from dpex.loader import at_exit
 from dpex.profile.live_timer import TicketTimer, is_switched_on
 from dpex.stats import LastStats
 from dpex.system.ray_package import is_ray_connected

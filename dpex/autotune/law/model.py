@@ -253,6 +253,13 @@ class Model:
             stage=stage,
         )
 
+    def costing(self, local: Place, remote: Place) -> Model:
+        """The model of work that costs something else, off by the same factor as this one."""
+        other = replace(self, local=local, remote=remote, measured_rate=None)
+        if not self.measured_rate:
+            return other
+        return replace(other, measured_rate=self._correction * min(other.demand, other._capacity(other.now)))
+
     def with_remote(self, most: int) -> Model:
         """The model with places for ``most`` remote workers."""
         return replace(self, walls=replace(self.walls, remote=max(most, self.walls.remote)))
