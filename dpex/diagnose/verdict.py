@@ -236,9 +236,10 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
     if _is_late_on_device(facts, found):
         return "transfer", min(1.0, facts.copies_ratio / (2.0 * LIMIT)), ["transfer"]
     lack = _held(facts) + found.by_cause["crowding"] / facts.wall_s
-    if lack >= max(LIMIT, lost):
+    starts = found.by_cause["startup"] / facts.wall_s
+    if lack >= max(LIMIT, lost) and starts < max(START_LIMIT, lack):
         return "crowding", min(1.0, lack / (2.0 * LIMIT)), ["crowding"]
-    if lost < LIMIT and found.by_cause["startup"] < START_LIMIT * facts.wall_s:
+    if lost < LIMIT and starts < START_LIMIT:
         return "consumer", min(1.0, 2.0 * (1.0 - lost / LIMIT)), []
     (first, a), (_, b) = found.ranked[:2]
     apart = (a - b) / max(1e-12, a + b)

@@ -253,6 +253,12 @@ def test_a_step_that_lacks_cpus_is_not_training_bound() -> None:
     assert found.advice.startswith("without the other programs, which use 1.5 CPUs: ")
 
 
+def test_starting_comes_first_where_it_costs_more() -> None:
+    found = diagnose(replace(held(trainer_queued_s=1.2), causes={"startup": 4.0, "read": 0.1}, work_s=5.9))
+    assert 0.05 < found.verdict.held_ratio < 0.1
+    assert found.verdict.cause == "startup"
+
+
 def test_the_loaders_own_workers_may_be_in_the_way() -> None:
     found = diagnose(held(others=0.0, local=pool(load_s=30.0, load_cpu_s=15.0, queued_s=15.0)))
     assert "as the loader's own workers hold 1.5 of the 2 CPUs" in found.verdict.sentence
