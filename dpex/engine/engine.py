@@ -104,6 +104,8 @@ class Engine:
             sample_errors=self._sample_errors,
             gpu=plan.gpu,
             feed=plan.feed,
+            pass_batches=plan.pass_batches,
+            starts_anew=plan.starts_anew,
         )
         watch(self)
         self._performer.tell(Opened())

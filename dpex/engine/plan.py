@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class EnginePlan:
     """What does not change while the engine lives.
 
-    samples: what is done about those that cannot be had. splitting: see `dpex.core.engine_state`.
+    samples: what is done about those that cannot be had. pass_batches: batches of a whole pass, 0 if unknown.
+    starts_anew: each pass starts workers of its own. splitting: see `dpex.core.engine_state`.
     """
 
     logicals: int
@@ -39,6 +40,8 @@ class EnginePlan:
     feed: Feed | None = None
     gpu: GpuStall[Any] | None = None
     metered: bool = False
+    pass_batches: int = 0
+    starts_anew: bool = False
 
     def state(self, sizes: Sizes) -> EngineState:
         """The state of an engine that begins with ``sizes``."""

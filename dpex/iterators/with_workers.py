@@ -81,6 +81,8 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 feed=feed,
                 gpu=cuda_stall(),
                 metered=ledger is not None,
+                pass_batches=_length(self._index_sampler),
+                starts_anew=not self._persistent_workers,
             ),
             sizes,
         )
@@ -209,6 +211,14 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         self._finalizer()
+
+
+def _length(sampler: Any) -> int:
+    """The batches of a pass; 0 if that is not known."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return 0
 
 
 class _Ending(Protocol):
