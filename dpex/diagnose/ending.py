@@ -68,6 +68,6 @@ def _prefetch(facts: Facts, model: Model, end: EndOfStall) -> str:
     if needed <= model.now.prefetch:
         return ""
     return (
-        f"The slowest batch takes {duration(slowest_s)}: that needs {needed} batches in flight instead of "
+        f"The slowest batch takes {duration(slowest_s)}: that needs at least {needed} batches in flight instead of "
         f"{model.now.prefetch}, or no such batches."
     )
