@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import Augmented, WhoMadeIt, assert_same, seeded, stacked
+from families import Augmented, assert_same, seeded, stacked
 from torch.utils.data import IterableDataset
 from waiting import until
 from workload import wait_as_work
@@ -102,16 +102,6 @@ def test_a_slow_consumer_needs_few_workers() -> None:
         _ = train(loader, lambda: loader.stats().pools["local"].wanted <= 3, step_s=0.02)
         fewer = [decision.reason for decision in loader.decisions if decision.new.workers <= 3]
         assert fewer[0] in ("too many", "in-process", "explore")  # a trial, where others leave it little of the CPUs
-
-
-@pytest.mark.long
-def test_what_is_cheaper_to_make_than_to_send_is_made_in_the_training_process_and_can_go_back() -> None:
-    here = os.getpid()
-    with DpexDataLoader(WhoMadeIt(ENDLESS), batch_size=2, num_workers=2, autotune=QUICK) as loader:
-        iterator = train(loader, lambda: loader._runtime.tuner.settings.workers == 0, step_s=0.01)
-        until(lambda: int(next(iterator)[0, 1]) == here)
-        loader.resize(local=2)
-        until(lambda: int(next(iterator)[0, 1]) != here)
 
 
 @pytest.mark.smoke

@@ -7,6 +7,8 @@ from dpex.autotune.types import Sample
 _EACH = 0.3
 """What each further worker for each CPU adds to the start of a pass, over the start with none. Measured on two cores:
 the first batch came after 0.09 s with one worker, 0.11 with two, 0.15 with four and 0.25 with 14."""
+_FELT = 0.05
+"""A start that takes a smaller part of the shortest pass is not worth a thought."""
 _EQUAL = 0.02
 """Passes that take this much longer are as quick."""
 MOST = 64
@@ -14,7 +16,9 @@ MOST = 64
 
 
 def quickest(sample: Sample) -> int | None:
-    """Return the fewest local workers that make a pass the quickest, by what the window measured; None if unknown.
+    """Return the fewest local workers that make a pass the quickest, by what the window measured.
+
+    None if that is not known, or passes are so long that their start does not count.
 
     A pass takes its start and its batches: ``start(W) + batches / min(W / s, C / c, 1 / t)``, with W workers, s seconds
     and c CPU seconds of a worker for a batch, C CPUs, and a step of t seconds.
@@ -25,6 +29,9 @@ def quickest(sample: Sample) -> int | None:
     service_s = max(1e-9, made.busy_s / made.tickets)
     cpu_s = max(1e-9, made.cpu_s / made.tickets)
     step_s = max(1e-9, sample.work_s / sample.batches)
+    shortest_s = batches / min(MOST / service_s, cpus / cpu_s, 1.0 / step_s)
+    if sample.start_s < _FELT * shortest_s:
+        return None
     bare_s = sample.start_s / (1.0 + _EACH * max(1, sample.settings.local) / cpus)
 
     def pass_s(workers: int) -> float:
