@@ -323,4 +323,4 @@ def test_stats_and_diagnosis_tell_what_another_training_had_made(notes: Path) ->
             for _ in second:
                 pass
             assert second.stats().pools["local"].shared >= BATCHES - 1
-            assert "batches were made for another training with the same share=" in str(second.diagnose())
+            assert "batches were made for another training with the same share=" in second.diagnose().full
