@@ -212,6 +212,17 @@ def test_a_later_run_goes_on_in_as_many_streams(kind: Any, batches: int) -> None
         assert sorted(samples(loader)) == list(range(LENGTH))
 
 
+@pytest.mark.parametrize("kind", [Plain, SplitsInItsGenerator])
+def test_the_next_epoch_of_persistent_workers_has_as_many_streams(kind: Any) -> None:
+    with auto(kind(), persistent_workers=True) as loader:
+        list(loader)
+        state = loader.state_dict()
+    with auto(kind(), persistent_workers=True) as loader:
+        loader.load_state_dict(state)
+        assert sorted(samples(loader)) == list(range(LENGTH))
+        assert wanted(loader) == (STREAMS if kind in SPLIT else 1)
+
+
 def state_after(batches: int, dataset: Any) -> dict[str, Any]:
     with auto(dataset) as loader:
         iterator = iter(loader)

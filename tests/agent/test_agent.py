@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import warnings
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from families import Augmented, assert_same, seeded
 from local_nodes import make_pool
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import until
 
 from dpex import DpexDataLoader
@@ -87,6 +88,34 @@ def test_a_node_that_is_left_alone_is_in_stats_metrics_and_diagnosis(agents: lis
         pool.poll()
         assert loader.stats().pools["remote"].left_alone == {}
         assert "bad-one" in " ".join(loader.diagnose().facts.failed_nodes)
+
+
+class Plain(IterableDataset[int]):
+    """It knows of no workers."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
+class Split(Plain):
+    """It gives each worker its part."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        yield from range(0 if info is None else info.id, 40, 1 if info is None else info.num_workers)
+
+
+@pytest.mark.parametrize(("kind", "streams"), [(Plain, 1), (Split, 2)])
+@pytest.mark.parametrize("rooms", [[2, 0], [0, 2]], ids=["near", "far"])
+def test_under_auto_each_sample_of_a_stream_comes_once(
+    monkeypatch: pytest.MonkeyPatch, agents: list[int], rooms: list[int], kind: Any, streams: int
+) -> None:
+    agents[:] = rooms
+    monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: 2)
+    with DpexDataLoader(kind(), 4, num_workers="auto", distribute_mode=True, autotune=False) as loader:
+        for _ in range(2):
+            assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
+            assert loader.stats().pools["remote"].wanted == streams
 
 
 @pytest.mark.parametrize(("seeding", "agent"), [("worker", NEAR), pytest.param("batch", FAR, marks=pytest.mark.long)])

@@ -79,15 +79,18 @@ def test_a_second_worker_is_asked_for_when_the_first_stream_has_shown_it() -> No
 
 
 def test_workers_that_come_late_are_waited_for_from_the_moment_they_were_asked_for() -> None:
-    driver = driver_of(is_split=True)
+    driver = driver_of(is_split=True, starts_slowly=True)
     pool = driver.pools["local"]
     pool.start()
     driver.collect()
     driver.now += 2 * CROWD_AFTER_S  # the first sample takes long
     pool.work(tickets=1)
     driver.collect()
-    driver.collect()
-    assert [sorted(at.states) for at in pool._workers.values()] == [[0], [], []]
+    driver.fill(starving=True)
+    assert driver.state.assignment.placement.unassigned() == [1, 2]
+    driver.now += 2 * CROWD_AFTER_S
+    driver.fill(starving=True)
+    assert driver.state.assignment.placement.unassigned() == [], "and not for ever"
 
 
 @pytest.mark.parametrize(("is_split", "wanted"), [(None, 1), (True, 3), (False, 1)])
