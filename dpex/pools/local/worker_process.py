@@ -18,6 +18,7 @@ import marshal
 import mmap
 import os
 import pickle
+import select
 import socket
 import struct
 import time
@@ -30,6 +31,7 @@ from dpex._torch import ExceptionWrapper
 from dpex.core.logical_log import START
 from dpex.measure.sampling import as_text
 from dpex.system.cpu_clocks import SampledCpu
+from dpex.system.heap import give_back
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
 from dpex.transport.far_encoder import FarEncoder
@@ -39,7 +41,7 @@ from dpex.worker.core import WorkerCore
 from dpex.worker.current_batch import current
 from dpex.worker.outcome import Failure, StreamEnd, where
 from dpex.worker.sample_watch import begin_watch
-from dpex.worker.setup import WorkerSetup, prepare_process
+from dpex.worker.setup import WorkerSetup, keep_for, prepare_process
 
 TICKET_BYTES = 1 << 18
 """Longest ticket or result message; longer ones go through a file or a slot."""
@@ -47,6 +49,9 @@ _RESULT_BYTES = 48 << 10
 """What is longer goes through a slot; results that are together longer are sent at once."""
 _ERROR_ENDS = 4000
 """Characters of each end of an error's text that are sent where there is no memory for all of it."""
+_IDLE = struct.pack("ll", 0, 400_000)
+"""Seconds and microseconds without a message, after which a worker gives back the memory of free slots and what samples
+freed. Steps of training that take so long do not notice that the next batch faults its pages in."""
 _FLUSH_S = 0.001
 """Results of tiny batches are kept so long at most, and go together."""
 _SNAPSHOT_S = 0.25
@@ -170,6 +175,8 @@ class LocalWorker:
         self.collate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
         self._out: list[tuple[Any, ...]] = []
         self._out_bytes = 0
+        self._largest = 0
+        """Bytes of the largest batch so far."""
         self._flushed = 0.0
         self._cpu = SampledCpu(core.cpu)
         self._snapshots = SnapshotPace(core.snapshot_every)
@@ -189,8 +196,13 @@ class LocalWorker:
                 self._send(("refused", why))
                 return
         buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
+        tickets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _IDLE)
         while True:
-            received = receive(tickets, buffer)
+            try:
+                received = receive(tickets, buffer)
+            except BlockingIOError:
+                self._rest(tickets)
+                continue
             if received is None:
                 return
             message = read_ticket_message(*received)
@@ -206,6 +218,14 @@ class LocalWorker:
             elif message[0] == "leave":
                 self._send(("bye",))
                 return
+
+    def _rest(self, tickets: socket.socket) -> None:
+        """Give back memory that nothing needs, and sleep until a message comes."""
+        self._arena.give_back()
+        give_back()
+        poller = select.poll()
+        poller.register(tickets, select.POLLIN)
+        poller.poll()
 
     def _hangs(self, timeout_s: float, place: int, index: Any, stack: str) -> None:
         """A sample takes too long: told by the thread that watches, just before it ends the process."""
@@ -267,9 +287,13 @@ class LocalWorker:
         made, stages = self._core.make(number, index, logical, epoch)
         began = time.perf_counter()
         kind, node = self._encoded(made, logical)
+        nbytes = self._encoder.nbytes
+        if nbytes > self._largest:
+            self._largest = nbytes
+            keep_for(nbytes)
         now = time.perf_counter()
         cpu_s = self._cpu.end(now - entered)
-        self._out.append((epoch, number, kind, node, tuple(stages), cpu_s, now - began, self._encoder.nbytes))
+        self._out.append((epoch, number, kind, node, tuple(stages), cpu_s, now - began, nbytes))
         return now
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:
