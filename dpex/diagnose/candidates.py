@@ -61,7 +61,7 @@ def candidates(facts: Facts, work: Estimate, found: LostTime) -> Iterator[Candid
     elif facts.tickets:
         for workers in (1, 2, 4):
             settings = Settings(local=workers, prefetch=2 * workers)
-            yield Candidate(text=f"num_workers={workers} instead of 0", kind="workers", settings=settings, facts=facts)
+            yield Candidate(text=_number(facts, workers, 0), kind="workers", settings=settings, facts=facts)
     yield from _best(facts, work, now)
     yield from _cheaper(facts, now, found)
 
@@ -72,12 +72,24 @@ def _counts(facts: Facts, now: Settings) -> Iterator[Candidate]:
         counts.add(0)
     for workers in sorted(counts):
         yield Candidate(
-            text=f"num_workers={workers} instead of {now.workers}",
+            text=_number(facts, workers, now.workers),
             kind="workers",
             settings=with_workers(now, workers, is_capped=facts.is_capped),
             facts=facts,
             condition=_SERVES if workers > now.workers and _waits(facts) else "",
         )
+
+
+def _number(facts: Facts, workers: int, now: int) -> str:
+    """Another number of workers in words. ``num_workers=`` is said of numbers that the program gives, where a reader
+    looks for them."""
+    if not facts.is_tuned:
+        return f"num_workers={workers} instead of {now}"
+    return f"{_workers(workers)} instead of {_workers(now)}"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}" if count else "in-process loading"
 
 
 _SERVES = "the storage serves more readers as fast"

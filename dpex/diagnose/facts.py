@@ -122,6 +122,7 @@ class Subject:
     dataset: str = ""
     batch_size: str = ""
     is_fixed: bool = False
+    is_tuned: bool = False
     has_cluster: bool = False
     transforms: tuple[TransformFacts, ...] | None = None
     decisions: tuple[Decision, ...] = ()
@@ -138,6 +139,7 @@ class Facts(RunSums, Subject):
         dataset: The name of the dataset's class.
         batch_size: The batch size, as text.
         is_fixed: Batches belong to workers (``seeding="worker"``).
+        is_tuned: The number of workers is the tuner's, and not one that the program gives.
         has_cluster: There is a Ray cluster to have workers on.
         passes: Passes over the data that have begun.
         batches: Batches delivered to the training loop.

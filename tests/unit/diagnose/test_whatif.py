@@ -100,6 +100,15 @@ def test_without_workers_some_are_suggested() -> None:
     assert "num_workers=1 instead of 0" in changes
 
 
+@pytest.mark.parametrize("planted", ["computing", "computing in this process"])
+def test_a_number_that_the_program_does_not_give_is_not_called_num_workers(planted: str) -> None:
+    """It would be looked for in the script, where another one stands."""
+    changes = [one.change for one in of(replace(PLANTED[planted][2], is_tuned=True)).predictions]
+    assert not [change for change in changes if "num_workers" in change]
+    now = "in-process loading" if "this process" in planted else f"{PLANTED[planted][2].workers} workers"
+    assert [change for change in changes if change.endswith(f"workers instead of {now}")]
+
+
 def test_nothing_is_predicted_from_nothing() -> None:
     assert what_if(Facts(), losses(Facts())) is None
 
