@@ -45,5 +45,6 @@ class DiagnosisSource:
         note = "" if account.batches else self.context.note
         context = replace(self.context, note=note)
         if self.tuner is not None:
-            context = replace(context, decisions=tuple(self.tuner.decisions), gpu_use=self.tuner.gpu_use)
+            decisions = tuple(self.tuner.decisions)
+            context = replace(context, is_tuned=True, decisions=decisions, gpu_use=self.tuner.gpu_use)
         return diagnose(facts_of(account, context))

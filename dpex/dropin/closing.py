@@ -28,7 +28,8 @@ _pid = 0
 
 @dataclass(kw_only=True)
 class _Served:
-    """A loader of the script. first, last: what the first and the latest of its proxies counted."""
+    """A loader of the script. given: its number of workers there; served_by: that of its proxy, unless it is tuned.
+    first, last: what the first and the latest of its proxies counted."""
 
     loader: weakref.ref[Any]
     kind: tuple[Any, ...]
@@ -37,13 +38,14 @@ class _Served:
     rank: int
     first: DiagnosisSource
     last: DiagnosisSource
+    served_by: int | None = None
 
 
 _served: list[_Served] = []
 
 
-def note(loader: Any, given: int, source: DiagnosisSource, torch_rank: int) -> None:
-    """An iterator of this loader was made, which the script gives so many workers."""
+def note(loader: Any, given: int, source: DiagnosisSource, torch_rank: int, served_by: int | str | None = None) -> None:
+    """An iterator of this loader was made, which the script gives so many workers, and which so many serve."""
     _begin()
     kind = (type(loader.dataset), loader.batch_size, given)
     for served in _served:
@@ -60,6 +62,7 @@ def note(loader: Any, given: int, source: DiagnosisSource, torch_rank: int) -> N
             rank=max(rank(os.environ), torch_rank),
             first=source,
             last=source,
+            served_by=served_by if isinstance(served_by, int) else None,
         )
     )
 
@@ -110,7 +113,9 @@ def _line(served: _Served, diagnosis: Diagnosis) -> str:
 def _workers(served: _Served) -> str:
     given = f"{served.given} worker{'' if served.given == 1 else 's'}"
     tuner = served.last.tuner
-    if tuner is None or (tuner.settings.local, tuner.settings.remote) == (served.given, 0):
+    if tuner is None:
+        return given if served.served_by in (None, served.given) else f"{given} became {served.served_by}"
+    if (tuner.settings.local, tuner.settings.remote) == (served.given, 0):
         return given
     return f"{given} became {tuner.settings}"
 

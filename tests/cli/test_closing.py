@@ -78,6 +78,17 @@ def test_a_number_that_stays_is_not_said_to_become_something() -> None:
     assert line.startswith("a D of a R: 1 worker, ")
 
 
+def test_numbers_are_those_of_the_script_and_those_that_served() -> None:
+    """Of a number that is tuned nothing is said as if the script gave it."""
+    facts = replace(FACTS, is_tuned=True, pools={})
+    (line,) = lines([served(Source(tuner=Tuner(0.5, 0.5, decided_at=1.0), facts=facts))])
+    assert "num_workers=" not in line
+    fixed = served(Source())
+    fixed.served_by = 4
+    (line,) = lines([fixed])
+    assert line.startswith("a D of a R: 2 workers became 4, ")
+
+
 def test_a_run_that_was_too_short_is_said_to_be() -> None:
     (line,) = lines([served(Source(facts=replace(FACTS, batches=2)))])
     assert ": 2 workers, 2 batches, too few to say how long training waited. First: Let training run" in line

@@ -33,8 +33,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    yield runtime / "dpex"
-    until(lambda: not list((runtime / "dpex").glob("*")), PATIENCE_S)
+    yield runtime / "dpex-jobs"
+    until(lambda: not list(runtime.iterdir()), PATIENCE_S)
 
 
 @pytest.fixture

@@ -210,6 +210,8 @@ class Tuner:
         self._stop.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_S)
+            if thread.is_alive():  # the process may end before it does
+                self._ranks.leave(id(self))
         if self._gpus is not None:
             self._gpus.close()
 
@@ -253,7 +255,7 @@ class Tuner:
     def _tell_ranks(self, sample: Sample) -> None:
         """Tell the other ranks of this machine what this loader needs, now and then, and take what it may have."""
         now, load = self._clock(), load_of(sample)
-        if load is None or now - self._ranks_told_at < RANKS_EVERY_S:
+        if load is None or now - self._ranks_told_at < RANKS_EVERY_S or self._stop.is_set():
             return
         self._ranks_told_at = now
         found = self._ranks.report(id(self), load)

@@ -130,6 +130,16 @@ def test_intervals_are_widened_by_load_by_past_misses_and_by_little_data() -> No
     assert width(many) < width(waiting(step_s=0.001, batches=60))
 
 
+@pytest.mark.parametrize("planted", ["computing", "computing in this process"])
+def test_a_number_that_the_program_does_not_give_is_not_called_num_workers(planted: str) -> None:
+    """It would be looked for in the script, where another one stands."""
+    facts = PLANTED[planted][2]
+    assert [one for one in of(facts).predictions if "num_workers" in one.change]
+    tuned = of(replace(facts, is_tuned=True))
+    assert not [one for one in tuned.predictions if "num_workers=" in one.change]
+    assert "num_workers=" not in tuned.held_back.replace('num_workers="auto"', "")
+
+
 def test_nothing_is_predicted_from_nothing() -> None:
     assert what_if(Facts(), losses(Facts())) is None
 
