@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import seeded
+from families import Augmented, seeded
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
@@ -104,6 +105,37 @@ def states() -> tuple[Any, ...]:
     name, key, *rest = np.random.get_state()
     torch_state = torch.get_rng_state().tolist()
     return random.getstate(), (name, *np.asarray(key).tolist(), *rest), torch_state, torch.initial_seed()
+
+
+GOLDEN = dict(zip(SEEDS, ["0843f0c53311c28c", "2f30e634221f85db", "1fee4d369d2609bd", "24e40dce5bc2d2cb"], strict=True))
+"""SHA-256 of the three states of a seed, its first 16 digits. A change of these changes every user's batches."""
+GOLDEN_BATCHES = "cd86caef00bc89cc"
+
+
+def digest_of_states() -> str:
+    _, words, kept = random.getstate()
+    name, key, position, has_gauss, gauss = np.random.get_state()
+    parts = [
+        np.array(words, "<u4").tobytes(),
+        repr((kept, name, position, has_gauss, gauss)).encode(),
+        np.asarray(key).astype("<u4").tobytes(),
+        torch.get_rng_state().numpy().tobytes(),
+    ]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_states_of_a_seed_are_those_of_every_release(seed: int) -> None:
+    half_a_pair()
+    seed_ticket(seed)
+    assert digest_of_states() == GOLDEN[seed]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_batches_of_a_base_seed_are_those_of_every_release(workers: int) -> None:
+    loader = DpexDataLoader(Augmented(40), 2, num_workers=workers, seeding="batch", generator=seeded())
+    found = torch.cat([batch for _ in range(2) for batch in loader])
+    assert hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16] == GOLDEN_BATCHES
 
 
 def by(generators: Generators, seed: int) -> tuple[Any, ...]:
