@@ -31,7 +31,6 @@ from dpex.pools.local.clean_fork_server import starter_for
 from dpex.pools.local.handles import LocalWorkerHandle, WorkerProcess
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive
-from dpex.worker import rng_state
 from dpex.worker.logical_state import unpack_state
 from dpex.worker.outcome import Failure
 from dpex.worker.setup import WorkerSetup
@@ -275,23 +274,6 @@ def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:
         resource.prlimit(template, resource.RLIMIT_NOFILE, (soft, hard))
         pool.resize(2)
         driver.listen_until(lambda: pool.counts.running == 2)
-
-
-def test_the_generators_are_found_once_for_all_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found_by, find = tmp_path / "found_by", rng_state._torch_offset
-
-    def noted() -> int:
-        with found_by.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        return find()
-
-    rng_state._offsets.cache_clear()
-    monkeypatch.setattr(rng_state, "_found", None)
-    monkeypatch.setattr(rng_state, "_torch_offset", noted)
-    with driven(2) as driver:
-        driver.send(*range(8))
-        driver.wait_until_made(8)
-        assert found_by.read_text().split() == [str(driver.pool._source._process.pid)]
 
 
 @pytest.mark.filterwarnings("ignore:2 local workers are wanted:RuntimeWarning")

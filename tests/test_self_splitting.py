@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.utils.data
 import torch.utils.data._utils.worker as torchs_worker
+from checkpoints import kept
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -205,7 +205,7 @@ def test_a_later_run_goes_on_in_as_many_streams(kind: Any, batches: int) -> None
     with auto(kind()) as loader:
         iterator = iter(loader)
         first = [next(iterator) for _ in range(batches)]
-        state = json.loads(json.dumps(loader.state_dict()))
+        state = kept(loader.state_dict())
     with auto(kind()) as loader:
         loader.load_state_dict(state)
         assert samples(first + list(loader)) == samples(whole)

@@ -38,8 +38,9 @@ class Resumable:
         start, and throws away what was delivered.
 
         Returns:
-            Plain values that JSON can hold, of a few kilobytes, unless a dataset or a sampler tells other ones of
-            itself. It holds no code, and is not changed later.
+            Dicts and lists of numbers, strings and tensors, of a few kilobytes, which `torch.save` and
+            ``torch.load(weights_only=True)`` accept. What a dataset or a sampler tells of itself is in it as it is. The
+            state holds no code, and is not changed later.
 
         Raises:
             StateError: Another thread has been in ``next()`` for a second.
@@ -104,7 +105,7 @@ class Resumable:
         state = copy.deepcopy(dict(state_dict))
         try:
             resume = pass_of(state, _index_of(self))
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # of the libraries' generators, which refuse states in many ways
             raise StateError(f"the state cannot be read: {error!r}; load one that state_dict() returned") from error
         self._runtime.loaded, self._runtime.resume = state, resume
         self._runtime.ask_states()

@@ -22,9 +22,10 @@ from dpex.profile.live_timer import TicketTimer
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
 from dpex.worker.logical import Logical, nobody
-from dpex.worker.logical_state import LogicalState, RngState, pack_state, random_states
+from dpex.worker.logical_state import LogicalState, RngState, pack_state
 from dpex.worker.outcome import NO_TIME, Failure, Stages, StreamEnd, where
 from dpex.worker.own_states import OwnStateKeeper
+from dpex.worker.rng_state import global_states
 from dpex.worker.setup import WorkerSetup, with_own_dataset
 
 
@@ -105,7 +106,7 @@ class WorkerCore:
         state = self._logicals[number].snapshot(asks=asks)
         del self._logicals[number]
         self._current = None
-        return pack_state(LogicalState(random_states())) if state is None else state
+        return pack_state(LogicalState(global_states())) if state is None else state
 
     def snapshot(self, number: int) -> RngState | None:
         """The state of ``number``, from which another worker could go on; None: it is a stream that cannot tell, or

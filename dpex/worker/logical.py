@@ -17,18 +17,11 @@ from dpex.core.first_stream import ALL, ONE, UNKNOWN
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.fetch import Fetcher
 from dpex.worker.first_stream import FirstStream
-from dpex.worker.logical_state import (
-    DatasetState,
-    LogicalState,
-    RngState,
-    pack_state,
-    random_states,
-    set_random_states,
-    unpack_state,
-)
+from dpex.worker.logical_state import DatasetState, LogicalState, RngState, pack_state, unpack_state
 from dpex.worker.outcome import where
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.own_states import OwnStateKeeper, OwnStates
+from dpex.worker.rng_state import global_states, set_global_states
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.split_streams import users_dataset
 from dpex.worker.stateful import is_stateful, load_state, state_of
@@ -111,11 +104,11 @@ class Logical:
             self.init_error = ExceptionWrapper(where=where(self.number))
             if self._first_stream is not None:
                 self._first_stream.settle()
-        set_random_states(state.random)
+        set_global_states(state.random or {})
 
     def park(self) -> None:
         """Keep the random states: another logical worker is about to have the process."""
-        self.state = pack_state(LogicalState(random_states(), own=self._own()))
+        self.state = pack_state(LogicalState(global_states(), own=self._own()))
 
     def unpark(self) -> None:
         """Have the process again."""
@@ -123,7 +116,7 @@ class Logical:
         if self.state is None:
             return
         state = unpack_state(self.state)
-        set_random_states(state.random)
+        set_global_states(state.random or {})
         if self._own_states is not None:
             self._own_states.restore(state.own or {})
         self.state = None
@@ -169,7 +162,7 @@ class Logical:
         if self.setup.iterable and not is_told:
             return None
         dataset = self._dataset_state() if is_told else None
-        return pack_state(LogicalState(random_states(), dataset, self._own()))
+        return pack_state(LogicalState(global_states(), dataset, self._own()))
 
     def _dataset_state(self) -> DatasetState:
         dataset, stream = self.setup.dataset, self.fetcher and self.fetcher.stream

@@ -31,6 +31,7 @@ from dpex.errors import OptionError
 from dpex.system.user_warnings import warn
 from dpex.worker.current_batch import batch_seed
 from dpex.worker.decoded_stream import DecodedStream
+from dpex.worker.rng_state import GLOBAL
 from dpex.worker.split_streams import split_of, users_dataset
 
 MOST_OBJECTS = 5000
@@ -236,12 +237,7 @@ def _is_plain_generator(one: Any) -> bool:
     """Whether it is a generator of Python, NumPy or torch, but not a global one, which dpex seeds."""
     if not is_a(one, _PLAIN) or is_a(one, random.SystemRandom):
         return False
-    is_global: bool = one is torch.default_generator or one is _global_of_numpy or one is _global_of_python
-    return not is_global
-
-
-_global_of_numpy: Any = np.random.mtrand._rand
-_global_of_python: Any = random.seed.__self__  # type: ignore[attr-defined]
+    return all(one is not each for each in GLOBAL.values())
 
 
 def _parts(name: str, one: Any) -> Iterator[tuple[str, Any]]:

@@ -39,7 +39,6 @@ from dpex.system.clock import monotonic
 from dpex.system.forks import watch
 from dpex.system.processes import pidfd
 from dpex.transport import descendants
-from dpex.worker.rng_state import located
 
 MESSAGE_BYTES = 1 << 18
 """The longest message of the control socket."""
@@ -81,12 +80,9 @@ class Parcel:
         self._data = data
 
     def open_early(self) -> None:
-        """Do in the process that forks the workers what each would otherwise do for itself: unpack a plan that knows
-        how, and find the random generators where they are seeded for each batch, which takes 2 ms."""
+        """Unpack a plan that knows how, in the process that forks the workers, so that no worker has to do it."""
         if isinstance(self._plan, PackedPlan):
             self._plan = self._plan.opened()
-        if self._plan is not None and self._plan.setup.per_batch_seed:
-            located()
 
     def open(self) -> WorkerPlan:
         """The plan, in a worker."""
