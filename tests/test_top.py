@@ -30,7 +30,7 @@ from dpex.cli.top import ProcessWatch, WatchedProcess, screen
 from dpex.telemetry.discovery import Announcement, started_at, targets
 from dpex.telemetry.exporter import exporter
 from dpex.telemetry.http.frames import COLUMNS
-from dpex.telemetry.http.history import told
+from dpex.telemetry.http.history import encoded
 
 ROOT = Path(__file__).parents[1]
 DECISION = Decision(
@@ -76,7 +76,7 @@ def state(number: int = 1, pid: str = "1", **changes: Any) -> dict[str, Any]:
         "state": "running",
         "batches": 1234,
         "now": SUMMARY,
-        "decisions": [told(1, 0.0, DECISION)],
+        "decisions": [encoded(1, 0.0, DECISION)],
         "frames": [frame(number)],
     }
     process = {"run_id": "run-1", "rank": "0", "node": "here", "pid": pid}
@@ -341,8 +341,8 @@ def test_a_pipe_that_is_closed(trained: DpexDataLoader[Any]) -> None:
 
 
 def test_decisions_that_are_undone_or_not_judged() -> None:
-    taken_back = told(1, 0.0, replace(DECISION, outcome=Outcome(rate=1.0, wait=0.5, kept=False, at=2.0)))
-    waiting = told(2, 0.0, replace(DECISION, outcome=None))
+    taken_back = encoded(1, 0.0, replace(DECISION, outcome=Outcome(rate=1.0, wait=0.5, kept=False, at=2.0)))
+    waiting = encoded(2, 0.0, replace(DECISION, outcome=None))
     text = shown(watched(decisions=[taken_back, waiting]), width=200)
     assert "measured 50 %: undone" in text
     assert "not judged yet" in text

@@ -1,1 +1,1 @@
-"""What dpex measures, named and exported: the catalogue of metrics, the collector, the endpoint and how it is found."""
+"""The exported metrics: catalogue, collector, endpoint with the live page, and announcements for Prometheus."""

@@ -1,4 +1,4 @@
-"""Builds Prometheus's families from ledgers and GPU readings when they are scraped; nothing is done per batch.
+"""Builds Prometheus's metric families from ledgers and GPU readings when they are scraped; no work is done per batch.
 
 prometheus-client is imported with the first scrape. Nothing here waits for a loader.
 """
@@ -30,30 +30,30 @@ _GPU_GAUGES = {
     "memory_used_bytes": "dpex_gpu_memory_used_bytes",
     "memory_total_bytes": "dpex_gpu_memory_size_bytes",
 }
-"""What `GpuSample` calls it, and its metric."""
+"""Metrics by the field of `GpuSample` that they export."""
 
 
 class GpuSource(Protocol):
-    """Looks at GPUs, in a thread of its own; see `dpex.system.gpu.watch.GpuView`."""
+    """The source of GPU readings; see `dpex.system.gpu.watch.GpuView`."""
 
     @property
     def gpus(self) -> tuple[GpuSample, ...]:
-        """The GPUs that training uses, as last seen; does not wait."""
+        """Return the latest readings of the GPUs that training uses, without waiting."""
 
 
 class Families:
-    """The families of one scrape, by metric; each is made when its first sample comes."""
+    """The families of one scrape. A family is made with its first sample, so that none is empty."""
 
     def __init__(self) -> None:
         self._core = importlib.import_module("prometheus_client.metrics_core")
         self._found: dict[str, Any] = {}
 
     def add(self, name: str, labels: Iterable[str], value: float) -> None:
-        """One sample of a counter, a gauge or an info."""
+        """Add a sample of a counter, a gauge or an info."""
         self._family(BY_NAME[name]).add_metric(list(labels), value)
 
     def add_histogram(self, name: str, labels: Iterable[str], counts: Iterable[int], total: float) -> None:
-        """All samples of a histogram; ``counts`` are those of the single buckets, the infinite one last."""
+        """Add the samples of a histogram; ``counts`` are those of the single buckets, the infinite one last."""
         metric, buckets, sum_so_far = BY_NAME[name], [], 0
         for bound, count in zip([*map(str, metric.buckets), "+Inf"], counts, strict=True):
             sum_so_far += count
@@ -66,20 +66,20 @@ class Families:
         return self._found[metric.name]
 
     def new(self, metric: Metric) -> Any:
-        """An empty family."""
+        """Return an empty family."""
         kinds = {"counter": "Counter", "histogram": "Histogram"}
         make = getattr(self._core, f"{kinds.get(metric.kind, 'Gauge')}MetricFamily")
         return make(metric.name, metric.help, labels=metric.label_names, unit=metric.unit)
 
     def in_order(self) -> list[Any]:
-        """In the order of the catalogue."""
+        """Return the families in the order of the catalogue."""
         return [self._found[metric.name] for metric in METRICS if metric.name in self._found]
 
 
 class Collector:
-    """What a registry asks at each scrape. ``gpu`` may be set at any time.
+    """The collector of the registry. ``gpu`` can be set at any time.
 
-    Without it, and until it has seen a GPU, no series tells of GPUs, those about collecting included.
+    There is no series about GPUs, their collection included, until a GPU has been seen.
     """
 
     def __init__(self, ledgers: Callable[[], Iterable[LoaderMetrics]], gpu: GpuSource | None = None) -> None:
@@ -87,18 +87,20 @@ class Collector:
         self._ledgers = ledgers
         self._lock = threading.Lock()
         self._errors = {"loaders": 0}
-        self._pcie = _Growing()
+        self._last: dict[Key, float] = {}
+        self._sums: dict[Key, float] = {}
 
     def describe(self) -> list[Any]:
-        """All families, without samples."""
+        """Return all families, without samples."""
         families = Families()
         return [families.new(metric) for metric in METRICS]
 
     def collect(self) -> Iterator[Any]:
-        """All families with their samples; one scrape at a time."""
+        """Return the families with their samples; scrapes take turns."""
         with self._lock:
             families = Families()
-            families.add("dpex_build_info", _versions(), 1.0)
+            torch = str(getattr(sys.modules.get("torch"), "__version__", ""))
+            families.add("dpex_build_info", [dpex.__version__, platform.python_version(), torch], 1.0)
             self._run("loaders", self._add_loaders, families)
             if self.gpu is not None:
                 self._run("gpu", self._add_gpus, families)
@@ -123,9 +125,8 @@ class Collector:
             merged.setdefault(ledger.name, Readings()).add(ledger.read())
             infos[ledger.name] = ledger.info
         for loader, readings in merged.items():
-            for values in (readings.counters, readings.gauges):
-                for key, value in values.items():
-                    families.add(key[0], (loader, *key[1:]), value)
+            for key, value in (*readings.counters.items(), *readings.gauges.items()):
+                families.add(key[0], (loader, *key[1:]), value)
             for key, (counts, total) in readings.histograms.items():
                 families.add_histogram(key[0], (loader, *key[1:]), counts, total)
             if infos[loader]:
@@ -140,29 +141,14 @@ class Collector:
                 value = getattr(gpu, name)
                 if value is not None:
                     families.add(metric, [gpu.uuid], value)
-            self._add_bus(families, gpu)
+            for direction, value in (("rx", gpu.pcie_rx_bytes), ("tx", gpu.pcie_tx_bytes)):
+                if value is not None:
+                    key = ("dpex_gpu_pcie_bytes_total", gpu.uuid, direction)
+                    families.add(key[0], key[1:], self._grown(key, value))
 
-    def _add_bus(self, families: Families, gpu: GpuSample) -> None:
-        for direction, value in (("rx", gpu.pcie_rx_bytes), ("tx", gpu.pcie_tx_bytes)):
-            if value is not None:
-                name = "dpex_gpu_pcie_bytes_total"
-                families.add(name, [gpu.uuid, direction], self._pcie((name, gpu.uuid, direction), value))
-
-
-class _Growing:
-    """Makes of a count that begins anew with each reader one that only grows while the process lives."""
-
-    def __init__(self) -> None:
-        self._last: dict[Key, float] = {}
-        self._sums: dict[Key, float] = {}
-
-    def __call__(self, key: Key, value: float) -> float:
+    def _grown(self, key: Key, value: float) -> float:
+        """Return a count that only grows, from one that begins anew with each reader of the GPUs."""
         last = self._last.get(key, value)
         self._last[key] = value
         self._sums[key] = self._sums.get(key, 0.0) + (value - last if value >= last else value)
         return self._sums[key]
-
-
-def _versions() -> list[str]:
-    torch = sys.modules.get("torch")
-    return [dpex.__version__, platform.python_version(), str(getattr(torch, "__version__", ""))]

@@ -1,7 +1,7 @@
 """How Prometheus finds training processes: a directory of ``file_sd`` files, one per process, written atomically.
 
-A file's name holds node, process and the time that process started at, so that what a killed process left behind is
-known for what it is, also once its number is in use again: every process that comes tidies up the dead of its node.
+A file's name holds the node, the process and the start time of that process. So the file of a killed process is
+recognised even if another process has its number now; each process that starts removes those of its node.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from dpex.core.names import encodable
 from dpex.system.directories import opened, prepare, read, write
 
 _NAME = re.compile(r"dpex-(?P<node>.+)-(?P<pid>\d+)-(?P<started>\d+)\.json")
+_SAME = 200
+"""Hundredths of a second by which two readings of one start time can differ, as the clock may be set in between."""
 
 
 def identity(environment: Mapping[str, str]) -> dict[str, str]:
-    """Labels of this process: run_id, the same for all ranks of a job where the launcher tells it; rank; node."""
+    """Return ``run_id``, ``rank`` and ``node`` of this process. Ranks have one run if the launcher names it."""
     found = {"run_id": _run_id(environment), "rank": environment.get("RANK", "0"), "node": socket.gethostname()}
     return {name: encodable(value) for name, value in found.items()}
 
@@ -37,36 +39,28 @@ def _run_id(environment: Mapping[str, str]) -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{started_at(os.getpid()) or 0}"
 
 
-ENDED = ("Z", "X")
-"""States of a process that has ended, see proc(5)."""
-
-
 def started_at(pid: int) -> int | None:
-    """When that process started, in ticks since boot (0 where nobody can tell); None: there is none.
+    """Return when a process of this machine started, in hundredths of a second since boot; None if it has ended.
 
-    One that has ended and was never waited for is none: in a container whose first process does not, it stays for ever.
+    A zombie has ended: where the first process of a container waits for no child, it stays for ever.
     """
+    import psutil  # takes 10 ms to import
+
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in ENDED else int(fields[19])
-    except (ValueError, IndexError):
+        booted = psutil.boot_time()  # moves with the clock, as create_time does, so that the difference is fixed
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return None
+        return round(100 * (float(process.create_time()) - booted))
+    except psutil.NoSuchProcess:
+        return None
+    except psutil.Error:
         return 0
-    except OSError:
-        pass
-    if Path("/proc/self/stat").exists():
-        return None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except OSError:
-        pass
-    return 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScrapeTarget:
-    """A process that was announced: where it serves, who it is, and whether it is known to have ended."""
+    """An announced process: its address, its labels, its file, and whether it is known to have ended."""
 
     url: str
     labels: Mapping[str, str]
@@ -75,7 +69,7 @@ class ScrapeTarget:
 
 
 def targets(*directories: Path) -> list[ScrapeTarget]:
-    """What is announced in these directories, by run and rank; what is no announcement is left out."""
+    """Return the processes announced in these directories, by run and rank. Files of another form are left out."""
     paths = [path for directory in directories for path in sorted(directory.glob("dpex-*.json"))]
     found = [target for path in paths for target in _targets_in(path)]
     return sorted(found, key=lambda one: (one.labels.get("run_id", ""), _number(one.labels.get("rank", "")), one.url))
@@ -87,7 +81,6 @@ def _number(text: str) -> tuple[int, str]:
 
 def _targets_in(path: Path) -> list[ScrapeTarget]:
     try:
-        groups = json.loads(read(path))
         return [
             ScrapeTarget(
                 url=f"{group['labels'].get('__scheme__', 'http')}://{address}",
@@ -95,7 +88,7 @@ def _targets_in(path: Path) -> list[ScrapeTarget]:
                 path=path,
                 gone=_has_ended(path, socket.gethostname()),
             )
-            for group in groups
+            for group in json.loads(read(path))
             for address in group["targets"]
         ]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -103,15 +96,18 @@ def _targets_in(path: Path) -> list[ScrapeTarget]:
 
 
 def _has_ended(path: Path, node: str) -> bool:
-    """Of processes of this node only; of others nobody here can tell."""
+    """Return True if the process of a file has ended; False for processes of other nodes, which cannot be seen."""
     found = _NAME.fullmatch(path.name)
-    return found is not None and found["node"] == node and started_at(int(found["pid"])) != int(found["started"])
+    if found is None or found["node"] != node:
+        return False
+    started = started_at(int(found["pid"]))
+    return started is None or abs(started - int(found["started"])) > _SAME
 
 
 class Announcement:
     """The file of this process; `withdraw` removes it.
 
-    Raises OSError where the directory cannot be written to or is not safe (see `dpex.system.directories.opened`).
+    Raises OSError if the directory cannot be written to or is not safe (see `dpex.system.directories.opened`).
     """
 
     def __init__(self, directory: Path, target: str, labels: Mapping[str, str], *, own: bool = False) -> None:
@@ -125,19 +121,18 @@ class Announcement:
         write(directory, self.path.name, content, own=own)
 
     def withdraw(self) -> None:
-        """Idempotent; does nothing in a forked process."""
+        """Remove the file, but not in a forked process. Idempotent."""
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError):
                 self.path.unlink()
 
 
 def tidy_up(directory: Path, node: str) -> list[Path]:
-    """Remove files of processes of this node that have ended; returns them."""
+    """Remove and return the files of processes of this node that have ended."""
     removed = []
     for path in sorted(directory.glob("dpex-*.json")):
-        if not _has_ended(path, node):
-            continue
-        with contextlib.suppress(OSError):
-            path.unlink()
-            removed.append(path)
+        if _has_ended(path, node):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                removed.append(path)
     return removed

@@ -1,9 +1,8 @@
-"""The endpoint of this process: one for all its loaders, up while at least one that asked for it lives.
+"""The endpoint of this process: one for all its loaders, open while a loader that asked for it exists.
 
-A daemon thread serves what `dpex.telemetry.http.site` has, by `dpex.telemetry.http.server`; prometheus-client renders
-the metrics. A process that was forked from one that serves never does so itself, and neither does a worker. All state
-is behind one lock that no batch ever takes; a garbage collection may end a loader in any thread, so what a loader's end
-calls (`Membership.leave`) may run inside any of this.
+`dpex.telemetry.http` serves, prometheus-client renders the metrics. A process that was forked from one that serves does
+not serve, and neither does a worker. One lock guards the state; no batch takes it. A garbage collection can end a
+loader in any thread and at any line, so `Exporter.leave` can be called inside any method of this module.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import itertools
 import logging
 import os
 import socket
-import ssl
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -23,39 +21,38 @@ from pathlib import Path
 
 from dpex.core.names import encodable
 from dpex.errors import OptionError
-from dpex.options import MetricsConfig, TLSConfig
+from dpex.options import MetricsConfig
 from dpex.system.directories import DIRECTORY_VARIABLE, own_directories, to_look_in
 from dpex.system.gpu.watch import view
 from dpex.telemetry.collector import Collector
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.http.diagnoses import Diagnoses
-from dpex.telemetry.http.headers import hosts_of
 from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import App, Server, tls
-from dpex.telemetry.http.site import Site
+from dpex.telemetry.http.site import HOSTS_VARIABLE, Hosts, Site
 from dpex.telemetry.loader_metrics import LoaderMetrics
 
 logger = logging.getLogger("dpex")
 
 PORT_VARIABLE = "DPEX_METRICS_PORT"
-_ANY = ("0.0.0.0", "::", "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where to serve. port: the one that was settled, of ``config`` or of the environment; 0: whichever is free."""
+    """The requested endpoint. ``port`` is the one of ``config`` or of the environment; 0 is any free port."""
 
     port: int
     config: MetricsConfig
 
 
 class _MetricsServer:
-    """The running server, its registry, its sampler, its announcement, and the GPUs while it runs."""
+    """The running server with its registry, sampler, announcement, and view of the GPUs."""
 
     def __init__(
         self, endpoint: Endpoint, collector: Collector, ledgers: Callable[[], Iterable[LoaderMetrics]]
     ) -> None:
         self.endpoint = endpoint
+        config = endpoint.config
         client = importlib.import_module("prometheus_client")
         client.disable_created_metrics()
         registry = client.CollectorRegistry()
@@ -64,83 +61,70 @@ class _MetricsServer:
         self._sampler = HistorySampler(ledgers, identity(os.environ), diagnoses.mark)
         site = Site(client.make_wsgi_app(registry), self._sampler, diagnoses)
         self._http = _listening(endpoint, site)
-        config = endpoint.config
-        if config.tls is None:
-            site.hosts = hosts_of(config.host, self._http.address, os.environ, config.allowed_hosts)
         self.port = self._http.port
+        if config.tls is None:
+            given = config.allowed_hosts
+            allowed = os.environ.get(HOSTS_VARIABLE, "").split(",") if given is None else given
+            site.hosts = Hosts(config.host, self._http.address, allowed)
+        host = socket.gethostname() if config.host in ("0.0.0.0", "::", "") else config.host
+        self._target = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self.url = f"{'https' if config.tls else 'http'}://{self._target}/"
         self._http.start()
         self._sampler.start()
         self._gpus = collector.gpu = view()
         self._announcement = self._announce()
-        self._say_which_port()
+        self._report_port()
 
     def _announce(self) -> Announcement | None:
-        """In the directory that was given, else in the first of this user's own that is safe."""
+        """Write the announcement into the given directory, or into the first safe one of this user."""
         given = self.endpoint.config.directory or os.environ.get(DIRECTORY_VARIABLE)
-        target, labels = self._target(), {**identity(os.environ), **self._scheme()}
+        labels = identity(os.environ) | ({"__scheme__": "https"} if self.endpoint.config.tls else {})
         refused = []
         for directory in [Path(given)] if given else own_directories(os.environ):
             try:
-                found = Announcement(directory, target, labels, own=not given)
+                found = Announcement(directory, self._target, labels, own=not given)
             except OSError as error:
                 refused.append(str(error))
                 continue
             if refused:
-                logger.warning("metrics: announced in %s, as %s", directory, "; ".join(refused))
+                logger.warning("metrics: announced in %s, because %s", directory, "; ".join(refused))
             logger.info("metrics and a live page are served at %s, announced in %s", self.url, found.path)
             return found
         why = "; ".join(refused)
-        logger.warning("metrics: Prometheus cannot find this process by itself, it serves at %s: %s", target, why)
+        logger.warning("metrics: Prometheus cannot find this process, which serves at %s: %s", self._target, why)
         return None
 
-    @property
-    def url(self) -> str:
-        """Address of the live page; ``metrics`` below it is Prometheus's."""
-        return f"{'https' if self.endpoint.config.tls else 'http'}://{self._target()}/"
-
-    def _target(self) -> str:
-        host = self.endpoint.config.host
-        host = socket.gethostname() if host in _ANY else host
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-
-    def _scheme(self) -> dict[str, str]:
-        return {"__scheme__": "https"} if self.endpoint.config.tls else {}
-
-    def _say_which_port(self) -> None:
-        """Where it is not the one that was wanted."""
-        wanted = self.endpoint.port
-        if wanted in (0, self.port):
-            return
-        found = (
-            "" if self._announcement is None else f", and Prometheus finds it through {self._announcement.path.parent}"
-        )
-        logger.warning(
-            "metrics: port %d is taken on %s by %s; this process serves its metrics on port %d%s. Give metrics_port=0 "
-            "(or DPEX_METRICS_PORT=0) where several processes of a machine train",
-            wanted,
-            self.endpoint.config.host,
-            _holder(wanted, self.endpoint.config.directory),
-            self.port,
-            found,
-        )
+    def _report_port(self) -> None:
+        """Warn if the port is not the requested one."""
+        wanted, config, found = self.endpoint.port, self.endpoint.config, self._announcement
+        if wanted not in (0, self.port):
+            logger.warning(
+                "metrics: port %d is taken on %s by %s; this process serves its metrics on port %d%s. Give "
+                "metrics_port=0 (or DPEX_METRICS_PORT=0) where several processes of a machine train",
+                wanted,
+                config.host,
+                _holder(wanted, config.directory),
+                self.port,
+                "" if found is None else f", and Prometheus finds it through {found.path.parent}",
+            )
 
     def stop(self) -> None:
-        """Soon, from any thread; idempotent. The collector sees no GPU afterwards, unless it has others."""
+        """End the server, its threads and its announcement. From any thread; idempotent."""
         if self._gpus is not None:
             self._gpus.close()
         if self._announcement is not None:
             self._announcement.withdraw()
-        wait = threading.current_thread() not in (self._http.thread, self._sampler.thread)
+        wait = not threading.current_thread().name.startswith("dpex-metrics")
         self._http.stop(wait=wait)
         self._sampler.stop(wait=wait)
 
     def abandon(self) -> None:
-        """In a forked process: give up the parent's socket, so that its port is free once the parent has ended."""
+        """Close the parent's sockets in a forked process, so that its port is free once the parent has ended."""
         self._http.abandon()
 
 
 def _holder(port: int, directory: str | None) -> str:
-    """Who has a port of this machine, as far as announcements tell."""
+    """Name the process that has a port of this machine, if it is announced."""
     node = socket.gethostname()
     for found in targets(*([Path(directory)] if directory else to_look_in(os.environ))):
         labels = found.labels
@@ -150,12 +134,12 @@ def _holder(port: int, directory: str | None) -> str:
 
 
 def _listening(endpoint: Endpoint, app: App) -> Server:
-    """On the port that is wanted, or where another process has it on one that is free.
-
-    Raises:
-        OptionError: nothing can listen on that host, or there is no such certificate.
-    """
-    context, host, port = _tls_context(endpoint.config.tls), endpoint.config.host, endpoint.port
+    """Listen on the requested port, or on a free one if another process has it. Raises OptionError."""
+    files, host, port = endpoint.config.tls, endpoint.config.host, endpoint.port
+    try:
+        context = None if files is None else tls(files.certfile, files.keyfile, files.client_cafile)
+    except OSError as error:
+        raise OptionError(f"metrics: {files}: {error}. Give PEM files that can be read and belong together") from error
     try:
         try:
             return Server(host, port, app, context)
@@ -170,17 +154,8 @@ def _listening(endpoint: Endpoint, app: App) -> Server:
         ) from error
 
 
-def _tls_context(files: TLSConfig | None) -> ssl.SSLContext | None:
-    if files is None:
-        return None
-    try:
-        return tls(files.certfile, files.keyfile, files.client_cafile)
-    except OSError as error:
-        raise OptionError(f"metrics: {files}: {error}. Give PEM files that can be read and belong together") from error
-
-
 class Exporter:
-    """See the module. There is one, `exporter`."""
+    """The ledgers of this process and its endpoint. There is one, `exporter`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -194,7 +169,7 @@ class Exporter:
         self.collector = Collector(self.ledgers)
 
     def ledger(self, name: str | None, info: Sequence[str]) -> LoaderMetrics:
-        """The ledger of that name, or one with a new name; loaders of one name share theirs."""
+        """Return the ledger of that name, which loaders of one name share; without a name, one with a new name."""
         with self._lock:
             name = encodable(name or f"loader-{next(self._numbers)}")
             found = self._known.get(name)
@@ -204,28 +179,29 @@ class Exporter:
             return found
 
     def ledgers(self) -> list[LoaderMetrics]:
-        """Those that are exported."""
+        """Return the exported ledgers."""
         return list({id(ledger): ledger for ledger in list(self._members.values())}.values())
 
     @property
     def port(self) -> int | None:
-        """Where this process serves, if it does."""
+        """Return the port on which this process serves; None if it does not."""
         server = self._server
         return None if server is None else server.port
 
     @property
     def url(self) -> str | None:
-        """Address of the live page, if this process serves one."""
+        """Return the address of the live page; None if this process does not serve."""
         server = self._server
         return None if server is None else server.url
 
     def join(self, endpoint: Endpoint, ledger: LoaderMetrics) -> int | None:
-        """Export this ledger too; returns what `leave` takes. None: this process never serves.
+        """Export a ledger, on a free port if the requested one is taken.
 
-        Where the port is taken the process serves on one that is free, and says so.
+        Returns:
+            The argument of `leave`; None if this process never serves.
 
         Raises:
-            OptionError: nothing can listen on that host, or there is no such certificate.
+            OptionError: Nothing can listen on that host, or the certificate cannot be read.
         """
         with self._lock:
             if self._forked:
@@ -254,7 +230,7 @@ class Exporter:
             )
 
     def leave(self, token: int) -> None:
-        """This loader is no more; with the last one the server stops. Idempotent."""
+        """Stop exporting a loader; the server stops with the last one. Idempotent."""
         with self._lock:
             self._members.pop(token, None)
             if self._members:

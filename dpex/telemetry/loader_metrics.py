@@ -1,7 +1,7 @@
-"""One loader's counts over all its iterators, under the names of the catalogue.
+"""The counts of a loader over all its iterators, under the names of the catalogue.
 
-Iterators come and go; what an ended one counted stays in the ledger. Reading takes no lock that `watch`, an iterator's
-end or a batch could wait for, and no counter ever shrinks, whatever moment the reader happens upon.
+The counts of an ended iterator stay in the ledger. Reading takes no lock that `watch`, a batch or the end of an
+iterator could wait for. No counter ever shrinks, even if it is read in the middle of a change.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.record import Record
 from dpex.measure.sums import NodeSums, Sums
 from dpex.system.clock import monotonic
-from dpex.telemetry.catalog import BY_NAME
-from dpex.telemetry.labels import ERROR, MACHINE, OTHERS
+from dpex.telemetry.catalog import BY_NAME, ERROR, MACHINE, OTHERS
 
 Key = tuple[str, ...]
-"""A metric's name, and the values of its labels but for the loader's."""
+"""A metric's name, and the values of its labels without the loader's."""
 
 
 @dataclass(kw_only=True)
 class Readings:
-    """Values by key: what accumulates, what does not, and histograms (counts by bucket, and the sum)."""
+    """Counters and gauges by key, and histograms (counts by bucket, and the sum)."""
 
     counters: dict[Key, float] = field(default_factory=dict)
     gauges: dict[Key, float] = field(default_factory=dict)
     histograms: dict[Key, tuple[list[int], float]] = field(default_factory=dict)
 
     def add(self, other: Readings, *, gauges: bool = True) -> None:
-        """Take in what another one has; of its gauges only time stamps are not added up but compared."""
+        """Add the values of ``other``. Of two time stamps the later one stays."""
         for key, value in other.counters.items():
             self.counters[key] = self.counters.get(key, 0.0) + value
         for key, value in other.gauges.items() if gauges else ():
@@ -48,25 +47,28 @@ class Readings:
 
 
 class Countable(Protocol):
-    """What of an iterator or its engine is read."""
+    """An iterator or its engine, as far as it is read here."""
 
     def sums(self) -> Sums:
-        """Its counts; from any thread."""
+        """Return its counts; from any thread."""
 
 
 class IteratorCounts(LastReading[Sums]):
-    """An iterator in the ledger, or what is left of it."""
+    """An iterator in the ledger; its last counts once it has ended."""
 
     def end(self, last: Sums | None = None) -> None:
-        """Keep the counts, let go of the iterator. Takes no lock: a garbage collection may call this anywhere."""
+        """Keep the counts and release the iterator. Takes no lock: a garbage collection can call this anywhere."""
         if not self.has_ended:
             super().end((last or self.read()).at_rest())
 
 
 class LoaderMetrics:
-    """See the module. ``info`` are the labels of ``dpex_loader_info`` beside the name.
+    """The ledger of all loaders of one name.
 
-    tuner, case: of the loader of that name that was iterated last; None: it is not tuned, not to be diagnosed.
+    Attributes:
+        info: Labels of ``dpex_loader_info`` after the name.
+        tuner: Of the loader that was iterated last; None if it is not tuned.
+        case: Of the loader that was iterated last; None if it cannot be diagnosed.
     """
 
     def __init__(self, name: str, info: Sequence[str] = ()) -> None:
@@ -79,17 +81,17 @@ class LoaderMetrics:
         self._seen: dict[Key, float] = {}
 
     def watch(self, source: Countable) -> IteratorCounts:
-        """Count this one too; call `IteratorCounts.end` when it has ended."""
+        """Count another iterator; call `IteratorCounts.end` when it has ended."""
         entry = IteratorCounts(source.sums)
         self._ledger.add(entry)
         return entry
 
     def sums(self) -> Sums:
-        """All of it now, as it was counted."""
+        """Return the present counts of all iterators together."""
         return self._ledger.read()
 
     def read(self) -> Readings:
-        """The same under the catalogue's names, and what the tuner did; readers take turns."""
+        """Return the counts and the tuner's decisions under the catalogue's names; readers take turns."""
         with self._reading:
             return self._read()
 
@@ -103,7 +105,7 @@ class LoaderMetrics:
 
 
 def readings_of(sums: Sums) -> Readings:
-    """Sums under the catalogue's names."""
+    """Return sums under the catalogue's names."""
     found = Readings()
     pools = {name: replace(pool, nodes=_few(pool.nodes)) for name, pool in sums.pools.items()}
     _add(found, replace(sums, pools=pools), ())
@@ -117,7 +119,7 @@ def readings_of(sums: Sums) -> Readings:
 
 
 def _few(machines: Mapping[str, NodeSums]) -> Mapping[str, NodeSums]:
-    """The first of those whose way is measured, and the others together. Who is first stays first."""
+    """The first machines that measure their connection, and the others as one. The first stay the first."""
     kept = MACHINE.most - 1
     rest = [one for one in list(machines.values())[kept:] if one.sent_bytes]
     few = {place: one for place, one in list(machines.items())[:kept] if one.sent_bytes}
@@ -125,7 +127,7 @@ def _few(machines: Mapping[str, NodeSums]) -> Mapping[str, NodeSums]:
 
 
 def _add(found: Readings, record: Record, labels: Key) -> None:
-    """Each field of a record that is exported, and of the records in it; ``labels``: those of all of them."""
+    """Add each exported field of a record, and of the records in it. ``labels`` are common to all of them."""
     for name, declared in record.declared().items():
         value, key = getattr(record, name), (declared.metric, *labels)
         if isinstance(value, Mapping):
@@ -144,8 +146,8 @@ def _add(found: Readings, record: Record, labels: Key) -> None:
 
 
 def _put(found: Readings, key: Key, value: float) -> None:
-    """A count or a level, if its metric is there for these labels: the training process, say, has no restarts, and what
-    is told of each machine is not told of all together."""
+    """Add a value if its metric exists for these labels. The training process has no restarts, for example, and metrics
+    of single machines have no value for all machines."""
     metric = BY_NAME[key[0]]
     if len(metric.labels) != len(key):
         return

@@ -1,8 +1,8 @@
-"""The headline series in Ray's own metrics too, so that whatever scrapes a Ray cluster already shows them.
+"""The main series in Ray's own metrics, so that a monitor of the Ray cluster shows them.
 
-One daemon thread ("dpex-ray-metrics") of the process, while there are loaders and Ray is initialised; it writes every
-`EVERY_S`. Ray puts ``ray_`` before the names and ``_total`` behind those of counters, refuses to add 0, and forgets its
-metrics when it is shut down.
+A daemon thread ("dpex-ray-metrics") writes them every `EVERY_S` while there are loaders and Ray is initialised. Ray
+puts ``ray_`` before the names and ``_total`` after those of counters. It refuses to add 0, and loses its metrics when
+it is shut down.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dpex.telemetry.loader_metrics import Key, LoaderMetrics
 logger = logging.getLogger("dpex")
 
 EVERY_S = 5.0
-"""Ray exports metrics every ten seconds by default: twice as often is often enough."""
+"""Seconds between writes; Ray exports metrics every ten seconds by default."""
 STOP_S = 2.0
-"""The thread is done within milliseconds, unless Ray hangs, which is not waited for."""
+"""Seconds that `RayMirror.leave` waits for the thread. It ends within milliseconds unless Ray hangs."""
 HEADLINES = (
     *("dpex_consumer_seconds_total", "dpex_wait_seconds_total", "dpex_batches_total", "dpex_samples_total"),
     *("dpex_workers_wanted", "dpex_workers_running", "dpex_ready_batches", "dpex_worker_restarts_total"),
 )
-"""What is written; from the catalogue."""
+"""The metrics of the catalogue that are written."""
 
 
 class RayMirror:
-    """See the module. There is one, `mirror`; any thread may call it."""
+    """Writes ledgers into Ray's metrics. There is one, `mirror`; any thread may call it."""
 
     def __init__(self, every_s: float = EVERY_S) -> None:
         self._every_s = every_s
@@ -47,7 +47,7 @@ class RayMirror:
         self._pid = os.getpid()
 
     def join(self, ledger: LoaderMetrics) -> int:
-        """Write this ledger too; returns what `leave` takes."""
+        """Write another ledger from now on; returns the argument of `leave`."""
         with self._lock:
             token = next(self._tokens)
             if self._pid != os.getpid():
@@ -62,7 +62,7 @@ class RayMirror:
             return token
 
     def leave(self, token: int) -> None:
-        """This loader is no more: its last counts are written, and with the last one the thread ends. Idempotent."""
+        """Write a loader's last counts and drop it; the thread ends with the last loader. Idempotent."""
         with self._lock:
             ledger = self._members.pop(token, None)
             if ledger is None or self._pid != os.getpid():
@@ -81,7 +81,7 @@ class RayMirror:
         self._turn()
 
     def _turn(self) -> None:
-        """Write all ledgers, those that left since the last turn too."""
+        """Write all ledgers, with those that left since the last turn."""
         left, self._left = self._left, []
         try:
             if is_ray_connected():
@@ -90,11 +90,11 @@ class RayMirror:
             else:
                 self._metrics.clear()
         except Exception as error:
-            logger.info("metrics could not be handed to Ray: %s", error)
+            logger.info("metrics could not be written to Ray: %s", error)
             self._metrics.clear()
 
     def write(self, ledger: LoaderMetrics) -> None:
-        """Hand Ray what has changed since the last time."""
+        """Write the changes since the last time."""
         readings = ledger.read()
         for key, value in readings.counters.items():
             if key[0] in HEADLINES:

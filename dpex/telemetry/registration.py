@@ -1,4 +1,4 @@
-"""A loader's part in the exported metrics: its ledger, its place at the endpoint, and in Ray's metrics."""
+"""A loader's part in the exported metrics: its ledger, its place at the endpoint, and its place in Ray's metrics."""
 
 from __future__ import annotations
 
@@ -14,43 +14,34 @@ from dpex.telemetry.ray_metrics import mirror
 
 
 def endpoint_from(config: MetricsConfig | None, environment: Mapping[str, str]) -> Endpoint | None:
-    """The one that is asked for, by a configuration or by ``$DPEX_METRICS_PORT``, so that scripts need not be changed.
+    """Return the endpoint that a configuration or ``$DPEX_METRICS_PORT`` asks for; None if neither does.
 
     Raises:
-        OptionError: the variable is no port.
+        OptionError: The variable is not a port.
     """
-    if config is not None and config.port is not None:
-        return Endpoint(port=config.port, config=config)
     text = environment.get(PORT_VARIABLE, "")
+    if config is not None and (config.port is not None or not text):
+        return Endpoint(port=config.port or 0, config=config)
     if not text:
-        return None if config is None else Endpoint(port=0, config=config)
+        return None
     if not (text.isascii() and text.isdigit() and int(text) <= 65535):
-        raise OptionError(f"{PORT_VARIABLE}={text!r}: give a port from 1 to 65535, or 0 for one that is free")
+        raise OptionError(f"{PORT_VARIABLE}={text!r}: give a port from 1 to 65535, or 0 for a free one")
     return Endpoint(port=int(text), config=config or MetricsConfig())
 
 
 class Registration:
-    """Of one loader, which it does not keep alive; `end` is called at the latest when the loader dies."""
+    """The registration of one loader, which it does not keep alive. It ends by `end`, or when the loader dies."""
 
-    def __init__(self, ledger: LoaderMetrics, seat: int | None, mirrored: int | None) -> None:
+    def __init__(self, loader: object, ledger: LoaderMetrics, seat: int | None, mirrored: int | None) -> None:
         self.ledger = ledger
         self._seat = seat
-        self._mirrored = mirrored
-        self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
+        self.end = weakref.finalize(loader, _leave, seat, mirrored)
+        """End it. Idempotent."""
 
     @property
     def url(self) -> str | None:
-        """Address of the live page that shows the loader, if there is one."""
+        """Return the address of the live page that shows the loader; None if there is no page."""
         return None if self._seat is None else exporter.url
-
-    def end_with(self, loader: object) -> None:
-        """End when that dies."""
-        self._finalizer = weakref.finalize(loader, _leave, self._seat, self._mirrored)
-
-    def end(self) -> None:
-        """Idempotent."""
-        if self._finalizer is not None:
-            self._finalizer()
 
 
 def _leave(seat: int | None, mirrored: int | None) -> None:
@@ -63,17 +54,13 @@ def _leave(seat: int | None, mirrored: int | None) -> None:
 def enrol(
     loader: object, config: MetricsConfig | None, name: str | None, info: Sequence[str], *, in_ray: bool
 ) -> Registration | None:
-    """Let this loader's metrics be exported; None: this process never exports any.
+    """Export this loader's metrics; None if nothing asks for it or this process never exports.
 
     Raises:
-        OptionError: see `dpex.telemetry.exporter.Exporter.join` and `endpoint_from`.
+        OptionError: See `dpex.telemetry.exporter.Exporter.join` and `endpoint_from`.
     """
     endpoint = endpoint_from(config, os.environ)
     ledger = exporter.ledger(name, info)
     seat = exporter.join(endpoint, ledger) if endpoint is not None else None
     mirrored = mirror.join(ledger) if in_ray else None
-    if seat is None and mirrored is None:
-        return None
-    membership = Registration(ledger, seat, mirrored)
-    membership.end_with(loader)
-    return membership
+    return None if seat is None and mirrored is None else Registration(loader, ledger, seat, mirrored)

@@ -7,5 +7,5 @@ from dpex.telemetry.http import site
 
 @pytest.fixture(autouse=True)
 def metrics_are_always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are for anybody who scrapes every few seconds."""
-    monkeypatch.setattr(site, "MOST_KEPT_S", 0.0)
+    """Share no rendered metrics, as with a client that scrapes every few seconds."""
+    monkeypatch.setattr(site, "KEPT_S", 0.0)

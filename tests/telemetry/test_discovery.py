@@ -110,7 +110,7 @@ def test_what_a_killed_process_left_goes_when_the_next_one_comes(tmp_path: Path)
 def test_a_number_that_is_in_use_again_does_not_keep_a_file(tmp_path: Path) -> None:
     mine = started_at(os.getpid())
     assert mine
-    stale = tmp_path / f"dpex-{NODE}-{os.getpid()}-{mine - 1}.json"
+    stale = tmp_path / f"dpex-{NODE}-{os.getpid()}-{mine - 500}.json"
     living = tmp_path / f"dpex-{NODE}-{os.getpid()}-{mine}.json"
     elsewhere = tmp_path / "dpex-other-node-1-1.json"
     foreign = tmp_path / "somebody-1-1.json"
@@ -243,7 +243,10 @@ def test_where_somebody_was_there_first_the_next_one_is_used_and_said(
     loader = DpexDataLoader([1, 2], metrics_port=0)
     assert list(loader)
     assert len(targets(used)) == 1
-    assert f"announced in {used}, as {taken} is a symbolic link: remove it, or give a directory of yours" in caplog.text
+    assert (
+        f"announced in {used}, because {taken} is a symbolic link: remove it, or give a directory of yours"
+        in caplog.text
+    )
     assert to_look_in(os.environ) == [used]
     loader.close()
     assert targets(used) == []
@@ -258,7 +261,7 @@ def test_metrics_go_on_without_a_directory(
     assert list(loader)
     with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=60) as answer:
         assert b"dpex_batches_total" in answer.read()
-    assert f"it serves at 127.0.0.1:{exporter.port}: everybody may change what is in {tmp_path}" in caplog.text
+    assert f"which serves at 127.0.0.1:{exporter.port}: everybody may change what is in {tmp_path}" in caplog.text
     loader.close()
 
 

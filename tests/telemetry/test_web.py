@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import http.client
+import importlib
 import json
 import random
 import shutil
@@ -12,7 +13,8 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -28,8 +30,8 @@ from dpex.telemetry.http import server as serving
 from dpex.telemetry.http import site
 from dpex.telemetry.http.diagnoses import Diagnoses
 from dpex.telemetry.http.history import HistorySampler
-from dpex.telemetry.http.server import Answer, Request, Server, parsed
-from dpex.telemetry.http.site import PAGE, CachedAnswer, Site, asset
+from dpex.telemetry.http.server import Answer, Request, Server
+from dpex.telemetry.http.site import PAGE, Site, asset
 from dpex.telemetry.loader_metrics import LoaderMetrics
 
 HOSTILE = '"><img src=x onerror=alert(1)>'
@@ -129,16 +131,14 @@ def test_head_is_get_without_a_body(server: Server) -> None:
         assert len(get.read()) == int(length)
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/static/../web.py", "/static/", "/static/index.html", "//", "/api"])
+@pytest.mark.parametrize("path", ["/nowhere", "/static/../web.py", "/static/", "/static/index.html", "/api"])
 def test_other_paths_are_not_found(server: Server, path: str) -> None:
     assert ask(server, path).status == 404
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_other_methods_are_not_allowed(server: Server, method: str) -> None:
-    answer = ask(server, "/metrics", method)
-    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD, OPTIONS")
-    assert ask(server, "/metrics", "OPTIONS").status == 200
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_other_methods_are_not_implemented(server: Server, method: str) -> None:
+    assert ask(server, "/metrics", method).status == 501
 
 
 def test_state(server: Server) -> None:
@@ -161,7 +161,7 @@ def test_a_bad_since_is_said_to_be_bad(server: Server, since: str) -> None:
 
 
 class Counting:
-    """A WSGI application that knows how often it was asked; waits for ``gate`` if there is one."""
+    """A WSGI application that counts its requests; it waits for ``gate`` if there is one."""
 
     def __init__(self, gate: threading.Event | None = None) -> None:
         self.gate = gate
@@ -175,114 +175,76 @@ class Counting:
         return [str(self.asked).encode()]
 
 
-def metrics_request(accept: str = "", query: str = "") -> Request:
-    return Request("GET", "/metrics", query, {"accept": accept})
+def site_of(app: Any, clock: Callable[[], float] = lambda: 0.0) -> Site:
+    return Site(app, HistorySampler(list, {}), Diagnoses(list), clock=clock)
+
+
+def body(found: Site, accept: str = "", query: str = "") -> bytes:
+    return found(Request("/metrics", query, {"Accept": accept})).body
 
 
 @pytest.fixture
 def kept_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "MOST_KEPT_S", 2.0)
+    monkeypatch.setattr(site, "KEPT_S", 0.25)
 
 
 @pytest.mark.usefixtures("kept_as_usual")
-@pytest.mark.parametrize(
-    ("cost_s", "renderings", "oldest_s"), [(0.0, 20, 0.25), (0.001, 20, 0.25), (0.005, 5, 1.0), (1.0, 3, 2.0)]
-)
-def test_a_storm_is_rendered_seldom_the_more_so_the_dearer_it_is(
-    cost_s: float, renderings: int, oldest_s: float
-) -> None:
-    now, rendered_at, app = [0.0], [0.0], Counting()
-    kept = CachedAnswer(app, clock=lambda: now[0], cpu=lambda: app.asked * cost_s)
-    ages = []
+def test_a_storm_is_rendered_seldom() -> None:
+    now, app = [0.0], Counting()
+    found = site_of(app, lambda: now[0])
     for number in range(500):
         now[0] = number * 0.01
-        if int(kept.answer(metrics_request()).body) == len(rendered_at):
-            rendered_at.append(now[0])
-        ages.append(now[0] - rendered_at[-1])
-    assert app.asked == renderings
-    assert oldest_s - 0.02 < max(ages) < oldest_s
-
-
-@pytest.mark.usefixtures("kept_as_usual")
-def test_who_scrapes_seldom_sees_what_is_new() -> None:
-    now, app = [0.0], Counting()
-    kept = CachedAnswer(app, clock=lambda: now[0], cpu=lambda: 9.0 * app.asked)
-    for number in range(5):
-        now[0] = number * 2.0
-        assert kept.answer(metrics_request()).body == str(number + 1).encode()
+        body(found)
+    assert app.asked == 20
 
 
 @pytest.mark.usefixtures("kept_as_usual")
 def test_formats_and_selections_are_kept_apart_and_not_without_end() -> None:
-    kept = CachedAnswer(Counting(), clock=lambda: 0.0)
+    found = site_of(Counting())
     accepts, queries = ("", "application/openmetrics-text"), ("name[]=a", "name[]=b")
-    answers = {kept.answer(metrics_request(accept, query)).body for accept in accepts for query in queries}
-    assert len(answers) == 4
+    assert len({body(found, accept, query) for accept in accepts for query in queries}) == 4
     for number in range(100):
-        kept.answer(metrics_request(query=f"name[]={number}"))
-    assert len(kept._copies) <= site.MOST_COPIES
-
-
-@pytest.mark.usefixtures("kept_as_usual")
-def test_who_words_it_otherwise_gets_the_same_rendering() -> None:
-    app = Counting()
-    kept = CachedAnswer(app, clock=lambda: 0.0)
-    for number in range(20):
-        kept.answer(metrics_request(f"text/plain; a={number}, */*", f"name[]=b&x={number}&name[]=a"))
-    kept.answer(metrics_request("", "name[]=a&name[]=b&name[]=a"))
-    assert app.asked == 1
+        body(found, query=f"name[]={number}")
+    assert len(found._copies) <= site.MOST_COPIES
 
 
 @pytest.mark.usefixtures("kept_as_usual")
 def test_all_who_come_meanwhile_share_one_rendering() -> None:
-    gate = threading.Event()
-    app = Counting(gate)
-    kept, bodies = CachedAnswer(app, clock=lambda: 0.0), []
-    threads = [threading.Thread(target=lambda: bodies.append(kept.answer(metrics_request()).body)) for _ in range(8)]
+    app = Counting(threading.Event())
+    found, bodies = site_of(app), []
+    threads = [threading.Thread(target=lambda: bodies.append(body(found))) for _ in range(8)]
     for thread in threads:
         thread.start()
     until(lambda: app.asked == 1)
-    gate.set()
+    assert app.gate is not None
+    app.gate.set()
     for thread in threads:
         thread.join(60.0)
     assert (app.asked, bodies) == (1, [b"1"] * 8)
 
 
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=abc", "text/plain; version=1.x"])
+def test_a_version_that_is_no_number_is_a_bad_request(accept: str) -> None:
+    registry = importlib.import_module("prometheus_client").CollectorRegistry()
+    app = importlib.import_module("prometheus_client").make_wsgi_app(registry)
+    assert site_of(app)(Request("/metrics", "", {"Accept": accept})).status == 400
+
+
 # -- the server itself -------------------------------------------------------------------------------------------------
-
-
-def test_a_connection_is_kept_and_requests_may_come_at_once_or_in_pieces(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-        for piece in (b"GET /met", b"rics HTTP/1.1\r\nAccept", b": application/openmetrics-text\r\n\r\n"):
-            client.sendall(piece)
-        file = client.makefile("rb")
-        assert file.readline() == b"HTTP/1.1 200 OK\r\n"
-        while file.readline() != b"\r\n":
-            pass
-        assert file.read(30) == b"application/openmetrics-text  "
-        client.sendall(b"GET /x HTTP/1.1\r\n\r\nGET /metrics?name[]=b HTTP/1.1\r\nConnection: close\r\n\r\n")
-        rest = file.read()
-        assert rest.startswith(b"HTTP/1.1 404 Not Found\r\n")
-        assert rest.endswith(b"text/plain  name%5B%5D=b")
 
 
 @pytest.mark.parametrize(
     ("data", "status"),
     [
         (b"nonsense\r\n\r\n", b"400"),
-        (b"\x16\x03\x01\x02\x00\r\n\r\n", b"400"),
-        (b"GET /metrics HTTP/1.1\r\nno colon\r\n\r\n", b"400"),
-        (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\nhost: b\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n", b"400"),
-        (b"GET /" + b"x" * serving.LONGEST_HEAD, b"431"),
+        (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", b"404"),
+        (b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n", b"414"),
         (b"GET /metrics HTTP/1.0\r\n\r\n", b"200"),
-        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"405"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"501"),
     ],
 )
-def test_what_is_no_request_is_refused_and_the_connection_closed(server: Server, data: bytes, status: bytes) -> None:
-    assert raw(server, data).split(b" ")[1] == status
+def test_each_request_is_answered_and_the_connection_closed(server: Server, data: bytes, status: bytes) -> None:
+    assert status in raw(server, data)
 
 
 def test_who_says_nothing_holds_up_nobody(server: Server) -> None:
@@ -293,66 +255,29 @@ def test_who_says_nothing_holds_up_nobody(server: Server) -> None:
         client.close()
 
 
-def the_connection(server: Server) -> serving._Connection:
-    """The only one, as the server sees it."""
-    until(lambda: len(server._connections) == 1)
-    return next(iter(server._connections))
-
-
-def test_who_is_silent_for_long_is_dropped(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-        client.sendall(b"GET")
-        the_connection(server).late_at = 0.0
-        raw(server, b"GET /metrics HTTP/1.0\r\n\r\n")  # wakes the loop
-        assert client.recv(1) == b""
-
-
-def test_a_request_that_drips_in_has_one_deadline(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-        client.sendall(b"GET /")
-        one = the_connection(server)
-        until(lambda: one.rank[0])
-        late_at = one.late_at
-        for letter in b"metrics":
-            before = len(one.received)
-            client.sendall(bytes([letter]))
-            until(lambda before=before: len(one.received) > before)  # type: ignore[misc]
-            assert one.late_at == late_at
-
-
-def test_who_does_not_read_an_answer_is_dropped_however_slowly_it_reads() -> None:
-    server = Server("127.0.0.1", 0, lambda request: Answer("200 OK", [], bytes(20_000_000)))
+def test_who_sends_no_request_and_who_reads_no_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving._Handler, "timeout", 0.05)
+    server = Server("127.0.0.1", 0, lambda request: Answer(HTTPStatus.OK, [], bytes(50_000_000)))
     server.start()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        one = the_connection(server)
-        until(lambda: one.waits_for == serving.WRITE)
-        late_at, left = one.late_at, len(one.to_send)
-        until(lambda: client.recv(1 << 16) and len(one.to_send) < left)
-        assert one.late_at == late_at
-        one.late_at = 0.0
-        raw(server, b"nonsense\r\n\r\n")  # wakes the loop
-        until(lambda: not server._connections)
+    with contextlib.ExitStack() as clients:
+        for data in (b"", b"GET /metrics HT", b"GET / HTTP/1.1\r\n\r\n"):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            client.sendall(data)
+        until(lambda: not server._open)
     server.stop()
 
 
-def test_of_too_many_connections_the_oldest_idle_one_goes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_connections_the_oldest_goes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MOST_CONNECTIONS", 3)
     address = ("127.0.0.1", server.port)
     with contextlib.ExitStack() as clients:
-        asking, idle, other = (clients.enter_context(socket.create_connection(address, timeout=60)) for _ in range(3))
-        for number, client in enumerate((asking, idle, other), 1):
-            client.sendall(b"GET /nowhere HTTP/1.1\r\n\r\n")
-            assert client.recv(4) == b"HTTP"
-            until(lambda number=number: len(server._connections) == number)  # type: ignore[misc]
-        asking.sendall(b"GET /met")
-        until(lambda: any(one.received for one in server._connections))
+        oldest, *others = (clients.enter_context(socket.create_connection(address, timeout=60)) for _ in range(3))
+        until(lambda: len(server._open) == 3)
         assert ask(server, "/metrics").status == 200
-        assert is_dropped(idle)
-        for client, rest in ((asking, b"rics HTTP/1.1\r\n\r\n"), (other, b"GET /metrics HTTP/1.1\r\n\r\n")):
-            client.recv(4096)  # of the answer before
-            client.sendall(rest)
-            assert client.recv(15) == b"HTTP/1.1 200 OK"
+        assert is_dropped(oldest)
+        for client in others:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert client.recv(15) == b"HTTP/1.0 200 OK"
 
 
 def is_dropped(client: socket.socket) -> bool:
@@ -370,37 +295,22 @@ def test_a_crowd_of_silent_slow_and_unread_connections_shuts_nobody_out(server: 
     with contextlib.ExitStack() as crowd:
         for number in range(300):
             client = crowd.enter_context(socket.create_connection(address, timeout=60))
-            client.sendall((b"", b"G", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\n\r\n" * 20)[number % 4])
+            with contextlib.suppress(OSError):  # one of the crowd may have been dropped already
+                client.sendall((b"", b"G", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\n\r\n" * 20)[number % 4])
             if number % 50 == 49:
                 assert ask(server, "/metrics").status == 200
-        assert len(server._connections) <= serving.MOST_CONNECTIONS
-    until(lambda: not server._connections)
+        assert len(server._open) <= serving.MOST_CONNECTIONS
+    until(lambda: not server._open)
 
 
-def test_who_sends_requests_without_end_takes_turns_with_others() -> None:
-    asked: list[str] = []
-    both_here = threading.Event()
-
-    def app(request: Request) -> Answer:
-        asked.append(request.path)
-        assert both_here.wait(60.0)
-        return Answer("200 OK", [], b"")
-
-    server = Server("127.0.0.1", 0, app)
-    server.start()
-    address = ("127.0.0.1", server.port)
-    with (
-        socket.create_connection(address, timeout=60) as greedy,
-        socket.create_connection(address, timeout=60) as other,
-    ):
-        greedy.sendall(b"GET /greedy HTTP/1.1\r\n\r\n" * 100)
-        until(lambda: asked)
-        other.sendall(b"GET /other HTTP/1.1\r\n\r\n")
-        both_here.set()
-        assert other.recv(15) == b"HTTP/1.1 200 OK"
-        until(lambda: len(asked) == 101)
-    assert asked.index("/other") < 50
-    server.stop()
+def test_stopping_ends_connections_that_are_open(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(b"GET")
+        until(lambda: server._open)
+        server.stop()
+        assert not server.thread.is_alive()
+        assert not server._open
+        assert is_dropped(client)
 
 
 def test_noise_does_no_harm(server: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -419,30 +329,23 @@ def test_noise_does_no_harm(server: Server, caplog: pytest.LogCaptureFixture) ->
     assert caplog.text == ""
 
 
-def test_the_server_outlives_a_want_of_descriptors(server: Server) -> None:
+def test_without_free_descriptors_clients_wait(server: Server) -> None:
     clients = [socket.socket() for _ in range(10)]
     with no_descriptor_left():
         for client in clients:
             client.settimeout(60)
             client.connect(("127.0.0.1", server.port))
             client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        assert all(is_dropped(client) for client in clients)
-    assert ask(server, "/metrics").status == 200
     for client in clients:
+        assert client.recv(15) == b"HTTP/1.0 200 OK"
         client.close()
 
 
-def test_an_answer_that_does_not_fit_into_the_socket_arrives_whole() -> None:
+def test_a_large_answer_arrives_whole() -> None:
     body = bytes(range(256)) * 40000
-    server = Server("127.0.0.1", 0, lambda request: Answer("200 OK", [], body))
+    server = Server("127.0.0.1", 0, lambda request: Answer(HTTPStatus.OK, [], body))
     server.start()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-        client.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        until(lambda: any(one.waits_for == serving.WRITE for one in server._connections))
-        found = b""
-        while part := client.recv(1 << 20):
-            found += part
-    assert found.endswith(body)
+    assert ask(server, "/").read() == body
     server.stop()
 
 
@@ -466,7 +369,9 @@ def test_a_silent_client_does_not_hold_up_tls(tmp_path: Path) -> None:
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
     subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True, timeout=60)
     body = b"x" * 3_000_000
-    server = Server("127.0.0.1", 0, lambda request: Answer("200 OK", [], body), serving.tls(str(cert), str(key), None))
+    server = Server(
+        "127.0.0.1", 0, lambda request: Answer(HTTPStatus.OK, [], body), serving.tls(str(cert), str(key), None)
+    )
     server.start()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as silent:
         silent.sendall(b"\x16")
@@ -478,12 +383,3 @@ def test_a_silent_client_does_not_hold_up_tls(tmp_path: Path) -> None:
             assert connection.getresponse().read() == body
         connection.close()
     server.stop()
-
-
-def test_parsing() -> None:
-    head = b"GET /a?b=c HTTP/1.1\r\nX-One:  two "
-    assert parsed(head) == (("GET", "/a", "b=c", {"x-one": "two"}), True)
-    for ends in (b"GET / HTTP/1.1\r\nConnection: Close", b"GET / HTTP/1.0", b"POST / HTTP/1.1\r\nContent-Length: 5"):
-        found = parsed(ends)
-        assert found is not None
-        assert not found[1]

@@ -1,11 +1,11 @@
-"""What ``/diagnosis`` answers: why each loader of this process waits, over its whole run or its latest stretch.
+"""Diagnoses of this process's loaders for the endpoint, over the whole run or its latest stretch.
 
-A diagnosis replays measurements for 50 to 100 ms of CPU, during which training gets the interpreter by turns. So it is
-made only when somebody asks, in the thread that serves, and kept: while the loader is between passes, at least for
-`KEPT_S`, and so long that all of them together take `MOST_SHARE` of a core at most.
+A diagnosis takes 50 to 100 ms of CPU, for which it shares the interpreter with the training loop. So it is made only
+when a client asks for it. It is kept for `KEPT_S`, which limits its cost to 1 % of a core, and while the loader is
+between passes.
 
-A stretch is what was counted since a mark. Marks are taken by the sampler's thread, every `MARK_EVERY_S` while batches
-come; time that a loader spends between passes is in none.
+A stretch is the difference between the counts and a mark, an earlier state of them. The sampler's thread takes marks
+every `MARK_EVERY_S` while batches are delivered. Time between passes is in no stretch.
 """
 
 from __future__ import annotations
@@ -29,19 +29,17 @@ from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.loader_metrics import LoaderMetrics
 
 VERSION = 1
-"""Of what `Diagnoses.json` returns; that of a diagnosis itself is in it."""
+"""Version of the JSON of `as_json`; a diagnosis has its own inside."""
 MARK_EVERY_S = 5.0
-"""A stretch begins at a mark: that of half a minute is no more than so much too long."""
+"""Seconds between marks, by which a stretch may be longer than necessary."""
 MOST_MARKS = 120
-"""Ten minutes of them."""
+"""Marks that are kept: ten minutes."""
 RECENT_S, NEW_S = 30.0, 10.0
-"""A stretch is at least so long, the second where other workers were at it before."""
-KEPT_S = 5.0
-"""A diagnosis serves everybody who asks within that time."""
-MOST_SHARE = 0.01
-"""Of a core, for all diagnoses together."""
+"""Shortest stretch in seconds; the second if the workers changed just before it."""
+KEPT_S = 10.0
+"""Seconds for which all clients get the same diagnosis."""
 MUCH = 0.20
-"""XProf calls an input pipeline highly bound from there on (openxla/xprof, input_pipeline_analysis)."""
+"""Share of waiting that counts as bad, as in XProf (openxla/xprof, input_pipeline_analysis)."""
 
 Stretch = Literal["run", "recent"]
 STRETCHES: tuple[Stretch, ...] = ("run", "recent")
@@ -49,23 +47,21 @@ Level = Literal["early", "good", "fair", "bad"]
 
 
 def level(verdict: Verdict) -> Level:
-    """How bad it is, for the eye."""
-    if verdict.cause == "too-early":
-        return "early"
-    if verdict.cause == "consumer":
-        return "good"
+    """Return the colour of a verdict on the page."""
+    if verdict.cause in ("too-early", "consumer"):
+        return "early" if verdict.cause == "too-early" else "good"
     return "bad" if verdict.wait_ratio >= MUCH else "fair"
 
 
 class CounterHistory:
-    """One loader's marks."""
+    """The marks of one loader."""
 
     def __init__(self, case: DiagnosisSource) -> None:
         self.case = case
         self._marks: deque[Sums] = deque(maxlen=MOST_MARKS)
 
     def mark(self) -> None:
-        """Now, if anything came since the mark before."""
+        """Take a mark if time was spent in a pass since the last one."""
         account = self.case.book.read()
         if self._marks and account.wall_s < self._marks[-1].wall_s:  # `diagnose(reset=True)`
             self._marks.clear()
@@ -73,7 +69,7 @@ class CounterHistory:
             self._marks.append(_without_choices(account))
 
     def recent(self, account: Sums) -> Sums:
-        """What of these counts is new since the latest mark that leaves enough to conclude from; else all."""
+        """Return the shortest stretch up to ``account`` that allows a conclusion, or ``account`` itself."""
         marks = list(self._marks)
         for index in range(len(marks) - 1, -1, -1):
             found = account.since(marks[index])
@@ -84,13 +80,20 @@ class CounterHistory:
 
 
 def _without_choices(account: Sums) -> Sums:
-    """Without the times of single batches, which are never subtracted."""
+    """Leave out the times of single batches, which are never subtracted."""
     return replace(account, pools={name: replace(pool, kept_s=()) for name, pool in account.pools.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedDiagnosis:
-    """A diagnosis, its Unix time, how long the run's passes took till then, its CPU time; is_whole: of all of it."""
+    """A diagnosis and its time.
+
+    Attributes:
+        is_whole: It is about the whole run.
+        at: Unix time at which it was made.
+        made_at: The same by the monotonic clock.
+        run_s: Seconds in passes until then.
+    """
 
     name: str
     stretch: Stretch
@@ -99,12 +102,10 @@ class TimedDiagnosis:
     at: float
     made_at: float
     run_s: float
-    cost_s: float
 
     def as_data(self) -> Mapping[str, Any]:
-        """For JSON; ``shown`` is what people are shown, worded."""
-        found = self.diagnosis
-        facts, verdict, sections = found.facts, found.verdict, report.sections(found)
+        """Return it for JSON; ``shown`` holds the texts of the live page."""
+        found, verdict = self.diagnosis, self.diagnosis.verdict
         return {
             "name": self.name,
             "stretch": self.stretch,
@@ -117,27 +118,25 @@ class TimedDiagnosis:
                 "confidence": report.confidence(verdict),
                 "first": found.advice,
                 "end": found.end_of_stall,
-                "parts": [part._asdict() for part in report.parts(facts, verdict)],
-                "sections": [vars(section) for section in sections if section.title != report.WHERE_TIME_GOES],
+                "parts": [part._asdict() for part in report.parts(found.facts, verdict)],
+                "sections": [vars(one) for one in report.sections(found) if one.title != report.WHERE_TIME_GOES],
             },
             "diagnosis": found.to_dict(),
         }
 
     def as_html(self) -> str:
-        """The report, and the way to the others."""
-        other: Stretch = "recent" if self.stretch == "run" else "run"
+        """Return the report with links to the other stretch and to the live page."""
+        other, words = ("recent", "the latest stretch") if self.stretch == "run" else ("run", "the whole run")
         about = "the whole run" if self.is_whole else f"its latest {self.diagnosis.facts.wall_s:.0f} s"
         link = escape("/diagnosis?" + urlencode({"loader": self.name, "stretch": other}))
-        words = "the latest stretch" if other == "recent" else "the whole run"
         at = time.strftime("%H:%M:%S", time.localtime(self.at))
         links = f'<a href="{link}">{words}</a> <a href="/">the live page</a>'
-        found = self.diagnosis
         nav = f"<nav><span>{escape(self.name)}: {about}, at {at}</span> {links}</nav>"
-        return nav + html.article(found)
+        return nav + html.article(self.diagnosis)
 
 
 class Diagnoses:
-    """See the module. `mark` is the sampler's, the rest the server's."""
+    """The diagnoses of the loaders that ``ledgers`` returns. The sampler calls `mark`, the server's threads `of`."""
 
     def __init__(
         self,
@@ -145,60 +144,55 @@ class Diagnoses:
         *,
         clock: Clock = monotonic,
         wall: Callable[[], float] = time.time,
-        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._ledgers = ledgers
         self._clock = clock
         self._wall = wall
-        self._cpu = cpu
         self._lock = threading.Lock()
+        self._diagnosing = threading.Lock()
         self._pasts: dict[str, CounterHistory] = {}
-        self._told: dict[tuple[str, Stretch], TimedDiagnosis] = {}
+        self._kept: dict[tuple[str, Stretch], TimedDiagnosis] = {}
         self._marked_at = float("-inf")
 
     def mark(self) -> None:
-        """To be called every second or so."""
-        if self._clock() - self._marked_at < MARK_EVERY_S:
-            return
-        self._marked_at = self._clock()
-        for past in self._known().values():
-            past.mark()
+        """Take marks if they are due; to be called about once a second."""
+        if self._clock() - self._marked_at >= MARK_EVERY_S:
+            self._marked_at = self._clock()
+            for past in self._known().values():
+                past.mark()
 
     def _known(self) -> Mapping[str, CounterHistory]:
-        """Of the loaders that are there."""
+        """The marks of the present loaders by name."""
         with self._lock:
             found = {}
             for ledger in self._ledgers():
                 case, past = ledger.case, self._pasts.get(ledger.name)
                 if case is not None:
-                    fits = past is not None and past.case.book is case.book
-                    found[ledger.name] = past if past is not None and fits else CounterHistory(case)
-                    found[ledger.name].case = case
+                    if past is None or past.case.book is not case.book:
+                        past = CounterHistory(case)
+                    past.case, found[ledger.name] = case, past
             self._pasts = found
             return dict(found)
 
-    def tell(self, name: str | None, stretch: Stretch) -> list[TimedDiagnosis] | None:
-        """Of the loader of that name, or of all; None: there is none of that name."""
-        known = self._known()
-        self._told = {key: told for key, told in self._told.items() if key[0] in known}
-        if name is not None and name not in known:
-            return None
-        return [self._one(one, known[one], stretch) for one in known if name in (None, one)]
+    def of(self, name: str | None, stretch: Stretch) -> list[TimedDiagnosis] | None:
+        """Return the diagnosis of the loader of that name, or of all loaders; None if there is no such loader."""
+        with self._diagnosing:
+            known = self._known()
+            self._kept = {key: kept for key, kept in self._kept.items() if key[0] in known}
+            if name is not None and name not in known:
+                return None
+            return [self._one(one, known[one], stretch) for one in known if name in (None, one)]
 
     def _one(self, name: str, past: CounterHistory, stretch: Stretch) -> TimedDiagnosis:
-        kept = self._told.get((name, stretch))
-        if kept is not None and self._clock() - kept.made_at < self._keep_s():
+        kept = self._kept.get((name, stretch))
+        if kept is not None and self._clock() - kept.made_at < KEPT_S:
             return kept
         account = past.case.book.read()
         if kept is None or kept.run_s != account.wall_s:
-            kept = self._told[name, stretch] = self._made(name, past, stretch, account)
+            kept = self._kept[name, stretch] = self._made(name, past, stretch, account)
         return kept
 
-    def _keep_s(self) -> float:
-        return max(KEPT_S, sum(told.cost_s for told in self._told.values()) / MOST_SHARE)
-
     def _made(self, name: str, past: CounterHistory, stretch: Stretch, account: Sums) -> TimedDiagnosis:
-        began = self._cpu()
         seen = past.recent(account) if stretch == "recent" else account
         case = replace(past.case, context=replace(past.case.context, name=name))
         return TimedDiagnosis(
@@ -209,17 +203,16 @@ class Diagnoses:
             at=self._wall(),
             made_at=self._clock(),
             run_s=account.wall_s,
-            cost_s=self._cpu() - began,
         )
 
 
-def as_json(told: Sequence[TimedDiagnosis]) -> bytes:
-    """What ``/diagnosis.json`` answers."""
-    return json.dumps({"version": VERSION, "loaders": [one.as_data() for one in told]}, allow_nan=False).encode()
+def as_json(found: Sequence[TimedDiagnosis]) -> bytes:
+    """Return the answer to ``/diagnosis.json``."""
+    return json.dumps({"version": VERSION, "loaders": [one.as_data() for one in found]}, allow_nan=False).encode()
 
 
-def as_html(told: Sequence[TimedDiagnosis]) -> bytes:
-    """What ``/diagnosis`` answers."""
-    nobody = "<p>No loader of this process has been iterated yet. <a href='/'>The live page</a></p>"
-    title = told[0].diagnosis.verdict.title if len(told) == 1 else "diagnosis"
-    return html.document(title, "\n".join(one.as_html() for one in told) or nobody).encode("utf-8", "backslashreplace")
+def as_html(found: Sequence[TimedDiagnosis]) -> bytes:
+    """Return the answer to ``/diagnosis``."""
+    empty = "<p>No loader of this process has been iterated yet. <a href='/'>The live page</a></p>"
+    title = found[0].diagnosis.verdict.title if len(found) == 1 else "diagnosis"
+    return html.document(title, "\n".join(one.as_html() for one in found) or empty).encode("utf-8", "backslashreplace")

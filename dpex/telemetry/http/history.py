@@ -1,8 +1,8 @@
-"""The last ten minutes of this process's loaders, a frame a second, as JSON for the page and ``dpex top``.
+"""The last ten minutes of this process's loaders, one frame per second, as JSON for the page and ``dpex top``.
 
-One daemon thread ("dpex-metrics-sampler") while the endpoint is up: it reads ledgers, which no batch waits for. A
-request only puts together what is there already; the same question within a second gets the same bytes. One lock
-guards all of it, and is held for milliseconds by those two alone.
+A daemon thread ("dpex-metrics-sampler") reads the ledgers while the endpoint is up; no batch waits for it. Frames are
+encoded once, and joined for a request. One lock guards them. The sampler and the server's threads hold it for less than
+a millisecond.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from dpex.telemetry.loader_metrics import LoaderMetrics
 logger = logging.getLogger("dpex")
 
 VERSION = 3
-"""Of what `HistorySampler.state` returns; grows when a field changes its meaning or goes."""
+"""Version of the JSON of `HistorySampler.state`; it grows when a field changes its meaning or is removed."""
 EVERY_S = 1.0
-"""A frame a second: as often as a person can follow."""
+"""Seconds per frame: about as fast as a person can follow."""
 KEEP = 600
 """Frames that are kept: ten minutes."""
 NOW_S = 5.0
-"""What counts as now: shares of a single second jump about."""
+"""Seconds that the figures of the present cover: those of a single second vary too much."""
 MOST_DECISIONS = 100
-"""The latest that the page is told."""
-MOST_ANSWERS = 16
-"""Answers that are kept for others who ask the same within the second."""
+"""The latest decisions that are sent."""
 STOP_S = 2.0
-"""The thread is done within milliseconds, unless the machine hardly runs it."""
+"""Seconds that `HistorySampler.stop` waits; the thread usually ends within milliseconds."""
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 class History:
-    """One loader's frames and decisions, those with the time at which they were first seen."""
+    """One loader's frames, and its decisions with the time at which each was first seen."""
 
     def __init__(self, keep: int = KEEP) -> None:
         self._frames: deque[tuple[Frame, str]] = deque(maxlen=keep)
@@ -55,29 +57,29 @@ class History:
         self._machines: list[Mapping[str, Any]] = []
 
     def add(self, number: int, ledger: LoaderMetrics, at: float, now: float) -> None:
-        """The frame that ends now: at that Unix time, and that monotonic one."""
+        """Append the frame that ends at Unix time ``at``, which is ``now`` by the monotonic clock."""
         sums = ledger.sums()
         before, then = self._before or (Sums(), now)
-        if self._ledger is not ledger:  # the loader of that name before it is no more
+        if self._ledger is not ledger:  # a new loader has the name of one that ended
             self._ledger, self._seen_at, before = ledger, [], Sums()
         one = frame(number, at, now - then, before, sums)
-        self._frames.append((one, json.dumps(tuple(one.values()), separators=(",", ":"), allow_nan=False)))
+        self._frames.append((one, _compact(tuple(one.values()))))
         self._machines = machines(now - then, before, sums)
         self._before = (sums, now)
         self._decisions = () if ledger.tuner is None else tuple(ledger.tuner.decisions)
         self._seen_at += [round(at, 3)] * (len(self._decisions) - len(self._seen_at))
 
     def state(self, since: int) -> str:
-        """As JSON, with the frames after that number."""
+        """Return the loader as JSON, with the frames after number ``since``."""
         assert self._ledger is not None
         assert self._before is not None
-        frames = [one for one, _ in self._frames]
-        head = json.dumps(self._head(self._ledger, self._before[0], frames), separators=(",", ":"), allow_nan=False)
+        head = _compact(self._head(self._ledger, self._before[0], [one for one, _ in self._frames]))
         texts = ",".join(text for one, text in self._frames if one["number"] > since)
         return f'{head[:-1]},"frames":[{texts}]}}'
 
     def _head(self, ledger: LoaderMetrics, sums: Sums, frames: Sequence[Frame]) -> Mapping[str, Any]:
         now = summary(latest(frames, NOW_S))
+        decisions = list(enumerate(zip(self._seen_at, self._decisions, strict=False), 1))[-MOST_DECISIONS:]
         return {
             "name": ledger.name,
             "info": dict(zip(("dataset", "batch_size", "seeding"), ledger.info, strict=False)),
@@ -88,16 +90,12 @@ class History:
             "now": now,
             "machines": self._machines,
             "left_alone": sums.pools[REMOTE].nodes_left_alone if REMOTE in sums.pools else 0,
-            "decisions": self._told(),
+            "decisions": [encoded(number, at, decision) for number, (at, decision) in decisions],
         }
 
-    def _told(self) -> list[Mapping[str, Any]]:
-        both = list(enumerate(zip(self._seen_at, self._decisions, strict=False), 1))
-        return [told(number, at, decision) for number, (at, decision) in both[-MOST_DECISIONS:]]
 
-
-def told(number: int, at: float, decision: Decision) -> Mapping[str, Any]:
-    """A decision for JSON, whose numbers are finite."""
+def encoded(number: int, at: float, decision: Decision) -> Mapping[str, Any]:
+    """Return a decision for JSON, which has finite numbers only."""
     outcome = decision.outcome
     return {
         "number": number,
@@ -106,17 +104,8 @@ def told(number: int, at: float, decision: Decision) -> Mapping[str, Any]:
         "text": decision.text,
         "from": _settings(decision.old),
         "to": _settings(decision.new),
-        "predicted": {
-            "wait_ratio": _finite(decision.predicted_wait),
-            "batches_per_second": _finite(decision.predicted_rate),
-        },
-        "outcome": None
-        if outcome is None
-        else {
-            "wait_ratio": _finite(outcome.wait),
-            "batches_per_second": _finite(outcome.rate),
-            "kept": outcome.kept,
-        },
+        "predicted": _rates(decision.predicted_wait, decision.predicted_rate),
+        "outcome": None if outcome is None else _rates(outcome.wait, outcome.rate) | {"kept": outcome.kept},
     }
 
 
@@ -124,13 +113,18 @@ def _settings(settings: Settings) -> Mapping[str, Any]:
     return {"text": str(settings), "local": settings.local, "remote": settings.remote, "prefetch": settings.prefetch}
 
 
-def _finite(value: float) -> float | None:
-    return round(value, 4) if math.isfinite(value) else None
+def _rates(wait: float, rate: float) -> dict[str, Any]:
+    both = {"wait_ratio": wait, "batches_per_second": rate}
+    return {name: round(value, 4) if math.isfinite(value) else None for name, value in both.items()}
 
 
 class HistorySampler:
-    """See the module. ``process``: what the page says of this process, by name. ``mark``: what else is to be done each
-    second, see `dpex.telemetry.http.diagnoses`."""
+    """Takes the frames and makes the JSON.
+
+    Args:
+        process: Labels of this process on the page.
+        mark: Called after each frame; see `dpex.telemetry.http.diagnoses`.
+    """
 
     def __init__(
         self,
@@ -148,22 +142,19 @@ class HistorySampler:
         self._lock = threading.Lock()
         self._number = 0
         self._histories: dict[str, History] = {}
-        self._answers: dict[int, bytes] = {}
         self._process = {**process, "pid": str(os.getpid()), "since": f"{wall():.3f}"}
         self._stop = threading.Event()
-        self.thread: threading.Thread | None = None
+        self.thread = threading.Thread(target=self._run, name="dpex-metrics-sampler", daemon=True)
 
     def start(self) -> None:
         """Begin to take frames."""
-        self.thread = threading.Thread(target=self._run, name="dpex-metrics-sampler", daemon=True)
         self.thread.start()
 
     def stop(self, *, wait: bool = True) -> None:
-        """Within `STOP_S`; idempotent."""
+        """End within `STOP_S`. Idempotent."""
         self._stop.set()
-        thread = self.thread
-        if wait and thread is not None and thread is not threading.current_thread():
-            thread.join(STOP_S)
+        if wait and self.thread is not threading.current_thread():
+            self.thread.join(STOP_S)
 
     def _run(self) -> None:
         due = self._clock()
@@ -171,7 +162,7 @@ class HistorySampler:
             try:
                 self.turn()
             except Exception:
-                logger.exception("the live page has no more news; this is an error in dpex")
+                logger.exception("metrics: the live page is not updated any more; this is an error in dpex")
                 return
             due = max(due + EVERY_S, self._clock())
             if self._stop.wait(due - self._clock()):
@@ -185,28 +176,20 @@ class HistorySampler:
             self._histories = {name: self._histories.get(name) or History() for name in ledgers}
             for name, ledger in ledgers.items():
                 self._histories[name].add(self._number, ledger, self._wall(), self._clock())
-            self._answers.clear()
         self._mark()
 
     def state(self, since: int = 0) -> bytes:
-        """What ``/api/state`` answers, with the frames after that number."""
+        """Return the answer to ``/api/state``, with the frames after number ``since``."""
         with self._lock:
-            if since not in self._answers:
-                if len(self._answers) >= MOST_ANSWERS:
-                    self._answers.clear()
-                self._answers[since] = self._state(since).encode()
-            return self._answers[since]
-
-    def _state(self, since: int) -> str:
-        head = {
-            "version": VERSION,
-            "dpex": dpex.__version__,
-            "process": self._process,
-            "at": round(self._wall(), 3),
-            "number": self._number,
-            "every_s": EVERY_S,
-            "keep": KEEP,
-            "columns": COLUMNS,
-        }
-        loaders = ",".join(history.state(since) for history in self._histories.values())
-        return f'{json.dumps(head, separators=(",", ":"))[:-1]},"loaders":[{loaders}]}}'
+            head = {
+                "version": VERSION,
+                "dpex": dpex.__version__,
+                "process": self._process,
+                "at": round(self._wall(), 3),
+                "number": self._number,
+                "every_s": EVERY_S,
+                "keep": KEEP,
+                "columns": COLUMNS,
+            }
+            loaders = ",".join(history.state(since) for history in self._histories.values())
+        return f'{_compact(head)[:-1]},"loaders":[{loaders}]}}'.encode()

@@ -20,8 +20,7 @@ from dpex.measure.samples import PoolSample
 from dpex.measure.sums import NodeSums, PoolSums, StageSums, StepSums, Sums
 from dpex.pools.base import PoolTimes
 from dpex.stats import PoolStats
-from dpex.telemetry.catalog import BY_NAME
-from dpex.telemetry.labels import STAGES
+from dpex.telemetry.catalog import BY_NAME, STAGES
 
 RECORDS = (Sums, PoolSums, NodeSums, StepSums, StageSums, Times, PoolSample, PoolStats, PoolFacts)
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dashboards.metrics_page import PAGE, with_lists
 from dpex.measure.wait_causes import CAUSES
-from dpex.telemetry.catalog import BY_NAME, METRICS
-from dpex.telemetry.labels import STATES
-from dpex.telemetry.markdown import as_markdown
+from dpex.telemetry.catalog import BY_NAME, METRICS, STATES
 from dpex.telemetry.metric import Metric
 
 ROOT = Path(__file__).parents[3]
@@ -119,6 +118,4 @@ def test_states_and_causes_are_those_of_the_issue() -> None:
 
 
 def test_the_documentation_is_made_from_it() -> None:
-    assert (ROOT / "docs" / "metrics.md").read_text() == as_markdown(), (
-        "python -m dpex.telemetry.markdown > docs/metrics.md"
-    )
+    assert PAGE.read_text() == with_lists(PAGE.read_text()), "python -m dashboards.metrics_page"

@@ -125,16 +125,6 @@ def test_what_is_new(world: World) -> None:
     assert rows(world.state(10**14)) == []
 
 
-def test_the_same_question_is_answered_once_a_second(world: World) -> None:
-    first = world.sampler.state(0)
-    assert world.sampler.state(0) is first
-    for since in range(3 * module.MOST_ANSWERS):
-        world.sampler.state(since)
-    assert len(world.sampler._answers) <= module.MOST_ANSWERS
-    world.second()
-    assert world.sampler.state(0) != first
-
-
 def test_ten_minutes_are_kept(world: World) -> None:
     for _ in range(module.KEEP + 50):
         world.second(batches=1)

@@ -1,0 +1,47 @@
+"""Writes the lists of ``docs/metrics.md`` from the catalogue: ``python -m dashboards.metrics_page``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpex.telemetry.catalog import METRICS
+from dpex.telemetry.metric import Group, Label, Metric
+
+PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+MARK = "<!-- The rest is written by `python -m dashboards.metrics_page`. -->\n"
+_TITLES: dict[Group, str] = {
+    "consumer": "The training loop",
+    "workers": "Workers",
+    "queue": "Queues and bytes",
+    "tuner": "The tuner",
+    "gpu": "GPU",
+    "process": "The process",
+}
+
+
+def with_lists(page: str) -> str:
+    """Return the page with the present lists after its `MARK`."""
+    parts = [page.partition(MARK)[0], MARK]
+    for group, title in _TITLES.items():
+        parts.append(f"\n## {title}\n")
+        parts += [_described(metric) for metric in METRICS if metric.group == group]
+    return "".join(parts)
+
+
+def _described(metric: Metric) -> str:
+    kind = " ".join(part for part in (metric.kind, metric.unit and f"in {metric.unit.replace('_', ' ')}") if part)
+    lines = [f"\n### `{metric.name}`\n", f"*{kind}.* {metric.help} **Read it:** {metric.how_to_read}\n"]
+    lines += [_labelled(label) for label in metric.labels]
+    if metric.buckets:
+        lines += [f"\nBuckets: {', '.join(f'{bound:g}' for bound in metric.buckets)}, +Inf."]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _labelled(label: Label) -> str:
+    values = " | ".join(f"`{value}`" for value in label.values)
+    about = ": ".join(part for part in (values, label.help) if part)
+    return f"- `{label.name}`" + (f" = {about}" if values else f": {about}" if about else "")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_lists(PAGE.read_text()))
