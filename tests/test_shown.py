@@ -60,7 +60,7 @@ def test_a_tuned_loader_shows_its_wait_over_time_while_it_runs() -> None:
         assert any(len(story_of(loader).points) > 1 for _ in iterator)
         text, plot = html_of(loader), loader.plot()
         assert "Wait: the training loop" in text
-        assert 'class="line"' in text
+        assert 'class="dpex-chart"' in text
         assert "<h1>train</h1>" in plot.html()
         assert "lost to loading" in str(plot)
         assert html_of(plot).startswith('<section class="dpex-run">')

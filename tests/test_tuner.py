@@ -8,11 +8,14 @@ import inspect
 import logging
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,15 +41,7 @@ from dpex.measure.wait_causes import NONE_YET, STRAGGLER
 from dpex.pools.ray.room import RemoteRoom
 from dpex.system.clock import ManualClock
 from dpex.system.gpu.nvml import GpuSample
-from dpex.system.machine import (
-    MachineMeter,
-    parse_available,
-    parse_busy,
-    parse_inactive,
-    parse_private,
-    parse_process,
-    parse_runnable,
-)
+from dpex.system.machine import MachineMeter, busy_s, cpu_used, parse_inactive, parse_runnable
 from dpex.system.rank_board import RankCpus
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -922,17 +917,25 @@ def test_an_engine_shows_where_time_went() -> None:
     assert iterator._engine.look().times == ended  # the time after the last batch is not the work's
 
 
-def test_proc_files_are_read() -> None:
-    stat = "cpu 1 1 1 1 1 1 1 1 0 0\ncpu0 100 20 30 900 50 1 2 3 0 0\ncpu1 1 0 0 9 0 0 0 0 0 0\nintr 4\n"
-    ticks = os.sysconf("SC_CLK_TCK")
-    assert parse_busy(stat, [0]) == pytest.approx(156 / ticks)
-    assert parse_busy(stat, [0, 1]) == pytest.approx(157 / ticks)
-    assert parse_process("7 (a (b) c) S " + " ".join(map(str, range(4, 52)))) == pytest.approx((14 + 15) / ticks)
-    assert parse_available("MemTotal: 9 kB\nMemAvailable:   3 kB\n") == 3072
-    assert parse_available("MemTotal: 9 kB\n") is None
+def test_what_psutil_does_not_read_is_parsed() -> None:
     assert parse_runnable("4.18 3.22 1.51 5/126 21870\n") == 4
-    assert parse_private("Pss: 9 kB\nPrivate_Clean: 1 kB\nPrivate_Dirty: 2 kB\nPrivate_Hugetlb: 0 kB\n") == 3072
     assert parse_inactive("anon 5\ninactive_file 7\n") == 7
+
+
+def test_busy_time_is_that_of_the_cpus_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = dict.fromkeys(("user", "nice", "system", "irq", "softirq", "steal"), 1.0)
+    each = [SimpleNamespace(**spent, idle=9.0, iowait=9.0), SimpleNamespace(**spent | {"steal": 2.0})]
+    monkeypatch.setattr("psutil.cpu_times", lambda percpu: each)
+    assert (busy_s({0}), busy_s({1}), busy_s({0, 1})) == (6.0, 7.0, 13.0)
+    assert busy_s({0, 2}) == 13.0  # a CPU between them is offline
+
+
+def test_cpu_time_of_processes_that_ended_is_0() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    everybody, own = cpu_used([process.pid])
+    assert own == pytest.approx(time.process_time(), abs=0.1)
+    assert everybody > own - 0.1
 
 
 def test_threads_of_a_process_share_its_memory() -> None:

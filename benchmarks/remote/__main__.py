@@ -158,7 +158,7 @@ def measured_trainings(options: argparse.Namespace) -> Run:
     def measure(key: str) -> dict[str, Any]:
         asked = json.dumps({"count": int(key.split()[0]), "times": asdict(times)})
         course = _last_line(run_module("benchmarks.remote.trainings", asked, START_LIMIT_S + times.end_s))
-        drawing = options.results.with_name(f"{options.results.stem}-{key.replace(' ', '-')}.svg")
+        drawing = options.results.with_name(f"{options.results.stem}-{key.replace(' ', '-')}.html")
         drawing.parent.mkdir(parents=True, exist_ok=True)
         drawing.write_text(trainings.drawn(course))
         return course

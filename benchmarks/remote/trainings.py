@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.cluster import two_raylets
 from benchmarks.process import MeasurementError, Surroundings
-from dpex.core.svg import STYLE, Panel, Series, Stretch, chart
+from dpex.system.chart import Panel, Series, chart
 
 COUNTS = (2, 4)
 ROOM = 12
@@ -154,10 +154,9 @@ def _are_equal(each: Sequence[Mapping[int, tuple[float, float]]], second: int) -
 
 
 def drawn(course: Mapping[str, Any]) -> str:
-    """The course as SVG: each training's share of time waited, and its workers."""
+    """Return the course as a page: each training's share of time waited, and its workers."""
     each = [by_stretch(lines) for lines in course["trainings"]]
     seconds = sorted({second for one in each for second in one})
-    stretches = [Stretch(start_s=second, end_s=second + 1) for second in seconds]
 
     def series(part: int) -> list[Series]:
         return [
@@ -166,12 +165,12 @@ def drawn(course: Mapping[str, Any]) -> str:
         ]
 
     panels = [
-        Panel(title="share of the time waited", series=series(0), shown="{:.0%}".format),
+        Panel(title="share of the time waited", series=series(0), is_share=True),
         Panel(title="remote workers", series=series(1), least_top=ROOM),
     ]
-    svg = chart(stretches, panels, [], label=f"{len(each)} trainings on one cluster")
-    opened, rest = svg.split(">", 1)
-    return f'{opened} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{rest}\n'
+    label = f"{len(each)} trainings on one cluster"
+    shown = chart([(second, second + 1) for second in seconds], panels, label=label)
+    return f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{label}</title>\n{shown}\n</html>\n'
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from dpex.autotune.trace.story import RunStory, wait_chart
 from dpex.autotune.types import Decision
 from dpex.core.readable import duration, percent
-from dpex.core.svg import STYLE
 
 if TYPE_CHECKING:
     from dpex.stats import LoaderStats
@@ -37,7 +36,7 @@ def loader_html(loader: Any) -> str:
     """What a notebook shows of a loader: settings, state, the wait over time, and the last decisions."""
     story, stats = story_of(loader), loader.stats()
     parts = [
-        f"<style>{STYLE}{_STYLE}</style>",
+        f"<style>{_STYLE}</style>",
         f"<p><strong>{escape(type(loader).__name__)} {escape(story.title)}</strong></p>",
         f'<p class="faint">{escape(", ".join(story.facts))}</p>',
         f"<p>{escape(_state(stats))}</p>",

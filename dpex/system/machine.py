@@ -1,7 +1,8 @@
-"""What this machine has to spare, as it changes: CPU time of others and memory. Reads ``/proc``.
+"""The CPU time and memory that this machine has to spare, as they change.
 
-The parsers take text, so that they can be tested on any machine. `MachineMeter` is used by one thread and reads each
-source no oftener than is worth it.
+The readings are psutil's. Read here are only those that it does not have: cgroup limits, and the number of runnable
+threads. `MachineMeter` is used by one thread, the tuner's, and limits how often it reads each source. psutil is
+imported with the first reading, as it takes 10 ms.
 """
 
 from __future__ import annotations
@@ -13,64 +14,40 @@ import sys
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 from dpex.measure.samples import MachineSample
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import cgroup_cpus, cgroup_path, local_ranks, usable_cpus
 
 OTHERS_EVERY_S = 0.5
-"""The kernel counts CPU time in ticks of 10 ms: over less than this the noise would be larger than the news."""
+"""Seconds between readings of CPU times. The kernel counts in ticks of 10 ms, which is too coarse for shorter times."""
 OTHERS_FIRST_S = 0.1
-"""At first something is better than nothing."""
+"""Seconds until the first reading, which is less precise."""
 MEMORY_EVERY_S = 1.0
-"""How often the free memory is asked for, at most."""
+"""Seconds between readings of the free memory."""
 WORKER_EVERY_S = 5.0
-"""Adding up a process's pages takes the kernel a millisecond or two."""
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+"""Seconds between readings of a worker's memory, for which the kernel adds up its pages in a millisecond or two."""
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
-def parse_busy(proc_stat: str, cpus: Iterable[int]) -> float:
-    """Seconds these CPUs were busy since boot, from ``/proc/stat``'s text; stolen time counts, guests are in "user"."""
-    wanted = {f"cpu{number}" for number in cpus}
-    busy = 0
-    for line in proc_stat.splitlines():
-        if not line.startswith("cpu"):
-            break
-        name, *ticks = line.split()
-        if name in wanted:
-            user, nice, system, _, _, *rest = map(int, ticks[:8])
-            busy += user + nice + system + sum(rest)
-    return busy * _TICK_S
+def busy_s(cpus: Collection[int]) -> float:
+    """Return the seconds that these CPUs have been busy since boot, stolen time included."""
+    import psutil
 
-
-def parse_process(proc_pid_stat: str) -> float:
-    """CPU seconds of a process, from ``/proc/<pid>/stat``'s text (its name may hold any character)."""
-    fields = proc_pid_stat.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK_S
+    each = psutil.cpu_times(percpu=True)
+    if max(cpus, default=0) < len(each):  # else some CPUs are offline, and psutil does not say which
+        each = [each[number] for number in cpus]
+    return float(sum(one.user + one.nice + one.system + one.irq + one.softirq + one.steal for one in each))
 
 
 def parse_runnable(loadavg: str) -> int:
-    """Threads that have or want a CPU, from ``/proc/loadavg``'s text, but for the one that reads it."""
+    """Return the number of threads that have or want a CPU, without the reader, from ``/proc/loadavg``'s text."""
     return max(0, int(loadavg.split()[3].partition("/")[0]) - 1)
 
 
-def parse_available(proc_meminfo: str) -> int | None:
-    """Bytes the machine could give, from ``/proc/meminfo``'s text."""
-    for line in proc_meminfo.splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def parse_private(smaps_rollup: str) -> int:
-    """Bytes that only this process has, from ``/proc/<pid>/smaps_rollup``'s text."""
-    lines = (line.split() for line in smaps_rollup.splitlines() if line.startswith("Private_"))
-    return 1024 * sum(int(fields[1]) for fields in lines)
-
-
 def parse_inactive(memory_stat: str) -> int:
-    """Bytes of file cache that a cgroup would give up first, from its ``memory.stat``."""
+    """Return the bytes of file cache that a cgroup would give up first, from its ``memory.stat``'s text."""
     for line in memory_stat.splitlines():
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file"):
@@ -78,15 +55,10 @@ def parse_inactive(memory_stat: str) -> int:
     return 0
 
 
-def _read(path: str | Path) -> str:
-    with open(path) as file:  # noqa: PTH123  (Path.read_text takes twice as long)
-        return file.read()
-
-
 def cgroup_memory(root: Path = _CGROUP_ROOT) -> int | None:
-    """Bytes this process's cgroup may still take, file cache it would give up counted as free; None: no limit."""
+    """Return the bytes that this process's cgroup may still take, its inactive file cache included; None: no limit."""
     with contextlib.suppress(OSError, ValueError):
-        proc = _read("/proc/self/cgroup")
+        proc = Path("/proc/self/cgroup").read_text()
         rooms = [
             _room(place, *names)
             for base, controller, names in (
@@ -101,26 +73,46 @@ def cgroup_memory(root: Path = _CGROUP_ROOT) -> int | None:
 
 def _room(place: Path, limit_name: str, usage_name: str) -> int | None:
     with contextlib.suppress(OSError, ValueError):
-        limit = _read(place / limit_name).strip()
+        limit = (place / limit_name).read_text().strip()
         if limit != "max" and int(limit) < 1 << 60:
-            inactive = parse_inactive(_read(place / "memory.stat"))
-            return max(0, int(limit) - int(_read(place / usage_name)) + inactive)
+            inactive = parse_inactive((place / "memory.stat").read_text())
+            return max(0, int(limit) - int((place / usage_name).read_text()) + inactive)
     return None
 
 
+class _Processes:
+    """The CPU seconds of processes. A psutil object of each is kept, because it takes as long to make as to read."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Any] = {}
+
+    def cpu_s(self, pids: Collection[int]) -> float:
+        """Return the CPU seconds of these processes together; 0 for those that have ended."""
+        import psutil
+
+        self._known = {pid: one for pid, one in self._known.items() if pid in pids}
+        total_s = 0.0
+        for pid in pids:
+            with contextlib.suppress(OSError, psutil.Error):
+                if pid not in self._known:
+                    self._known[pid] = psutil.Process(pid)
+                times = self._known[pid].cpu_times()
+                total_s += times.user + times.system
+        return total_s
+
+
 class MachineMeter:
-    """See the module."""
+    """Samples the machine for the tuner. The CPUs of a rank are its share of those of the machine."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
         self._ranks = local_ranks(os.environ)
-        self._affinity = (
-            os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-        )
+        self._affinity = _affinity()
         self.cpus = max(0.5, usable_cpus() / self._ranks)
         self.used_by_ranks: float | None = None
-        """CPUs that the job's other ranks keep busy, if they told; else each is taken to use as many as this one."""
+        """CPUs that the job's other ranks keep busy; None: not known, and each is assumed to use as many as this."""
         self._limited = cgroup_cpus() is not None
+        self._processes = _Processes()
         self._others = 0.0
         self._others_at = -math.inf
         self._others_known = False
@@ -132,7 +124,7 @@ class MachineMeter:
         self._worker_at = -math.inf
 
     def sample(self, pids: Collection[int], trainer_cpu_s: float, workers: int = 0) -> MachineSample:
-        """Now; ``pids`` are the processes of the local workers, which may be more in number than those."""
+        """Return a sample; ``pids`` are the processes of the local workers, which may outnumber ``workers``."""
         now = self._clock()
         if now - self._others_at >= (OTHERS_EVERY_S if self._others_known else OTHERS_FIRST_S):
             self._measure_others(now, frozenset(pids))
@@ -149,58 +141,56 @@ class MachineMeter:
         )
 
     def _runnable(self) -> float | None:
-        """This rank's share of all; not comparable where a quota or an affinity leaves us some of the CPUs only."""
+        """This rank's share of the runnable threads; None if a quota or an affinity restricts it to some CPUs."""
         if self._limited or sys.platform != "linux" or len(self._affinity) < (os.cpu_count() or 1):
             return None
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return parse_runnable(_read("/proc/loadavg")) / self._ranks
+        with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/loadavg") as file:  # noqa: PTH123
+            return parse_runnable(file.read()) / self._ranks
         return None
 
     def _measure_worker(self, now: float, pids: tuple[int, ...], workers: int) -> None:
-        """What one process takes for itself, and the next time another, by worker: the most that was seen."""
+        """Measure the private memory of one process, and the next time of another; the largest one counts."""
         if now - self._worker_at >= WORKER_EVERY_S and pids:
+            import psutil
+
             self._worker_at = now
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                pid = pids[int(now) % len(pids)]
-                private = parse_private(_read(f"/proc/{pid}/smaps_rollup"))
+            with contextlib.suppress(OSError, psutil.Error):
+                private = psutil.Process(pids[int(now) % len(pids)]).memory_full_info().uss
                 self._worker_bytes = max(0.9 * self._worker_bytes, private / max(1.0, workers / len(pids)))
 
     def _measure_others(self, now: float, pids: frozenset[int]) -> None:
-        """CPUs that others kept busy since last time. With a quota their CPU time is not taken from ours."""
+        """Measure the CPUs that others kept busy since last time. With a quota they do not reduce this rank's."""
         if self._limited or sys.platform != "linux":
             return
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            busy = parse_busy(_read("/proc/stat"), self._affinity)
-            own = time.process_time() + sum(map(_process_cpu, pids))
-            if self._others_at > -math.inf and not self._pids - pids:  # else what those who left did is not known
-                seconds = now - self._others_at
-                own_cpus = (own - self._own) / seconds
-                ranks = own_cpus * (self._ranks - 1) if self.used_by_ranks is None else self.used_by_ranks
-                others = ((busy - self._busy) / seconds - own_cpus - ranks) / self._ranks
-                self._others = min(self.cpus, max(0.0, others))
-                self._others_known = True
-            self._busy, self._own, self._pids = busy, own, pids
-            self._others_at = now
+        try:
+            busy = busy_s(self._affinity)
+        except OSError:  # /proc is closed to this process
+            return
+        own = time.process_time() + self._processes.cpu_s(pids)
+        if self._others_at > -math.inf and not self._pids - pids:  # of workers that ended, the CPU time is not known
+            seconds = now - self._others_at
+            own_cpus = (own - self._own) / seconds
+            ranks = own_cpus * (self._ranks - 1) if self.used_by_ranks is None else self.used_by_ranks
+            others = ((busy - self._busy) / seconds - own_cpus - ranks) / self._ranks
+            self._others = min(self.cpus, max(0.0, others))
+            self._others_known = True
+        self._busy, self._own, self._pids, self._others_at = busy, own, pids, now
 
 
-def _process_cpu(pid: int) -> float:
-    try:
-        return parse_process(_read(f"/proc/{pid}/stat"))
-    except (OSError, ValueError, IndexError):
-        return 0.0
+def _affinity() -> Collection[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 def _free_memory() -> int | None:
-    free = None
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        free = parse_available(_read("/proc/meminfo"))
+    import psutil
+
     limited = cgroup_memory()
-    if free is None or limited is None:
-        return limited if free is None else free
-    return min(free, limited)
+    with contextlib.suppress(OSError):
+        free = int(psutil.virtual_memory().available)
+        return free if limited is None else min(free, limited)
+    return limited
 
 
 def cpu_used(pids: Iterable[int]) -> tuple[float, float]:
-    """CPU seconds so far: of everybody on the CPUs that this process may use, and of it with these processes."""
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return parse_busy(_read("/proc/stat"), affinity), time.process_time() + sum(map(_process_cpu, pids))
+    """Return the CPU seconds spent on the CPUs that this process may use, and those of it and these processes."""
+    return busy_s(_affinity()), time.process_time() + _Processes().cpu_s(list(pids))

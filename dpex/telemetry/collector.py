@@ -147,8 +147,8 @@ class Collector:
                     families.add(key[0], key[1:], self._grown(key, value))
 
     def _grown(self, key: Key, value: float) -> float:
-        """Return a count that only grows, from one that begins anew with each reader of the GPUs."""
-        last = self._last.get(key, value)
+        """Return a count that only grows, from one that begins at 0 with each reader of the GPUs."""
+        last = self._last.get(key, 0.0)
         self._last[key] = value
         self._sums[key] = self._sums.get(key, 0.0) + (value - last if value >= last else value)
         return self._sums[key]

@@ -5,6 +5,7 @@ Needs torch, numpy, nvidia-ml-py and pytest, and nothing else; without pytest-ti
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -282,9 +283,13 @@ def test_nvml_counts_what_goes_over_pcie(reader: Reader) -> None:
     host = torch.zeros(1 << 28, dtype=torch.uint8, pin_memory=True)
     device = torch.zeros_like(host, device="cuda")
     torch.cuda.synchronize()
+    received()
+    device.copy_(host)
+    with contextlib.suppress(AssertionError):
+        until(lambda: received() is not None, pause_s=0.02, patience_s=2)
     before = received()
     if before is None:
-        pytest.skip("this driver does not offer PCIe counts")
+        pytest.skip("this driver does not offer PCIe counts, or they stand still on this virtual machine")
     for _ in range(16):
         device.copy_(host)
     torch.cuda.synchronize()

@@ -110,7 +110,7 @@ list(loader)
 until(lambda: any("sm_active" in name for name in scrape()))
 say(0, "tx", 1500); say(0, "rx", 107)
 pcie = 'dpex_gpu_pcie_bytes_total{{direction="rx",gpu="{FIRST}"}}'
-found = of_gpus(until(lambda: (now := scrape())[pcie] == "100.0" and now))
+found = of_gpus(until(lambda: (now := scrape()).get(pcie) == "100.0" and now))
 names = threads()
 loader.close()
 answer = before, found, names, threads(), exporter.port
@@ -133,7 +133,7 @@ answer = before, found, names, threads(), exporter.port
     assert set(by_name["dpex_gpu_info"]) == {
         f'gpu="{gpu}",index="{index}",model="{model}"}}' for index, gpu in enumerate((FIRST, SECOND))
     }
-    assert len(by_name["dpex_gpu_pcie_bytes_total"]) == 4
+    assert len(by_name["dpex_gpu_pcie_bytes_total"]) == 2  # of the other GPU no counter moved
     assert list(by_name["dpex_gpu_stall_seconds_total"]) == ['loader="train"}']
     assert 'dpex_collect_errors_total{collector="gpu"}' in found
 

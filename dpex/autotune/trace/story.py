@@ -1,6 +1,7 @@
-"""A run as HTML: rate, wait and workers over time, and each decision with its reasons. PURE; all text is escaped.
+"""A run as HTML: rate, wait and workers over time, and each decision with its reasons. All text is escaped.
 
-The fragment has its own style and the colours of whatever page it is in; `page` puts it into one that loads nothing.
+The fragment has its own style and takes the colours of the page that it is in. `page` puts it into a page that loads
+nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from dpex.autotune.course import CoursePoint, wait_ratio
 from dpex.autotune.types import Decision
 from dpex.autotune.wording import named
 from dpex.core.readable import duration, fine_percent, percent, rounded
-from dpex.core.svg import STYLE as CHART_STYLE
-from dpex.core.svg import Event, Panel, Series, Stretch, chart
+from dpex.system.chart import Event, Panel, Series, chart
 
 WAIT, RATE, LOCAL, REMOTE = "#c9574a", "#3f7fb5", "#4a8f5a", "#8a63b8"
-"""Colours that are seen on white and on black."""
+"""Colours that are visible on white and on black."""
 _ENDS = 5
 """The first and the last part in so many of a run that decided nothing: "at first" and "at last"."""
 NOTHING = "Nothing was measured yet."
@@ -39,7 +39,7 @@ _STYLE = """
 
 @dataclass(frozen=True, kw_only=True)
 class RunStory:
-    """What is shown of a run. title: whose it is. facts: about the process, each a few words."""
+    """The content of the page of a run. ``title`` names the loader; ``facts`` describe it in a few words each."""
 
     title: str
     points: tuple[CoursePoint, ...] = ()
@@ -48,8 +48,8 @@ class RunStory:
 
 
 def fragment(story: RunStory) -> str:
-    """For a notebook, or a page's body."""
-    parts = [f"<style>{CHART_STYLE}{_STYLE}</style>", f"<h1>{escape(story.title)}</h1>"]
+    """Return the HTML for a notebook or the body of a page."""
+    parts = [f"<style>{_STYLE}</style>", f"<h1>{escape(story.title)}</h1>"]
     if story.facts:
         parts.append(f'<p class="faint">{escape(", ".join(story.facts))}</p>')
     parts += [f"<p>{escape(sentence(story))}</p>", _tiles(story), run_chart(story), *_decisions(story.decisions)]
@@ -57,7 +57,7 @@ def fragment(story: RunStory) -> str:
 
 
 def page(story: RunStory) -> str:
-    """The same as a page of its own."""
+    """Return the HTML as a page of its own."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -78,7 +78,7 @@ h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.05rem; margin: 1.6rem 0 .
 
 
 def ends(story: RunStory) -> tuple[float, float]:
-    """The wait ratio before the first decision and after the last one; without any, of the first and the last part."""
+    """Return the wait ratio before the first decision and after the last one, or of the first and the last part."""
     points = story.points
     part = max(1, len(points) // _ENDS)
     times = [decision.at for decision in story.decisions if points and decision.at <= points[-1].at]
@@ -88,7 +88,7 @@ def ends(story: RunStory) -> tuple[float, float]:
 
 
 def sentence(story: RunStory) -> str:
-    """The run in a sentence."""
+    """Return the run in a sentence."""
     points = story.points
     if not points:
         return NOTHING
@@ -123,7 +123,7 @@ def _decisions(decisions: Sequence[Decision]) -> Iterator[str]:
 
 
 def decided(number: int, decision: Decision) -> str:
-    """A decision as an item of a list."""
+    """Return a decision as an item of a list."""
     return (
         f"<li><i>{number}</i><div><p><strong>{escape(named(decision.new))}</strong> "
         f'<span class="faint">after {duration(decision.at)}, {escape(decision.reason)}</span></p>'
@@ -132,7 +132,7 @@ def decided(number: int, decision: Decision) -> str:
 
 
 def _outcome(decision: Decision) -> str:
-    """What was expected and what came; "" where nothing was expected."""
+    """Return the expected and the measured effect; "" if none was expected."""
     if decision.predicted_rate <= 0:
         return ""
     expected = f"Expected {rounded(decision.predicted_rate)} batches/s, {percent(decision.predicted_wait)} lost"
@@ -149,44 +149,34 @@ def _outcome(decision: Decision) -> str:
 
 
 def run_chart(story: RunStory) -> str:
-    """Wait, rate and workers over time, and where something was decided."""
+    """Return the chart of wait, rate and workers over time, with the decisions."""
     points = story.points
-    local, remote = [float(point.local) for point in points], [float(point.remote) for point in points]
-    workers = [Series(name="on this machine", colour=LOCAL, values=local)]
-    if any(remote):
-        workers.append(Series(name="on the cluster", colour=REMOTE, values=remote, below=local))
+    workers = [Series(name="on this machine", colour=LOCAL, values=[point.local for point in points])]
+    if any(point.remote for point in points):
+        workers.insert(0, Series(name="all workers", colour=REMOTE, values=[one.workers for one in points]))
+    rates = [point.rate for point in points]
     panels = [
-        wait_panel(points),
-        Panel(title="Batches per second", series=[Series(name="rate", colour=RATE, values=[p.rate for p in points])]),
-        Panel(title="Workers", series=workers, height=90),
+        _wait_panel(points),
+        Panel(title="Batches per second", series=[Series(name="rate", colour=RATE, values=rates)]),
+        Panel(title="Workers", series=workers, height=130),
     ]
-    return chart([_stretch(point) for point in points], panels, _events(story), label=sentence(story))
+    return chart(_stretches(points), panels, _events(story), label=sentence(story))
 
 
-def wait_chart(story: RunStory, height: int = 90) -> str:
-    """The wait alone."""
-    stretches = [_stretch(point) for point in story.points]
-    return chart(stretches, [wait_panel(story.points, height)], _events(story), label=sentence(story))
+def wait_chart(story: RunStory, height: int = 130) -> str:
+    """Return the chart of the wait alone."""
+    return chart(_stretches(story.points), [_wait_panel(story.points, height)], _events(story), label=sentence(story))
 
 
-def wait_panel(points: Sequence[CoursePoint], height: int = 130) -> Panel:
-    """The share of the time that was lost, from 0 to all of it."""
+def _wait_panel(points: Sequence[CoursePoint], height: int = 170) -> Panel:
     series = Series(name="wait", colour=WAIT, values=[point.wait_ratio for point in points])
-    return Panel(
-        title="Wait: the training loop's time that was lost to loading",
-        series=[series],
-        shown=lambda value: percent(value).replace(" ", ""),
-        height=height,
-    )
+    title = "Wait: the training loop's time that was lost to loading"
+    return Panel(title=title, series=[series], is_share=True, height=height)
 
 
 def _events(story: RunStory) -> list[Event]:
-    return [Event(at_s=one.at, number=number, told=one.text) for number, one in enumerate(story.decisions, 1)]
+    return [Event(at_s=round(one.at, 3), number=number) for number, one in enumerate(story.decisions, 1)]
 
 
-def _stretch(point: CoursePoint) -> Stretch:
-    told = (
-        f"{point.at - point.seconds:.1f} to {point.at:.1f} s: {percent(point.wait_ratio)} lost to loading, "
-        f"{rounded(point.rate)} batches/s, {point.workers} workers, prefetch {point.prefetch}"
-    )
-    return Stretch(start_s=point.at - point.seconds, end_s=point.at, told=told)
+def _stretches(points: Sequence[CoursePoint]) -> list[tuple[float, float]]:
+    return [(point.at - point.seconds, point.at) for point in points]

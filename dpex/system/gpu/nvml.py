@@ -1,9 +1,9 @@
-"""What NVML tells about the GPUs that this process uses: how busy, how full, how many bytes over PCIe.
+"""Readings of NVML (by nvidia-ml-py) about the GPUs that this process uses: utilisation, memory, bytes over PCIe.
 
-Asking is not free: some calls take a lock of the driver that also kernel launches need. So it is for one thread, once a
-second or less often (see `dpex.system.gpu.watch`), with handles that are kept, and what a device does not offer is
-asked once. Without pynvml, a driver or a GPU there is simply nothing; each such finding is logged once, for debugging.
-Nothing here initialises CUDA or imports torch.
+A call is not free: some take a lock of the driver that kernel launches need as well. So one thread reads once a second
+or less often (see `dpex.system.gpu.watch`), handles are kept, and a value that a device does not offer is asked for
+once. Without pynvml, a driver or a GPU there are no readings; the reason is logged once, for debugging. Nothing here
+initialises CUDA or imports torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from typing import Any
 logger = logging.getLogger("dpex")
 
 NEVER = frozenset({2, 3, 4, 13, 25, 26})
-"""NVML's codes for what this device or driver does not offer: invalid argument, not supported, no permission, function
-not found, argument version mismatch, deprecated."""
+"""NVML's codes for a value that a device or driver does not offer: invalid argument, not supported, no permission,
+function not found, argument version mismatch, deprecated."""
 GONE = frozenset({1, 9, 15, 16, 28})
-"""For a device that cannot be asked any more: uninitialised, no driver, lost, reset required, not found."""
+"""NVML's codes for a device that is lost: uninitialised, no driver, lost, reset required, not found."""
 TRIES = 3
-"""Other errors in a row until a question is not asked any more."""
+"""Other errors in a row after which a value is not asked for any more."""
 PCIE_BYTES = {197: "pcie_tx_bytes", 198: "pcie_rx_bytes"}
-"""NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES: from the GPU, to the GPU; running counts that may wrap."""
+"""NVML_FI_DEV_PCIE_COUNT_TX_BYTES and _RX_BYTES: bytes from and to the GPU. The counters can wrap, and stand still on
+virtual machines."""
 CLOCKS_HELD_BACK = {
     0x04: "the power limit",
     0x08: "a hardware slowdown",
@@ -34,8 +35,8 @@ CLOCKS_HELD_BACK = {
     0x40: "the temperature, by the hardware",
     0x80: "the power supply",
 }
-"""What nvmlClocksThrottleReason* says that keeps clocks below what the work would have: SwPowerCap, HwSlowdown,
-SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown. Idling, and clocks that somebody set, are none of these."""
+"""Values of nvmlClocksThrottleReason* that slow down the work: SwPowerCap, HwSlowdown, SwThermalSlowdown,
+HwThermalSlowdown, HwPowerBrakeSlowdown. Idling and clocks set by the user are left out."""
 GPM_RATIOS = {2: "sm_active_ratio", 3: "sm_occupancy_ratio", 10: "dram_active_ratio"}
 """NVML_GPM_METRIC_SM_UTIL, _SM_OCCUPANCY, _DRAM_BW_UTIL; Hopper and later."""
 _VALUE_FIELDS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal"}
@@ -45,14 +46,20 @@ _UNSIGNED_INT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One GPU at one moment; None: not offered, or not known yet.
+    """One GPU at one moment. A value is None if it is not offered or not known yet.
 
-    ordinal: torch's number of it, index: the driver's. model: as sold, "" if unknown. kernel_active_ratio: share of the
-    driver's last sampling period (up to a second) in which at least one kernel ran, however small. Over the time since
-    the sample before: sm_active_ratio: of the multiprocessors, on average, that had work; sm_occupancy_ratio: of the
-    warps they could hold; dram_active_ratio: of the memory's bandwidth. memory_used_bytes: by everybody. pcie_tx_bytes,
-    pcie_rx_bytes: from and to the GPU since sampling began. held_back: by what its clocks are held back at this moment,
-    in words.
+    Attributes:
+        ordinal: torch's number of the GPU.
+        index: The driver's number.
+        model: Name of the product, "" if unknown.
+        kernel_active_ratio: Share of the driver's last sampling period (up to a second) in which a kernel ran.
+        sm_active_ratio: Share of the multiprocessors that had work, on average since the sample before.
+        sm_occupancy_ratio: Share of the resident warps that they could hold, likewise.
+        dram_active_ratio: Share of the memory's bandwidth in use, likewise.
+        memory_used_bytes: Memory in use, that of other processes included.
+        pcie_tx_bytes: Bytes from the GPU since sampling began; None while the counter has never moved.
+        pcie_rx_bytes: Bytes to the GPU, likewise.
+        held_back: Reasons that limit its clocks now, in words.
     """
 
     uuid: str
@@ -74,20 +81,20 @@ class GpuSample:
 
 
 def has_context(ordinal: int) -> bool:
-    """Whether this process uses that GPU; CUDA is initialised. Asking changes nothing."""
+    """Return True if this process uses that GPU. CUDA must be initialised; the call changes nothing."""
     from dpex._torch import has_cuda_context  # not when this module is loaded: `dpex top` needs no torch
 
     return has_cuda_context(ordinal)
 
 
 def uses_cuda() -> bool:
-    """Whether this process has initialised CUDA; a process forked from one that did cannot use it."""
+    """Return True if this process has initialised CUDA. A process forked from one that did cannot use it."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def cuda_devices() -> dict[int, str]:
-    """The GPUs on which this process has a CUDA context, by torch's number: their UUID as CUDA says it, or ""."""
+    """Return the GPUs on which this process has a CUDA context: CUDA's UUID, or "", by torch's number."""
     if not uses_cuda():
         return {}
     torch: Any = sys.modules["torch"]
@@ -96,15 +103,15 @@ def cuda_devices() -> dict[int, str]:
 
 
 def may_have_gpu() -> bool:
-    """Whether torch is there and was built for NVIDIA's GPUs."""
+    """Return True if torch is imported and was built for NVIDIA's GPUs."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and getattr(torch.version, "cuda", None) is not None
 
 
 def parse_visible(visible_devices: str | None, ordinal: int) -> int | str | None:
-    """What ``CUDA_VISIBLE_DEVICES`` makes of torch's number: an index, (the beginning of) a UUID, or None: nothing.
+    """Return the entry of ``CUDA_VISIBLE_DEVICES`` for torch's number: an index, a UUID or its beginning, or None.
 
-    As CUDA reads it: the first entry that names no device ends the list.
+    As in CUDA, the first entry that names no device ends the list.
     """
     if visible_devices is None:
         return ordinal
@@ -117,9 +124,9 @@ def parse_visible(visible_devices: str | None, ordinal: int) -> int | str | None
 
 
 class Devices:
-    """Finds NVML's handle of a CUDA device: by the UUID that CUDA says, else as ``CUDA_VISIBLE_DEVICES`` has it.
+    """Finds NVML's handle of a CUDA device by CUDA's UUID, or else by ``CUDA_VISIBLE_DEVICES``.
 
-    The UUID comes first because CUDA may number devices in another order than NVML.
+    The UUID comes first because CUDA can number devices in another order than NVML.
     """
 
     def __init__(self, nvml: Any, visible_devices: str | None) -> None:
@@ -127,7 +134,7 @@ class Devices:
         self._visible = visible_devices
 
     def handle(self, ordinal: int, uuid: str) -> Any:
-        """None: there is no such device for NVML."""
+        """Return the handle; None if NVML has no such device."""
         for kind in ("GPU-", "MIG-") if uuid else ():
             found = self._by_uuid(kind + uuid.removeprefix(kind))
             if found is not None:
@@ -156,18 +163,18 @@ class Devices:
             return None
 
 
-# -- what they say -----------------------------------------------------------------------------------------------------
+# -- their readings ---------------------------------------------------------------------------------------------------
 
 
 class RunningCount:
-    """A total since the first reading, from a counter that wraps."""
+    """The sum since the first reading of a counter that wraps."""
 
     def __init__(self) -> None:
         self.total = 0
         self._last: int | None = None
 
     def add(self, now: int, bits: int) -> int:
-        """The total after this reading. A step of more than half the counter's range is no wrap: it was set back."""
+        """Return the sum after a reading. A step of more than half the range means that the counter was reset."""
         if self._last is not None:
             step = (now - self._last) % (1 << bits)
             if step < 1 << (bits - 1):
@@ -177,7 +184,7 @@ class RunningCount:
 
 
 class _Gpm:
-    """Two samples of the GPU's own counters, taken in turn; the driver computes the mean between them."""
+    """Two samples of the GPU's own counters (GPM), taken in turn. The driver computes the mean between them."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
@@ -190,7 +197,7 @@ class _Gpm:
         self._taken = 0
 
     def ratios(self) -> dict[str, float]:
-        """Those since the call before; nothing at first."""
+        """Return the ratios since the call before; the first call returns none."""
         older, newer = self._samples
         self._nvml.nvmlGpmSampleGet(self._handle, newer)
         self._taken += 1
@@ -221,7 +228,7 @@ class _Gpm:
 
 
 class _Gpu:
-    """One device: the questions that are still worth asking."""
+    """One device and the values that it still offers."""
 
     def __init__(self, nvml: Any, ordinal: int, handle: Any) -> None:
         self._nvml = nvml
@@ -250,7 +257,7 @@ class _Gpu:
             return None
 
     def sample(self) -> GpuSample:
-        """Raises NVML's error if the device is gone."""
+        """Read all values. Raises NVML's error if the device is lost."""
         found: dict[str, Any] = {}
         for name, ask in list(self._questions.items()):
             try:
@@ -266,7 +273,7 @@ class _Gpu:
 
     def _drop(self, name: str, why: object) -> None:
         del self._questions[name]
-        logger.debug("GPU %s is not asked for its %s any more: %s", self.uuid, name, why)
+        logger.debug("the %s of GPU %s are not read any more: %s", name, self.uuid, why)
 
     def _ask_utilisation(self) -> Mapping[str, Any]:
         return {"kernel_active_ratio": self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100}
@@ -290,7 +297,7 @@ class _Gpu:
             if value.nvmlReturn == 0 and value.valueType in _VALUE_FIELDS:
                 bits = 32 if value.valueType == _UNSIGNED_INT else 64
                 count = int(getattr(value.value, _VALUE_FIELDS[value.valueType]))
-                found[PCIE_BYTES[value.fieldId]] = self._pcie[value.fieldId].add(count, bits)
+                found[PCIE_BYTES[value.fieldId]] = self._pcie[value.fieldId].add(count, bits) or None
             elif value.nvmlReturn in NEVER:
                 del self._pcie[value.fieldId]
         if not self._pcie:
@@ -303,9 +310,9 @@ class _Gpu:
 
 
 class Reader:
-    """Asks NVML about the devices that ``devices`` names (see `cuda_devices`); used by one thread, and never fails.
+    """Reads the devices that ``devices`` returns (see `cuda_devices`). Used by one thread; raises nothing.
 
-    NVML is loaded when there is a device for the first time. ``is_hopeless``: there will never be anything.
+    NVML is loaded when there is a device for the first time. ``is_hopeless`` means that there will never be readings.
     """
 
     def __init__(self, devices: Callable[[], Mapping[int, str]] = cuda_devices) -> None:
@@ -315,7 +322,7 @@ class Reader:
         self.is_hopeless = False
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """All devices of this process, by torch's number; without those that NVML does not know or has lost."""
+        """Return all devices of this process by torch's number, without those that NVML does not know or has lost."""
         if self.is_hopeless:
             return ()
         try:
@@ -325,7 +332,7 @@ class Reader:
             return tuple(sample for ordinal in sorted(used) if (sample := self._ask(ordinal, used[ordinal])))
         except Exception as error:
             self.is_hopeless = True
-            logger.debug("nothing is known from NVML: %s: %s", type(error).__name__, error)
+            logger.debug("there are no readings from NVML: %s: %s", type(error).__name__, error)
             return ()
 
     def _ask(self, ordinal: int, uuid: str) -> GpuSample | None:
@@ -335,7 +342,7 @@ class Reader:
             gpu = self._gpus[ordinal]
             return None if gpu is None else gpu.sample()
         except self._nvml.NVMLError as error:
-            logger.debug("GPU %d cannot be asked any more: %s", ordinal, error)
+            logger.debug("GPU %d is lost: %s", ordinal, error)
             self._gpus[ordinal] = None
             return None
 
@@ -344,7 +351,7 @@ class Reader:
         return None if handle is None else _Gpu(self._nvml, ordinal, handle)
 
     def close(self) -> None:
-        """Give back what the driver lent; the reader knows nothing afterwards. Idempotent."""
+        """Release the driver's resources; the reader has no readings afterwards. Idempotent."""
         nvml, self._nvml = self._nvml, None
         gpus, self._gpus = self._gpus, {}
         self.is_hopeless = True
