@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from dpex.measure.ledger import LastReading
     from dpex.options import MetricsConfig
     from dpex.pools.local.packing import Packing
+    from dpex.telemetry.exporter import Registration
     from dpex.telemetry.loader_metrics import LoaderMetrics
-    from dpex.telemetry.registration import Registration
 
 Counting = TypeVar("Counting", "_DpexDataLoaderIter", "_DpexInlineDataLoaderIter")
 
@@ -105,7 +105,7 @@ class LoaderRuntime:
         if not (asked or on_cluster) or get_worker_info() is not None:
             return None
         if self._registration is None:
-            from dpex.telemetry.registration import enrol
+            from dpex.telemetry.exporter import enrol
 
             self._registration = enrol(self, config, name, info, in_ray=on_cluster or is_ray_connected())
         return None if self._registration is None else self._registration.ledger

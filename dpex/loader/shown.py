@@ -1,4 +1,4 @@
-"""How a loader is shown: in a notebook, and as a drawing of its run. It reads, and never makes the loader wait."""
+"""The representations of a loader: in a notebook, in a terminal, and as a page of its run. None makes it wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpex.stats import LoaderStats
 
 _DECISIONS = 3
-"""The latest that a notebook shows; `plot` shows all of them."""
+"""Latest decisions that a notebook shows; `plot` shows all of them."""
 _STYLE = """
 .dpex-loader { max-width: 46rem; line-height: 1.45; } .dpex-loader p { margin: .2rem 0; }
 .dpex-loader .faint { opacity: .65; font-size: .9em; }
@@ -22,7 +22,7 @@ _STYLE = """
 
 
 def story_of(loader: Any) -> RunStory:
-    """The run of a loader; one that is not tuned has no course."""
+    """Return the run of a loader; one that is not tuned has no course."""
     tuner = loader._runtime.tuner
     return RunStory(
         title=loader.name or type(loader.dataset).__name__,
@@ -33,7 +33,7 @@ def story_of(loader: Any) -> RunStory:
 
 
 def loader_html(loader: Any) -> str:
-    """What a notebook shows of a loader: settings, state, the wait over time, and the last decisions."""
+    """Return the HTML for a notebook: settings, state, the wait over time, and the last decisions."""
     story, stats = story_of(loader), loader.stats()
     parts = [
         f"<style>{_STYLE}</style>",
@@ -49,7 +49,7 @@ def loader_html(loader: Any) -> str:
 
 
 def loader_text(loader: Any) -> str:
-    """What a terminal shows of a loader, on one line; "" while it is not whole, as in a constructor that failed."""
+    """Return one line for a terminal; "" for a loader whose constructor failed."""
     try:
         name = f" {loader.name}" if loader.name else ""
         return f"<{type(loader).__name__}{name}: {', '.join(_settings(loader))}. {_state(loader.stats())}>"

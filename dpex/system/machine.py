@@ -141,7 +141,7 @@ class MachineMeter:
         )
 
     def _runnable(self) -> float | None:
-        """This rank's share of the runnable threads; None if a quota or an affinity restricts it to some CPUs."""
+        """Return the rank's share of runnable threads; None if a quota or an affinity restricts it to some CPUs."""
         if self._limited or sys.platform != "linux" or len(self._affinity) < (os.cpu_count() or 1):
             return None
         with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/loadavg") as file:  # noqa: PTH123

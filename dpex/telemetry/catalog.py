@@ -29,19 +29,14 @@ WORKER_POOL = Label(name="pool", values=WORKER_POOLS, help="where workers are: t
 CLUSTER = Label(name="pool", values=(REMOTE,), help="the cluster: only from there batches come over a network")
 MACHINE = Label(name="machine", most=9, help=f'a machine of the cluster; the ninth and later ones are "{OTHERS}"')
 STAGE = Label(name="stage", values=STAGES, help="`dataset[i]`; the collate function; writing the batch into a slot")
+PATHS = ("shm", "network", "object_store", "h2d", "device")
 PATH = Label(
-    name="path",
-    values=("shm", "network", "object_store", "h2d", "device"),
-    help="shared memory, a connection, Ray's object store, page-locked memory, device",
+    name="path", values=PATHS, help="shared memory, connection, Ray's object store, page-locked memory, device"
 )
-PART = Label(
-    name="part",
-    values=("copy", "transform", "wait"),
-    help="copies; `device_transform`; the training stream waiting for them",
-)
-ERROR = Label(
-    name="kind", values=("batch", "worker", "timeout"), help="user's code failed, workers were lost, `timeout=`"
-)
+PARTS = ("copy", "transform", "wait")
+PART = Label(name="part", values=PARTS, help="copies; `device_transform`; the training stream waiting for them")
+ERRORS = ("batch", "worker", "timeout")
+ERROR = Label(name="kind", values=ERRORS, help="user's code failed, workers were lost, `timeout=`")
 KNOB = Label(name="knob", values=KNOBS, help="workers here, workers on the cluster, prefetch")
 DIRECTION = Label(name="direction", values=("up", "down"))
 GPU = Label(name="gpu", most=8, help="the GPU's UUID")

@@ -11,13 +11,14 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import Any, Protocol
 
 import dpex
 from dpex.system.clock import monotonic
 from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.catalog import BY_NAME, METRICS
-from dpex.telemetry.loader_metrics import Key, LoaderMetrics, Readings
+from dpex.telemetry.loader_metrics import Key, LoaderMetrics
 from dpex.telemetry.metric import Metric
 
 logger = logging.getLogger("dpex")
@@ -41,39 +42,28 @@ class GpuSource(Protocol):
         """Return the latest readings of the GPUs that training uses, without waiting."""
 
 
-class Families:
-    """The families of one scrape. A family is made with its first sample, so that none is empty."""
+def _family(metric: Metric) -> Any:
+    kinds = {"counter": "Counter", "histogram": "Histogram"}
+    core = importlib.import_module("prometheus_client.metrics_core")
+    make = getattr(core, f"{kinds.get(metric.kind, 'Gauge')}MetricFamily")
+    return make(metric.name, metric.help, labels=metric.label_names, unit=metric.unit)
 
-    def __init__(self) -> None:
-        self._core = importlib.import_module("prometheus_client.metrics_core")
-        self._found: dict[str, Any] = {}
+
+class Families(dict[str, Any]):
+    """The families of one scrape by name. A family is made with its first sample, so that none is empty."""
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = _family(BY_NAME[name])
+        return self[name]
 
     def add(self, name: str, labels: Iterable[str], value: float) -> None:
         """Add a sample of a counter, a gauge or an info."""
-        self._family(BY_NAME[name]).add_metric(list(labels), value)
+        self[name].add_metric(list(labels), value)
 
     def add_histogram(self, name: str, labels: Iterable[str], counts: Iterable[int], total: float) -> None:
         """Add the samples of a histogram; ``counts`` are those of the single buckets, the infinite one last."""
-        metric, buckets, sum_so_far = BY_NAME[name], [], 0
-        for bound, count in zip([*map(str, metric.buckets), "+Inf"], counts, strict=True):
-            sum_so_far += count
-            buckets.append((bound, sum_so_far))
-        self._family(metric).add_metric(list(labels), buckets, total)
-
-    def _family(self, metric: Metric) -> Any:
-        if metric.name not in self._found:
-            self._found[metric.name] = self.new(metric)
-        return self._found[metric.name]
-
-    def new(self, metric: Metric) -> Any:
-        """Return an empty family."""
-        kinds = {"counter": "Counter", "histogram": "Histogram"}
-        make = getattr(self._core, f"{kinds.get(metric.kind, 'Gauge')}MetricFamily")
-        return make(metric.name, metric.help, labels=metric.label_names, unit=metric.unit)
-
-    def in_order(self) -> list[Any]:
-        """Return the families in the order of the catalogue."""
-        return [self._found[metric.name] for metric in METRICS if metric.name in self._found]
+        bounds = [*map(str, BY_NAME[name].buckets), "+Inf"]
+        self[name].add_metric(list(labels), list(zip(bounds, accumulate(counts), strict=True)), total)
 
 
 class Collector:
@@ -92,8 +82,7 @@ class Collector:
 
     def describe(self) -> list[Any]:
         """Return all families, without samples."""
-        families = Families()
-        return [families.new(metric) for metric in METRICS]
+        return [_family(metric) for metric in METRICS]
 
     def collect(self) -> Iterator[Any]:
         """Return the families with their samples; scrapes take turns."""
@@ -106,7 +95,7 @@ class Collector:
                 self._run("gpu", self._add_gpus, families)
             for name, count in self._errors.items():
                 families.add("dpex_collect_errors_total", [name], count)
-        yield from families.in_order()
+        yield from (families[metric.name] for metric in METRICS if metric.name in families)
 
     def _run(self, name: str, collect: Callable[[Families], None], families: Families) -> None:
         began = monotonic()
@@ -119,18 +108,14 @@ class Collector:
             families.add("dpex_collect_duration_seconds", [name], monotonic() - began)
 
     def _add_loaders(self, families: Families) -> None:
-        merged: dict[str, Readings] = {}
-        infos: dict[str, tuple[str, ...]] = {}
         for ledger in self._ledgers():
-            merged.setdefault(ledger.name, Readings()).add(ledger.read())
-            infos[ledger.name] = ledger.info
-        for loader, readings in merged.items():
+            loader, readings = ledger.name, ledger.read()
             for key, value in (*readings.counters.items(), *readings.gauges.items()):
                 families.add(key[0], (loader, *key[1:]), value)
             for key, (counts, total) in readings.histograms.items():
                 families.add_histogram(key[0], (loader, *key[1:]), counts, total)
-            if infos[loader]:
-                families.add("dpex_loader_info", (loader, *infos[loader]), 1.0)
+            if ledger.info:
+                families.add("dpex_loader_info", (loader, *ledger.info), 1.0)
 
     def _add_gpus(self, families: Families) -> None:
         assert self.gpu is not None

@@ -1,4 +1,4 @@
-"""How Prometheus finds training processes: a directory of ``file_sd`` files, one per process, written atomically.
+"""Announcements of training processes for Prometheus: ``file_sd`` files, one per process, written atomically.
 
 A file's name holds the node, the process and the start time of that process. So the file of a killed process is
 recognised even if another process has its number now; each process that starts removes those of its node.
@@ -51,7 +51,8 @@ def started_at(pid: int) -> int | None:
         process = psutil.Process(pid)
         if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return None
-        return round(100 * (float(process.create_time()) - booted))
+        started_s: float = process.create_time() - booted
+        return round(100 * started_s)
     except psutil.NoSuchProcess:
         return None
     except psutil.Error:

@@ -1,4 +1,6 @@
-"""The endpoint of this process: one for all its loaders, open while a loader that asked for it exists.
+"""The endpoint of this process, and the registration of loaders at it and in Ray's metrics.
+
+There is one endpoint for all loaders, open while a loader that asked for it exists.
 
 `dpex.telemetry.http` serves, prometheus-client renders the metrics. A process that was forked from one that serves does
 not serve, and neither does a worker. One lock guards the state; no batch takes it. A garbage collection can end a
@@ -15,7 +17,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import App, Server, tls
 from dpex.telemetry.http.site import HOSTS_VARIABLE, Hosts, Site
 from dpex.telemetry.loader_metrics import LoaderMetrics
+from dpex.telemetry.ray_metrics import mirror
 
 logger = logging.getLogger("dpex")
 
@@ -43,6 +46,22 @@ class Endpoint:
 
     port: int
     config: MetricsConfig
+
+
+def endpoint_from(config: MetricsConfig | None, environment: Mapping[str, str]) -> Endpoint | None:
+    """Return the endpoint that a configuration or ``$DPEX_METRICS_PORT`` asks for; None if neither does.
+
+    Raises:
+        OptionError: The variable is not a port.
+    """
+    text = environment.get(PORT_VARIABLE, "")
+    if config is not None and (config.port is not None or not text):
+        return Endpoint(port=config.port or 0, config=config)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
+        raise OptionError(f"{PORT_VARIABLE}={text!r}: give a port from 1 to 65535, or 0 for a free one")
+    return Endpoint(port=int(text), config=config or MetricsConfig())
 
 
 class _MetricsServer:
@@ -249,3 +268,40 @@ class Exporter:
 
 
 exporter = Exporter()
+
+
+class Registration:
+    """The registration of one loader, which it does not keep alive. It ends by `end`, or when the loader dies."""
+
+    def __init__(self, loader: object, ledger: LoaderMetrics, seat: int | None, mirrored: int | None) -> None:
+        self.ledger = ledger
+        self._seat = seat
+        self.end = weakref.finalize(loader, _leave, seat, mirrored)
+        """End it. Idempotent."""
+
+    @property
+    def url(self) -> str | None:
+        """Return the address of the live page that shows the loader; None if there is no page."""
+        return None if self._seat is None else exporter.url
+
+
+def _leave(seat: int | None, mirrored: int | None) -> None:
+    if mirrored is not None:
+        mirror.leave(mirrored)
+    if seat is not None:
+        exporter.leave(seat)
+
+
+def enrol(
+    loader: object, config: MetricsConfig | None, name: str | None, info: Sequence[str], *, in_ray: bool
+) -> Registration | None:
+    """Export this loader's metrics; None if nothing asks for it or this process never exports.
+
+    Raises:
+        OptionError: See `Exporter.join` and `endpoint_from`.
+    """
+    endpoint = endpoint_from(config, os.environ)
+    ledger = exporter.ledger(name, info)
+    seat = exporter.join(endpoint, ledger) if endpoint is not None else None
+    mirrored = mirror.join(ledger) if in_ray else None
+    return None if seat is None and mirrored is None else Registration(loader, ledger, seat, mirrored)

@@ -34,17 +34,6 @@ class Readings:
     gauges: dict[Key, float] = field(default_factory=dict)
     histograms: dict[Key, tuple[list[int], float]] = field(default_factory=dict)
 
-    def add(self, other: Readings, *, gauges: bool = True) -> None:
-        """Add the values of ``other``. Of two time stamps the later one stays."""
-        for key, value in other.counters.items():
-            self.counters[key] = self.counters.get(key, 0.0) + value
-        for key, value in other.gauges.items() if gauges else ():
-            known = self.gauges.get(key, 0.0)
-            self.gauges[key] = max(known, value) if "_timestamp_" in key[0] else known + value
-        for key, (counts, total) in other.histograms.items():
-            mine, mine_total = self.histograms.get(key, ([0] * len(counts), 0.0))
-            self.histograms[key] = ([a + b for a, b in zip(mine, counts, strict=True)], mine_total + total)
-
 
 class Countable(Protocol):
     """An iterator or its engine, as far as it is read here."""
@@ -93,15 +82,12 @@ class LoaderMetrics:
     def read(self) -> Readings:
         """Return the counts and the tuner's decisions under the catalogue's names; readers take turns."""
         with self._reading:
-            return self._read()
-
-    def _read(self) -> Readings:
-        found = readings_of(self.sums()) if self._ledger.entries else Readings()
-        if self.tuner is not None:
-            found.add(_of_tuner(self.tuner.decisions))
-        for key, value in found.counters.items():
-            found.counters[key] = self._seen[key] = max(value, self._seen.get(key, 0.0))
-        return found
+            found = readings_of(self.sums()) if self._ledger.entries else Readings()
+            if self.tuner is not None:
+                _add_tuner(found, self.tuner.decisions)
+            for key, value in found.counters.items():
+                found.counters[key] = self._seen[key] = max(value, self._seen.get(key, 0.0))
+            return found
 
 
 def readings_of(sums: Sums) -> Readings:
@@ -155,8 +141,7 @@ def _put(found: Readings, key: Key, value: float) -> None:
         (found.counters if metric.kind == "counter" else found.gauges)[key] = value
 
 
-def _of_tuner(decisions: Sequence[Decision]) -> Readings:
-    found = Readings()
+def _add_tuner(found: Readings, decisions: Sequence[Decision]) -> None:
     for knob in KNOBS:
         for direction, sign in (("up", 1), ("down", -1)):
             changes = (sign * (getattr(d.new, knob) - getattr(d.old, knob)) for d in decisions)
@@ -173,4 +158,3 @@ def _of_tuner(decisions: Sequence[Decision]) -> Readings:
             ("dpex_tuner_predicted_batches_per_second",): decision.predicted_rate,
             ("dpex_tuner_measured_batches_per_second",): outcome.rate,
         }
-    return found

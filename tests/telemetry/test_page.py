@@ -303,7 +303,7 @@ def test_the_charts_of_a_saved_run_are_drawn(opened: Callable[..., Seen], tmp_pa
     seen.page.goto(f"file://{RunPlot(story()).write_html(tmp_path / 'run.html')}")
     seen.page.wait_for_selector(".dpex-chart canvas >> nth=2")
     until(lambda: min(drawn(seen)) > 500)
-    assert seen.text(".dpex-chart").count("time:") == 3
+    assert seen.text(".dpex-chart").count("\ntime") == 3
     assert seen.page.locator("h1").inner_text() == STORY_TITLE
     assert seen.complaints == []
     assert len(seen.urls) == 1

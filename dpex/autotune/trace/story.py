@@ -19,7 +19,7 @@ from dpex.system.chart import Event, Panel, Series, chart
 WAIT, RATE, LOCAL, REMOTE = "#c9574a", "#3f7fb5", "#4a8f5a", "#8a63b8"
 """Colours that are visible on white and on black."""
 _ENDS = 5
-"""The first and the last part in so many of a run that decided nothing: "at first" and "at last"."""
+"""Parts of a run without decisions, of which the first and the last are "at first" and "at last"."""
 NOTHING = "Nothing was measured yet."
 _STYLE = """
 .dpex-run { max-width: 62rem; line-height: 1.5; }

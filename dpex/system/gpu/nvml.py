@@ -46,7 +46,7 @@ _UNSIGNED_INT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One GPU at one moment. A value is None if it is not offered or not known yet.
+    """A reading of one GPU. Values that are not offered, or not known yet, are None.
 
     Attributes:
         ordinal: torch's number of the GPU.
@@ -228,7 +228,7 @@ class _Gpm:
 
 
 class _Gpu:
-    """One device and the values that it still offers."""
+    """A device and the values that it still offers."""
 
     def __init__(self, nvml: Any, ordinal: int, handle: Any) -> None:
         self._nvml = nvml

@@ -66,7 +66,8 @@ class CounterHistory:
         if self._marks and account.wall_s < self._marks[-1].wall_s:  # `diagnose(reset=True)`
             self._marks.clear()
         if not self._marks or account.wall_s > self._marks[-1].wall_s:
-            self._marks.append(_without_choices(account))
+            pools = {name: replace(pool, kept_s=()) for name, pool in account.pools.items()}
+            self._marks.append(replace(account, pools=pools))  # without the times of batches, which nothing subtracts
 
     def recent(self, account: Sums) -> Sums:
         """Return the shortest stretch up to ``account`` that allows a conclusion, or ``account`` itself."""
@@ -77,11 +78,6 @@ class CounterHistory:
             if found.batches >= ENOUGH_BATCHES and found.wall_s >= (NEW_S if others else RECENT_S):
                 return found
         return account
-
-
-def _without_choices(account: Sums) -> Sums:
-    """Leave out the times of single batches, which are never subtracted."""
-    return replace(account, pools={name: replace(pool, kept_s=()) for name, pool in account.pools.items()})
 
 
 @dataclass(frozen=True, kw_only=True)

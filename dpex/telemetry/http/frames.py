@@ -1,4 +1,4 @@
-"""One second of a loader as the page and ``dpex top`` show it. PURE.
+"""Frames: the activity of a loader in one second, for the page and ``dpex top``. PURE.
 
 A frame is the difference of two readings. It holds seconds and counts, not shares, so that frames add up to any stretch
 of time.
@@ -29,7 +29,7 @@ Frame = Mapping[str, Any]
 * ``gpu_stall_s``: Stall of the GPU's stream; None if it is not measured.
 * ``network_bytes``: Bytes from machines of the cluster. ``network_sending_s``: Seconds in which a machine was sending,
   added up over ``links`` machines.
-* ``made``: Batches made by workers. ``make_*_s``: Seconds that these took, by stage, over all workers.
+* ``made``: Batches made by workers. ``make_*_s``: Seconds that these took, by stage.
 * ``ready``, ``prefetch``: The queue at the end of the frame.
 * ``local_*``, ``remote_*``: Workers and their batches at the end of the frame, see `LEVELS`.
 """

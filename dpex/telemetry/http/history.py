@@ -46,7 +46,7 @@ def _compact(value: Any) -> str:
 
 
 class History:
-    """One loader's frames, and its decisions with the time at which each was first seen."""
+    """The frames of a loader, and its decisions with the time at which each was first seen."""
 
     def __init__(self, keep: int = KEEP) -> None:
         self._frames: deque[tuple[Frame, str]] = deque(maxlen=keep)

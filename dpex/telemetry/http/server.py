@@ -1,9 +1,9 @@
 """The endpoint's HTTP server: `http.server` with a limit on connections, deadlines, and TLS.
 
 One daemon thread ("dpex-metrics") accepts connections. Each connection carries one request and has a daemon thread
-("dpex-metrics-request") that ends with it. No thread of the training loop ever waits for a client: a request must
-arrive within `TIMEOUT_S`, its answer must be read within `TIMEOUT_S`, and a new connection closes the oldest one while
-`MOST_CONNECTIONS` are open.
+("dpex-metrics-request") that ends with it. The training loop never waits for a client. A request must arrive
+within `TIMEOUT_S`, and its answer must be read within `TIMEOUT_S`. While `MOST_CONNECTIONS` are open, a new connection
+closes the oldest one.
 """
 
 from __future__ import annotations

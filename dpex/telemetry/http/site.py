@@ -18,7 +18,7 @@ from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qs
 
 from dpex.system.clock import Clock, monotonic
@@ -65,7 +65,7 @@ class Hosts:
     so are names that cannot be registered on the internet, as Prometheus uses the names of machines and containers.
 
     Args:
-        bound_to: The host that the endpoint was told to listen on.
+        bound_to: The ``host`` of the configuration.
         address: The address that it listens on.
         allowed: Further names; ``.example.org`` is that domain and all names in it, ``*`` is any name.
     """
@@ -97,7 +97,7 @@ def _is_address(text: str) -> bool:
 
 
 def _own_names() -> list[str]:
-    """This machine's names, from files: no name is looked up in the network."""
+    """Return the names of this machine, from files: no name is looked up in the network."""
     name = socket.gethostname()
     try:
         lines = [line.split() for line in _RESOLVER.read_text(errors="replace").splitlines()]
@@ -107,19 +107,11 @@ def _own_names() -> list[str]:
     return [name, *(f"{name.partition('.')[0]}.{domain}" for domain in domains)]
 
 
-class Asset(NamedTuple):
-    """A file of the page, its type, and its hash as an ``ETag``."""
-
-    body: bytes
-    kind: str
-    tag: str
-
-
 @cache
-def asset(name: str) -> Asset:
-    """Read a file of the page from the package."""
+def asset(name: str) -> tuple[bytes, str]:
+    """Return a file of the page, and its hash as an ``ETag``."""
     body = (files("dpex.telemetry") / "static" / name).read_bytes()
-    return Asset(body, KINDS[name.rpartition(".")[2]], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
+    return body, f'"{hashlib.sha256(body).hexdigest()[:20]}"'
 
 
 class Site:
@@ -231,11 +223,11 @@ def _made(kind: str, body: bytes, policy: str = POLICY) -> Answer:
 
 
 def _file(name: str, request: Request) -> Answer:
-    found = asset(name)
-    headers = [("ETag", found.tag), ("Cache-Control", "no-cache"), *_headers()]
-    if found.tag in request.headers.get("If-None-Match", ""):
+    body, tag = asset(name)
+    headers = [("ETag", tag), ("Cache-Control", "no-cache"), *_headers()]
+    if tag in request.headers.get("If-None-Match", ""):
         return Answer(HTTPStatus.NOT_MODIFIED, headers, b"")
-    return Answer(HTTPStatus.OK, [("Content-Type", found.kind), *headers], found.body)
+    return Answer(HTTPStatus.OK, [("Content-Type", KINDS[name.rpartition(".")[2]]), *headers], body)
 
 
 def _error(status: HTTPStatus, text: str) -> Answer:

@@ -1,5 +1,5 @@
-// Draws the charts of a saved page or a notebook, see dpex/system/chart.py. uPlot is defined before this in the same
-// scope, so that notebooks get no global names.
+// Draws the charts of a saved page or a notebook, see dpex/system/chart.py. uPlot (Copyright (c) 2022 Leon Sorokin, MIT
+// licence) is defined before this in the same scope, so that notebooks get no global names.
 
 const percent = (v) => (v > 0 && v < 0.0995 ? `${(100 * v).toFixed(1)} %` : `${Math.round(100 * v)} %`);
 const count = (v) => v.toLocaleString("en", { maximumFractionDigits: v < 10 ? 2 : 1 });

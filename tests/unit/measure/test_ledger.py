@@ -14,7 +14,7 @@ from dpex.measure.wait_causes import CAUSES
 from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.collector import Collector
-from dpex.telemetry.loader_metrics import LoaderMetrics, Readings, readings_of
+from dpex.telemetry.loader_metrics import LoaderMetrics, readings_of
 
 NOTHING = Sums(causes=dict.fromkeys(CAUSES, 0.0), waits=(0,) * 14, steps=(0,) * 14)
 
@@ -93,12 +93,6 @@ def test_the_way_from_each_machine_is_told_of_eight_and_of_all_others_together()
     assert sent == {**{f"m{number}": number for number in range(1, 8)}, "others": 8 + 9 + 10 + 11}
     assert found.gauges["dpex_network_round_trip_seconds", "remote", "m1"] == 0.1
     assert found.gauges["dpex_network_round_trip_seconds", "remote", "others"] == 0.1
-
-
-def test_time_stamps_are_compared_not_added() -> None:
-    found = Readings(gauges={("dpex_last_batch_timestamp_seconds",): 5.0, ("dpex_ready_batches",): 1.0})
-    found.add(Readings(gauges={("dpex_last_batch_timestamp_seconds",): 4.0, ("dpex_ready_batches",): 1.0}))
-    assert list(found.gauges.values()) == [5.0, 2.0]
 
 
 def a_decision(old: Settings, new: Settings, wait: float, outcome: Outcome | None = None) -> Decision:
