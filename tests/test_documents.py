@@ -284,12 +284,11 @@ def test_decisions_are_numbered_dated_and_listed() -> None:
         title = text.splitlines()[0].removeprefix("# ")
         number = int(path.name.partition("-")[0])  # the number of a record that was removed is not given again
         assert re.search(rf"^\*Decision {number}, \d{{4}}-\d\d-\d\d\.", text, re.MULTILINE), path.name
-        assert [line for line in text.splitlines() if line.startswith("## ")] == [
-            "## Context",
-            "## Decision",
-            "## Consequences",
-        ]
-        assert f"- [{number}: {title}]({path.name})" in index
+        sections = [line for line in text.splitlines() if line.startswith("## ")]
+        assert sections[:3] == ["## Context", "## Decision", "## Consequences"], path.name
+        assert sections[3:] in ([], ["## Measured"]), path.name
+        assert f"| [{number}]({path.name}) | {title} |" in index
+    assert len(re.findall(r"\(\d{4}-[\w-]+\.md\)", index)) == len(records)
 
 
 def test_pages_import_public_names() -> None:
