@@ -231,9 +231,9 @@ def origin_text(runs: Sequence[Kept], kind: Kind = "local") -> str:
         f"{machine['last_level_cache_bytes'] / 2**20:.0f} MB last-level cache, {machine['memory_bytes'] / 2**30:.0f} GB"
     )
     return (
-        f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}; Python {versions['python']}, "
-        f"torch {versions['torch']}, Ray {versions['ray']}; commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}; "
-        f"{run.settings.rounds} rounds{_lengths(run, kind)}, from `iter()` on: median (range). "
+        f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}. Python {versions['python']}, "
+        f"torch {versions['torch']}, Ray {versions['ray']}. Commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}. "
+        f"Rounds: {run.settings.rounds}{_lengths(run, kind)}, from `iter()` on. Figures are the median (range). "
         f"Machines: {len(measured)}."
     )
 
