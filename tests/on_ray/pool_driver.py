@@ -201,9 +201,7 @@ def go_by(way, monkeypatch):
     if way == "store":
         monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
     elif way != "memory":
-        monkeypatch.setattr(
-            "dpex.pools.agent.link_server.AdmissionServer", Deaf if way == "unreachable" else OnlyNetwork
-        )
+        monkeypatch.setattr("dpex.pools.ray.nodes.AdmissionServer", Deaf if way == "unreachable" else OnlyNetwork)
 
 
 class OnlyNetwork(AdmissionServer):

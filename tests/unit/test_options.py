@@ -38,6 +38,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("memory_budget", 1.5),
     ("memory_budget", True),
     ("memory_budget", "much"),
+    ("compression", "lz4"),
+    ("compression", True),
     ("local_engine", "ray"),
     ("local_engine", None),
     ("name", ""),
@@ -69,6 +71,8 @@ ACCEPTED: list[tuple[str, Any]] = [
     ("seeding", "batch"),
     ("memory_budget", None),
     ("memory_budget", 1 << 40),
+    ("compression", None),
+    ("compression", "zstd"),
     ("local_engine", "torch"),
     ("name", "train"),
     ("metrics_port", 0),
@@ -119,6 +123,13 @@ METRICS_REFUSED: list[tuple[str, Any]] = [
 ]
 TLS_REFUSED: list[tuple[str, Any]] = [("certfile", ""), ("certfile", None), ("keyfile", 3), ("client_cafile", "")]
 DATA = list(range(10))
+
+
+def test_compression_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpex.transport.compression.can_compress", lambda: False)
+    with pytest.raises(OptionError, match=r"needs zstandard.* pip install 'dpex\[compression\]'"):
+        DpexDataLoader(DATA, compression="zstd")
+    assert DpexDataLoader(DATA).compression is None
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED)
@@ -301,7 +312,7 @@ def test_only_auto_is_a_word_for_a_number(bad: str) -> None:
 
 # -- rebuilding --------------------------------------------------------------------------------------------------------
 
-OWN = ("distribute_mode", "head_address", "seeding", "memory_budget", "ray_remote_args", "local_engine")
+OWN = ("distribute_mode", "head_address", "seeding", "memory_budget", "ray_remote_args", "compression", "local_engine")
 LOADERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "auto": {"num_workers": "auto"},
@@ -313,6 +324,7 @@ LOADERS: dict[str, dict[str, Any]] = {
         "distribute_mode": True,
         "head_address": "head:6379",
         "ray_remote_args": {"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}},
+        "compression": "zstd",
     },
     "metrics": {"metrics": MetricsConfig(tls=TLSConfig(certfile="a.pem", keyfile="a.key")), "name": "train"},
     "torch": {"local_engine": "torch", "distribute_mode": "auto", "collate_fn": list, "worker_init_fn": abs},
@@ -370,6 +382,7 @@ def test_options_are_attributes_of_their_own_name() -> None:
         "seeding": "worker",
         "memory_budget": None,
         "ray_remote_args": {"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}},
+        "compression": "zstd",
         "local_engine": "dpex",
     }
 

@@ -1,56 +1,50 @@
-"""Frames on a stream socket between the trainer and an agent: a header of plain values, and raw buffers behind it.
+"""Frames on a stream socket between a trainer and an agent: a header of plain values, and raw buffers behind it.
 
-A frame is the length of its header and the number of its buffers (two u32, little endian), the sizes of the buffers
-(u64 each), the header, and the bytes of the buffers. Headers are marshalled, so that neither end runs code of the
-other's to read them; what is pickled inside them is opened by whom it is meant for.
+A frame is, in this order:
 
-In a frame of which a buffer is compressed (see `dpex.transport.compression`) the highest bit of the number of buffers
-is set, and behind their sizes stand as many sizes again: what each is compressed to, or 0. A frame without such a
-buffer is the same, byte for byte, whether its ends can compress or not.
+* the length of its header and the number of its buffers (two u32, little endian);
+* two sizes of each buffer (u64): its own, and the bytes that travel, which are fewer if it is compressed;
+* the header, marshalled, so that neither end runs code of the other's to read it;
+* the bytes of the buffers.
 
-Where there are further connections, the buffers of a large frame travel over these (see `dpex.pools.agent.striping`);
-over how many stands in eight other bits of the number of buffers.
-
-Nothing here blocks but `receive`.
+Only `receive` blocks.
 """
 
 from __future__ import annotations
 
 import array
-import io
 import marshal
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from dpex.errors import DpexError
-from dpex.pools.agent.striping import PIECES_A_CALL, STRIPED_FROM_BYTES, receive_split, split
-from dpex.transport.compression import Compressed, CompressionError, decompress
+from dpex.transport.compression import Compressed, decompress
 
 _HEAD = struct.Struct("<II")
-_SIZE_BYTES = 8
-"""Of a size: a u64."""
+_SIZES = struct.Struct("<QQ")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(16 * array.array("i").itemsize)
 """Room for more descriptors than a trainer ever hands over at once."""
+PIECES_A_CALL = 512
+"""Pieces that are handed to the system at once; POSIX systems take at least 1024 (IOV_MAX)."""
 LONGEST_HEADER = 1 << 28
-"""Bytes; what claims to be longer is no frame, and no memory is taken for it."""
+"""Bytes. A longer header is an error, and no memory is taken for it."""
 MOST_BUFFERS = 1 << 16
-"""The same for the number of buffers: a batch has one for each of its tensors."""
-_EXTRA_SHIFT, _MOST_EXTRA = 20, 255
-"""Where the number of further connections stands in that of the buffers, and the largest that there is room for."""
-_COMPRESSED = 1 << 31
-"""The bit that says that buffers are compressed."""
+"""More buffers are an error, too: a batch has one for each of its tensors."""
 
 
 class FrameError(DpexError, ConnectionError):
-    """What came is no frame, or a descriptor cannot be handed over now."""
+    """The bytes that came are no frame, or a descriptor cannot be handed over now."""
 
 
 def send_with(connection: socket.socket, descriptor: int, header: Any) -> None:
-    """Send a frame without buffers, and a descriptor with it, now. Raises OSError where that is not possible."""
+    """Send a frame without buffers, and a descriptor with it, now.
+
+    Raises:
+        OSError: The connection does not take it.
+    """
     data = marshal.dumps(header)
     frame = _HEAD.pack(len(data), 0) + data
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
@@ -58,27 +52,44 @@ def send_with(connection: socket.socket, descriptor: int, header: Any) -> None:
         raise FrameError("the agent takes no requests")
 
 
-class Outbox:
-    """Sends bytes over a connection without blocking; what it does not take now is kept, with the memory it lies in."""
+class FrameWriter:
+    """Sends frames without blocking. Used by one thread.
+
+    Attributes:
+        pending_bytes: Bytes that the connection has not taken yet; they are kept, with the memory that they lie in.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
+        self._connection = connection
         self._pieces: deque[memoryview] = deque()
         self.pending_bytes = 0
 
-    def put(self, piece: memoryview) -> None:
-        """Keep that until `flush` sends it."""
-        if piece.nbytes:
-            self._pieces.append(piece)
-            self.pending_bytes += piece.nbytes
+    def put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
+        """Keep a frame until `flush` sends it. The buffers must not change before; some may be `Compressed`."""
+        data = marshal.dumps(header)
+        parts = [buffer if type(buffer) is Compressed else _as_it_is(buffer) for buffer in buffers]
+        sizes = [_SIZES.pack(part.nbytes, sum(map(len, part.pieces))) for part in parts]
+        self._keep(b"".join((_HEAD.pack(len(data), len(parts)), *sizes, data)))
+        for part in parts:
+            for piece in part.pieces:
+                self._keep(piece)
+
+    def _keep(self, piece: bytes | memoryview) -> None:
+        if len(piece):
+            self._pieces.append(memoryview(piece))
+            self.pending_bytes += len(piece)
 
     def flush(self) -> bool:
-        """Send what the socket takes; True if nothing is kept any more. Raises OSError if the connection is gone."""
+        """Send what the connection takes; return True if nothing is kept any more.
+
+        Raises:
+            OSError: The connection is gone.
+        """
         pieces = self._pieces
         while pieces:
             batch = [pieces[at] for at in range(min(len(pieces), PIECES_A_CALL))]
             try:
-                sent = self.connection.sendmsg(batch, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                sent = self._connection.sendmsg(batch, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return False
             self._drop(sent)
@@ -95,179 +106,61 @@ class Outbox:
             sent -= first.nbytes
 
 
-class FrameWriter:
-    """Sends frames without blocking; what the connections do not take now is kept. Used by one thread."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._outbox = Outbox(connection)
-        self._extra: list[Outbox] = []
-        self._former: list[Outbox] = []
-
-    @property
-    def pending_bytes(self) -> int:
-        """What is kept, in bytes as they travel: of a compressed buffer those that it is compressed to."""
-        return sum(outbox.pending_bytes for outbox in self._outboxes())
-
-    def _outboxes(self) -> list[Outbox]:
-        return [self._outbox, *self._extra, *self._former] if self._extra or self._former else [self._outbox]
-
-    def spread(self, extra: Sequence[socket.socket]) -> None:
-        """Have the buffers of large frames travel over these connections from now on; over the first one, if none."""
-        known = {outbox.connection: outbox for outbox in (*self._extra, *self._former)}
-        self._extra = [known.pop(one) if one in known else Outbox(one) for one in extra]
-        self._former = [outbox for outbox in known.values() if outbox.pending_bytes]
-
-    def blocked(self) -> list[socket.socket]:
-        """Connections for which something is kept."""
-        return [outbox.connection for outbox in self._outboxes() if outbox.pending_bytes]
-
-    def put(self, header: Any, buffers: Sequence[Any] = ()) -> None:
-        """Keep a frame until `flush` sends it; ``buffers``, of which some may be `Compressed`, must not change
-        before."""
-        data = marshal.dumps(header)
-        parts = [_parts(buffer) for buffer in buffers]
-        sizes, flags = [part.nbytes for part in parts], 0
-        if any(part.travelling_bytes for part in parts):
-            sizes, flags = [*sizes, *(part.travelling_bytes for part in parts)], _COMPRESSED
-        pieces = [piece for part in parts for piece in part.pieces]
-        extra = self._extra if sum(piece.nbytes for piece in pieces) >= STRIPED_FROM_BYTES else []
-        head = _HEAD.pack(len(data), len(parts) | flags | len(extra) << _EXTRA_SHIFT)
-        self._outbox.put(memoryview(head + struct.pack(f"<{len(sizes)}Q", *sizes) + data))
-        shares = split(pieces, len(extra)) if extra else [pieces]
-        for outbox, share in zip(extra or [self._outbox], shares, strict=True):
-            for piece in share:
-                outbox.put(piece)
-
-    def flush(self) -> bool:
-        """Send what the connections take; True if nothing is kept any more.
-
-        Raises:
-            OSError: A connection is gone.
-        """
-        if not self._extra and not self._former:
-            return self._outbox.flush()
-        for outbox in self._outboxes():
-            outbox.flush()
-        self._former = [outbox for outbox in self._former if outbox.pending_bytes]
-        return not self.pending_bytes
-
-
-class _Parts(NamedTuple):
-    """A buffer as it travels: its size, what it is compressed to or 0, and its bytes."""
-
-    nbytes: int
-    travelling_bytes: int
-    pieces: list[memoryview]
-
-
-def _parts(buffer: Any) -> _Parts:
-    if type(buffer) is Compressed:
-        return _Parts(buffer.nbytes, buffer.travelling_bytes, [memoryview(piece) for piece in buffer.pieces])
+def _as_it_is(buffer: Any) -> Compressed:
     view = memoryview(buffer).cast("B")
-    return _Parts(view.nbytes, 0, [view])
+    return Compressed(view.nbytes, [view])
 
 
 class Frame(NamedTuple):
-    """What came: its header, its buffers, and how many bytes less travelled than these have."""
+    """A frame that came: its header and its buffers."""
 
     header: Any
     buffers: list[Any]
-    saved_bytes: int
 
 
-def receive(
-    connection: socket.socket,
-    memory: Callable[[int], Any],
-    check: Callable[[Any, Sequence[int]], None] | None = None,
-    further: Mapping[int, socket.socket] = MappingProxyType({}),
-) -> Frame | None:
-    """The next frame of a connection that blocks, or None at the end of the connection.
+def receive(connection: socket.socket, memory: Callable[[int], Any]) -> Frame | None:
+    """Return the next frame of a connection that blocks, or None at the end of the connection.
 
-    ``further``: connections from number 1 on, over which the buffers of large frames may come.
-
-    ``memory(nbytes)`` gives a writable buffer of that size. What is compressed is decompressed into it as it comes, so
-    that little may become much; before any memory is taken for such a frame, ``check(header, sizes)`` raises FrameError
-    unless its buffers are as large as they should be.
+    Args:
+        connection: The connection.
+        memory: Returns a writable buffer of that many bytes. A compressed buffer is decompressed into it as it comes.
 
     Raises:
         FrameError: What came is no frame.
+        CompressionError: A compressed buffer is damaged.
         OSError: The connection broke.
     """
     head = bytearray(_HEAD.size)
     if not _fill(connection, [head]):
         return None
-    length, count, is_compressed, split_over = _check(head)
-    table, data = bytearray(_SIZE_BYTES * count * (1 + is_compressed)), bytearray(length)
+    length, count = _check(head)
+    table, data = bytearray(_SIZES.size * count), bytearray(length)
     if not _fill(connection, [table, data]):
         return None
-    numbers, header = struct.unpack(f"<{len(table) // _SIZE_BYTES}Q", table), marshal.loads(data)
-    sizes, travelling = numbers[:count], numbers[count:]
-    if is_compressed and check is not None:
-        check(header, sizes)
-    buffers = [memory(size) for size in sizes]
-    if split_over:
-        is_whole = _fill_split(_first(further, split_over), buffers, travelling)
-    elif is_compressed:
-        is_whole = _fill_compressed(connection, buffers, travelling)
-    else:
-        is_whole = _fill(connection, buffers)
-    if not is_whole:
-        return None
-    saved_bytes = sum(size - nbytes for size, nbytes in zip(sizes, travelling, strict=False) if nbytes)
-    return Frame(header, buffers, saved_bytes)
-
-
-def _check(head: bytes | bytearray) -> tuple[int, int, bool, int]:
-    """The length of a header, the number of buffers, whether any of them is compressed, and over how many further
-    connections they travel."""
-    length, number = _HEAD.unpack(head)
-    count, is_compressed = number & ~_COMPRESSED & ~(_MOST_EXTRA << _EXTRA_SHIFT), bool(number & _COMPRESSED)
-    if length > LONGEST_HEADER or count > MOST_BUFFERS:
-        raise FrameError(f"a frame with a header of {length} bytes and {count} buffers")
-    return length, count, is_compressed, number >> _EXTRA_SHIFT & _MOST_EXTRA
-
-
-def _first(further: Mapping[int, socket.socket], count: int) -> list[socket.socket]:
-    found = [connection for number in range(1, count + 1) if (connection := further.get(number)) is not None]
-    if len(found) < count:
-        raise FrameError(f"buffers over {count} further connections, of which {len(found)} are here")
-    return found
-
-
-def _fill_split(connections: Sequence[socket.socket], buffers: Sequence[Any], compressed: Sequence[int]) -> bool:
-    """As `_fill`, over several connections; what comes compressed is decompressed once it is here."""
-    came = [bytearray(nbytes) if nbytes else None for nbytes in compressed or [0] * len(buffers)]
-    views = [memoryview(one or buffer).cast("B") for one, buffer in zip(came, buffers, strict=True)]
-    if not receive_split(connections, views):
-        return False
-    for buffer, one in zip(buffers, came, strict=True):
-        if one is not None:
-            _decompress(io.BytesIO(one).read, len(one), buffer)
-    return True
-
-
-def _fill_compressed(connection: socket.socket, buffers: Sequence[Any], compressed: Sequence[int]) -> bool:
-    """As `_fill`, where some buffers come compressed, to so many bytes."""
+    sizes = list(_SIZES.iter_unpack(table))
+    buffers = [memory(nbytes) for nbytes, _ in sizes]
     plain: list[Any] = []
-    for buffer, nbytes in zip(buffers, compressed, strict=True):
-        if not nbytes:
+    for buffer, (nbytes, travelling) in zip(buffers, sizes, strict=True):
+        if travelling == nbytes:
             plain.append(buffer)
             continue
-        if not (_fill(connection, plain) and _decompress(connection.recv, nbytes, buffer)):
-            return False
-        plain.clear()
-    return _fill(connection, plain)
+        into = memoryview(buffer).cast("B")
+        if not (_fill(connection, plain) and decompress(connection.recv, travelling, into)):
+            return None
+        plain = []
+    return Frame(marshal.loads(data), buffers) if _fill(connection, plain) else None
 
 
-def _decompress(read: Callable[[int], bytes], nbytes: int, buffer: Any) -> bool:
-    try:
-        return decompress(read, nbytes, memoryview(buffer).cast("B"))
-    except CompressionError as error:
-        raise FrameError(str(error)) from error
+def _check(head: bytes | bytearray) -> tuple[int, int]:
+    """Return the length of the header and the number of buffers."""
+    length, count = _HEAD.unpack(head)
+    if length > LONGEST_HEADER or count > MOST_BUFFERS:
+        raise FrameError(f"a frame with a header of {length} bytes and {count} buffers")
+    return length, count
 
 
 def _fill(connection: socket.socket, buffers: Sequence[Any]) -> bool:
-    """Fill the buffers, in one system call as a rule; False if the connection ends before."""
+    """Fill the buffers, in one system call as a rule; return False if the connection ends before."""
     views = [view for buffer in buffers if (view := memoryview(buffer).cast("B")).nbytes]
     at = 0
     while at < len(views):
@@ -283,9 +176,11 @@ def _fill(connection: socket.socket, buffers: Sequence[Any]) -> bool:
 
 
 class FrameReader:
-    """Reads frames from a connection without blocking, for small frames without buffers: the agent's end.
+    """The agent's end: reads frames without buffers, and does not block. Used by one thread.
 
-    ``descriptors``: those that came with frames, in their order. Used by one thread.
+    Attributes:
+        descriptors: The descriptors that came with frames, in their order.
+        ended: True once the connection has ended.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -296,7 +191,7 @@ class FrameReader:
         self.ended = False
 
     def read(self) -> list[Any]:
-        """The headers of all frames that are here; sets ``ended`` at the end of the connection."""
+        """Return the headers of all frames that are here."""
         while not self.ended:
             try:
                 data = self._receive()
@@ -309,7 +204,7 @@ class FrameReader:
         return self._take()
 
     def _receive(self) -> bytes:
-        """Not by `socket.recv_fds`, which forgets its flags before Python 3.12."""
+        """Receive bytes and descriptors. `socket.recv_fds` forgets its flags before Python 3.12."""
         data, ancillary, _, _ = self._connection.recvmsg(1 << 18, self._ancillary_bytes, socket.MSG_DONTWAIT)
         for level, kind, found in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -321,7 +216,7 @@ class FrameReader:
     def _take(self) -> list[Any]:
         headers, at, data = [], 0, self._data
         while len(data) - at >= _HEAD.size:
-            length, count, *_ = _check(data[at : at + _HEAD.size])
+            length, count = _check(data[at : at + _HEAD.size])
             if count:
                 raise FrameError("a frame with buffers, where none are expected")
             end = at + _HEAD.size + length

@@ -16,14 +16,14 @@ from dpex.pools.agent.connection import TrainerAddress, connect
 from dpex.system.processes import pidfd
 
 UNREACHED = 3
-"""Exit code of an agent that cannot reach its trainer; why stands in the report."""
+"""Exit code of an agent that cannot reach its trainer; the report says why."""
 
 
 class AgentStart(NamedTuple):
-    """What an agent is told.
+    """What an agent is started with.
 
-    ``guardian``: the process with which it ends. ``address``: the fields of a `TrainerAddress`, or None where
-    ``tunnel`` is the descriptor of a socket that leads to the trainer. ``report``: a pipe for why it ended.
+    guardian: the process with which it ends. address: the fields of a `TrainerAddress`, or None where ``tunnel`` is the
+    descriptor of a socket that leads to the trainer. report: a pipe for why it ended.
     """
 
     guardian: int
@@ -40,19 +40,19 @@ def main(fd: int) -> None:
     guardian = pidfd(start.guardian)
     if os.getppid() != start.guardian:
         os._exit(1)
-    trainer = None if start.address is None else TrainerAddress(*start.address)
-    connection = _connection(start, trainer)
+    connection = _connection(start)
     os.close(start.report)
     from dpex.pools.agent.serving import Agent
     from dpex.worker.setup import prepare_process
 
     prepare_process()
-    Agent(connection, guardian, trainer).run()
+    Agent(connection, guardian).run()
 
 
-def _connection(start: AgentStart, trainer: TrainerAddress | None) -> socket.socket:
-    if trainer is None:
+def _connection(start: AgentStart) -> socket.socket:
+    if start.address is None:
         return socket.socket(fileno=start.tunnel)
+    trainer = TrainerAddress(*start.address)
     try:
         return connect(trainer)
     except OSError as error:

@@ -32,16 +32,16 @@ class ShippedContents:
 class PoolOrder(NamedTuple):
     """What an agent is told of a pool that it is to keep.
 
-    ``shared_queue``: any worker makes any ticket. ``path``: where on its node the shipped file can be opened.
-    ``codec``: see `dpex.transport.codec.codec_signature`. ``probe``: a pickled index that the dataset is tried with
-    first, or None. ``decompresses``: whether the trainer takes compressed buffers.
+    shared_queue: any worker makes any ticket. path: where on its node the shipped file can be opened. codec: see
+    `dpex.transport.codec.codec_signature`. probe: a pickled index that the dataset is tried with first, or None.
+    compression: how buffers are compressed for the network, "zstd" or None.
     """
 
     shared_queue: bool
     path: str
     codec: str
     probe: bytes | None
-    decompresses: bool = False
+    compression: str | None = None
 
 
 class UnfitError(DpexError):

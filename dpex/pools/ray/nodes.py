@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from dpex.pools.agent.link import AgentLink
-from dpex.pools.agent.link_server import LinkServer
+from dpex.pools.agent.admission import AdmissionServer
+from dpex.pools.agent.link import AgentLink, link_over, wake_nobody
 from dpex.pools.agent.main import UNREACHED
 from dpex.pools.agent.nodes import NodeNews
 from dpex.pools.ray.avoided import AvoidedNodes
@@ -57,7 +58,7 @@ class RayNodes:
         self._room = ReservedRoom(options)
         self._kind = ""
         self._refs: list[Any] = []
-        self._wake: Callable[[], None] = _nobody
+        self._wake: Callable[[], None] = wake_nobody
         self._changed = threading.Event()
         self._closed = False
         self._parked_at: float | None = None
@@ -76,22 +77,19 @@ class RayNodes:
         self._thread = threading.Thread(target=self._run, name="dpex-cluster", daemon=True)
         self._thread.start()
 
-    def _listen(self) -> LinkServer | None:
+    def _listen(self) -> AdmissionServer | None:
         if (address := stream_address()) is None:
             return None
 
-        def linked(agent: int, link: AgentLink) -> None:
-            self._do(lambda: self._linked(agent, link))
+        def admit(connection: socket.socket, agent: int) -> None:
+            if (link := link_over(connection, self._cluster.memory)) is not None:
+                self._do(lambda: self._linked(agent, link))
 
         try:
-            return LinkServer(address, self._cluster.memory, self._link_of, linked)
+            return AdmissionServer(address, admit)
         except OSError as error:
             logger.info("batches travel through Ray's object store: cannot listen on %s: %s", address, error)
             return None
-
-    def _link_of(self, agent: int) -> AgentLink | None:
-        node = self._numbers.get(agent)
-        return None if node is None else node.link
 
     # -- the pool's side -----------------------------------------------------------------------------------------
 
@@ -154,7 +152,7 @@ class RayNodes:
 
     def close(self) -> None:
         """See `Nodes.close`: park this. It does not wait for the cluster."""
-        self._wake, self._refs = _nobody, []
+        self._wake, self._refs = wake_nobody, []
         self._room.want(0, may_shrink=False)
         self._do(self._park)
         self._cluster.parked.park(self)
@@ -344,7 +342,7 @@ class RayNodes:
             return
         self._ask(node, node.guardian.watch.remote(), lambda answer: self._agent_ended(node, number, *answer))
         if is_tunnel:
-            self._linked(number, AgentLink(open_tunnel(node.guardian), self._cluster.memory, _nobody, is_tunnel=True))
+            self._linked(number, AgentLink(open_tunnel(node.guardian), self._cluster.memory, is_tunnel=True))
 
     def _linked(self, number: int, link: AgentLink) -> None:
         if (node := self._numbers.get(number)) is None:
@@ -439,7 +437,3 @@ class RayNodes:
     def _cut_off(self, agent: int) -> None:
         if (node := self._numbers.get(agent)) is not None:
             node.guardian.stop.remote()
-
-
-def _nobody() -> None:
-    """Nobody is to be woken."""

@@ -33,6 +33,7 @@ class RayPool(RemotePool):
         shared_queue: bool,
         first_workers: int,
         probe_index: Any = None,
+        compression: str | None = None,
     ) -> None:
         packed = pack(ShippedContents(setup=setup, collate_entries=changed_collate_entries()))
         self._cluster = connect(head_address)
@@ -43,7 +44,13 @@ class RayPool(RemotePool):
             header = np.frombuffer(packed.header, np.uint8)
             kind = f"{type(setup.dataset).__module__}.{type(setup.dataset).__qualname__}"
             nodes.ship(kind, [importlib.import_module("ray").put([header, *packed.buffers])])
-            super().__init__(nodes, shared_queue=shared_queue, first_workers=first_workers, probe_index=probe_index)
+            super().__init__(
+                nodes,
+                shared_queue=shared_queue,
+                first_workers=first_workers,
+                probe_index=probe_index,
+                compression=compression,
+            )
         except BaseException:
             release(self._cluster)
             raise

@@ -8,7 +8,8 @@ import pytest
 
 from dpex.core.schedule import Ticket
 from dpex.measure.sums import NodeSums
-from dpex.pools.agent.handles import AgentHandle, node_sums
+from dpex.pools.agent.handles import AgentHandle
+from dpex.pools.agent.reports import node_sums
 
 
 @pytest.fixture

@@ -19,11 +19,12 @@ from dpex.pools.agent.connection import TrainerAddress, connect, tune
 from dpex.pools.agent.handshake import (
     ACCEPTED,
     CHALLENGE_BYTES,
-    HEAD_BYTES,
+    HELLO_BYTES,
+    PROOF_BYTES,
     VERSION,
     Challenge,
     GreetingError,
-    WorkerCredentials,
+    introduce,
 )
 from dpex.system import listening
 from dpex.system.clock import ManualClock
@@ -46,8 +47,8 @@ class Server(admission.AdmissionServer):
         connection.sendall(ACCEPTED)
 
     def target(self, agent: int) -> TrainerAddress:
-        """What an agent must know to connect."""
-        return TrainerAddress(self.address, self.port, self.secret, agent)
+        """What an agent on another machine must know to connect."""
+        return self.address_of(agent)._replace(local=None)
 
 
 @pytest.fixture
@@ -98,66 +99,91 @@ def test_an_agent_that_is_elsewhere_comes_over_the_network(server: Server, part:
 # -- the greeting, without sockets -------------------------------------------------------------------------------------
 
 
-def greeted(credentials: WorkerCredentials, trainer: Challenge) -> bytes:
-    """All that goes over the wire."""
-    challenge = trainer.take(credentials.hello)
-    credentials.check_head(challenge[:HEAD_BYTES])
-    proof = credentials.prove(challenge)
-    assert trainer.take(proof) == b""
-    return credentials.hello + challenge + proof
+class Wire:
+    """An agent that greets a trainer without a socket. sent, answered: all that travelled."""
+
+    def __init__(self, trainer: Challenge) -> None:
+        self.trainer = trainer
+        self.sent = self.answered = self._left = b""
+
+    def send(self, data: bytes) -> None:
+        self.sent += data
+        answer = self.trainer.take(data)
+        self.answered += answer
+        self._left += answer + (ACCEPTED if self.trainer.number is not None else b"")
+
+    def read(self, nbytes: int) -> bytes:
+        if len(self._left) < nbytes:
+            raise ConnectionResetError
+        found, self._left = self._left[:nbytes], self._left[nbytes:]
+        return found
+
+
+def greeted(trainer: Challenge, *, secret: bytes = SECRET, number: int = 7) -> Wire:
+    wire = Wire(trainer)
+    introduce(secret, number, wire.send, wire.read)
+    return wire
 
 
 def test_both_ends_prove_that_they_know_the_secret_and_never_send_it() -> None:
     trainer = Challenge(SECRET)
-    sent = greeted(WorkerCredentials(SECRET, 7), trainer)
+    wire = greeted(trainer)
     assert (trainer.number, trainer.failed) == (7, False)
-    assert all(SECRET[start : start + 4] not in sent for start in range(29))
+    assert (len(wire.sent), len(wire.answered)) == (HELLO_BYTES + PROOF_BYTES, CHALLENGE_BYTES)
+    assert all(SECRET[start : start + 4] not in wire.sent + wire.answered for start in range(29))
 
 
 def test_messages_may_come_byte_by_byte() -> None:
-    credentials, trainer = WorkerCredentials(SECRET, 7), Challenge(SECRET)
-    answers = [trainer.take(credentials.hello[at : at + 1]) for at in range(len(credentials.hello))]
-    assert [len(answer) for answer in answers] == [0] * (len(credentials.hello) - 1) + [CHALLENGE_BYTES]
-    for byte in credentials.prove(answers[-1]):
-        assert trainer.number is None
-        trainer.take(bytes([byte]))
+    trainer = Challenge(SECRET)
+
+    class Dripping(Wire):
+        def send(self, data: bytes) -> None:
+            for at in range(len(data)):
+                assert self.trainer.number is None
+                assert self.trainer.wanted == len(data) - at
+                super().send(data[at : at + 1])
+
+    wire = Dripping(trainer)
+    introduce(SECRET, 7, wire.send, wire.read)
     assert trainer.number == 7
 
 
 def test_a_proof_serves_once_and_for_one_number() -> None:
-    credentials, other = WorkerCredentials(SECRET, 7), WorkerCredentials(SECRET, 8)
-    first, again, swapped = (Challenge(SECRET) for _ in range(3))
-    proof = credentials.prove(first.take(credentials.hello))
-    again.take(credentials.hello)
-    again.take(proof)
-    swapped.take(other.hello)
-    swapped.take(proof)
-    for trainer in (again, swapped):
+    first, other = greeted(Challenge(SECRET)).sent, greeted(Challenge(SECRET), number=8).sent
+    for sent in (first, other[:HELLO_BYTES] + first[HELLO_BYTES:]):
+        trainer = Challenge(SECRET)
+        trainer.take(sent[:HELLO_BYTES])
+        trainer.take(sent[HELLO_BYTES:])
         assert (trainer.number, trainer.failed) == (None, True)
 
 
-def test_a_trainers_proof_is_no_workers() -> None:
+def test_a_trainers_proof_is_no_agents() -> None:
     trainer = Challenge(SECRET)
-    challenge = trainer.take(WorkerCredentials(SECRET, 7).hello)
-    trainer.take(challenge[-32:])
+    challenge = trainer.take(greeted(Challenge(SECRET)).sent[:HELLO_BYTES])
+    trainer.take(challenge[-PROOF_BYTES:])
     assert (trainer.number, trainer.failed) == (None, True)
 
 
-def test_a_worker_does_not_prove_itself_to_others() -> None:
-    credentials = WorkerCredentials(SECRET, 7)
-    challenge = Challenge(bytes(32)).take(credentials.hello)
+def test_an_agent_does_not_prove_itself_to_others() -> None:
+    wire = Wire(Challenge(bytes(32)))
     with pytest.raises(GreetingError, match="not its trainer"):
-        credentials.prove(challenge)
+        introduce(SECRET, 7, wire.send, wire.read)
+    assert len(wire.sent) == HELLO_BYTES
     with pytest.raises(GreetingError, match="not the trainer"):
-        credentials.check_head(b"HTTP/")
+        introduce(SECRET, 7, lambda data: None, lambda nbytes: b"HTTP/"[:nbytes])
 
 
 def test_another_version_is_told_of_it() -> None:
-    credentials, trainer = WorkerCredentials(SECRET, 7), Challenge(SECRET)
-    head = trainer.take(credentials.hello[:4] + bytes([VERSION + 1]))
-    assert (head, trainer.failed) == (credentials.hello[:4] + bytes([VERSION]), True)
-    with pytest.raises(GreetingError, match=f"version {VERSION + 1}, this worker's {VERSION}: install one version"):
-        credentials.check_head(credentials.hello[:4] + bytes([VERSION + 1]))
+    trainer = Challenge(SECRET)
+    head = trainer.take(b"DPEX" + bytes([VERSION + 1]))
+    assert (head, trainer.failed) == (b"DPEX" + bytes([VERSION]), True)
+    with pytest.raises(GreetingError, match=f"version {VERSION + 1}, this agent's {VERSION}: install one version"):
+        introduce(SECRET, 7, lambda data: None, lambda nbytes: b"DPEX" + bytes([VERSION + 1]))
+
+
+def hello_of(secret: bytes) -> bytes:
+    """What an agent says first."""
+    return greeted(Challenge(secret), secret=secret).sent[:HELLO_BYTES]
 
 
 @pytest.mark.parametrize("data", [b"\0", b"GET / HTTP/1.1\r\n", b"DPE\0", b"\x16\x03\x01\x02\x00" * 20])
@@ -213,7 +239,7 @@ def the_pending_client(server: Server) -> admission._PendingClient:
 
 
 def test_a_stranger_that_drips_has_one_deadline(server: Server) -> None:
-    hello = WorkerCredentials(SECRET, 1).hello
+    hello = hello_of(SECRET)
     with pending(server.target(1)) as slow:
         seen = the_pending_client(server)
         late_at = seen.late_at
@@ -250,7 +276,7 @@ def test_a_worker_comes_again_when_it_was_dropped(server: Server, monkeypatch: p
 
 def test_noise_and_half_closed_sockets_do_no_harm(server: Server) -> None:
     target, chance = server.target(1), random.Random(1)
-    hello = WorkerCredentials(bytes(32), 1).hello
+    hello = hello_of(bytes(32))
     for _ in range(200):
         with pending(target) as one, contextlib.suppress(OSError):
             one.sendall(hello[: chance.randrange(len(hello) + 1)] + chance.randbytes(chance.choice((0, 1, 40, 5000))))
@@ -262,23 +288,28 @@ def test_noise_and_half_closed_sockets_do_no_harm(server: Server) -> None:
 
 def test_who_stops_after_the_challenge_is_dropped(server: Server) -> None:
     with pending(server.target(1)) as one:
-        one.sendall(WorkerCredentials(bytes(32), 1).hello)
+        one.sendall(hello_of(bytes(32)))
         assert len(one.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
         the_pending_client(server).late_at = 0.0
         one.sendall(b"\0")
         until(lambda: is_closed(one))
 
 
-def test_a_worker_is_let_in_only_after_its_proof(server: Server) -> None:
+def test_an_agent_is_let_in_only_after_its_proof(server: Server) -> None:
     target = server.target(1)
-    credentials = WorkerCredentials(target.secret, 1)
+    sent: list[bytes] = []
     with pending(target) as one:
-        one.sendall(credentials.hello)
-        proof = credentials.prove(one.recv(CHALLENGE_BYTES, socket.MSG_WAITALL))
-        one.sendall(proof[:-1])
-        assert 1 not in server.admitted
-        one.sendall(proof[-1:])
-        assert one.recv(1) == ACCEPTED
+
+        def send(data: bytes) -> None:
+            if sent:
+                one.sendall(data[:-1])
+                assert 1 not in server.admitted
+                one.sendall(data[-1:])
+            else:
+                one.sendall(data)
+            sent.append(data)
+
+        introduce(target.secret, 1, send, lambda nbytes: one.recv(nbytes, socket.MSG_WAITALL))
         assert 1 in server.admitted
 
 
