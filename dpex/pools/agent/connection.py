@@ -15,6 +15,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,19 +99,8 @@ def _accepted(target: TrainerAddress, deadline: float) -> socket.socket:
     connection = _local_connection(target, deadline) or socket.create_connection(
         (target.address, target.port), _left_s(deadline)
     )
-
-    def read(nbytes: int) -> bytes:
-        found = b""
-        while len(found) < nbytes:
-            connection.settimeout(_left_s(deadline))
-            data = connection.recv(nbytes - len(found))
-            if not data:
-                raise ConnectionResetError("the trainer ended the connection")
-            found += data
-        return found
-
     try:
-        introduce(target.secret, target.agent, connection.sendall, read)
+        introduce(target.secret, target.agent, connection.sendall, reader(connection, deadline))
         tune(connection, is_trainer=False)
         return connection
     except BaseException:
@@ -132,10 +122,26 @@ def _local_connection(target: TrainerAddress, deadline: float) -> socket.socket 
     return found
 
 
+def reader(connection: socket.socket, deadline: float) -> Callable[[int], bytes]:
+    """Return a function that reads that many bytes of a connection, all of them before ``deadline``."""
+
+    def read(nbytes: int) -> bytes:
+        found = b""
+        while len(found) < nbytes:
+            connection.settimeout(_left_s(deadline))
+            data = connection.recv(nbytes - len(found))
+            if not data:
+                raise ConnectionResetError("the other end closed the connection")
+            found += data
+        return found
+
+    return read
+
+
 def _left_s(deadline: float) -> float:
     left_s = deadline - monotonic()
     if left_s <= 0:
-        raise TimeoutError("the trainer did not answer in time")
+        raise TimeoutError("the other end did not answer in time")
     return left_s
 
 

@@ -9,7 +9,7 @@ A proof is an HMAC-SHA256 of who proves, the hello and the trainer's nonce. So a
 agent's number, and a listener on the network learns nothing that would let it in later. What follows is not encrypted,
 as Ray's own traffic is not; where Ray encrypts its traffic, no such connection is made.
 
-Nothing here touches a socket.
+Nothing here touches a socket: ``send`` sends bytes, and ``read`` returns exactly as many as it is asked for.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SECRET_BYTES = 32
 VERSION = 5
 """Of the greeting and of the frames that follow it; both ends must have the same."""
 ACCEPTED = b"\1"
-PROOF_BYTES = 32
-_NONCE_BYTES = 32
+_PROOF_BYTES = _NONCE_BYTES = 32
 _HEAD = b"DPEX" + bytes([VERSION])
-_HELLO = struct.Struct(f"<{len(_HEAD)}sQ{_NONCE_BYTES}s")
-_CHALLENGE = struct.Struct(f"<{_NONCE_BYTES}s{PROOF_BYTES}s")
-HELLO_BYTES, CHALLENGE_BYTES = _HELLO.size, len(_HEAD) + _CHALLENGE.size
+_ABOUT = struct.Struct(f"<Q{_NONCE_BYTES}s")
+_CHALLENGE = struct.Struct(f"<{_NONCE_BYTES}s{_PROOF_BYTES}s")
 _TRAINER, _AGENT = b"trainer", b"agent"
+Send = Callable[[bytes], object]
+Read = Callable[[int], bytes]
 
 
 class GreetingError(DpexError, ConnectionError):
@@ -43,13 +43,13 @@ def _proof(secret: bytes, who: bytes, hello: bytes, nonce: bytes) -> bytes:
     return hmac.digest(secret, who + hello + nonce, "sha256")
 
 
-def introduce(secret: bytes, number: int, send: Callable[[bytes], object], read: Callable[[int], bytes]) -> None:
-    """Greet the trainer as the agent of that number; ``read`` returns exactly as many bytes as it is asked for.
+def introduce(secret: bytes, number: int, send: Send, read: Read) -> None:
+    """Greet the trainer as the agent of that number.
 
     Raises:
         GreetingError: The other end is not the trainer, or does not accept the agent.
     """
-    hello = _HELLO.pack(_HEAD, number, secrets.token_bytes(_NONCE_BYTES))
+    hello = _HEAD + _ABOUT.pack(number, secrets.token_bytes(_NONCE_BYTES))
     send(hello)
     head = read(len(_HEAD))
     if head[:-1] != _HEAD[:-1]:
@@ -67,45 +67,21 @@ def introduce(secret: bytes, number: int, send: Callable[[bytes], object], read:
         raise GreetingError("the trainer refused the connection")
 
 
-class Challenge:
-    """The trainer's part: takes the bytes that come, in any pieces, and says what to answer.
+def challenge(secret: bytes, send: Send, read: Read) -> int:
+    """Greet a client as the trainer; return the number of the agent that it has proved to be.
 
-    Attributes:
-        number: The agent's, once it has proved who it is.
-        failed: True if the connection is to be closed after the answer.
+    Raises:
+        GreetingError: The client is no agent of this run, or speaks another version, which it is told.
     """
-
-    def __init__(self, secret: bytes) -> None:
-        self.number: int | None = None
-        self.failed = False
-        self._secret = secret
-        self._received = b""
-        self._hello = b""
-        self._nonce = secrets.token_bytes(_NONCE_BYTES)
-
-    @property
-    def wanted(self) -> int:
-        """Bytes that are missing of the message that is to come. No more must be read."""
-        return (PROOF_BYTES if self._hello else HELLO_BYTES) - len(self._received)
-
-    def take(self, data: bytes) -> bytes:
-        """Return the answer, which may be empty."""
-        self._received += data
-        if self._hello:
-            self._check()
-            return b""
-        if not _HEAD.startswith(self._received[: len(_HEAD)]):
-            self.failed = True
-            return _HEAD if self._received.startswith(_HEAD[:-1]) else b""
-        if self.wanted:
-            return b""
-        self._hello, self._received = self._received, b""
-        proof = _proof(self._secret, _TRAINER, self._hello, self._nonce)
-        return _HEAD + _CHALLENGE.pack(self._nonce, proof)
-
-    def _check(self) -> None:
-        if self.wanted:
-            return
-        self.failed = not hmac.compare_digest(self._received, _proof(self._secret, _AGENT, self._hello, self._nonce))
-        if not self.failed:
-            self.number = _HELLO.unpack(self._hello)[1]
+    head = read(len(_HEAD))
+    if head != _HEAD:
+        if head[:-1] == _HEAD[:-1]:
+            send(_HEAD)
+        raise GreetingError("what connected is no agent of this version")
+    about, nonce = read(_ABOUT.size), secrets.token_bytes(_NONCE_BYTES)
+    hello = head + about
+    send(_HEAD + _CHALLENGE.pack(nonce, _proof(secret, _TRAINER, hello, nonce)))
+    if not hmac.compare_digest(read(_PROOF_BYTES), _proof(secret, _AGENT, hello, nonce)):
+        raise GreetingError("what connected does not know this training run's secret")
+    number: int = _ABOUT.unpack(about)[0]
+    return number
