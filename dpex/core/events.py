@@ -7,7 +7,7 @@ changes nothing more (see `dpex.system.interrupts`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpex.core.prefetch import Sizes
@@ -99,6 +99,18 @@ class Notice:
 
 
 PoolEvent = TicketMade | WorkerUp | WorkerGone | Released | Snapshot | Notice
+_THAT_TRAVEL = {kind.__name__: kind for kind in (WorkerUp, WorkerGone, Released, Snapshot, Notice)}
+
+
+def plain(event: PoolEvent) -> tuple[Any, ...]:
+    """Return an event other than `TicketMade` as plain values, which can travel between machines."""
+    name = type(event).__name__
+    return (name, *(getattr(event, one.name) for one in fields(_THAT_TRAVEL[name])))
+
+
+def event_of(name: str, *values: Any) -> PoolEvent:
+    """Return the event that `plain` was given."""
+    return _THAT_TRAVEL[name](*values)
 
 
 class PoolStatus(NamedTuple):

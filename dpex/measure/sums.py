@@ -172,6 +172,15 @@ class NodeSums(LinkSums):
     )
 
 
+def node_sums(busy_s: float, cpu_s: float, tickets: int, delay: float | None) -> NodeSums:
+    """Return what some batches add to the sums of their machine.
+
+    ``delay``: seconds on run queues for each second on a CPU; None: not known.
+    """
+    known = NodeSums(tickets=tickets, busy_s=busy_s, cpu_s=cpu_s)
+    return known if delay is None else known.plus(NodeSums(queued_s=cpu_s * delay, asked_s=busy_s))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolSums(PoolLevels):
     """One worker pool, or the training process itself ("inline")."""

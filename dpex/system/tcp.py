@@ -6,6 +6,10 @@ import socket
 import struct
 from typing import NamedTuple
 
+from dpex.system.clock import Clock, monotonic
+
+LOOK_EVERY_S = 0.25
+"""Seconds between two looks of a meter. A look takes microseconds; a window of the controller is rarely shorter."""
 _INFO_BYTES = 256
 """More than the structure has: the kernel returns as much as it knows."""
 _AT_RTT, _AT_ACKED, _AT_LEAST_RTT, _AT_BUSY, _AT_RESENT = 68, 120, 148, 168, 208
@@ -17,7 +21,7 @@ _PER_S = 1_000_000
 
 
 class TcpCounts(NamedTuple):
-    """What one end of a connection has sent since it began.
+    """Counts of what one end of a connection has sent since it began.
 
     sent_bytes: bytes that the other end has acknowledged. resent_bytes: bytes that were sent again. sending_s: seconds
     in which something was under way. round_trip_s: the shortest round trip, which is one without queueing.
@@ -29,7 +33,7 @@ class TcpCounts(NamedTuple):
     round_trip_s: float
 
     def since(self, earlier: TcpCounts) -> TcpCounts:
-        """Return what was sent since an earlier reading, with the round trip of this one."""
+        """Return the counts since an earlier reading, with the round trip of this one."""
         sent, resent, sending_s = (now - then for now, then in zip(self[:3], earlier[:3], strict=True))
         return TcpCounts(int(sent), int(resent), sending_s, self.round_trip_s)
 
@@ -53,3 +57,25 @@ def counts_in(found: bytes) -> TcpCounts | None:
     acked, busy, resent = (struct.unpack_from("@Q", found, at)[0] for at in (_AT_ACKED, _AT_BUSY, _AT_RESENT))
     latest, least = (struct.unpack_from("@I", found, at)[0] for at in (_AT_RTT, _AT_LEAST_RTT))
     return TcpCounts(acked, resent, busy / _PER_S, (latest if least == _UNKNOWN_RTT else least) / _PER_S)
+
+
+class TrafficMeter:
+    """Measures what a connection carries, look by look."""
+
+    def __init__(self, connection: socket.socket, clock: Clock = monotonic) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._looked_at = 0.0
+        self._counts = NO_COUNTS
+
+    def news(self) -> TcpCounts | None:
+        """Return what was carried since the last look; None if it is too early, or the connection is not counted."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_EVERY_S:
+            return None
+        self._looked_at = now
+        found = tcp_counts(self._connection)
+        if found is None:
+            return None
+        before, self._counts = self._counts, found
+        return found.since(before)

@@ -21,7 +21,7 @@ from dpex.core.events import TicketMade, WorkerGone
 from dpex.core.schedule import Ticket
 from dpex.pools.agent.admission import AdmissionServer
 from dpex.pools.ray.cluster import connect, release
-from dpex.pools.ray.options import actor_options
+from dpex.pools.ray.reservations import actor_options
 from dpex.worker.setup import WorkerSetup
 
 DEADLINE_S = 120

@@ -176,7 +176,7 @@ def test_each_argument_that_is_taken_is_one_of_rays() -> None:
     """Ray checks them when an actor's options are given; nothing is started for that."""
     pytest.importorskip("ray")
     from dpex.pools.ray.guardian import guardian_class
-    from dpex.pools.ray.options import actor_options
+    from dpex.pools.ray.reservations import actor_options
 
     assert {key for key, _ in RAY_ACCEPTED} == set(_RAY_REMOTE_ARGS) == {key for key, _, _ in RAY_REFUSED}
     for key, value in RAY_ACCEPTED:
@@ -187,7 +187,7 @@ def test_each_argument_that_is_taken_is_one_of_rays() -> None:
 
 
 def test_what_a_worker_needs_of_a_node() -> None:
-    from dpex.pools.ray.options import actor_options, needs_of
+    from dpex.pools.ray.reservations import actor_options, needs_of
 
     assert needs_of(actor_options(None)) == {"CPU": 1}
     asked = {"num_cpus": 0, "num_gpus": 0.5, "memory": 1000, "resources": {"ssd": 2}, "runtime_env": {}}

@@ -1,4 +1,4 @@
-"""Accepts agents that know the run's secret, and nobody else.
+"""Accept agents that know the run's secret, and drop all other clients.
 
 A thread of its own greets each client, for `GREETING_S` seconds at most. At most `MOST_GREETINGS` clients are greeted
 at a time: when one more comes, the oldest is dropped. So a flood of clients costs the trainer a bounded number of
@@ -62,7 +62,7 @@ class AdmissionServer:
         return TrainerAddress(self.address, self.port, self.secret, agent, self.local)
 
     def close(self) -> None:
-        """Accept nobody any more. Idempotent; from any thread; the server's threads end soon after."""
+        """Accept no further client. Idempotent; from any thread; the server's threads end soon after."""
         self._closed.set()
         with self._lock:
             for one in (*self._listeners, *self._greeted):

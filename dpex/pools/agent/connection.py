@@ -1,4 +1,4 @@
-"""How an agent connects to its trainer, over the network or, on the trainer's own machine, over a Unix socket.
+"""Connect an agent to its trainer, over the network or, on the trainer's own machine, over a Unix socket.
 
 The Unix socket has an abstract name, which leaves nothing behind and can be reached within one network namespace only:
 a container with a network of its own connects as another machine would. Over it descriptors and numbers of processes
@@ -28,12 +28,12 @@ _TRY_AGAIN_S = (0.02, 0.2)
 """Pause before an agent tries again that was dropped while many came; drawn at random, lest all come again at once."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _GIVE_UP = ("TCP_USER_TIMEOUT", 15_000)
-"""Milliseconds for which a machine may leave unacknowledged what was sent to it. Keepalive asks only while nothing is
-under way; else the kernel tries for a quarter of an hour, while the training waits for that machine's batches."""
+"""Milliseconds for which sent bytes may stay unacknowledged. Keepalive asks only while nothing is under way; else the
+kernel tries for a quarter of an hour, while the training waits for that machine's batches."""
 
 
 class LocalAddress(NamedTuple):
-    """Where agents of one machine reach the trainer: the machine (see `this_machine`), and the abstract socket's name
+    """The address for agents of the same machine: the machine (see `this_machine`), and the name of an abstract socket
     without its leading zero byte."""
 
     machine: str
@@ -41,7 +41,7 @@ class LocalAddress(NamedTuple):
 
 
 class TrainerAddress(NamedTuple):
-    """Where an agent finds the trainer, also if it is on the same machine (``local``), and how it introduces itself."""
+    """The trainer's address, also on the same machine (``local``), and what an agent needs to introduce itself."""
 
     address: str
     port: int
@@ -148,8 +148,8 @@ def _left_s(deadline: float) -> float:
 def tune(connection: socket.socket, *, is_trainer: bool) -> None:
     """Have a connection block without a limit, send small things at once, and notice a lost machine within 15 seconds.
 
-    An agent with something to send waits for longer, as its guardian ends it: the kernel would count a trainer that
-    takes nothing for a while, as its process is stopped, among those that are gone.
+    An agent waits longer for a trainer that takes nothing, whose process may only be stopped. Its guardian ends the
+    agent of a trainer that is gone.
     """
     connection.settimeout(None)
     if connection.family == socket.AF_UNIX:

@@ -24,7 +24,7 @@ class HeldTicket(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class AgentHandle:
-    """One agent.
+    """An agent.
 
     Attributes:
         number: The agent's number.

@@ -1,4 +1,4 @@
-"""How an agent and its trainer prove to each other that both know the run's secret, without sending it.
+"""Prove to each other that agent and trainer know the run's secret, without sending it.
 
     agent   → trainer   hello: protocol, version, the agent's number, a nonce
     trainer → agent     protocol, version, a nonce, proof that the trainer knows the secret
@@ -24,7 +24,7 @@ from dpex.errors import DpexError
 SECRET_BYTES = 32
 """As long as a SHA-256 digest; a longer secret would be no harder to guess."""
 VERSION = 5
-"""Of the greeting and of the frames that follow it; both ends must have the same."""
+"""The version of the greeting and of the frames that follow it; both ends must have the same."""
 ACCEPTED = b"\1"
 _PROOF_BYTES = _NONCE_BYTES = 32
 _HEAD = b"DPEX" + bytes([VERSION])
@@ -71,7 +71,7 @@ def challenge(secret: bytes, send: Send, read: Read) -> int:
     """Greet a client as the trainer; return the number of the agent that it has proved to be.
 
     Raises:
-        GreetingError: The client is no agent of this run, or speaks another version, which it is told.
+        GreetingError: The client is no agent of this run, or speaks another version; that gets this one's number.
     """
     head = read(len(_HEAD))
     if head != _HEAD:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dpex.pools.agent.connection import tune
-from dpex.pools.agent.frames import FrameError, FrameWriter, receive, send_with
 from dpex.pools.agent.handshake import ACCEPTED
 from dpex.system.clock import monotonic
 from dpex.transport.compression import CompressionError
+from dpex.transport.frames import FrameError, FrameWriter, receive, send_with
 
 
 class Arrived(NamedTuple):

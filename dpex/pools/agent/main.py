@@ -20,7 +20,7 @@ UNREACHED = 3
 
 
 class AgentStart(NamedTuple):
-    """What an agent is started with.
+    """The arguments of an agent.
 
     guardian: the process with which it ends. address: the fields of a `TrainerAddress`, or None where ``tunnel`` is the
     descriptor of a socket that leads to the trainer. report: a pipe for why it ended.

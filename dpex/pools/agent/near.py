@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.core.names import REMOTE
-from dpex.measure.sums import NodeSums
+from dpex.measure.sums import NodeSums, node_sums
 from dpex.pools.agent.handles import AgentHandle
 from dpex.pools.agent.link import AgentLink
-from dpex.pools.agent.reports import DelayMeter, node_sums
 from dpex.pools.base import PoolTimes
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
+from dpex.system.run_queue import DelayMeter
 
 _REQUESTS = {"resize": "resize", "dismiss": "dismiss", "adopt": "adopt", "release": "release", "epoch": "new_epoch"}
 """Requests to an agent, and the methods of its pool that they call."""
@@ -92,10 +92,10 @@ class NearPool(LocalPool):
         super()._result(worker, *result)
 
     def take_sums(self) -> NodeSums | None:
-        """Return what was made since the last call."""
+        """Return the sums since the last call; None: no batch was made."""
         if not self._made_here:
             return None
-        found = node_sums(self._busy_s, self._cpu_s, self._made_here, self._delay.of(self.handles))
+        found = node_sums(self._busy_s, self._cpu_s, self._made_here, self._delay.of(self.pids))
         self._busy_s, self._cpu_s, self._made_here = 0.0, 0.0, 0
         return found
 

@@ -19,16 +19,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, TicketMade, WorkerGone, WorkerUp
+from dpex.core.events import Notice, PoolEvent, Released, Snapshot, TicketMade, WorkerGone, WorkerUp, event_of
 from dpex.core.names import REMOTE
 from dpex.core.prefetch import REMOTE_WINDOW
 from dpex.core.schedule import Ticket
-from dpex.measure.sums import LinkSums, NodeSums
+from dpex.measure.sums import LinkSums, NodeSums, node_sums
 from dpex.pools.agent.handles import AgentHandle, RemoteResult
 from dpex.pools.agent.link import Arrived, wake_nobody
 from dpex.pools.agent.near import AgentStarter, NearAgentHandle, NearPool
 from dpex.pools.agent.nodes import NodeNews, Nodes
-from dpex.pools.agent.reports import event_of, node_sums
 from dpex.pools.base import PoolCounts, PoolTimes
 from dpex.pools.local.worker_process import END
 from dpex.system.clock import monotonic
@@ -80,12 +79,10 @@ class RemotePool:
         self._last_message = 0
         self._closed = False
         self._owner = os.getpid()
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
         self._epoll = select.epoll()
-        self._epoll.register(self._read, select.EPOLLIN)
+        self._epoll.register(self._woken, select.EPOLLIN)
         nodes.begin(self.wake)
         self.resize(first_workers)
 
@@ -98,8 +95,7 @@ class RemotePool:
         """Make `descriptors` readable; from any thread."""
         with self._wake_lock:
             if not self._closed:
-                with contextlib.suppress(BlockingIOError):
-                    os.write(self._write, b"\0")
+                os.eventfd_write(self._woken, 1)
 
     # -- size ----------------------------------------------------------------------------------------------------
 
@@ -266,7 +262,7 @@ class RemotePool:
         if self._closed:
             return self._events
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
+            os.eventfd_read(self._woken)
         self._hear_nodes()
         for agent in list(self._agents.values()):
             self._hear(agent)
@@ -289,7 +285,7 @@ class RemotePool:
             self._watch(agent)
 
     def _hear_frame(self, agent: AgentHandle, arrived: Arrived) -> None:
-        """Take in what an agent of another machine told; see `dpex.pools.agent.serving`."""
+        """Take in a frame of an agent of another machine; see `dpex.pools.agent.serving`."""
         _, pool, results, events, failed, delay, traffic = arrived.header
         if pool != self._number:
             return  # that is the pool before this one, which was closed
@@ -389,7 +385,7 @@ class RemotePool:
         self._lose(agent, text)
 
     def _lose(self, agent: AgentHandle, why: str) -> None:
-        """Forget an agent and its workers, which are no more; what they held is nobody's fault."""
+        """Forget an agent and its workers, which are no more. No ticket is blamed for it."""
         del self._agents[agent.number]
         agent.link.close()
         lost = tuple(agent.out())
@@ -414,8 +410,7 @@ class RemotePool:
             return
         with self._wake_lock:
             self._closed = True
-            os.close(self._read)
-            os.close(self._write)
+            os.close(self._woken)
         self._epoll.close()
         if not self.is_own:
             return

@@ -16,7 +16,7 @@ number)``, ``("close", grace_s)``. From a trainer on the same machine there is o
 descriptor: see `dpex.pools.agent.near`.
 
 Frames from an agent: ``("told", pool, results, events, failed, delay, traffic)``: the results of workers, other events,
-why the pool cannot work, how long workers wait for a CPU, and what the connection carried; see `reports`.
+why the pool cannot work, how long workers wait for a CPU, and what the connection carried.
 """
 
 from __future__ import annotations
@@ -32,22 +32,25 @@ from typing import Any
 
 import torch.multiprocessing
 
-from dpex.core.events import Notice, WorkerGone
+from dpex.core.events import Notice, WorkerGone, plain
 from dpex.core.schedule import Ticket
-from dpex.pools.agent.frames import FrameReader, FrameWriter
-from dpex.pools.agent.reports import DelayMeter, TrafficMeter, plain
 from dpex.pools.agent.shipped import PoolOrder, ShippedPlan
 from dpex.pools.local.fork_server import ContextStarter, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.system.clock import monotonic
+from dpex.system.run_queue import DelayMeter
+from dpex.system.tcp import TrafficMeter
 from dpex.transport.codec import slots_of
 from dpex.transport.compression import REMEDY, Compressor, can_compress
+from dpex.transport.frames import FrameReader, FrameWriter
 
 MOST_UNSENT_BYTES = 64 << 20
 """Two large batches: one on the network and one behind it. Compressed buffers count as they travel."""
 TRY_AGAIN_MS = 10
 """Milliseconds until a worker whose socket is full is tried again, unless anything else happens before."""
+_OF_A_WORKER = ("adopt", "release", "dismiss")
+"""Requests that a worker gets in their order with its tickets."""
 SLEEP_MS = 1000
 """Milliseconds until the pool looks, at the latest, whether what it started is overdue."""
 
@@ -96,14 +99,17 @@ class Agent:
         self._came_at: dict[tuple[int, int], float] = {}
         """When each ticket came here, by epoch and number."""
         self._replays: set[tuple[int, int]] = set()
-        """Tickets whose batches the trainer has, by epoch and number: what is made of them is not sent."""
+        """Tickets whose batches the trainer has, by epoch and number: their results are not sent."""
         keep_from_templates(connection)
 
     def run(self) -> None:
         """Serve."""
         while not self._reader.ended:
-            for header in self._reader.read():
-                getattr(self, f"_do_{header[0]}")(*header[1:])
+            for what, *about in self._reader.read():
+                if what in _OF_A_WORKER:
+                    self._submit(about[0], what, *about)
+                else:
+                    getattr(self, f"_do_{what}")(*about)
             self._work_off()
             try:
                 is_sent = self._writer.flush()
@@ -172,15 +178,6 @@ class Agent:
             self._came_at.update(dict.fromkeys(keys, monotonic()))
         self._submit(worker, "send", tickets, epoch, worker)
 
-    def _do_adopt(self, worker: int, logical: int, state: bytes | None) -> None:
-        self._submit(worker, "adopt", worker, logical, state)
-
-    def _do_release(self, worker: int, logical: int) -> None:
-        self._submit(worker, "release", worker, logical)
-
-    def _do_dismiss(self, worker: int) -> None:
-        self._submit(worker, "dismiss", worker)
-
     def _do_epoch(self, epoch: int) -> None:
         """Forget what any worker might make; logical workers still make what they hold, as in torch."""
         self._backlog.pop(None, None)
@@ -199,7 +196,7 @@ class Agent:
 
     def _send_backlog(self, worker: int | None) -> None:
         """Hand on requests of a worker as far as the pool takes them, in order. Those of a worker that has gone are
-        dropped, as the trainer hears of its end."""
+        dropped, as the trainer gets a report of its end."""
         backlog, pool = self._backlog[worker], self._open_pool
         while backlog:
             if worker is None and not self._wanted:
@@ -234,7 +231,7 @@ class Agent:
         events = pool.poll()
         told = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
         events.clear()
-        facts = (pool.failed, self._delay.of(pool.handles))
+        facts = (pool.failed, self._delay.of(pool.pids))
         if self._results or told or facts != self._told:
             self._told = facts
             self._put(told)

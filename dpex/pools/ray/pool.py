@@ -13,7 +13,7 @@ from dpex.pools.agent.pool import RemotePool
 from dpex.pools.agent.shipped import ShippedContents
 from dpex.pools.ray.cluster import connect, release
 from dpex.pools.ray.nodes import RayNodes
-from dpex.pools.ray.options import actor_options
+from dpex.pools.ray.reservations import actor_options
 from dpex.transport.pickling import changed_collate_entries, pack
 from dpex.worker.setup import WorkerSetup
 
@@ -56,7 +56,7 @@ class RayPool(RemotePool):
             raise
 
     def close(self, grace_s: float = 5.0) -> None:
-        """See `WorkerPool.close`. Agents are parked for the next pool while anybody holds a share of the cluster."""
+        """See `WorkerPool.close`. Agents are parked for the next pool while the cluster has any share."""
         if self._closed:
             return
         super().close(grace_s)

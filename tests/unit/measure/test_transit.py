@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from dpex.core.schedule import Ticket
-from dpex.measure.sums import NodeSums
+from dpex.measure.sums import NodeSums, node_sums
 from dpex.pools.agent.handles import AgentHandle
-from dpex.pools.agent.reports import node_sums
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from waiting import until
 
-from dpex.pools.agent.frames import FrameError, FrameReader, FrameWriter
 from dpex.pools.agent.link import AgentLink, Arrived
 from dpex.transport.compression import Compressed, Compressor
+from dpex.transport.frames import FrameError, FrameReader, FrameWriter
 
 pytestmark = pytest.mark.timeout(240)
 SECONDS = 60

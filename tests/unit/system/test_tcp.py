@@ -1,31 +1,13 @@
-"""What an agent reports: events of its workers, and the kernel's counts of its connection."""
+"""What the kernel counts of a TCP connection, and differences of that."""
 
 from __future__ import annotations
 
-import marshal
 import socket
 import struct
 
-import pytest
 from waiting import until
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, WorkerGone, WorkerUp
-from dpex.pools.agent.reports import LOOK_EVERY_S, TrafficMeter, event_of, plain
-from dpex.system.tcp import TcpCounts, counts_in, tcp_counts
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        WorkerUp("local", 3),
-        WorkerGone("local", 3, 1, (7, 8), 7, False, "killed", 4711, 2),
-        Released(1, 3, b"state"),
-        Snapshot(1, 0, 12, b"state"),
-        Notice("text", False),
-    ],
-)
-def test_events_travel(event: PoolEvent) -> None:
-    assert event_of(*marshal.loads(marshal.dumps(plain(event)))) == event
+from dpex.system.tcp import LOOK_EVERY_S, TcpCounts, TrafficMeter, counts_in, tcp_counts
 
 
 def test_the_kernel_counts_what_a_connection_carries() -> None:
