@@ -47,9 +47,10 @@ def _diagnosed(numbers: Sequence[float]) -> tuple[tuple[float, float], tuple[flo
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         done = _dpex("diagnose", "--json", str(report), "--no-probe", str(SCRIPT), *map(str, numbers))
-        found: dict[str, Any] = json.loads(report.read_text())["with_dpex"]
-    if found["rate"] is None:
-        raise SystemExit(f"nothing was predicted: {found['sentence']}; --seconds is too short")
+        told: dict[str, Any] = json.loads(report.read_text())
+    found = told["with_dpex"] or told["what_if"]
+    if found is None:
+        raise SystemExit("nothing was predicted: --seconds is too short")
     return _printed(done), (found["rate"], found["wait"])
 
 

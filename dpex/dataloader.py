@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.core.sample_policy import OnSampleError
-from dpex.diagnose import at_exit
 from dpex.feed.arguments import checked_transform, parse
+from dpex.loader import at_exit
 from dpex.loader.assigned import assigned
 from dpex.loader.checks import check_samples, check_share, check_thread_safe, check_tuned, start_fork_server_early
 from dpex.loader.diagnosing import exported_counts
@@ -114,9 +114,10 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             tuned within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, which is the default
             then. False: nothing is tuned, and ``"auto"`` is a number chosen once. The number of streams of an iterable
             dataset decides what is read, so it is never tuned: ``"auto"`` is one for each CPU of this rank, at most the
-            dataset's ``num_shards`` or ``n_shards``, or ``AutotuneConfig(max_streams=...)``. Tuned are the prefetch
-            and, where its samples can be decoded by others than read them, the workers that do
-            (`dpex.decode_in_workers`).
+            dataset's ``num_shards`` or ``n_shards``, or ``AutotuneConfig(max_streams=...)``. A dataset that names no
+            shards and does not read ``id`` or ``num_workers`` of ``get_worker_info()`` before its first sample has one
+            stream, as others would repeat its samples. Tuned are the prefetch and, where its samples can be decoded by
+            others than read them, the workers that do (`dpex.decode_in_workers`).
         thread_safe: True: several threads may call the dataset and ``collate_fn`` at once. Local workers beyond one for
             each CPU are then threads instead of processes, at a fraction of the memory; the batches are the same.
             ``worker_init_fn`` is called once for each process, and ``get_worker_info()`` is right in each thread. It
@@ -146,7 +147,8 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             numbers that it draws depend on the base seed, the epoch and the number of the batch alone, and the
             generators of training, on host and device, are left as they were. It needs a ``device``.
         snapshot_every_n_steps: After how many batches workers tell their states, for ``state_dict()`` and ``seeding=
-            "worker"`` or a dataset with a ``state_dict``. None: every quarter of a second.
+            "worker"`` or a dataset with a ``state_dict``. None: every quarter of a second, and a dataset is asked for
+            its own only once ``state_dict()`` or ``load_state_dict()`` of the loader was called.
         on_sample_error: What becomes of a sample of a map-style dataset whose loading raises an error. ``"raise"``: the
             error is that of its batch, as in torch. ``"skip"``: another sample of the same batch has its place, and is
             there twice. ``"replace"``: another sample of the dataset has its place. Batches stay full and ranks in
@@ -224,7 +226,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         given = inherited(options_among(locals()), made_from)
         auto = is_auto(num_workers, auto_workers, made_from)
         options = complete(given, is_auto=auto)
-        streams = streams_of(dataset, options.autotune, made_from) if auto else None
+        streams = streams_of(dataset, options, made_from) if auto else None
         workers = worker_count(num_workers) if streams is None else streams.count
         if options.distribute_mode is True:
             require_ray()

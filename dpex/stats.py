@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from dpex.core.readable import duration, fine_percent, size
 from dpex.measure.ledger import LastReading
 from dpex.measure.record import by_name
 from dpex.measure.sums import NodeSums, PoolLevels
@@ -132,6 +133,32 @@ class LoaderStats:
         """The share of the training loop's wall time that it spent waiting for batches, from 0 to 1."""
         total = self.wait_s + self.work_s
         return self.wait_s / total if total else 0.0
+
+    def __repr__(self) -> str:
+        return f"LoaderStats({'; '.join(f'{name} {value}' for name, value in self._shown())})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self._shown())
+        return f"<table>{rows}</table>"
+
+    def _shown(self) -> Iterator[tuple[str, str]]:
+        """The figures that people ask for, in words; all others are attributes."""
+        yield "pass", str(self.epoch + 1)
+        yield "batches", f"{self.batches:,}"
+        if self.wait_s + self.work_s:
+            yield "wait", fine_percent(self.wait_ratio)
+        if self.gpu_stall_s is not None:
+            yield "GPU stall", duration(self.gpu_stall_s)
+        yield (
+            "workers",
+            " + ".join(f"{pool.running} {name}" for name, pool in self.pools.items() if pool.running) or "0",
+        )
+        yield "queue", f"{self.ready} ready, {self.in_flight} being made, prefetch {self.prefetch}"
+        if self.batch_bytes:
+            yield "a batch", size(self.batch_bytes)
+        for name in ("deaths", "remade", "late", "failed_samples"):
+            if count := getattr(self, name):
+                yield name.replace("_", " "), f"{count:,}"
 
 
 class LastStats(LastReading[LoaderStats]):

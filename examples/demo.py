@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import importlib
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpex import DpexDataLoader
+from figures import conclusion, look, others_cpus, warning
 from pictures import PHOTOGRAPHS, Tiles, write_tiles
 from show import Display, Stretch, Watch, total
 
@@ -128,12 +130,14 @@ class Demo:
     def __init__(self, display: Display, folder: Path, seconds: dict[str, float]) -> None:
         self.display = display
         self.seconds = seconds
+        self.began = look()
         train, test = write_tiles(folder)
         self.train_tiles = Tiles(train, repeats=REPEATS, storage_s=STORAGE_S)
         self.test_tiles = Tiles(test, is_augmented=False)
         self.rows: list[tuple[str, Stretch]] = []
         self.found_workers = FIXED_WORKERS
         self.checksums: list[str] = []
+        self.others: list[float | None] = []
 
     def settings(self) -> dict[str, Any]:
         """Return what all loaders are given."""
@@ -158,6 +162,15 @@ class Demo:
                 "storage. Everything else is real.",
             }
         )
+        if said := warning(others_cpus(self.began, look()), cpus()):
+            self.display.result(False, said)
+
+    def measure(self, training: Training, part: str) -> Stretch:
+        """Train for the time of that part, and note how many CPUs other programs kept busy meanwhile."""
+        before = look()
+        measured = training.run(self.seconds[part])
+        self.others.append(others_cpus(before, look()))
+        return measured
 
     def with_torch(self) -> None:
         """Train with PyTorch's loader, for comparison."""
@@ -168,7 +181,7 @@ class Demo:
         )
         loader = DataLoader(self.train_tiles, **self.settings(), num_workers=FIXED_WORKERS)
         training = Training(self.display, loader, "Starting the workers ...")
-        self.rows.append((f"PyTorch's DataLoader, {FIXED_WORKERS} workers", training.run(self.seconds["torch"])))
+        self.rows.append((f"PyTorch's DataLoader, {FIXED_WORKERS} workers", self.measure(training, "torch")))
 
     def with_auto(self) -> DpexDataLoader[Any]:
         """Train with a tuned loader, which is returned open so that its live page stays."""
@@ -180,7 +193,7 @@ class Demo:
         loader = DpexDataLoader(self.train_tiles, **self.settings(), num_workers="auto", metrics_port=0, name="train")
         training = Training(self.display, loader, "Starting the workers ...")
         self.show_page(loader)
-        self.rows.append(('DpexDataLoader, num_workers="auto"', training.run(self.seconds["auto"])))
+        self.rows.append(('DpexDataLoader, num_workers="auto"', self.measure(training, "auto")))
         self.rows.append((f"  its last {SETTLED} seconds", total(training.watch.seconds[-SETTLED:])))
         accuracy_ratio = training.trainer.accuracy_ratio(self.test_tiles)
         self.display.paragraph(
@@ -249,7 +262,7 @@ class Demo:
     def diagnose(self, loader: DpexDataLoader[Any]) -> None:
         """Ask the loader why training waited."""
         self.display.heading("4. Why does training wait? print(loader.diagnose())")
-        self.display.quote(loader.diagnose().summary)
+        self.display.quote(str(loader.diagnose()))
 
     def grow(self, loader: DpexDataLoader[Any], workers: int, *, is_remote: bool) -> None:
         """Give the loader the number of workers that "auto" found."""
@@ -261,18 +274,18 @@ class Demo:
         loader.resize(**{name: workers, "prefetch": 2 * workers})
 
     def conclude(self) -> None:
-        """Compare the parts."""
+        """Compare the parts, by what was measured."""
         self.display.heading("In short")
         rows = [(name, f"{one.rate:.1f}", f"{one.wait_ratio:.0%}") for name, one in self.rows]
         self.display.table(("loader", "batches/s", "wait"), rows)
-        if self.found_workers == FIXED_WORKERS:
-            said = f"On this machine, as busy as it is, {FIXED_WORKERS} workers were enough, and dpex kept them."
-        else:
-            said = (
-                "PyTorch's loader would be as fast with the right number of workers. dpex found that number, "
-                f"{self.found_workers}, while training ran."
-            )
-        self.display.paragraph(said)
+        (_, torchs), _, (_, tuned), *_ = self.rows
+        others = max((one for one in self.others if one is not None), default=None)
+        self.display.paragraph(conclusion(torchs, FIXED_WORKERS, tuned, self.found_workers, others, cpus()))
+
+
+def cpus() -> int:
+    """Return how many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_ray() -> bool:

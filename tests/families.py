@@ -22,6 +22,7 @@ from waiting import until
 from workload import wait_as_work
 
 import dpex
+from dpex.pools.local.direct_start import DirectProcesses
 
 
 class Augmented(Dataset[torch.Tensor]):
@@ -113,11 +114,14 @@ def no_descriptor_left() -> Iterator[None]:
 
 def template_pid(iterator: Any) -> int:
     """The prepared process that forks this iterator's local workers."""
-    return int(iterator._engine.pool("local")._template._process.pid)
+    return int(iterator._engine.pool("local")._source._process.pid)
 
 
 def living_workers(iterator: Any) -> list[int]:
     """Local workers of this iterator that live now, oldest first."""
+    source = iterator._engine.pool("local")._source
+    if isinstance(source, DirectProcesses):
+        return [process.pid for _, process in source._running.values() if is_alive(process.pid)]
     try:
         children = psutil.Process(template_pid(iterator)).children()
     except psutil.NoSuchProcess:

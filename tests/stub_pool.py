@@ -63,7 +63,7 @@ class StubPool:
     def dismiss(self, worker: int) -> None:
         self.told.append(("dismiss", worker))
 
-    def adopt(self, worker: int, logical: int, state: Any) -> None:
+    def adopt(self, worker: int, logical: int, state: Any, streams: int = 0) -> None:
         self.told.append(("adopt", worker, logical, state))
 
     def release(self, worker: int, logical: int) -> None:

@@ -65,11 +65,11 @@ def place(arena: Arena, value: int, nbytes: int = BIG) -> tuple[np.ndarray[Any, 
 
 
 @given(st.integers(1, 1 << 40))
-def test_size_class_fits_in_whole_pages_and_wastes_an_eighth(nbytes: int) -> None:
+def test_size_class_fits_in_whole_pages_and_wastes_an_eighth_and_of_large_ones_a_thirty_second(nbytes: int) -> None:
     size = slot_class(nbytes)
     assert size >= nbytes
     assert size % PAGE_BYTES == 0
-    assert size - nbytes <= max(nbytes // 8, PAGE_BYTES - 1)
+    assert size - nbytes <= max(nbytes // (8 if nbytes < 1 << 20 else 32), PAGE_BYTES - 1)
     assert slot_class(size) == size
 
 
@@ -365,6 +365,48 @@ def test_idle_segments_are_given_up_and_told_once(arena: Arena) -> None:
     assert arena.nbytes < nbytes
     assert arena.retired() == [ref.segment]
     assert arena.retired() == []
+
+
+def test_large_segments_beyond_what_is_in_use_at_the_same_time_are_given_up(arena: Arena) -> None:
+    """As after a moment in which many batches waited."""
+    at_once = [place(arena, 1, 4 << 20) for _ in range(9)]
+    del at_once
+    for _ in range(2 * arena_module._TRIM_EVERY):
+        held = place(arena, 1, 4 << 20), place(arena, 2, 4 << 20)
+        del held
+    assert len(arena._segments) == 2
+    assert len(arena.retired()) == 7
+
+
+def test_free_slots_give_their_pages_back_and_get_others_when_they_are_taken(taker: Taker) -> None:
+    files: list[int] = []
+
+    def announce(spec: SegmentSpec, fd: int) -> None:
+        files.append(os.dup(fd))
+        taker.announce(spec, fd)
+
+    def taken() -> int:
+        return sum(os.fstat(fd).st_blocks * 512 for fd in files)
+
+    arena = Arena(announce)
+    try:
+        made = [place(arena, value, 4 << 20) for value in (1, 2, 3)]
+        ref = made[0][1]
+        arena.lend(ref)
+        lent = taker.view(ref, 4 << 20)
+        made.clear()  # two are free
+        before = taken()
+        arena.give_back()
+        assert taken() == before - (8 << 20)
+        assert (lent == 1).all()
+        again = [place(arena, value, 4 << 20) for value in (4, 5)]
+        assert len(arena._segments) == 3
+        assert taken() == before
+        assert [int(base[-1]) for base, _ in again] == [4, 5]
+        assert (lent == 1).all()
+    finally:
+        for fd in files:
+            os.close(fd)
 
 
 @pytest.mark.parametrize("side", ["maker", "taker"])

@@ -6,14 +6,12 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import psutil
 import pytest
 import torch
 from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid
-from torch.utils.data import DataLoader
 from trainers import Forker, family, forker
 from waiting import until
 
@@ -91,7 +89,7 @@ def local(length: int = 400, **options: Any) -> DpexDataLoader[torch.Tensor]:
 def until_ready(iterator: Any) -> None:
     """Its template takes requests; meanwhile the training process would make batches."""
     pool = iterator._engine.pool("local")
-    until(lambda: pool.poll() is not None and pool._template.ready)
+    until(lambda: pool.poll() is not None and pool._source.ready)
 
 
 @pytest.fixture
@@ -107,53 +105,11 @@ def test_iter_does_not_wait_and_the_promised_workers_count() -> None:
         iterator = iter(loader)
         pool = loader.stats().pools["local"]
         assert (pool.wanted, pool.requested, pool.running) == (2, 2, 0)
-        for size in (0, 5, 3):
+        for size in (1, 5, 3):
             loader.resize(local=size)
             assert loader.stats().pools["local"].requested == size
         let_server_go_on()
         assert_same(stacked(iterator), made_here())
-
-
-@pytest.mark.usefixtures("kept_server", "seems_connected")
-def test_the_training_process_makes_the_batches_while_the_server_starts() -> None:
-    """They are those of the workers; nobody waits for these."""
-    with local() as loader:
-        stop_server()
-        iterator = iter(loader)
-        got = [next(iterator) for _ in range(5)]
-        made = loader.stats().pools
-        assert (made["inline"].tickets, made["local"].tickets) == (5, 0)
-        let_server_go_on()
-        got += iterator
-        made = loader.stats().pools
-        assert made["inline"].tickets + made["local"].tickets == 100
-        assert_same(torch.cat(got), made_here())
-
-
-@pytest.mark.usefixtures("kept_server", "seems_connected")
-def test_the_training_process_stands_in_for_logical_workers() -> None:
-    """Their batches are made again by the workers, which have their random states from the start."""
-    with local(20_000, seeding="worker") as loader:
-        stop_server()
-        iterator = iter(loader)
-        got = [next(iterator) for _ in range(5)]
-        made = loader.stats().pools
-        assert (made["inline"].tickets, made["local"].tickets) == (5, 0)
-        let_server_go_on()
-        until_workers_run(loader, iterator, got)
-        got += islice(iterator, 40)
-        made = loader.stats().pools
-    assert made["local"].tickets >= len(got) - 1, "also those that were made here before"
-    torchs = DataLoader(Augmented(20_000), batch_size=4, shuffle=True, num_workers=2, generator=seeded())
-    assert_same(torch.cat(got), torch.cat(list(islice(torchs, len(got)))))
-
-
-def until_workers_run(loader: Any, iterator: Any, got: list[torch.Tensor]) -> None:
-    def run() -> bool:
-        got.append(next(iterator))
-        return bool(loader.stats().pools["local"].running == 2)
-
-    until(run)
 
 
 @pytest.mark.usefixtures("ray_seems_up")
@@ -232,17 +188,16 @@ def test_a_template_that_is_killed_is_started_anew_without_waiting() -> None:
         got = [next(iterator)]
         os.kill(server_pid(), signal.SIGSTOP)
         kill(template_pid(iterator))
-        until(lambda: iterator._engine.pool("local")._template.socket in readable(iterator))
+        until(lambda: has_news(iterator))
         let_server_go_on()
         assert_same(torch.cat([*got, *iterator]), made_here())
 
 
-def readable(iterator: Any) -> list[Any]:
-    """The template's socket, once it has something to tell."""
+def has_news(iterator: Any) -> bool:
+    """The template has something to tell."""
     from dpex.pools.local.handles import readable_within
 
-    control = iterator._engine.pool("local")._template.socket
-    return [control] if readable_within(control.fileno(), 0.0) else []
+    return readable_within(iterator._engine.pool("local")._source.fileno(), 0.0)
 
 
 @pytest.mark.usefixtures("seems_connected")
@@ -295,16 +250,17 @@ def iter_with(executable: str, loader: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("seems_connected")
 @pytest.mark.filterwarnings("ignore:no local worker can be started")
-def test_where_no_worker_can_be_started_the_training_process_makes_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = made_here()
+def test_where_no_worker_can_be_started_the_error_says_why_and_a_resize_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for executable in BROKEN.values():
         loader = local()
         iterator = iter_with(executable, loader, monkeypatch)
-        got = [next(iterator) for _ in range(60)]
-        assert_same(torch.cat(got), wanted[:240])
+        with pytest.raises(WorkerDiedError, match="no local worker can be started"):
+            next(iterator)
     with loader:
         loader.resize(local=3)
-        assert_same(torch.cat([*got, *iterator]), wanted)
+        assert_same(torch.cat([*iterator]), made_here())
 
 
 ENDS = {

@@ -54,6 +54,7 @@ class Child:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
+    gc.collect()  # slots that tests before left in cycles are in use
     yield Pair()
     gc.collect()
     descendants.look()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoints import kept
 from torch.utils.data import Dataset, DistributedSampler
 from trainers import Forker
 
@@ -60,7 +60,7 @@ def test_with_the_global_batch_kept_the_steps_that_follow_are_the_same(kind: Any
     whole = list(steps(ranks(kind, before)))
     first = ranks(kind, before)
     begun = list(steps(first, 2))
-    state = json.loads(json.dumps(first[-1].state_dict()))
+    state = kept(first[-1].state_dict())
     later = ranks(kind, after)
     for loader in later:
         loader.load_state_dict(state)
@@ -78,7 +78,7 @@ def test_an_elastic_sampler_needs_no_global_batch(cuts: tuple[tuple[int, int, in
         for loader in loaders:
             loader.load_state_dict(state or {})
         seen += [index for step in steps(loaders, most) for index, _ in step]
-        state = json.loads(json.dumps(loaders[0].state_dict()))
+        state = kept(loaders[0].state_dict())
     assert sorted(seen) == list(range(47))
 
 
@@ -110,7 +110,7 @@ def test_another_global_batch_or_seed_is_an_error_that_names_both() -> None:
 
 
 TRAINING = """
-import json, signal
+import signal, torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from dpex import ElasticDistributedSampler
@@ -122,8 +122,7 @@ def train(path, fatal_step):
     loader = DpexDataLoader(range(50), batch_size=6 // world, sampler=sampler, num_workers=1, seeding="batch")
     saved = {"trained": []}
     if os.path.exists(path):
-        with open(path) as file:
-            saved = json.load(file)
+        saved = torch.load(path, weights_only=True)
         loader.load_state_dict(saved["loader"])
     batches = iter(loader)
     for step in range(50):
@@ -136,8 +135,7 @@ def train(path, fatal_step):
             break
         saved = {"trained": saved["trained"] + sum(parts, []), "loader": loader.state_dict()}
         if rank == 0:
-            with open(path + ".new", "w") as file:
-                json.dump(saved, file)
+            torch.save(saved, path + ".new")
             os.replace(path + ".new", path)
     loader.close()
     dist.destroy_process_group()
@@ -153,19 +151,19 @@ def torchrun(world, path, fatal_step):
 
 def test_under_torchrun_a_killed_rank_costs_no_sample(tmp_path: Path) -> None:
     """Two ranks, of which one is killed after three steps; then the same checkpoint with one rank, and with three."""
-    checkpoint = tmp_path / "checkpoint.json"
+    checkpoint = tmp_path / "checkpoint.pt"
     with closing(Forker(tmp_path, TRAINING, OMP_NUM_THREADS="1")) as forker:
         code, _, told = forker.run(f"torchrun(2, {str(checkpoint)!r}, 3)")
         assert code == 1
         assert "ChildFailedError" in told
         assert "SIGKILL" in told
-        trained = json.loads(checkpoint.read_text())["trained"]
+        trained = torch.load(checkpoint, weights_only=True)["trained"]
         assert len(trained) == 18
         for world in (1, 3):
-            copy = tmp_path / f"{world}.json"
-            copy.write_text(checkpoint.read_text())
+            copy = tmp_path / f"{world}.pt"
+            copy.write_bytes(checkpoint.read_bytes())
             code, _, told = forker.run(f"torchrun({world}, {str(copy)!r}, -1)")
             assert code == 0, told
-            after = json.loads(copy.read_text())["trained"]
+            after = torch.load(copy, weights_only=True)["trained"]
             assert after[:18] == trained
             assert sorted(after) == list(range(50)), world

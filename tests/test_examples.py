@@ -162,6 +162,9 @@ def test_the_demo_makes_the_same_batches_on_ray() -> None:
     assert re.search(r"http://127\.0\.0\.1:\d+/ until the demo ends\. It answered just now with status 200", told)
     assert len(re.findall(SAME, told)) == 2
     assert "│ dpex diagnosis of ray (Tiles, batch size 32)" in out
+    assert re.search(
+        r'"auto" made [\d.]+ in its last \d+ seconds, with \d+ workers?, and the loop waited for \d+%: ', told
+    )
     assert "\x1b" not in out + err
     assert all(len(line) <= 80 for line in out.splitlines())
 

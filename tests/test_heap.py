@@ -1,15 +1,27 @@
-"""What samples free stays with the process, in which nobody has allocated and freed anything large before."""
+"""What the samples of a batch free stays with the process for the next batch, and no more than that.
+
+The scripts are processes of their own, in which nobody has allocated and freed anything large before.
+"""
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+import torch
+from families import worker_pids
+from torch.utils.data import Dataset
+from waiting import until
+
+from dpex import DpexDataLoader
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap is not glibc's")
 
@@ -31,6 +43,17 @@ class Temporaries(Dataset):
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
+class Counted(Temporaries):
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        sample[0] = faults()
+        return sample
+
+if sys.argv[1] == "worker process":
+    seen = [int(batch[0, 0]) for batch in DpexDataLoader(Counted(), batch_size=16, num_workers=1)]
+    print((seen[-1] - seen[9]) / 20)
+    sys.exit()
+
 batches = iter(DpexDataLoader(Temporaries(), batch_size=16, num_workers=0, seeding=sys.argv[1]))
 for _ in range(10):
     batch = next(batches)
@@ -44,7 +67,13 @@ print((faults() - before) / 20)
 
 @pytest.mark.parametrize(
     ("seeding", "tunables", "learns"),
-    [("worker", "", True), ("batch", "", True), ("batch", "glibc.malloc.mmap_threshold=131072", False)],
+    [
+        ("worker", "", True),
+        ("batch", "", True),
+        ("batch", "glibc.malloc.mmap_threshold=131072", False),
+        ("worker process", "", True),
+        ("worker process", "glibc.malloc.mmap_threshold=131072", False),
+    ],
 )
 def test_a_batch_faults_no_pages_in_unless_the_user_wants_them_given_back(
     seeding: str, tunables: str, learns: bool, tmp_path: Path
@@ -64,3 +93,55 @@ def test_a_batch_faults_no_pages_in_unless_the_user_wants_them_given_back(
     assert done.returncode == 0, done.stderr
     faults = json.loads(done.stdout)
     assert (faults < 300) == learns, faults
+
+
+SPIKE_BYTES = 256 << 20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+class Parses(Dataset[int]):
+    """Sample: bytes that the process has. Making sample 4 takes `SPIKE_BYTES` for a moment, in small pieces."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 4:
+            pieces = [bytes(2000) for _ in range(SPIKE_BYTES // 2000)]
+            del pieces
+        return resident_bytes()
+
+
+def test_a_worker_gives_back_what_one_unusual_sample_took() -> None:
+    sizes = [int(batch) for batch in DpexDataLoader(Parses(), batch_size=1, num_workers=1)]
+    assert max(sizes[4:]) - max(sizes[:4]) < SPIKE_BYTES // 2
+
+
+class Large(Dataset[torch.Tensor]):
+    """Sample: 4 MB."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((1 << 20,), float(index))
+
+
+@pytest.mark.parametrize("seeding", ["worker", "batch"])
+def test_a_worker_without_work_gives_back_what_batches_need(seeding: Any) -> None:
+    with DpexDataLoader(Large(), 10, num_workers=1, persistent_workers=True, seeding=seeding) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        (pid,) = worker_pids(iterator)
+        process = psutil.Process(pid)
+        until(lambda: process.memory_info().rss > SPIKE_BYTES // 2)  # three batches and their samples: 160 MB
+        for batch in iterator:
+            assert len(batch) == 10
+        del batch
+        until(lambda: process.memory_info().shared + process.memory_full_info().uss < first.nbytes + (64 << 20))
+        assert (first[:, -1] == torch.arange(10)).all(), "a batch that is in use is kept"
+        again = torch.cat([batch[:, -1] for batch in loader])
+        assert torch.equal(again, torch.arange(40, dtype=torch.float32))

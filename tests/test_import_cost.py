@@ -15,7 +15,7 @@ FOR_THE_CLASS = (
     *("dpex.core", "dpex.core.names", "dpex.core.prefetch", "dpex.core.probing", "dpex.core.sample_policy"),
     *("dpex.core.seeding", "dpex.core.streams"),
     *("dpex.system", "dpex.system.cpus", "dpex.system.ray_package", "dpex.system.user_warnings"),
-    *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose", "dpex.diagnose.at_exit"),
+    *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose", "dpex.loader.at_exit"),
     *("dpex.feed", "dpex.feed.arguments"),
     *("dpex.loader", "dpex.loader.assigned", "dpex.loader.checks", "dpex.loader.diagnosing", "dpex.loader.origin"),
     *("dpex.loader.proxies", "dpex.loader.rebuilt", "dpex.loader.reporting", "dpex.loader.resumable"),
@@ -26,7 +26,7 @@ FOR_AN_EPOCH = (
     *("dpex.core.*", "dpex.engine.*", "dpex.measure.*", "dpex.profile.*", "dpex.system.*", "dpex.transport.*"),
     *("dpex.worker.*", "dpex.stats", "dpex._ray"),
     *("dpex.iterators", "dpex.iterators.with_workers", "dpex.loader.passes", "dpex.loader.runtime"),
-    *("dpex.diagnose.counters", "dpex.pools", "dpex.pools.base", "dpex.pools.factory", "dpex.pools.local.*"),
+    *("dpex.engine.loader_counters", "dpex.pools", "dpex.pools.base", "dpex.pools.factory", "dpex.pools.local.*"),
 )
 """What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package.
 `dpex._ray` only tells which threads are Ray's, and imports nothing."""

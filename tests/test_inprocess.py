@@ -26,7 +26,7 @@ from dpex.system.other_threads import OtherThreads, _clock, _cpu_ns
 from dpex.worker.batch_seeding import seed_ticket
 from dpex.worker.in_process import TRIES, InProcessMaker
 from dpex.worker.modes import Modes, modes_here
-from dpex.worker.rng_state import ByFunctions
+from dpex.worker.rng_state import KeptStates
 
 BASE_SEED, EPOCH = 11, 2
 numpy_random: Any = np.random
@@ -34,10 +34,9 @@ numpy_random: Any = np.random
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    generators, threads = ByFunctions(), torch.get_num_threads()
-    state = generators.save()
+    before, threads = KeptStates(), torch.get_num_threads()
     yield
-    generators.restore(state)
+    before.put_back()
     torch.set_num_threads(threads)
 
 
@@ -61,11 +60,10 @@ def three() -> tuple[float, ...]:
 
 
 def as_seeded(number: int) -> tuple[float, ...]:
-    generators = ByFunctions()
-    state = generators.save()
+    before = KeptStates()
     seed_ticket(ticket_seed(epoch_key(BASE_SEED, EPOCH), number))
     found = three()
-    generators.restore(state)
+    before.put_back()
     return found
 
 
@@ -76,7 +74,7 @@ def as_seeded(number: int) -> tuple[float, ...]:
 def test_a_ticket_leaves_the_process_as_it_was(error: type[BaseException] | None) -> None:
     torch.set_num_threads(2)
     three()
-    ours = ByFunctions().save()
+    ours = KeptStates()
 
     def fetch(_: Any) -> Any:
         assert torch.get_num_threads() == 1
@@ -89,7 +87,7 @@ def test_a_ticket_leaves_the_process_as_it_was(error: type[BaseException] | None
     with nullcontext() if error is None else pytest.raises(error):
         process().make(fetch, None, 7, EPOCH)
     after = three()
-    ByFunctions().restore(ours)
+    ours.put_back()
     assert after == three()
     assert torch.get_num_threads() == 2
 

@@ -103,6 +103,9 @@ LATE = {
     "tuned, in a cycle": "data = loader(num_workers='auto'); it = iter(data); data.own = [data, it]; next(it)",
     "persistent, slow steps": f"data = loader(60, persistent_workers=True)\nfor _ in data: {SLOW_STEP}",
     "iterator still alive, slow steps": f"it = iter(loader())\nfor _ in range(5): next(it); {SLOW_STEP}",
+    "spawned, SIGTERM handled": "signal.signal(signal.SIGTERM, print)\n"
+    "it = iter(loader(multiprocessing_context='spawn')); next(it)",
+    "spawned, starting": "it = iter(loader(multiprocessing_context='spawn'))",
     "in-process, counted": "data = loader(num_workers=0); it = iter(data); data.diagnose(); next(it)"
     f"; {SLOW_STEP}; next(it)",
 }
@@ -134,6 +137,7 @@ ENDLESS = {
     "resized": "data = loader(2_000_000, seeding='batch'); data.resize(local=3)",
     "tuned": "data = loader(2_000_000, num_workers='auto')",
     "threads": "data = in_threads(2_000_000)",
+    "spawned": "data = loader(2_000_000, multiprocessing_context='spawn')",
 }
 TRAINING = """
 for number, batch in enumerate(data):
@@ -174,7 +178,7 @@ report_leftovers(THREADS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGABRT])
-@pytest.mark.parametrize("what", ["map-style", "fixed workers", "threads"])
+@pytest.mark.parametrize("what", ["map-style", "fixed workers", "threads", "spawned"])
 def test_killing_the_trainer_ends_its_workers(family: Forker, number: signal.Signals, what: str) -> None:
     trainer = family.start_until_ready(ENDLESS[what] + TRAINING)
     os.kill(trainer.pid, number)

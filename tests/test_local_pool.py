@@ -19,18 +19,19 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
-from dpex.core.events import Notice, TicketMade, WorkerGone
+from dpex.core.events import Notice, Released, Snapshot, TicketMade, WorkerGone
 from dpex.core.events import PoolEvent as Event
+from dpex.core.logical_log import START
 from dpex.core.schedule import Ticket
 from dpex.pools.local.clean_fork_server import starter_for
 from dpex.pools.local.handles import LocalWorkerHandle, WorkerProcess
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive
-from dpex.worker import rng_state
+from dpex.worker.logical_state import unpack_state
 from dpex.worker.outcome import Failure
 from dpex.worker.setup import WorkerSetup
 
@@ -59,7 +60,7 @@ class Driver:
         setup = WorkerSetup(
             dataset=dataset or Rows(),
             collate_fn=default_collate,
-            iterable=False,
+            iterable=setup_fields.pop("iterable", False),
             auto_collation=True,
             drop_last=False,
             num_workers=workers,
@@ -212,7 +213,7 @@ def test_a_ticket_is_held_guilty_of_its_worker_s_death_but_not_of_the_template_s
         pool, (worker,) = driver.pool, driver.pool._workers.values()
         driver.send(5)
         until(lambda: pool._board.read(worker.row)[1] == 5)
-        os.kill(driver.pids()[0] if whose == "the worker" else pool._template._process.pid, signal.SIGKILL)
+        os.kill(driver.pids()[0] if whose == "the worker" else pool._source._process.pid, signal.SIGKILL)
         driver.listen_until(lambda: driver.of(WorkerGone))
         (gone,) = driver.of(WorkerGone)
         assert (gone.lost, gone.guilty) == ((5,), 5 if whose == "the worker" else None)
@@ -247,10 +248,10 @@ def test_a_worker_that_cannot_be_started_costs_those_that_run_nothing(gate: Path
         driver.send(0, worker=None if shared_queue else pool.workers()[0])
         driver.wait_until_made(1)
         assert driver.pids() == [pid]
-        left_open = descriptors(pool._template._process.pid)  # it has told of the last attempt, so that it rests
+        left_open = descriptors(pool._source._process.pid)  # it has told of the last attempt, so that it rests
         pool.resize(4)
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 6)
-        assert descriptors(pool._template._process.pid) == left_open
+        assert descriptors(pool._source._process.pid) == left_open
         gate.unlink()
         pool.resize(4)
         driver.listen_until(lambda: pool.counts.running == 4)
@@ -264,7 +265,7 @@ def descriptors(pid: int) -> int:
 def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:
     with driven(1) as driver:
         pool = driver.pool
-        template = pool._template._process.pid
+        template = pool._source._process.pid
         soft, hard = resource.prlimit(template, resource.RLIMIT_NOFILE)
         resource.prlimit(template, resource.RLIMIT_NOFILE, (3, hard))
         pool.resize(2)
@@ -273,23 +274,6 @@ def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:
         resource.prlimit(template, resource.RLIMIT_NOFILE, (soft, hard))
         pool.resize(2)
         driver.listen_until(lambda: pool.counts.running == 2)
-
-
-def test_the_generators_are_found_once_for_all_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found_by, find = tmp_path / "found_by", rng_state._torch_offset
-
-    def noted() -> int:
-        with found_by.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        return find()
-
-    rng_state._offsets.cache_clear()
-    monkeypatch.setattr(rng_state, "_found", None)
-    monkeypatch.setattr(rng_state, "_torch_offset", noted)
-    with driven(2) as driver:
-        driver.send(*range(8))
-        driver.wait_until_made(8)
-        assert found_by.read_text().split() == [str(driver.pool._template._process.pid)]
 
 
 @pytest.mark.filterwarnings("ignore:2 local workers are wanted:RuntimeWarning")
@@ -360,3 +344,79 @@ def test_a_worker_that_nobody_needs_is_freed_without_a_garbage_collection() -> N
             assert alive() is None
         finally:
             gc.enable()
+
+
+class Told(IterableDataset[torch.Tensor]):
+    """A stream that tells how far it is, unless it ``fails``."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.at = 0
+        self.fails = fails
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            self.at += 1
+            yield torch.tensor(self.at)
+
+    def state_dict(self) -> dict[str, int]:
+        if self.fails:
+            raise RuntimeError("no state today")
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_a_stream_tells_its_state_when_it_is_asked_and_when_it_moves() -> None:
+    with driven(1, shared_queue=False, dataset=Told(), iterable=True) as driver:
+        (worker,) = driver.pool.workers()
+        driver.send(0, 1, worker=worker)
+        driver.wait_until_made(2)
+        driver.pool.ask_state(worker, worker)
+        driver.listen_until(lambda: len(driver.of(Snapshot)) == 2)
+        at_first, asked = driver.of(Snapshot)
+        assert (at_first.epoch, at_first.number, at_first.state) == (*START, None)
+        assert (asked.epoch, asked.number, at_of(asked.state)) == (0, 1, 2)
+        driver.send(2, worker=worker)
+        driver.pool.release(worker, worker)
+        driver.listen_until(lambda: driver.of(Released))
+        assert at_of(driver.of(Released)[0].state) == 3
+
+
+def at_of(state: bytes) -> int:
+    dataset = unpack_state(state).dataset
+    assert dataset is not None
+    return int(dataset.dataset["at"])
+
+
+def test_a_stream_that_fails_to_tell_its_state_says_so_and_does_not_move() -> None:
+    with driven(1, shared_queue=False, dataset=Told(fails=True), iterable=True) as driver:
+        (worker,) = driver.pool.workers()
+        driver.send(0, worker=worker)
+        driver.pool.release(worker, worker)
+        driver.listen_until(lambda: driver.of(Released))
+        (notice,) = driver.of(Notice)
+        assert notice.once
+        assert "no state today" in notice.text
+        assert driver.of(Released)[0].state is None
+        driver.send(1, worker=worker)
+        driver.wait_until_made(2)
+
+
+def test_a_map_style_dataset_that_fails_to_tell_its_state_moves_without() -> None:
+    class Failing(Rows):
+        def state_dict(self) -> Any:
+            raise RuntimeError("no state today")
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError
+
+    with driven(1, shared_queue=False, dataset=Failing()) as driver:
+        (worker,) = driver.pool.workers()
+        driver.pool.release(worker, worker)
+        driver.listen_until(lambda: driver.of(Released))
+        state = driver.of(Released)[0].state
+        assert unpack_state(state).random is not None
+        driver.pool.adopt(worker, worker, state)
+        driver.send(0, worker=worker)
+        driver.wait_until_made(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoints import kept
 from families import kill, seeded, worker_pids
 from torch.utils.data import DataLoader, Dataset, default_collate
 from workload import wait_as_work
@@ -152,11 +152,11 @@ def resumable(dataset: Any, every: int | None = 1) -> DpexDataLoader[Any]:
 
 
 def broken_off(loader: Any, at: int) -> tuple[Any, torch.Tensor]:
-    """The state after ``at`` batches, through JSON, and what follows."""
+    """The state after ``at`` batches, through a checkpoint, and what follows."""
     iterator = iter(loader)
     for _ in range(at):
         next(iterator)
-    return json.loads(json.dumps(loader.state_dict())), torch.cat(list(iterator))
+    return kept(loader.state_dict()), torch.cat(list(iterator))
 
 
 @pytest.mark.parametrize("every", [None, 1])
@@ -178,29 +178,6 @@ def test_another_kind_of_generator_is_refused_by_its_name() -> None:
         named = r"Drawing\.numpy is a random\.Random, and the state is of another kind"
         with pytest.raises(StateError, match=named):
             next(iter(loader))
-
-
-def test_a_state_of_an_earlier_dpex_has_none() -> None:
-    with resumable(Drawing()) as loader:
-        state, rest = broken_off(loader, 1)
-    assert '"own"' in json.dumps(state)
-    for worker in _workers_of(state):
-        del worker["own"]
-    with resumable(Drawing()) as loader:
-        loader.load_state_dict(state)
-        assert torch.equal(torch.cat(list(loader))[:, :2], rest[:, :2])
-
-
-def _workers_of(state: Any) -> list[dict[str, Any]]:
-    found = []
-    if isinstance(state, dict):
-        found += [state] if "own" in state and "random" in state else []
-        for value in state.values():
-            found += _workers_of(value)
-    elif isinstance(state, list):
-        for value in state:
-            found += _workers_of(value)
-    return found
 
 
 class Silent(np.random.PCG64):

@@ -140,8 +140,6 @@ def _refuse(_: Any) -> None:
 
 RESIZES: dict[str, dict[int, dict[str, int]]] = {
     "grow and shrink": {3: {"local": 4}, 20: {"local": 1}},
-    "to nothing": {5: {"local": 0}},
-    "to nothing and back": {5: {"local": 0}, 20: {"local": 2}},
     "prefetch": {2: {"prefetch": 1}, 20: {"prefetch": 12}},
 }
 

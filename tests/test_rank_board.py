@@ -81,7 +81,34 @@ def test_the_last_rank_removes_the_file(tmp_path: Path) -> None:
     assert list(job.held()) == ["1"]
     job.boards[1].leave()
     job.boards[1].leave()
+    assert not job.path.exists()
+
+
+def test_the_last_rank_of_all_jobs_removes_the_directory(tmp_path: Path) -> None:
+    """Whoever comes later makes another."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    job, other = Job(folder), Job(folder)
+    for board in other.boards:
+        board._name = "ranks of another job"
+    job.report(0, CHEAP)
+    other.boards[1].report(DEAR)
+    job.boards[0].leave()
+    assert [path.name for path in folder.iterdir()] == ["ranks of another job"]
+    other.boards[1].leave()
+    assert not folder.exists()
+    assert job.report(1, DEAR) == 3.0
+    assert folder.stat().st_mode & 0o777 == 0o700
+    job.boards[1].leave()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_the_user_gave_stays(tmp_path: Path) -> None:
+    board = board_of({**TORCHRUN, "DPEX_METRICS_DIR": str(tmp_path / "given")})
+    assert board is not None
+    assert board.report(CHEAP) is not None
+    board.leave()
+    assert list((tmp_path / "given").iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"0": 1}', '{"0": {"load": {}, "at": 1, "held": NaN}}'])
@@ -247,10 +274,14 @@ print(json.dumps(apart.tolist()))
 def test_of_two_ranks_the_one_with_dearer_data_is_given_more_cpus(tmp_path: Path) -> None:
     """Each rank is one of two on a machine of 8 CPUs, as far as the division knows."""
     common = {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
+    (tmp_path / "temporary").mkdir()
+    environment = {**os.environ, **common, "TMPDIR": str(tmp_path / "temporary")}
+    for name in ("XDG_RUNTIME_DIR", "DPEX_METRICS_DIR"):
+        environment.pop(name, None)
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", RANK, str(tmp_path / "meeting")],
-            env=os.environ | common | {"LOCAL_RANK": str(rank), "DPEX_METRICS_DIR": str(tmp_path)},
+            env=environment | {"LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -261,4 +292,4 @@ def test_of_two_ranks_the_one_with_dearer_data_is_given_more_cpus(tmp_path: Path
     cheap, dear = json.loads(told[0])
     assert dear > 2 * cheap
     assert cheap + dear <= 8.0 + 1e-3
-    assert [path for path in tmp_path.iterdir() if path.name.startswith(PREFIX)] == []
+    assert list((tmp_path / "temporary").iterdir()) == [], "nothing is left of what they shared"

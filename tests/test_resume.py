@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoints import kept, leaves, saved
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from dpex import DpexDataLoader, StateError
 from dpex.engine.sampler_start import passed_over
+from dpex.worker.rng_state import global_states
 
 SIZE = 30
 STREAM = 14
@@ -80,7 +81,7 @@ def plain(batch: Any) -> Any:
 
 
 def interrupted(loader: DpexDataLoader[Any], at: int | None) -> tuple[Any, list[Any]]:
-    """The state after ``at`` batches, through JSON, and what follows then; None: after the epoch, and the next one."""
+    """The state after ``at`` batches, saved and loaded, and what follows; None: after the epoch, and the next one."""
     batches, state = [], loader.state_dict() if at == 0 else None
     for number, batch in enumerate(loader, 1):
         batches.append(plain(batch))
@@ -88,7 +89,7 @@ def interrupted(loader: DpexDataLoader[Any], at: int | None) -> tuple[Any, list[
             state = loader.state_dict()
     if at is None:
         state, batches, at = loader.state_dict(), [plain(batch) for batch in loader], 0
-    return json.loads(json.dumps(state)), batches[at:]
+    return kept(state), batches[at:]
 
 
 def resumed(loader: DpexDataLoader[Any], state: Any) -> list[Any]:
@@ -141,7 +142,7 @@ def test_a_stream_without_a_state_passes_over_what_was_delivered(place: str, at:
         state, rest = interrupted(loader, at)
     with loader_of("stream", **PLACES[place]) as loader:
         if place == "in-process" and at:
-            with pytest.warns(RuntimeWarning, match="Reader nor its iterator has state_dict.*the 4 batches"):
+            with pytest.warns(RuntimeWarning, match="Reader nor its iterator has a state_dict.*the 4 batches"):
                 assert resumed(loader, state) == rest
         else:
             assert resumed(loader, state) == rest
@@ -239,7 +240,7 @@ def test_out_of_order_each_batch_comes_once() -> None:
     with loader_of("map", **options) as loader:
         iterator = iter(loader)
         seen = [plain(next(iterator)) for _ in range(4)]
-        state = json.loads(json.dumps(loader.state_dict()))
+        state = kept(loader.state_dict())
     with loader_of("map", **options) as loader:
         seen += resumed(loader, state)
     with loader_of("map", seeding="batch") as loader:
@@ -369,12 +370,30 @@ def test_the_state_is_small_plain_and_a_copy() -> None:
         iterator = iter(loader)
         next(iterator)
         state = loader.state_dict()
-        text = json.dumps(state)
+        first = saved(state)
         for _ in iterator:
             pass
-        assert json.dumps(state) == text
-    assert len(text) < 10_000
+        assert saved(state) == first
+    assert len(first) < 10_000
     assert state["version"] == 1
+
+
+PLAIN = {bool, int, float, str, torch.Tensor, type(None)}
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+@pytest.mark.parametrize("order", ["NumPy's", "of one's own"])
+def test_a_state_consists_of_numbers_strings_and_tensors(kind: str, order: str) -> None:
+    """There are indices of NumPy, batches to be made again, and a sampler that draws from any global generator."""
+    sampler = np.arange(SIZE) if order == "NumPy's" else Shuffled()
+    options: dict[str, Any] = {"sampler": sampler} if kind == "map" else {}
+    with loader_of(kind, num_workers=2, snapshot_every_n_steps=3, **options) as loader:
+        iterator = iter(loader)
+        for _ in range(5):
+            next(iterator)
+        found = leaves(kept(loader.state_dict()))
+    assert {type(value) for value in found.values()} <= PLAIN
+    assert kind == "stream" or any("again" in path for path in found)
 
 
 def test_a_loaded_state_is_the_state_until_the_loader_is_iterated() -> None:
@@ -383,7 +402,7 @@ def test_a_loaded_state_is_the_state_until_the_loader_is_iterated() -> None:
         state = loader.state_dict()
     with loader_of("map") as loader:
         loader.load_state_dict(state)
-        assert loader.state_dict() == state
+        assert saved(loader.state_dict()) == saved(state)
         loader.load_state_dict({})
         assert len(list(loader)) == 10
 
@@ -434,7 +453,14 @@ def test_what_is_no_state_of_this_release_is_refused(state: dict[str, Any], why:
         loader_of("map").load_state_dict(state)
 
 
-@pytest.mark.parametrize("damage", [{"start": None}, {"base_seed": "x"}, {"workers": [{"random": "eval"}]}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({"start": damaged} for damaged in (None, {"generators": {"loader": "!"}}, {"shared": {"torch": None}})),
+        *({"base_seed": "x"}, {"workers": [{"random": "eval"}]}),
+    ],
+    ids=str,
+)
 def test_a_damaged_state_is_refused_before_anything_happens(damage: dict[str, Any]) -> None:
     loader = loader_of("map", seeding="batch")
     state = {**loader.state_dict(), **damage}
@@ -443,17 +469,19 @@ def test_a_damaged_state_is_refused_before_anything_happens(damage: dict[str, An
     assert len(list(loader)) == 10
 
 
-def test_a_state_with_words_that_are_no_base64_is_refused() -> None:
-    loader = loader_of("map", seeding="batch")
-    state = json.loads(json.dumps(loader.state_dict()))
-    state["start"]["generators"]["loader"] = "!"
-    with pytest.raises(StateError, match="base64"):
-        loader.load_state_dict(state)
+@pytest.mark.parametrize("name", ["python", "numpy", "torch"])
+def test_a_state_that_a_generator_would_refuse_is_refused(name: str) -> None:
+    with loader_of("map", num_workers=1) as loader:
+        state = kept(loader.state_dict())
+    states = global_states()
+    state["workers"][0]["random"] = {**states, name: states["numpy" if name == "torch" else "torch"]}
+    with pytest.raises(StateError, match="cannot be read"):
+        loader_of("map", num_workers=1).load_state_dict(state)
 
 
 def test_where_torchs_iterators_make_the_batches_the_epoch_begins_anew() -> None:
     loader = loader_of("map", local_engine="torch")
     next(iter(loader))
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = kept(loader.state_dict())
     with pytest.warns(RuntimeWarning, match="begins anew.*local_engine='torch'"):
         assert len(resumed(loader, state)) == 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
 from collections.abc import Iterator
@@ -11,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import kept
 from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 from dpex import DpexDataLoader, SampleTimeoutError, TooManySampleErrors
 from dpex.core.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
 from dpex.engine.sample_errors import LEAST
-from dpex.loader.plain_states import _index, _plain_index
+from dpex.loader.plain_states import index_of, plain_index
 from dpex.worker import sample_watch
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.sample_watch import LOOKS, SampleWatch
@@ -105,7 +105,7 @@ def test_what_is_skipped_is_warned_of_logged_and_named(caplog: pytest.LogCapture
     with DpexDataLoader(Numbers(), batch_size=4, num_workers=2, on_sample_error="skip") as loader:
         with pytest.warns(RuntimeWarning, match=r"sample 3 could not be loaded \(ValueError: 3 is bad\): another"):
             list(loader)
-        report = str(loader.diagnose())
+        report = loader.diagnose().full
     assert "sample 17 could not be loaded (ValueError: 17 is bad)" in caplog.text
     assert "2 samples failed" in report
     assert "17 is bad" in report
@@ -277,7 +277,7 @@ def test_what_hung_is_not_loaded_again() -> None:
 
 def test_an_index_without_some_samples_can_be_kept_in_a_state() -> None:
     index = LeavingOut(index=[4, (5, 6)], places={1: "it hung"})
-    assert _index(json.loads(json.dumps(_plain_index(index)))) == index
+    assert index_of(kept(plain_index(index))) == index
 
 
 class Stream(IterableDataset[int]):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import json
 import os
 import pickle
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import kept, leaves
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader, MetricsConfig, StateError
@@ -89,34 +88,21 @@ class Bomb:
 
 
 def with_bombs(state: Any, bomb: bytes) -> Iterator[Any]:
-    """Copies of a state, each with this pickle in place of one of its texts; and one with it in all of them."""
-    text = base64.b64encode(bomb).decode()
-    paths = list(_texts(state))
-    for chosen in (*([path] for path in paths), paths):
-        copy = json.loads(json.dumps(state))
+    """Copies of a state, each with this pickle in place of one of its strings and tensors; and one with it in all."""
+    forms = {str: base64.b64encode(bomb).decode(), torch.Tensor: torch.frombuffer(bytearray(bomb), dtype=torch.uint8)}
+    found = {path: forms[type(leaf)] for path, leaf in leaves(state).items() if type(leaf) in forms}
+    for chosen in (*([path] for path in found), found):
+        copy = kept(state)
         for path in chosen:
             inside = copy
             for key in path[:-1]:
                 inside = inside[key]
-            inside[path[-1]] = text
+            inside[path[-1]] = found[path]
         yield copy
 
 
-def bomb_in(state: Any, bomb: bytes) -> bool:
-    return base64.b64encode(bomb).decode() in json.dumps(state)
-
-
-def _texts(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if isinstance(state, str):
-        yield path
-    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
-    for key, value in items:
-        yield from _texts(value, (*path, key))
-
-
-@pytest.mark.filterwarnings("ignore:.*exited unexpectedly:RuntimeWarning")
 def test_a_state_runs_no_code(tmp_path: Path) -> None:
-    """Wherever in it a pickle is hidden, and whether the state is refused for it or not."""
+    """Wherever in it a pickle is hidden: the state is refused."""
     exploded = tmp_path / "exploded"
     bomb = pickle.dumps(Bomb(exploded))
 
@@ -126,17 +112,10 @@ def test_a_state_runs_no_code(tmp_path: Path) -> None:
     with loader() as first:
         batches = iter(first)
         next(batches), next(batches)
-        state = json.loads(json.dumps(first.state_dict()))
+        state = kept(first.state_dict())
     copies = list(with_bombs(state, bomb))
     assert len(copies) > 5
-    taken = []
     for copy in copies:
-        with contextlib.suppress(StateError):
+        with pytest.raises(StateError):
             loader().load_state_dict(copy)
-            taken.append(copy)
-    with loader() as second, contextlib.suppress(Exception):  # it makes no sense to the generators of the worker
-        second.load_state_dict(next(copy for copy in taken if bomb_in(copy["workers"], bomb)))
-        next(iter(second))
     assert not exploded.exists()
-    pickle.loads(bomb)
-    assert exploded.exists(), "it is one"

@@ -11,9 +11,22 @@ from torch.utils.data import TensorDataset
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.trace.story import NOTHING
+from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.loader.decision_list import DecisionList
 from dpex.loader.shown import story_of
 from tests.unit.diagnose.test_report import Tags
 
+DECISION = Decision(
+    at=1.0,
+    old=Settings(),
+    new=Settings(local=2, prefetch=4),
+    reason="too few",
+    text="<more>",
+    evidence={},
+    predicted_rate=10.0,
+    predicted_wait=0.1,
+    outcome=Outcome(rate=9.0, wait=0.2, kept=True, at=2.0),
+)
 DATA = TensorDataset(torch.arange(400))
 ENDLESS = 10_000_000
 
@@ -51,6 +64,23 @@ def test_a_tuned_loader_shows_its_wait_over_time_while_it_runs() -> None:
         assert "<h1>train</h1>" in plot.html()
         assert "lost to loading" in str(plot)
         assert html_of(plot).startswith('<section class="dpex-run">')
+
+
+def test_what_a_loader_tells_fits_a_terminal_and_a_notebook() -> None:
+    with DpexDataLoader(DATA, 4, num_workers="auto", name="train") as loader:
+        for _ in loader:
+            pass
+        told = loader, loader.stats(), loader.decisions, loader.diagnose()
+    assert repr(loader).startswith("<DpexDataLoader train: TensorDataset, batch size 4")
+    assert repr(loader.stats()).startswith("LoaderStats(pass 1; batches 100; wait ")
+    for one in told:
+        assert len(repr(one)) < 2500
+        assert html_of(one)
+    for one in told[:2]:
+        assert "\n" not in repr(one)
+    assert all(line in repr(DecisionList([DECISION])) for line in ("1. in-process → 2 local", "measured 9 batches/s"))
+    assert "<ol><li" in html_of(DecisionList([DECISION]))
+    assert repr(DpexDataLoader.__new__(DpexDataLoader)).startswith("<dpex.dataloader.DpexDataLoader object")
 
 
 @pytest.mark.parametrize("kind", ["tqdm", "rich"])

@@ -15,6 +15,7 @@ import pytest
 import torch
 from families import Augmented, assert_same, is_alive, kill, seeded, stacked, template_pid, worker_pids
 from torch.utils.data import IterableDataset, get_worker_info
+from waiting import until
 from workload import wait_as_work
 
 from dpex import DpexDataLoader
@@ -109,7 +110,9 @@ def test_a_signal_that_the_trainer_survives_ends_no_process(
         loader = DpexDataLoader(dataset, batch_size=4, num_workers=sizes, multiprocessing_context=method)
         iterator = iter(loader)
         got = [next(iterator)]
-        processes = [template_pid(iterator), *worker_pids(iterator)]
+        processes = worker_pids(iterator)
+        if method == "fork":
+            processes.append(template_pid(iterator))
         with warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
             for number in SENT:
@@ -181,11 +184,11 @@ def test_a_process_whose_end_is_not_told_to_who_ignores_sigchld_is_not_taken_for
         with DpexDataLoader(Augmented(8), num_workers=1, multiprocessing_context=method) as loader:
             iterator = iter(loader)
             next(iterator)
-            pid = template_pid(iterator)
+            pid = template_pid(iterator) if method == "fork" else worker_pids(iterator)[0]
             assert pid in {child.pid for child in multiprocessing.active_children()}
     finally:
         signal.signal(signal.SIGCHLD, before)
-    assert not is_alive(pid)
+    until(lambda: not is_alive(pid))  # the kernel takes a moment to forget it
     assert set(multiprocessing.active_children()) <= set(others)
 
 

@@ -101,12 +101,6 @@ def test_times_are_known_of_what_was_measured() -> None:
     assert 0 < stats.first_batch_s <= stats.wait_s
 
 
-def test_batches_made_in_the_training_process_have_a_pool() -> None:
-    loading = loader("in-process")
-    take(iter(loading), 20)
-    assert loading.stats().pools["inline"].tickets == 20
-
-
 def test_before_the_first_iterator_there_is_nothing() -> None:
     assert loader("workers").stats() == LoaderStats()
 

@@ -37,10 +37,11 @@ class Shards(IterableDataset[torch.Tensor]):
 
 
 class Numbers(IterableDataset[torch.Tensor]):
-    """Every stream reads the whole: how many there are decides how much there is."""
+    """Every stream reads its part, but the dataset names no shards."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        for number in range(10):
+        worker = get_worker_info()
+        for number in range(0 if worker is None else worker.id, 10, 1 if worker is None else worker.num_workers):
             yield torch.tensor([number])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import seeded
+from families import Augmented, seeded
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
 from dpex.core.seeding import epoch_key, ticket_seed
-from dpex.worker import batch_seeding, in_process
-from dpex.worker.batch_seeding import TicketSeeds, WordSource, seed_ticket
-from dpex.worker.rng_state import ByFunctions, Generators, located
+from dpex.worker.batch_seeding import TicketSeeds, seed_ticket, words_of
+from dpex.worker.rng_state import KeptStates, fingerprints
 
 BASE_SEED, EPOCH = 11, 2
 SEEDS = [0, 1, 2**63 - 1, 0x1234567890ABCDEF]
@@ -48,10 +48,9 @@ DRAWS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    generators = ByFunctions()
-    state = generators.save()
+    before = KeptStates()
     yield
-    generators.restore(state)
+    before.put_back()
 
 
 def what_comes_next() -> list[Any]:
@@ -66,34 +65,33 @@ def half_a_pair() -> None:
     torch.randn(())
 
 
-# -- reading and writing the states ------------------------------------------------------------------------------------
+# -- keeping the states, and putting them back -------------------------------------------------------------------------
 
 
-def test_the_generators_are_found_on_this_machine() -> None:
-    assert located() is not None
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_whatever_moves_a_generator_shows_in_its_fingerprint_alone(draw: Callable[[], Any]) -> None:
+    seed_ticket(1)
+    before = fingerprints()
+    for read in READERS.values():
+        read()
+    assert fingerprints() == before
+    draw()
+    moved = [name for name, found in fingerprints().items() if found != before[name]]
+    drawn_from = next(name for name, each in DRAWS.items() if each is draw).split(",")[0]
+    assert moved == ["python" if drawn_from == "random" else drawn_from]
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("make", [located, ByFunctions])
-def test_restored_is_as_it_was(make: Callable[[], Any], draw: Callable[[], Any], kept: bool) -> None:
+def test_put_back_is_as_it_was(draw: Callable[[], Any], kept: bool) -> None:
     seed_ticket(1)
     if kept:
         half_a_pair()
-    generators = make()
-    state = generators.save()
+    before = KeptStates()
     expected = what_comes_next()
     draw()
-    generators.restore(state)
+    before.put_back()
     assert what_comes_next() == expected
-
-
-def test_another_bit_generator_is_not_taken_for_the_one_that_was_found() -> None:
-    memory = located()
-    assert memory is not None
-    numpy_random.set_bit_generator(np.random.PCG64(1))
-    assert not memory.holds()
-    assert located() is None
 
 
 # -- one ticket --------------------------------------------------------------------------------------------------------
@@ -106,36 +104,41 @@ def states() -> tuple[Any, ...]:
     return random.getstate(), (name, *np.asarray(key).tolist(), *rest), torch_state, torch.initial_seed()
 
 
-def by(generators: Generators, seed: int) -> tuple[Any, ...]:
-    """The states of that seed, and what is drawn from them until each has renewed its words twice."""
-    two_normals()
-    generators.fill(WordSource().block(seed), seed)
-    found = states()
-    drawn = [random.getrandbits(32) for _ in range(1300)], np.random.bytes(4 * 1300), torch.rand(1300).tolist()
-    return found, drawn, what_comes_next(), states()
+GOLDEN = dict(zip(SEEDS, ["0843f0c53311c28c", "2f30e634221f85db", "1fee4d369d2609bd", "24e40dce5bc2d2cb"], strict=True))
+"""SHA-256 of the three states of a seed, its first 16 digits. A change of these changes every user's batches."""
+GOLDEN_BATCHES = "cd86caef00bc89cc"
+
+
+def digest_of_states() -> str:
+    _, words, kept = random.getstate()
+    name, key, position, has_gauss, gauss = np.random.get_state()
+    parts = [
+        np.array(words, "<u4").tobytes(),
+        repr((kept, name, position, has_gauss, gauss)).encode(),
+        np.asarray(key).astype("<u4").tobytes(),
+        torch.get_rng_state().numpy().tobytes(),
+    ]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_functions_set_the_same_states_as_memory(seed: int) -> None:
-    memory = located()
-    assert memory is not None
-    assert by(ByFunctions(), seed) == by(memory, seed)
+def test_the_states_of_a_seed_are_those_of_every_release(seed: int) -> None:
+    half_a_pair()
+    seed_ticket(seed)
+    assert digest_of_states() == GOLDEN[seed]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_functions_seed_the_source_of_words_as_memory_does(seed: int) -> None:
-    source = WordSource()
-    expected = source.block(seed).tobytes()
-    assert source._is_known
-    source._is_known = False
-    assert source.block(seed).tobytes() == expected
-    assert source.block(seed ^ 1).tobytes() != expected
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_batches_of_a_base_seed_are_those_of_every_release(workers: int) -> None:
+    loader = DpexDataLoader(Augmented(40), 2, num_workers=workers, seeding="batch", generator=seeded())
+    found = torch.cat([batch for _ in range(2) for batch in loader])
+    assert hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16] == GOLDEN_BATCHES
 
 
-def test_functions_replace_a_generator_that_is_no_mersenne_twister() -> None:
-    expected = by(ByFunctions(), 5)
+def test_a_generator_that_is_no_mersenne_twister_is_replaced() -> None:
     numpy_random.set_bit_generator(np.random.PCG64(1))
-    assert by(ByFunctions(), 5) == expected
+    seed_ticket(1)
+    assert digest_of_states() == GOLDEN[1]
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
@@ -165,14 +168,13 @@ CELLS = 64
 @pytest.fixture(scope="module")
 def firsts() -> np.ndarray[Any, Any]:
     """Of each of `TICKETS` in a row the first two numbers of each library: float64 (`TICKETS`, 6) in [0, 1)."""
-    generators, rows = ByFunctions(), []
-    before = generators.save()
+    before, rows = KeptStates(), []
     key = epoch_key(BASE_SEED, EPOCH)
     for number in range(TICKETS):
         seed_ticket(ticket_seed(key, number))
         of_torch = torch.rand(2, dtype=torch.float64).tolist()
         rows.append([random.random(), random.random(), *np.random.random_sample(2), *of_torch])
-    generators.restore(before)
+    before.put_back()
     return np.array(rows)
 
 
@@ -206,18 +208,13 @@ def test_libraries_and_consecutive_tickets_are_independent(firsts: np.ndarray[An
 
 def test_no_word_is_shared_between_libraries_or_tickets() -> None:
     """Of 200 tickets: 374,400 words of 32 bits, of which chance repeats some 16."""
-    words = np.concatenate([np.frombuffer(WordSource().block(seed), np.uint32) for seed in range(200)])
+    words = np.concatenate([words_of(seed).ravel() for seed in range(200)])
     assert len(words) - len(np.unique(words)) < 48
     ones = np.unpackbits(words.view(np.uint8)).reshape(len(words), 32).sum(axis=0)
     assert (abs(ones - len(words) / 2) / np.sqrt(len(words) / 4)).max() < BOUND
 
 
 # -- loaders -----------------------------------------------------------------------------------------------------------
-
-
-def forbid_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (batch_seeding, in_process):
-        monkeypatch.setattr(module, "located", lambda: None)
 
 
 class SeldomRandom(Dataset[torch.Tensor]):
@@ -292,28 +289,22 @@ def test_what_only_reads_a_generator_reads_another_state_in_each_ticket(reader: 
 
 
 @pytest.mark.parametrize("late", [0, 60, 80])
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_batches_do_not_depend_on_how_states_are_set(late: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = batches(SeldomRandom(late), workers)
-    forbid_memory(monkeypatch)
+def test_batches_do_not_depend_on_the_number_of_workers(late: int) -> None:
     expected = batches(SeldomRandom(late))
-    assert len(found) == len(expected) == 80
-    assert all(map(torch.equal, found, expected))
     assert len(torch.cat(expected)[:, 1:].unique()) == (2 * 3 * (80 - late) or 1) + (0 < late < 80)
+    for workers in (1, 2):
+        found = batches(SeldomRandom(late), workers)
+        assert len(found) == len(expected) == 80
+        assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("late", [0, 60, 80])
-@pytest.mark.parametrize("by_functions", [False, True])
-def test_a_training_loop_draws_what_it_would_draw_alone(
-    late: int, by_functions: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if by_functions:
-        forbid_memory(monkeypatch)
+def test_a_training_loop_draws_what_it_would_draw_alone(late: int) -> None:
     iterator = iter(DpexDataLoader(SeldomRandom(late), 2, seeding="batch", generator=seeded()))
     half_a_pair()
-    ours = ByFunctions().save()
+    ours = KeptStates()
     seen = [what_comes_next()[i % 9 :] for i, _ in enumerate(iterator)]
-    ByFunctions().restore(ours)
+    ours.put_back()
     assert seen == [what_comes_next()[i % 9 :] for i in range(40)]
 
 

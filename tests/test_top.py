@@ -56,7 +56,12 @@ SUMMARY: dict[str, Any] = {
 DIAGNOSED: dict[str, Any] = {
     "name": "train",
     "level": "bad",
-    "shown": {"sentence": "It waits.", "confidence": "confidence 0.90 of 1", "first": "8 workers instead of 4."},
+    "shown": {
+        "sentence": "It waits.",
+        "confidence": "confidence 0.90 of 1",
+        "first": "8 workers instead of 4.",
+        "end": "9 do.",
+    },
 }
 
 
@@ -103,6 +108,7 @@ def test_all_there_is_to_see() -> None:
             "machine here",
             "train  It waits. (confidence 0.90 of 1)",
             "8 workers",
+            "to end it  9 do.",
             "38 %",
             "12.5 batches/s, 200 samples/s",
         ),
@@ -112,7 +118,7 @@ def test_all_there_is_to_see() -> None:
             "3 ready, 0 being made, prefetch 10",
             "load 246 ms, transform 500 µs",
         ),
-        *("40 % of the time is lost (too few; expected ", "measured 4.0 %: kept"),
+        *("40 % of the time is lost (too few). Wait: expected ", "measured 4.0 %: kept"),
     ):
         assert part in text
     assert "GPU" not in text

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 import torch
-from families import Augmented, WhoMadeIt, assert_same, seeded, stacked
+from families import Augmented, assert_same, seeded, stacked
 from torch.utils.data import IterableDataset
 from waiting import until
 from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.room import RoomFound, RoomWanted
-from dpex.autotune.runtime.allowed import Limits, cold_start
+from dpex.autotune.runtime.allowed import Limits, cold_start, within
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
 from dpex.autotune.types import Decision, Outcome, Settings
@@ -101,17 +101,7 @@ def test_a_slow_consumer_needs_few_workers() -> None:
         assert loader.seeding == "batch"
         _ = train(loader, lambda: loader.stats().pools["local"].wanted <= 3, step_s=0.02)
         fewer = [decision.reason for decision in loader.decisions if decision.new.workers <= 3]
-        assert fewer[0] in ("too many", "in-process", "explore")  # a trial, where others leave it little of the CPUs
-
-
-@pytest.mark.long
-def test_what_is_cheaper_to_make_than_to_send_is_made_in_the_training_process_and_can_go_back() -> None:
-    here = os.getpid()
-    with DpexDataLoader(WhoMadeIt(ENDLESS), batch_size=2, num_workers=2, autotune=QUICK) as loader:
-        iterator = train(loader, lambda: loader._runtime.tuner.settings.workers == 0, step_s=0.01)
-        until(lambda: int(next(iterator)[0, 1]) == here)
-        loader.resize(local=2)
-        until(lambda: int(next(iterator)[0, 1]) != here)
+        assert fewer[0] in ("too many", "limit", "explore")  # a trial, where others leave it little of the CPUs
 
 
 @pytest.mark.smoke
@@ -294,11 +284,30 @@ def test_what_was_fixed_by_resize_stays_so_in_a_copy() -> None:
     assert pickle.loads(pickle.dumps(loader))._current_sizes().local == 5
 
 
-def test_work_that_needs_a_worker_is_not_made_in_the_training_process() -> None:
-    plain = DpexDataLoader([1, 2], num_workers="auto")._tuning()
-    with_init = DpexDataLoader([1, 2], num_workers="auto", worker_init_fn=print)._tuning()
-    with_timeout = DpexDataLoader([1, 2], num_workers="auto", timeout=5)._tuning()
-    assert [t._controller.config.min_local for t in (plain, with_init, with_timeout) if t] == [0, 1, 1]
+@pytest.mark.parametrize(
+    ("config", "remote", "least"),
+    [
+        (AutotuneConfig(), False, (1, 0)),
+        (AutotuneConfig(), True, (1, 0)),
+        (AutotuneConfig(max_local=0), True, (0, 1)),
+        (AutotuneConfig(max_local=0), False, (1, 0)),  # the cluster is lost
+    ],
+)
+def test_there_is_always_a_worker(config: AutotuneConfig, remote: bool, least: tuple[int, int]) -> None:
+    found = within(config, Limits(), Settings(local=1, prefetch=2), remote=remote)
+    assert (found.min_local, found.min_remote) == least
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"autotune": AutotuneConfig()}, "num_workers=0 has none: give num_workers='auto'"),
+        ({"num_workers": "auto", "autotune": AutotuneConfig(max_local=0)}, "leaves no worker: give distribute_mode"),
+    ],
+)
+def test_tuning_without_a_worker_is_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        DpexDataLoader([1, 2], **options)
 
 
 # -- life --------------------------------------------------------------------------------------------------------------
@@ -892,9 +901,8 @@ def test_the_tally_splits_the_consumers_time_and_leaves_the_start_out() -> None:
     assert tally.first_batch_s == 1.0
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_engine_shows_where_time_went(workers: int) -> None:
-    loader = DpexDataLoader(Augmented(40, 0.005), batch_size=2, num_workers=workers, seeding="batch")
+def test_an_engine_shows_where_time_went() -> None:
+    loader = DpexDataLoader(Augmented(40, 0.005), batch_size=2, num_workers=2, seeding="batch")
     iterator = iter(loader)
     next(iterator)
     first = iterator._engine.look()
@@ -902,16 +910,13 @@ def test_an_engine_shows_where_time_went(workers: int) -> None:
     for _ in range(9):
         next(iterator)
     look = iterator._engine.look()
-    pool = look.local if workers else look.made_here
+    pool = look.local
     assert look.times.batches == 9
     assert pool.tickets >= 9
     assert 0.01 * pool.tickets <= pool.busy_s
     assert 0 < pool.cpu_s < pool.busy_s
     assert len(pool.services_s) == pool.tickets
-    if workers:
-        assert look.times.wait_s > look.times.own_s
-    else:
-        assert look.times.own_s >= 0.09
+    assert look.times.wait_s > look.times.own_s
     list(iterator)
     ended = iterator._engine.look().times
     assert iterator._engine.look().times == ended  # the time after the last batch is not the work's

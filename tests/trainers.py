@@ -30,7 +30,7 @@ TESTS = Path(__file__).parent
 NOTHING = "left: 0 processes, 0 threads"
 
 PREAMBLE = """
-import contextlib, gc, multiprocessing, os, sys, threading, time, warnings
+import contextlib, gc, multiprocessing, os, signal, sys, threading, time, warnings
 import psutil
 import torch
 from multiprocessing import shared_memory
@@ -38,6 +38,9 @@ from dpex import DpexDataLoader
 from families import Augmented, ThreadSafe
 from waiting import until
 from workload import wait_as_work
+
+for number in (signal.SIGHUP, signal.SIGTERM):  # who runs the tests may ignore them, as nohup does
+    signal.signal(number, signal.SIG_DFL)
 
 # Names in shared memory tell whose they are; torch's contain the process's number.
 multiprocessing.current_process()._config["semprefix"] = "/" + os.environ["DPEX_TEST_FAMILY"]

@@ -162,7 +162,7 @@ def victims(iterator: Any) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for pool in iterator._engine._pools.values():
         if pool.name == "local":
-            template = psutil.Process(pool._template._process.pid)
+            template = psutil.Process(pool._source._process.pid)
             found |= {"template": [template.pid], "worker": [child.pid for child in template.children()]}
         elif pool.name == "remote":
             found |= _remote_victims(pool)

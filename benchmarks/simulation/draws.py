@@ -111,10 +111,11 @@ def _runs(rng: random.Random, share: float, slow: float, fast: float) -> Iterato
 
 
 class Spells:
-    """Alternating times off and on, of exponential length, as a function of time."""
+    """Alternating times off and on, of exponential or of regular length, as a function of time."""
 
-    def __init__(self, rng: random.Random, off_s: float, on_s: float) -> None:
+    def __init__(self, rng: random.Random, off_s: float, on_s: float, *, is_regular: bool = False) -> None:
         self._rng = rng
+        self._is_regular = is_regular
         self._means_s = off_s, on_s
         self._is_on_first = rng.random() < on_s / (on_s + off_s)
         self._ends: list[float] = []
@@ -130,14 +131,19 @@ class Spells:
     def _index(self, at: float) -> int:
         while not self._ends or self._ends[-1] <= at:
             mean_s = self._means_s[self._parity(len(self._ends))]
-            self._ends.append((self._ends[-1] if self._ends else 0.0) + self._rng.expovariate(1.0 / mean_s))
+            length_s = mean_s if self._is_regular and self._ends else self._length_s(mean_s)
+            self._ends.append((self._ends[-1] if self._ends else 0.0) + length_s)
         return bisect_right(self._ends, at)
+
+    def _length_s(self, mean_s: float) -> float:
+        """Of a spell by chance; the first of regular ones is a part of its length."""
+        return self._rng.uniform(0.0, mean_s) if self._is_regular else self._rng.expovariate(1.0 / mean_s)
 
     def _parity(self, index: int) -> bool:
         return (index % 2 == 1) != self._is_on_first
 
 
 @lru_cache(maxsize=256)
-def spells(seed: str, off_s: float, on_s: float) -> Spells:
+def spells(seed: str, off_s: float, on_s: float, *, is_regular: bool = False) -> Spells:
     """The spells of a seed."""
-    return Spells(random.Random(seed), off_s, on_s)
+    return Spells(random.Random(seed), off_s, on_s, is_regular=is_regular)

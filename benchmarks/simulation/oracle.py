@@ -1,8 +1,9 @@
 """The best fixed setting of a world, found by trying them in the simulator with the very draws the controller gets.
 
 Rates are over the whole of an interval, the start of workers included. A coarse grid of local and remote workers is
-tried briefly; the best of it are played to the end, then their neighbours, ever closer, down to one worker. The window
-is the deepest that memory allows, up to 32 batches a worker: prefetch costs nothing here but memory.
+tried briefly; the best of it are played to the end, then their neighbours, ever closer, down to one worker. Fewer there
+never are, as under ``num_workers="auto"``. The window is the deepest that memory allows, up to 32 batches a worker:
+prefetch costs nothing here but memory.
 """
 
 from __future__ import annotations
@@ -115,8 +116,6 @@ class Search:
         """The fewest workers that are nearly as fast, by bisection: more workers are seldom slower below the best."""
         wanted = AS_FAST * best.rate
         pair = best.settings.local, best.settings.remote
-        if self._fits((0, 0)) and self._rate((0, 0)) >= wanted:
-            return self.played[0, 0]
         for remote in sorted({max(self._least[1], n) for n in (0, pair[1] // 2, pair[1])}):
             local = self._fewest(remote, sum(pair) - remote, wanted)
             if local is not None and local + remote < sum(pair):
@@ -159,7 +158,7 @@ class Search:
         return [to for to in moves if self._fits(to)]
 
     def _fewest(self, remote: int, most: int, wanted: float) -> int | None:
-        low, high = self._least[0], min(most, self._locals)
+        low, high = max(self._least[0], int(not remote)), min(most, self._locals)
         if high < low or not self._fits((high, remote)) or self._rate((high, remote)) < wanted:
             return None
         while low < high:
@@ -168,7 +167,7 @@ class Search:
         return low
 
     def _fewest_remote(self, pair: _Pair, wanted: float) -> int:
-        low, high = self._least[1], pair[1]
+        low, high = max(self._least[1], int(not pair[0])), pair[1]
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if self._rate((pair[0], middle)) >= wanted else (middle + 1, high)
@@ -213,14 +212,14 @@ class Search:
     def deepest(self, local: int, remote: int) -> Settings:
         """That many workers with as many batches in flight as memory allows."""
         workers = local + remote
-        if not workers:
-            return Settings(prefetch=1)
-        return Settings(local=local, remote=remote, prefetch=min(max(_LEAST_DEEP, _DEEP * workers), self._room(local)))
+        return Settings(
+            local=local, remote=remote, prefetch=max(1, min(max(_LEAST_DEEP, _DEEP * workers), self._room(local)))
+        )
 
     def _fits(self, pair: _Pair) -> bool:
         if not (self._least[0] <= pair[0] <= self._locals and self._least[1] <= pair[1] <= self._nodes):
             return False
-        return not sum(pair) or self._room(pair[0]) >= 1
+        return sum(pair) > 0 and (self._room(pair[0]) >= 1 or pair == (1, 0))
 
     def _room(self, local: int) -> int:
         """Batches that have room in memory beside these workers."""

@@ -59,6 +59,11 @@ class Rank:
         self._pending: deque[int] = deque()
         self._remotes = 0
         self._drawn = self._next = 0
+        epochs = simulator.world.epochs
+        self._pass_ends: float = math.inf if epochs is None else epochs.batches
+        self._epoch = 0
+        self._pass_began_at = self._start_s = 0.0
+        """When the latest pass began, and what the latest that has begun took for its first batch."""
         self._ready: set[int] = set()
         self._making: set[int] = set()
         self._held = 0
@@ -104,7 +109,7 @@ class Rank:
     # -- the loader ----------------------------------------------------------------------------------------------
 
     def _draw(self) -> None:
-        while self._drawn - self._next < max(1, self.settings.prefetch):
+        while self._drawn - self._next < max(1, self.settings.prefetch) and self._drawn < self._pass_ends:
             self._pending.append(self._drawn)
             self._drawn += 1
         self._feed()
@@ -288,8 +293,15 @@ class Rank:
                 if remote:
                     self._simulator.queue_for_node(self, worker)
                 else:
-                    self._loop.after(self._simulator.world.fork_s, lambda worker=worker: self.came_up(worker))  # type: ignore[misc]
+                    self._loop.after(self._simulator.world.fork_s, lambda worker=worker: self._forked(worker))  # type: ignore[misc]
         self._feed()
+
+    def _forked(self, worker: Worker) -> None:
+        """A local worker is a process, and imports what it needs."""
+        if self._simulator.world.start_cpu_s:
+            self._simulator.cpus.start(self._simulator.world.start_cpu_s, lambda: self.came_up(worker))
+        else:
+            self.came_up(worker)
 
     def came_up(self, worker: Worker) -> None:
         """A worker has started."""
@@ -304,11 +316,43 @@ class Rank:
 
     def ask(self) -> None:
         """The consumer calls next()."""
+        if self._next == self._pass_ends:
+            self._end_pass()
+            return
         self._is_asking = True
         self._tally.enter(self._clock())
         if self.gpu is not None:
             self.gpu.enter()
         self._deliver()
+
+    @property
+    def engine(self) -> int:
+        """The number of the engine at work: each pass has one of its own, unless its workers live on."""
+        epochs = self._simulator.world.epochs
+        return self._epoch if epochs is not None and not epochs.is_kept else 0
+
+    def _end_pass(self) -> None:
+        """The consumer is told that a pass is over, and begins the next."""
+        epochs = self._simulator.world.epochs
+        assert epochs is not None
+        self._tally.enter(self._clock())
+        self._tally.leave(0.0, self._clock(), over=True)
+        if not epochs.is_kept:
+            for worker in [w for w in self.workers if not w.leaving]:
+                worker.leaving = True
+                if worker.ticket is None:
+                    self._end(worker)
+        self._loop.after(epochs.between_s, self._begin_pass)
+
+    def _begin_pass(self) -> None:
+        epochs = self._simulator.world.epochs
+        assert epochs is not None
+        self._epoch += 1
+        self._pass_ends += epochs.batches
+        self._pass_began_at = self._loop.now
+        self._want()
+        self._draw()
+        self.ask()
 
     def _deliver(self) -> None:
         if not self._is_asking:
@@ -368,6 +412,8 @@ class Rank:
 
     def _take(self) -> None:
         self._next += 1
+        if self._tally.starting:
+            self._start_s = self._loop.now - self._pass_began_at
         self._tally.batches += 1
         if self.gpu is not None:
             self.gpu.leave(starting=self._tally.starting)
@@ -453,6 +499,13 @@ class Rank:
     def _clock(self) -> float:
         return _BEGAN_AT + self._loop.now
 
+    def _pass_look(self) -> dict[str, Any]:
+        """What is known of passes."""
+        epochs = self._simulator.world.epochs
+        if epochs is None:
+            return {}
+        return {"pass_batches": epochs.batches, "start_s": self._start_s, "starts_anew": not epochs.is_kept}
+
     def look(self) -> EngineLook:
         """What a tuner sees of it now."""
         now, remotes = self._clock(), self._remotes
@@ -463,7 +516,7 @@ class Rank:
         gpu_steps = GpuSteps() if self.gpu is None else self.gpu.steps
         return EngineLook(
             at=now,
-            epoch=0,
+            epoch=self._epoch,
             times=self._tally.times(now),
             sizes=sizes,
             resizing=False,
@@ -480,4 +533,5 @@ class Rank:
             gpu_steps=gpu_steps.number,
             gpu_step_s=gpu_steps.seconds,
             gpu_step_squared=gpu_steps.squares,
+            **self._pass_look(),
         )

@@ -35,6 +35,7 @@ class Simulator:
             raise ValueError(f"{world.ranks} ranks need as many controllers, got {len(steering)}")
         self.world = world
         self.loop = EventLoop()
+        self.granted = world.cpus
         self.cpus = SharedResource(self.loop, world.cpus)
         self.link = SharedResource(self.loop, 1e9, each=1e15)
         self.storage = SharedResource(self.loop, 1e15, each=1e15)
@@ -82,6 +83,9 @@ class Simulator:
     def _begin(self, phase: Phase) -> None:
         self.work = phase.work or self.work
         self.step = phase.step or self.step
+        if phase.cpus is not None:
+            self.granted = phase.cpus
+            self.cpus.set(capacity=phase.cpus)
         if phase.others is not None:
             self._others = phase.others
             self._set_others()
@@ -103,14 +107,14 @@ class Simulator:
         return self._thrashing() * self._hyper_threading()
 
     def _thrashing(self) -> float:
-        return 1.0 + self.world.thrash * max(0.0, self.cpus.jobs + 1 - self.world.cpus)
+        return 1.0 + self.world.thrash * max(0.0, self.cpus.jobs + 1 - self.granted)
 
     def _hyper_threading(self) -> float:
         """CPUs at work over the cores' worth that they are."""
         if self.world.smt_yield is None:
             return 1.0
-        cores = self.world.cpus / 2
-        busy = min(self.world.cpus, self.cpus.jobs + 1 + self._others)
+        cores = self.granted / 2
+        busy = min(self.granted, self.cpus.jobs + 1 + self._others)
         return busy / min(busy, cores + max(0.0, busy - cores) * self.world.smt_yield)
 
     def ticks(self, cpu_s: float) -> float:
@@ -143,7 +147,7 @@ class Simulator:
         self.loop.postpone(pauses.seconds)
 
     def _burst(self, bursts: Bursts) -> None:
-        found = spells(f"{self.world.seed} burst", bursts.off_s, bursts.on_s)
+        found = spells(f"{self.world.seed} burst", bursts.off_s, bursts.on_s, is_regular=bursts.is_regular)
         self._is_burst = found.is_on(self.loop.now)
         self._set_others()
         self.loop.at(found.next_change(self.loop.now), lambda: self._burst(bursts), is_fixed=True)

@@ -42,13 +42,18 @@ class Tuning:
         self._windows = MeasurementWindows(self._queues)
         self._ended_at = self._others_at = 0.0
         self._others_s = self._others = 0.0
+        self._engine = rank.engine
 
     def begin(self) -> None:
         """Look soon."""
         self._loop.after(SHORTEST_S, self._turn)
 
     def _turn(self) -> None:
-        found = self._windows.turn([(0, self._rank.look())], self._simulator.ticks(self._rank.trainer_cpu_s))
+        if self._engine != self._rank.engine:
+            self._windows.forget(self._engine)
+            self._windows.shorten()
+            self._engine = self._rank.engine
+        found = self._windows.turn([(self._engine, self._rank.look())], self._simulator.ticks(self._rank.trainer_cpu_s))
         if isinstance(found, float):
             self._loop.after(found, self._turn)
             return
@@ -105,7 +110,7 @@ class Tuning:
         simulator, world = self._simulator, self._simulator.world
         queued_s = window.trainer_queued_s
         return MachineSample(
-            cpus=world.cpus / world.ranks,
+            cpus=simulator.granted / world.ranks,
             others=self._measure_others(),
             trainer_cpu_s=self._noise(window.trainer_cpu_s),
             trainer_queued_s=None if queued_s is None else self._noise(queued_s),

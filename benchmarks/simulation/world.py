@@ -89,7 +89,8 @@ class Phase:
 
     others: CPUs that other people's programs want on the trainer's machine. nodes: remote workers the cluster has room
     for (those beyond it die). link: bytes per second from the cluster. stream: random numbers begin anew with this
-    number, so that they do not depend on how many batches were made before.
+    number, so that they do not depend on how many batches were made before. cpus: CPUs that the job is granted, where a
+    quota changes.
     """
 
     at: float = 0.0
@@ -100,15 +101,21 @@ class Phase:
     link: float | None = None
     storage: Storage | None = None
     stream: int | None = None
+    cpus: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bursts:
-    """Other people's programs that come and go: so many CPUs, for ``on_s`` on average, then none for ``off_s``."""
+    """Other people's programs that come and go: so many CPUs, for ``on_s`` on average, then none for ``off_s``.
+
+    Times are exponential, or with ``is_regular`` always the same: programs that may keep time with the trials of a
+    controller.
+    """
 
     cpus: float
     on_s: float
     off_s: float
+    is_regular: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +171,23 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Epochs:
+    """Passes over a small dataset. batches: of a pass. is_kept: workers live on from one pass to the next.
+
+    between_s: what the training process does between two passes.
+    """
+
+    batches: int
+    is_kept: bool = False
+    between_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class World:
     """What stays the same.
 
-    own_s: CPU of the consumer per batch from a worker. fork_s, actor_s: until a worker is up.
+    own_s: CPU of the consumer per batch from a worker. fork_s, actor_s: until a worker is up. start_cpu_s: CPU that the
+    start of a local worker takes after that.
     thrash: by how much more CPU a batch costs per process beyond the number of CPUs (caches, memory bandwidth).
     smt_yield: CPUs are hyper-threads, two to a core; the second of a core adds this part of a core's speed (0.2 to 0.3
     is usual). None: CPUs are cores. worker_bytes: memory of a local worker. noise: relative error of every measured
@@ -180,6 +200,7 @@ class World:
     own_s: float = 0.0003
     fork_s: float = 0.02
     actor_s: float = 1.5
+    start_cpu_s: float = 0.0
     rtt_s: float = 0.001
     thrash: float = 0.0
     smt_yield: float | None = None
@@ -192,5 +213,6 @@ class World:
     slow: SlowSpells | None = None
     pauses: Pauses | None = None
     gpu: Gpu | None = None
+    epochs: Epochs | None = None
     seed: int = 0
     phases: tuple[Phase, ...] = ()

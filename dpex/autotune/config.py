@@ -32,9 +32,10 @@ class AutotuneConfig:
         max_prefetch: The largest prefetch, in batches (1 or more). None: what memory allows.
         max_streams: The most streams of an iterable dataset under ``num_workers="auto"`` (1 or more); also at most one
             for each shard that the dataset names in ``num_shards``, ``n_shards`` or as URLs of webdataset. None: one
-            for each CPU of this rank. Give it where ranks run on machines with different CPUs, as all ranks need the
-            same number, and where reading mostly waits. Streams are never tuned: their number decides what each of
-            them reads.
+            for each CPU of this rank. A dataset that names no shards has so many only if it reads ``id`` or
+            ``num_workers`` of ``get_worker_info()`` before its first sample, and else one. Give it where ranks run on
+            machines with different CPUs, as all ranks need the same number, and where reading mostly waits. Streams
+            are never tuned: their number decides what each of them reads.
         wait_goal: The share of the training loop's time lost to loading that is as good as none (0 to 0.5). 0.01:
             below one percent, a measurement of a second cannot tell it from noise.
         headroom: Capacity beyond what the training loop needs that is looked for first (1 to 3), so that a slower

@@ -35,6 +35,7 @@ from dpex.autotune.situation import Outlook, Recent, Situation
 from dpex.autotune.trials import Trials
 from dpex.autotune.types import Decision, Sample, Settings, Veto
 from dpex.autotune.window_record import WindowRecord
+from dpex.core.durations import remainder
 
 _ROUNDING_S = 1e-9
 """Ends of windows are sums of floats."""
@@ -117,7 +118,7 @@ class Controller:
 
     def _count(self, sample: Sample) -> float:
         """Put the window down to the present settings; seconds that were lost to loading in it."""
-        lost_s = max(0.0, sample.seconds - self._work.stepping_s)
+        lost_s = remainder(sample.seconds, self._work.stepping_s)
         self._record.add(sample, lost_s, self._work.link.jammed)
         self._long.add(sample, lost_s)
         self._ceilings.look(sample, self._record, self._work.usual_s)

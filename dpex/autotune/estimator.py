@@ -20,6 +20,7 @@ from dpex.autotune.link import Link
 from dpex.autotune.model import Estimate
 from dpex.autotune.noise import Level
 from dpex.autotune.types import Sample
+from dpex.core.durations import remainder
 from dpex.measure.samples import PoolSample
 
 
@@ -98,15 +99,15 @@ class WorkEstimator:
 
     @property
     def _wait_s(self) -> float:
-        """Waiting of a batch; measured, it may be a little less than nothing."""
-        return max(0.0, self._wait.get(0.0))
+        """Waiting of a batch, 0 if unknown."""
+        return self._wait.get(0.0)
 
     def estimate(self, cpus: float, ceiling: float, far_ceiling: float) -> Estimate:
         """What a batch costs, as far as it is known."""
         cpu = self._cpu.get(self._far_cpu.get(self._here.get(0.01)))
         wait = self._wait_s
         at_once = self._threads
-        computing = max(0.0, cpu - self._encode.get(0.0)) / min(at_once, max(1.0, cpus))
+        computing = remainder(cpu, self._encode.get(0.0)) / min(at_once, max(1.0, cpus))
         here = self._here.get(computing + wait + ESTIMATOR.here_s)
         return Estimate(
             step_s=self._step.get(0.0),
@@ -126,7 +127,7 @@ class WorkEstimator:
             far_ceiling=min(far_ceiling, self.link.rate(self.batch_bytes)),
             at_once=at_once,
             seen=max(self._cpu.weight, self._far.weight, self._here.weight),
-            hidden_s=max(0.0, self.step_s - self._launch.value) if self._launch.known else 0.0,
+            hidden_s=remainder(self.step_s, self._launch.value) if self._launch.known else 0.0,
         )
 
     def slowest_s(self) -> float:
@@ -202,7 +203,7 @@ class WorkEstimator:
         if not sample.batches:
             return  # steps longer than the window
         if sample.made_here.tickets:
-            here_s = max(0.0, sample.made_here.busy_s - queueing.queued_here(sample))
+            here_s = remainder(sample.made_here.busy_s, queueing.queued_here(sample))
             self._here.add(here_s, sample.made_here.tickets)
         elif sample.local.tickets or sample.remote.tickets:
             self._own.add(queueing.taking_over(sample), sample.batches)
@@ -243,7 +244,7 @@ class WorkEstimator:
         if here.tickets and not local.tickets:
             self._cpu.add(here.cpu_s, here.tickets, spread)
             queued = queueing.queued_here(sample)
-            self._wait.add(max(0.0, here.busy_s - here.cpu_s - queued), here.tickets, spread)
+            self._wait.add(remainder(here.busy_s, here.cpu_s, queued), here.tickets, spread)
             self._learn_threads(sample, here, queued)
         if remote.tickets:
             self._far.add(remote.busy_s, remote.tickets, spread)
@@ -261,7 +262,7 @@ class WorkEstimator:
             mean = remote.busy_s / remote.tickets
             self._scatter.add(remote.tickets, mean, self._far.value, self._far.weight)
         elif here.tickets and self._here.known:
-            mean = max(0.0, here.busy_s - queueing.queued_here(sample)) / here.tickets
+            mean = remainder(here.busy_s, queueing.queued_here(sample)) / here.tickets
             self._scatter.add(here.tickets, mean, self._here.value, self._here.weight)
 
     def _learn_threads(self, sample: Sample, pool: PoolSample, queued_s: float) -> None:
@@ -309,7 +310,7 @@ class WorkEstimator:
             ("time of a batch", self._here, here.busy_s, here.tickets, spread),
         ]
         if queueing.knows_waiting(sample):
-            waited_s = queueing.waiting(sample, self._wait_s)
+            waited_s = max(0.0, queueing.waiting(sample, self._wait_s))
             seen.append(("waiting of a batch", self._wait, waited_s, local.tickets, spread))
         seen.append(("step", self._step, stepped, batches, 0.0))
         values = [max(level.value, total / count) for _, level, total, count, _ in seen[:-1] if level.known and count]
@@ -321,13 +322,20 @@ class WorkEstimator:
             varies *= math.sqrt(count * variance_of_mean(count, self.correlation)) if count else 1.0
             least = matters if level is not self._step else ESTIMATOR.step_matters * sample.seconds / max(1, batches)
             small = count and max(level.value, total / count) < least
-            if small or not level.has_moved(total, count, varies):
+            if small or (level is self._wait and self._is_in_error(total, sample)):
+                continue
+            if not level.has_moved(total, count, varies):
                 continue
             moved.append(wording.level(what, level.value, total / count))
             level.restart(total, count)
             if level is not self._step:
                 self._forget_making(level)
         return tuple(moved)
+
+    def _is_in_error(self, waited_s: float, sample: Sample) -> bool:
+        """Whether workers' waiting in the window differs from what is known of it by no more than its error."""
+        difference_s = abs(waited_s - self._wait_s * sample.local.tickets)
+        return difference_s <= queueing.waiting_error(sample, self._wait_s)
 
     def _variation_before(self) -> float:
         """The variation without the latest windows, which may be the first of another level and are no spread then."""

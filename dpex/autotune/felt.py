@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from dpex.autotune.constants.measuring import GPU
 from dpex.autotune.types import Sample, Settings, Signal
+from dpex.core.durations import remainder
 
 _LEAST_S = 1e-9
 """What divides by seconds takes no less."""
@@ -150,7 +151,7 @@ def _with_loss(sample: Sample, lost_s: float) -> Sample:
         sample,
         wait_s=wait_s,
         own_s=own_s,
-        work_s=max(0.0, sample.seconds - lost_s),
+        work_s=remainder(sample.seconds, lost_s),
         head_s=min(sample.head_s, wait_s),
     )
 

@@ -1,5 +1,9 @@
 """A measured quantity that stays level until it does not: its mean, how far windows stray from it, whether it moved.
 
+No quantity here can be below 0, but a window's sum may be, where it is a difference of two measurements. Such a sum
+enters the mean as it is, since cutting it off would add up the errors. What a level tells is never below 0: neither its
+value, nor a window that is compared with it.
+
 A window's value strays from the level by what the windows before it strayed, so a move is told from noise by the noise
 itself: several windows in a row whose mean is further away than chance explains.
 """
@@ -22,6 +26,11 @@ class _Window:
     def mean(self) -> float:
         return self.total / self.count
 
+    @property
+    def told(self) -> float:
+        """The mean as a quantity that cannot be below 0."""
+        return max(0.0, self.mean)
+
 
 def _enough(spread: float) -> float:
     """Things that windows must be about together to show another level."""
@@ -34,7 +43,7 @@ class Level:
     """A mean per thing (seconds per batch, say) that forgets slowly: over hundreds of things and tens of windows."""
 
     def __init__(self) -> None:
-        self.value = math.nan
+        self._mean = math.nan
         self._weight = 0.0
         self._windows = 0.0
         self._stray = 0.0
@@ -42,9 +51,14 @@ class Level:
         self._latest: deque[_Window] = deque(maxlen=LEVEL.kept_windows)
 
     @property
+    def value(self) -> float:
+        """The mean per thing, at least 0; NaN while nothing is known."""
+        return self._mean if math.isnan(self._mean) else max(0.0, self._mean)
+
+    @property
     def known(self) -> bool:
         """Whether there is a value."""
-        return not math.isnan(self.value)
+        return not math.isnan(self._mean)
 
     def get(self, otherwise: float) -> float:
         """The mean, or something else while there is none."""
@@ -80,7 +94,7 @@ class Level:
 
     def _take(self, window: _Window) -> None:
         kept = self._weight
-        self.value = (window.total + (self.value * kept if kept else 0.0)) / (kept + window.count)
+        self._mean = (window.total + (self._mean * kept if kept else 0.0)) / (kept + window.count)
         self._windows = min(self._windows + 1.0, LEVEL.windows)
         most = max(LEVEL.memory, LEVEL.windows * window.count)
         self._weight = min(kept + window.count, most)
@@ -103,7 +117,7 @@ class Level:
         windows = windows[-most:]
         chance = spread * math.sqrt(1.0 / sum(window.count for window in windows) + 1.0 / self._weight)
         noise = LEVEL.sigmas * max(self._sigma / math.sqrt(len(windows)), chance)
-        off = [window.mean / self.value for window in windows]
+        off = [window.told / self.value for window in windows]
         mean = sum(off) / len(off)
         above = 1.0 + max(least, noise)
         below = min(1.0 / (1.0 + least), max(1.0 - noise, LEVEL.far_below / (1.0 + noise)))
@@ -113,8 +127,8 @@ class Level:
     def restart(self, total: float, count: float) -> None:
         """It has moved, with a window that is about to be added: of those before only the latest may be of the new
         level, unless the move fell into it and it is nearer to the old one."""
-        old, new = self.value, total / count
-        latest = [window for window in list(self._latest)[-1:] if abs(window.mean - new) < abs(window.mean - old)]
+        old, new = self.value, max(0.0, total / count)
+        latest = [window for window in list(self._latest)[-1:] if abs(window.told - new) < abs(window.told - old)]
         self.clear()
         for window in latest:
             self._take(window)
@@ -135,6 +149,6 @@ class Level:
 
     def clear(self) -> None:
         """Know nothing any more."""
-        self.value, self._weight, self._windows = math.nan, 0.0, 0.0
+        self._mean, self._weight, self._windows = math.nan, 0.0, 0.0
         self._stray = self._strayed = 0.0
         self._latest.clear()

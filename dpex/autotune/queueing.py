@@ -12,6 +12,7 @@ from dataclasses import replace
 from dpex.autotune.constants.measuring import ESTIMATOR
 from dpex.autotune.felt import FeltSample
 from dpex.autotune.types import Sample
+from dpex.core.durations import remainder
 from dpex.measure.samples import PoolSample
 
 
@@ -62,18 +63,25 @@ def knows_waiting(sample: Sample) -> bool:
 
 
 def waiting(sample: Sample, wait_s: float) -> float:
-    """Waiting of local workers for anything but a CPU, in all.
+    """Waiting of local workers for anything but a CPU, in all, to be added to a mean. It may be below 0.
 
     What was queued is uncertain by a part of itself. Where it is more than there is, waiting is below 0, as much as it
     is above 0 elsewhere: else noise would add up to waiting on a full machine. Several threads of a batch queue beside
     each other, which says nothing: hence a bound.
     """
+    apart = remainder(sample.local.busy_s, sample.local.cpu_s)
+    return max(-ESTIMATOR.uncertain_queueing * apart, apart - _queued_locally(sample, wait_s))
+
+
+def waiting_error(sample: Sample, wait_s: float) -> float:
+    """Seconds by which `waiting` may be off either way: the part of the queueing by which that is uncertain."""
+    return ESTIMATOR.uncertain_queueing * _queued_locally(sample, wait_s)
+
+
+def _queued_locally(sample: Sample, wait_s: float) -> float:
+    """Seconds for which the batches of local workers queued for a CPU, in all."""
     local = sample.local
-    apart = max(0.0, local.busy_s - local.cpu_s)
-    queued = local.queued_s
-    if queued is None:
-        queued = local.cpu_s * (slowdown(sample, wait_s) - 1.0)
-    return max(-ESTIMATOR.uncertain_queueing * apart, apart - queued)
+    return local.cpu_s * (slowdown(sample, wait_s) - 1.0) if local.queued_s is None else local.queued_s
 
 
 def queued_here(sample: Sample) -> float:
@@ -84,7 +92,7 @@ def queued_here(sample: Sample) -> float:
 
 def taking_over(sample: Sample) -> float:
     """Seconds of the training loop's own work in ``next()``, as they would be with a CPU always free."""
-    return max(0.0, sample.own_s - _queued_in_next(sample))
+    return remainder(sample.own_s, _queued_in_next(sample))
 
 
 def _queued_in_next(sample: Sample) -> float:
@@ -108,9 +116,9 @@ def _unqueued(sample: Sample, wait_s: float) -> float:
     inside = sample.work_s + sample.own_s
     here = sample.made_here
     if queued is not None and here.tickets and here.queued_s is not None:
-        return max(0.0, sample.work_s - max(0.0, queued - here.queued_s))
+        return remainder(sample.work_s, remainder(queued, here.queued_s))
     if queued is not None:
-        return max(0.0, sample.work_s - queued * sample.work_s / inside) if inside > 0 else 0.0
+        return remainder(sample.work_s, queued * sample.work_s / inside) if inside > 0 else 0.0
     if not is_saturated(sample):
         return sample.work_s
     crowding = max(0.0, (_at_it(sample.local, wait_s) + 1.0 + sample.machine.others) / sample.machine.cpus - 1.0)
@@ -121,4 +129,4 @@ def _unqueued(sample: Sample, wait_s: float) -> float:
 def step_cpu_s(sample: Sample) -> float:
     """CPU seconds of the training process in its steps."""
     own_cpu = sample.made_here.cpu_s if sample.made_here.tickets else sample.own_s
-    return min(max(0.0, sample.machine.trainer_cpu_s - own_cpu), sample.work_s)
+    return min(remainder(sample.machine.trainer_cpu_s, own_cpu), sample.work_s)

@@ -57,6 +57,8 @@ class Sample:
     gpu_stall_s: its stream waited for data; gpu_steps, gpu_step_s: steps of that stream, from one return of ``next()``
     to the next entry, and their seconds; gpu_step_spread: standard deviation of these over their mean; feed_wait_s: the
     stream waited for batches that were made and not copied to the device, or not transformed there, yet.
+    pass_batches: batches of a whole pass, 0 if unknown. start_s: seconds from the beginning of the latest pass to its
+    first batch. starts_anew: each pass starts workers of its own.
     """
 
     at: float
@@ -82,6 +84,9 @@ class Sample:
     gpu_step_s: float = 0.0
     gpu_step_spread: float | None = None
     feed_wait_s: float = 0.0
+    pass_batches: int = 0
+    start_s: float = 0.0
+    starts_anew: bool = False
 
     @property
     def rate(self) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dpex.autotune.constants.judging import EVALUATION
 from dpex.autotune.queueing import is_saturated
 from dpex.autotune.types import Sample
+from dpex.core.durations import remainder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,8 @@ class _JudgedWindow:
     busy: float
     far: int
     tickets: int
-    making_s: float
+    made_s: float
+    queued_s: float
     is_full: bool
     jam: float
     ready: int
@@ -41,7 +43,6 @@ class WindowRecord:
         busy = (sample.local.busy_s + sample.remote.busy_s) / workers_s if workers_s > 0 else 1.0
         far = sample.remote.tickets
         tickets = sample.local.tickets + sample.remote.tickets
-        making_s = sample.local.busy_s - (sample.local.queued_s or 0.0) + sample.remote.busy_s
         self._windows.append(
             _JudgedWindow(
                 seconds=sample.seconds,
@@ -52,7 +53,8 @@ class WindowRecord:
                 busy=busy,
                 far=far,
                 tickets=tickets,
-                making_s=making_s,
+                made_s=sample.local.busy_s + sample.remote.busy_s,
+                queued_s=sample.local.queued_s or 0.0,
                 is_full=is_saturated(sample),
                 jam=jam,
                 ready=sample.ready,
@@ -122,10 +124,9 @@ class WindowRecord:
 
     @property
     def cost_s(self) -> float:
-        """Worker's time for a batch, queueing for a CPU apart."""
-        return sum(window.making_s for window in self._windows) / max(
-            1, sum(window.tickets for window in self._windows)
-        )
+        """Worker's time for a batch, queueing for a CPU apart; at least 0, also where that took longer by its clock."""
+        made_s, queued_s = sum(w.made_s for w in self._windows), sum(w.queued_s for w in self._windows)
+        return remainder(made_s, queued_s) / max(1, self.tickets)
 
     @property
     def lived_on_stock_s(self) -> float:

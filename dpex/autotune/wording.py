@@ -131,13 +131,14 @@ def undone(old: Settings, new: Settings, gain: float, error: float, rates: tuple
 
 def queueing(old: Settings, new: Settings, cost_s: tuple[float, float], rates: tuple[float, float]) -> str:
     """``old`` is given up, as its workers queued for something. cost_s: seconds that a worker took for a batch before
-    and since, the latter 0 if not one was made; rates: likewise."""
+    and since, the latter 0 if that is not known; rates: likewise."""
     was_s, now_s = cost_s
-    takes = f"a worker takes {_time(1e3 * now_s)} for a batch" if now_s else "no worker has made a batch since then"
+    takes = (
+        f"a worker takes {_time(1e3 * now_s)} for a batch, where it took {_time(1e3 * was_s)}, and " if now_s else ""
+    )
     return (
-        f"Back from {_move(old, new)}, because {takes}, where it took {_time(1e3 * was_s)}, and the rate went from "
-        f"{_rate(rates[0])} to {_rate(rates[1])}. The workers wait for one another at something that they share: "
-        "storage, a network or a lock."
+        f"Back from {_move(old, new)}, because {takes}the rate went from {_rate(rates[0])} to {_rate(rates[1])}. The "
+        "workers wait for one another at something that they share: storage, a network or a lock."
     )
 
 

@@ -17,7 +17,8 @@ from dpex.dropin.run_script import run_module, run_script
 
 _DESCRIPTION = """
 Run a Python script (or -m module) as python would, with PyTorch's own loaders in it, and say at the end why training
-waits for data, if it does, and what dpex would have given. Processes that the script starts are measured as well.
+waits for data, if it does, what to do first, and what would end the wait. Processes that the script starts are measured
+as well.
 """
 _EPILOG = """\
 The batches are PyTorch's, made by its own iterators and workers. After the run,
@@ -43,6 +44,7 @@ def register(subparsers: Any) -> None:
         metavar="FILE",
         help="write the report as JSON; {rank} and {pid} are filled in, and without {rank} only rank 0 writes",
     )
+    parser.add_argument("--full", action="store_true", help="print all tables, not one screen")
     parser.add_argument("--no-probe", action="store_true", help="do not time transforms after the run")
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name, as for python -m")
     parser.add_argument(
@@ -56,6 +58,7 @@ def _diagnose(given: argparse.Namespace) -> int:
     options = DiagnoseOptions(
         html=_absolute(given.html),
         json=_absolute(given.json),
+        full=given.full,
         probe=not given.no_probe,
         again=("-m", *words) if given.is_module else tuple(words),
         prefix=sys.prefix,

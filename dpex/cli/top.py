@@ -193,7 +193,10 @@ def _loader(one: WatchedProcess, loader: State) -> RenderableType:
     now, found = loader["now"], one.diagnoses.get(loader["name"])
     style = STYLES.get(found["level"], "none") if found is not None else "dim"
     heading = Text.assemble((_plain(loader["name"]), "bold"), "  ", (_plain(_said(loader, found)), style))
-    rows = [("first", Text(_plain(found["shown"]["first"])))] if found is not None and found["level"] != "early" else []
+    rows = []
+    if found is not None and found["level"] != "early":
+        told = (("first", found["shown"]["first"]), ("to end it", found["shown"].get("end", "")))
+        rows += [(name, Text(_plain(text))) for name, text in told if text]
     rows += [("wait", Text.assemble((_percent(now["wait_ratio"]), style), "  ", _line(one, loader)))]
     if now["gpu_stall_ratio"] is not None:
         rows.append(("GPU stall", Text(f"{_percent(now['gpu_stall_ratio'])} of the time")))
@@ -273,7 +276,7 @@ def _decided(decision: State) -> str:
         kept = "kept" if outcome["kept"] else "undone"
         brought = f"measured {_percent(outcome['wait_ratio'])}: {kept}"
     predicted = _percent(decision["predicted"]["wait_ratio"])
-    return f"{decision['text']} ({decision['reason']}; expected wait {predicted}, {brought})"
+    return f"{decision['text']} ({decision['reason']}). Wait: expected {predicted}, {brought}"
 
 
 def _percent(ratio: float | None) -> str:

@@ -2,7 +2,10 @@
 
 Used under ``seeding="worker"`` and for streams, where a ticket belongs to a logical worker. Those live on workers and
 may move: asked to leave, a logical worker finishes what it was sent and hands over its state; after a death it starts
-from its last snapshot and makes again what came after it. Running streams do so if their dataset has a state.
+from its last snapshot and makes again what came after it. Running streams do so if their dataset has a state. Datasets
+are asked for it from `ask_states` on; until then it is known that they could be, which is a state as at the start.
+
+Of streams, only the first has a worker until it is known that the dataset splits itself (`dpex.core.first_stream`).
 
 Instructions are put into ``out`` before the change that they belong to, where both cannot be one step: broken off in
 between, the same is decided again, and pools take a second one of each kind.
@@ -16,7 +19,8 @@ from itertools import islice
 from typing import Any
 
 from dpex.core.events import PoolStatus, Released, Snapshot
-from dpex.core.instructions import Adopt, Dismiss, Instruction, Release, Send
+from dpex.core.first_stream import ALL
+from dpex.core.instructions import Adopt, AskState, Dismiss, Instruction, Release, Send
 from dpex.core.logical_log import LogicalLog, LogicalPoint
 from dpex.core.placement import Place, Placement
 from dpex.core.prefetch import LARGEST_GROUP
@@ -36,6 +40,8 @@ class Assignment:
         wanted: workers wanted by pool.
         dirty: queues with something to send; those that this module finds are added.
         out: where instructions go.
+
+    ``streams``: how many streams the dataset is read in, as in `dpex.core.first_stream`.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class Assignment:
     ) -> None:
         self._logicals = logicals
         self._iterable = iterable
+        self.streams = ALL
         self._pools = pools
         self._wanted = wanted
         self._dirty = dirty
@@ -63,6 +70,15 @@ class Assignment:
         self._unplaced = set(range(logicals))
         """Logical workers that never had a worker."""
         self._first_up_at: float | None = None
+        self._asks_states = False
+        self.untold: set[int] = set()
+        """Those that were asked for their states and have not told them yet."""
+        self._can_move = True
+
+    @property
+    def taking_part(self) -> range:
+        """Logical workers that may have a worker."""
+        return range(self._logicals if self.streams == ALL else 1)
 
     def places(self) -> list[Place]:
         """Workers that take tickets and are to stay."""
@@ -108,8 +124,9 @@ class Assignment:
 
     @property
     def may_move(self) -> bool:
-        """Whether logical workers may go on elsewhere: streams only if each has told its state."""
-        return not self._iterable or all(log.is_known for log in self.logs)
+        """Whether logical workers may go on elsewhere: streams only if each can tell its state."""
+        known = (self.logs[logical].is_known for logical in self.taking_part)
+        return self._can_move and (not self._iterable or all(known))
 
     # -- placing and sending ---------------------------------------------------------------------------------------
 
@@ -118,16 +135,34 @@ class Assignment:
         placement = self.placement
         if None not in placement.place_of:
             return
+        taking_part = self.taking_part
+        if None not in placement.place_of[: len(taking_part)]:
+            return
         wanted = max(1, sum(self._wanted.values()))
         late = self._first_up_at is not None and now - self._first_up_at > CROWD_AFTER_S
         for logical, place in placement.choose(self.places(), wanted, crowd=late):
+            if logical not in taking_part:
+                continue
             pool, worker = place
             if logical in self._unplaced and self.logs[logical].has_made_any:
                 self._replaying[logical] = self._made_since(logical)
-            self._out += (Adopt(pool, worker, logical, placement.state[logical]),)
+            self._out += (Adopt(pool, worker, logical, placement.state[logical], self.streams),)
+            if self._asks_states:
+                self._out += (AskState(pool, worker, logical),)
             placement.settle(logical, place)
             self._unplaced.discard(logical)
             self._dirty.add(logical)
+
+    def ask_states(self) -> None:
+        """Have workers ask datasets for their states from now on. A second time nothing happens."""
+        if self._asks_states:
+            return
+        self._asks_states = True  # whoever is placed later is asked then
+        for logical, place in enumerate(self.placement.place_of):
+            if place is not None and logical not in self.placement.leaving and self._is_there(place):
+                self._out += (AskState(*place, logical),)
+                if not self._iterable or self.logs[logical].is_known:
+                    self.untold.add(logical)
 
     def destination(self, logical: int) -> Place | None:
         """Where tickets of ``logical`` go now, after what must be made again; None: nowhere yet."""
@@ -171,6 +206,11 @@ class Assignment:
             self._first_up_at = now
         self.rebalance()
 
+    def wait_anew(self, now: float) -> None:
+        """More workers were asked for, for which logical workers wait before they share one."""
+        if self._first_up_at is not None:
+            self._first_up_at = now
+
     def rebalance(self) -> None:
         """Move logical workers to where they are wanted; running streams only where their datasets have a state."""
         if not self._logicals:
@@ -184,7 +224,7 @@ class Assignment:
             spare = self.placement.spare(self.places())
             if spare is not None:
                 self._ask_to_move(spare)
-        self._dirty.update(range(self._logicals))
+        self._dirty.update(self.taking_part)
 
     def _vacate_surplus(self) -> None:
         """Empty workers that are not wanted any more, but no faster than others are there to take over."""
@@ -219,15 +259,27 @@ class Assignment:
         place = self.placement.place_of[event.logical]
         if event.logical not in self.placement.leaving or (place is not None and place[1] != event.worker):
             return
+        if event.state is None:
+            self._stays(event.logical, place)
+            return
         self.logs[event.logical].given_up(event.state)
         self.placement.left(event.logical, event.state)
         self.rebalance()
+
+    def _stays(self, logical: int, place: Place | None) -> None:
+        """It could not leave, as its dataset could not tell its state: nobody is asked to leave again."""
+        self._can_move = False
+        if place is not None:
+            self._vacating.discard(place)
+        self._dirty.add(logical)
+        self.placement.leaving.discard(logical)
 
     # -- deaths --------------------------------------------------------------------------------------------------
 
     def snapshot(self, event: Snapshot, epoch: int, first: int) -> None:
         """What came before this need not be made again. ``first``: the number of the next batch of ``epoch``."""
         log = self.logs[event.logical]
+        self.untold.discard(event.logical)
         log.told(event.epoch, event.number, event.state)
         log.settle(epoch, first)
 

@@ -43,19 +43,23 @@ from dpex.core.events import (
     Resized,
     ScaleRefused,
     Snapshot,
+    SplittingKnown,
+    StatesWanted,
     TicketMade,
     TicketsWait,
     WorkerGone,
     WorkerUp,
 )
 from dpex.core.failures import Failures
+from dpex.core.first_stream import ALL, Splitting
 from dpex.core.instructions import Discard, EnterEpoch, Instruction, Say, Send
+from dpex.core.joining import Joining
 from dpex.core.late_tickets import LateTickets
 from dpex.core.logical_log import LogicalPoint
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.resume_point import ResumePoint
 from dpex.core.scaling import Scaling
-from dpex.core.schedule import Schedule, Ticket
+from dpex.core.schedule import SHARED, Schedule, Ticket
 
 
 class EngineState:
@@ -68,6 +72,7 @@ class EngineState:
         rules: how far ahead the pass runs, and how many tickets a message holds.
         sizes: workers wanted from the start.
         tolerates: batches are made without samples that cannot be had.
+        splitting: only the first stream of the dataset shows whether there are others; what is found is written here.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class EngineState:
         rules: PrefetchRules,
         sizes: Sizes,
         tolerates: bool = False,
+        splitting: Splitting | None = None,
     ) -> None:
         self._logicals = logicals
         self._iterable = iterable
@@ -98,6 +104,7 @@ class EngineState:
         self.failures = Failures(
             self.assignment, self.dispatch, pools, wanted, dirty, out, iterable=iterable, tolerates=tolerates
         )
+        self.joining = Joining(splitting, logicals, self.assignment, self.scaling, dirty, out)
         self.late = LateTickets(pools, self.dispatch, rules, may_make=in_order and not logicals)
         self.schedule = self._new_schedule()
 
@@ -131,6 +138,7 @@ class EngineState:
         if event.stream_end:
             self.assignment.stream_ended(self.epoch, ticket)
             schedule.end_queue(ticket.queue)
+            self.joining.settle(schedule, self._now)
         else:
             if self._logicals:
                 self.assignment.logs[ticket.queue].made(event.epoch, number, ticket.index)
@@ -143,6 +151,10 @@ class EngineState:
 
     def _gone(self, event: WorkerGone) -> None:
         self.failures.gone(self.schedule, self.epoch, event)
+        self.joining.settle(self.schedule, self._now)
+
+    def _splitting_known(self, event: SplittingKnown) -> None:
+        self.joining.known(self.schedule, event, self._now)
 
     def _released(self, event: Released) -> None:
         self.assignment.released(event)
@@ -151,7 +163,7 @@ class EngineState:
         self.assignment.snapshot(event, self.epoch, self.schedule.position()[0])
 
     def _note(self, event: Notice) -> None:
-        self.instructions.append(Say(event.text, event.warning))
+        self.instructions.append(Say(event.text, event.warning, event.once))
 
     def _reported(self, event: Reported) -> None:
         self.pools[event.pool] = event.status
@@ -187,9 +199,11 @@ class EngineState:
         self.schedule = self._new_schedule()
         if event.resume is not None:
             self._go_on(event.resume)
+        self.joining.begin_epoch(self.schedule)
 
     def _go_on(self, point: ResumePoint) -> None:
         """Begin the epoch where another run stood."""
+        self.joining.go_on(point, self._now)
         logicals = [logical.going_on(point.epoch, point.first) for logical in point.logicals]
         ended = [queue for queue, logical in enumerate(logicals) if logical.has_ended]
         self.schedule.go_on(point.first, point.turn, ended)
@@ -199,17 +213,26 @@ class EngineState:
         """Tickets of an epoch that is broken off which logical workers still make, as PyTorch's do: what they were
         sent, or would have been if they had a worker."""
         unfinished, assignment = self.schedule.unfinished(), self.assignment
-        return [ticket for ticket in unfinished if ticket.issued or assignment.is_unplaced(ticket.queue)]
+        taking_part = assignment.taking_part
+        return [
+            ticket
+            for ticket in unfinished
+            if ticket.issued or (ticket.queue in taking_part and assignment.is_unplaced(ticket.queue))
+        ]
 
     def _resize(self, event: Resize) -> None:
+        sizes = self.joining.sizes(event.sizes)
         if self.assignment.may_move:
-            self.scaling.resize(event.sizes)
+            self.scaling.resize(sizes)
         else:
-            self.scaling.sizes = event.sizes
+            self.scaling.sizes = sizes
 
     def _resized(self, _: Resized) -> None:
         self.schedule.set_prefetch(self.rules.prefetch(self.sizes))
         self.assignment.rebalance()
+
+    def _states_wanted(self, _: StatesWanted) -> None:
+        self.assignment.ask_states()
 
     def _tickets_wait(self, event: TicketsWait) -> None:
         self.dispatch.issue(self.schedule, self.epoch, self._now, starving=event.starving)
@@ -223,7 +246,7 @@ class EngineState:
 
     def all_queues_are_dirty(self) -> None:
         """Look at each for something to send: it is not known which has any."""
-        self.dirty.update(range(max(1, self._logicals)))
+        self.dirty.update(self.assignment.taking_part if self._logicals else (SHARED,))
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -242,9 +265,16 @@ class EngineState:
             epoch=max(0, self.epoch),
             first=first,
             ahead=ahead,
-            turn=schedule.queue_of(first) if self._iterable else first % max(1, self._logicals),
-            logicals=tuple(self._logical_point(queue, first, undelivered) for queue in range(self._logicals)),
+            turn=self._turn(first),
+            logicals=tuple(self._logical_point(queue, first, undelivered) for queue in self.assignment.taking_part),
+            streams=self.assignment.streams,
         )
+
+    def _turn(self, first: int) -> int:
+        """The logical worker whose turn it is at that number."""
+        if not self._iterable:
+            return first % max(1, self._logicals)
+        return self.schedule.queue_of(first) if self.assignment.streams == ALL else 0
 
     def _logical_point(self, queue: int, first: int, undelivered: int) -> LogicalPoint:
         next_of_queue, ready, has_ended = self.schedule.standing(queue)
@@ -301,6 +331,7 @@ _HANDLERS: dict[type[Any], Callable[[EngineState, Any], None]] = {
     WorkerGone: EngineState._gone,
     Released: EngineState._released,
     Snapshot: EngineState._snapshot,
+    SplittingKnown: EngineState._splitting_known,
     Notice: EngineState._note,
     Reported: EngineState._reported,
     Refused: EngineState._refused,
@@ -309,6 +340,7 @@ _HANDLERS: dict[type[Any], Callable[[EngineState, Any], None]] = {
     EpochBegins: EngineState._epoch_begins,
     Resize: EngineState._resize,
     Resized: EngineState._resized,
+    StatesWanted: EngineState._states_wanted,
     TicketsWait: EngineState._tickets_wait,
     ConsumerWaits: EngineState._consumer_waits,
 }

@@ -7,7 +7,7 @@ changes nothing more (see `dpex.system.interrupts`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpex.core.prefetch import Sizes
@@ -73,7 +73,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Logical worker ``logical`` left its worker with this random state."""
+    """Logical worker ``logical`` left its worker with this state; None: that could not be told, and it stays there."""
 
     logical: int
     worker: int
@@ -92,20 +92,33 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something a person should know; ``warning`` tells a warning from a log line."""
+    """Something a person should know; ``warning`` tells a warning from a log line.
+
+    ``once``: what it is about, if that is to be told once in a process; "": each time.
+    """
 
     text: str
     warning: bool = True
+    once: str = ""
 
 
-PoolEvent = TicketMade | WorkerUp | WorkerGone | Released | Snapshot | Notice
-_THAT_TRAVEL = {kind.__name__: kind for kind in (WorkerUp, WorkerGone, Released, Snapshot, Notice)}
+class SplittingKnown(NamedTuple):
+    """The first stream has shown whether the dataset splits itself (see `dpex.core.first_stream`).
+
+    It is told before the first result of that stream.
+    """
+
+    is_split: bool
+
+
+PoolEvent = TicketMade | WorkerUp | WorkerGone | Released | Snapshot | SplittingKnown | Notice
+_THAT_TRAVEL = {kind.__name__: kind for kind in (WorkerUp, WorkerGone, Released, Snapshot, SplittingKnown, Notice)}
 
 
 def plain(event: PoolEvent) -> tuple[Any, ...]:
     """Return an event other than `TicketMade` as plain values, which can travel between machines."""
     name = type(event).__name__
-    return (name, *(getattr(event, one.name) for one in fields(_THAT_TRAVEL[name])))
+    return (name, *(getattr(event, one) for one in _THAT_TRAVEL[name].__match_args__))
 
 
 def event_of(name: str, *values: Any) -> PoolEvent:
@@ -183,6 +196,10 @@ class Resized(NamedTuple):
     """The pools have been asked for what the latest `Resize` wanted."""
 
 
+class StatesWanted(NamedTuple):
+    """Somebody asks where the pass stands, and may do so again: datasets are to tell their states from now on."""
+
+
 class TicketsWait(NamedTuple):
     """Tickets were drawn, or workers have room again; ``starving``: the consumer has nothing else to take."""
 
@@ -207,6 +224,7 @@ Event = (
     | Opened
     | Resize
     | Resized
+    | StatesWanted
     | TicketsWait
     | ConsumerWaits
 )

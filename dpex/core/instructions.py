@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
 
 
@@ -27,16 +28,28 @@ class Send(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Let ``worker`` be logical worker ``logical``, with this random state (None: as at its start)."""
+    """Let ``worker`` be logical worker ``logical``, with this random state (None: as at its start).
+
+    ``streams``: how many streams the dataset is read in, as in `dpex.core.first_stream`.
+    """
 
     pool: str
     worker: int
     logical: int
     state: Any
+    streams: int = ALL
 
 
 class Release(NamedTuple):
     """Let ``worker`` give up ``logical`` after what it was sent so far."""
+
+    pool: str
+    worker: int
+    logical: int
+
+
+class AskState(NamedTuple):
+    """Have ``worker`` ask the dataset of ``logical`` for its state from now on, once at once and then now and then."""
 
     pool: str
     worker: int
@@ -74,10 +87,11 @@ class Discard(NamedTuple):
 
 
 class Say(NamedTuple):
-    """Tell a person: as a warning, or in the log."""
+    """Tell a person: as a warning, or in the log. ``once``: what it is about, if that is told once in a process."""
 
     text: str
     warning: bool = True
+    once: str = ""
 
 
 class Raise(NamedTuple):
@@ -86,6 +100,6 @@ class Raise(NamedTuple):
     error: Exception
 
 
-ToWorker = Adopt | Release | Dismiss
+ToWorker = Adopt | Release | AskState | Dismiss
 """Instructions to one worker, void once it has ended."""
 Instruction = Send | ToWorker | Scale | EnterEpoch | Discard | Say | Raise

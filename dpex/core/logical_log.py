@@ -4,30 +4,20 @@ After a death it goes on from its latest state and makes again what came after i
 state as of the last batch that was *delivered*, and workers are ahead of that: so states are kept from the latest one
 that is not ahead of the delivery on (`settle`).
 
-A stream whose dataset cannot tell its state has none; of its batches only the number is kept.
+A stream whose dataset cannot tell its state has none; of its batches only the number is kept. One that could tell, and
+has not been asked yet, has the state None: as at its start.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
+
+from dpex.core.ticket_runs import MadeTicket, TicketRuns, made_ticket_of
 
 START = (-1, -1)
 """Place of a state that was told before the first ticket."""
-
-
-class MadeTicket(NamedTuple):
-    """A ticket that was made: its epoch, its number in it, and what was asked for."""
-
-    epoch: int
-    number: int
-    index: Any
-
-
-_made_ticket_of: Callable[..., MadeTicket] = tuple.__new__
-"""Makes a `MadeTicket` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +54,12 @@ class LogicalLog:
     def __init__(self, *, is_stream: bool) -> None:
         self._is_stream = is_stream
         self._states: deque[tuple[tuple[int, int], Any]] = deque()
-        self._made: deque[MadeTicket] = deque()
+        self._made: deque[MadeTicket] | TicketRuns = TicketRuns() if is_stream else deque()
         self._batches = 0
 
     @property
     def is_known(self) -> bool:
-        """Whether any state was told."""
+        """Whether any state was told, or could be."""
         return bool(self._states)
 
     @property
@@ -91,7 +81,7 @@ class LogicalLog:
         if self._is_stream and not self._states:
             self._batches += 1
         elif not made or made[-1].number != number or made[-1].epoch != epoch:
-            made.append(_made_ticket_of(MadeTicket, (epoch, number, index)))
+            made.append(made_ticket_of(MadeTicket, (epoch, number, index)))
 
     def ended(self, epoch: int, number: int, index: Any) -> None:
         """Its stream had no more at this ticket, which is made again unless the state after it is told.
@@ -102,9 +92,16 @@ class LogicalLog:
             self.made(epoch, number, index)
 
     def told(self, epoch: int, number: int, state: Any) -> None:
-        """The state after that ticket; one that is no later than the latest says nothing new."""
-        if not self._states or (epoch, number) > self._latest_place:
-            self._states.append(((epoch, number), state))
+        """The state after that ticket.
+
+        One of an earlier ticket than the latest says nothing new. One of the same ticket may hold more, as the dataset
+        has been asked meanwhile.
+        """
+        states, place = self._states, (epoch, number)
+        if not states or place > states[-1][0]:
+            states.append((place, state))
+        elif place == states[-1][0]:
+            states[-1] = (place, state)
 
     def given_up(self, state: Any) -> None:
         """The state with which it left its worker, after all that it was sent."""

@@ -46,6 +46,10 @@ STRAGGLER_FACTOR = 8
 """Behind a straggler the prefetch widens to so many times PyTorch's own, at most."""
 STRAGGLER_BYTES = 512 << 20
 """And no further while so much is made and waits."""
+STRAGGLER_FREE_BYTES = 64 << 20
+"""Where more than that would be in flight, the prefetch widens to `STRAGGLER_LARGE` times PyTorch's own, at most."""
+STRAGGLER_LARGE = 2
+"""Large batches take at most twice the memory that PyTorch's take."""
 _LEAST_SEEN = 8
 """Results that must be known before anything is concluded from them."""
 
@@ -157,8 +161,10 @@ class PrefetchRules:
         return max(1, min(group, prefetch // (2 * max(1, workers))))
 
     def widen(self, prefetch: int, ready: int) -> bool:
-        """Finished batches wait behind a slow one: look further ahead, if memory allows."""
-        if ready * self.nbytes > STRAGGLER_BYTES:
+        """Finished batches wait behind a slow one: look further ahead, if memory allows. Returns True if it does."""
+        affordable = max(STRAGGLER_LARGE * self._base_prefetch, int(STRAGGLER_FREE_BYTES // max(1.0, self.nbytes)))
+        most = min(STRAGGLER_FACTOR * self._base_prefetch, affordable)
+        if prefetch >= most or ready * self.nbytes > STRAGGLER_BYTES:
             return False
-        self._straggler_prefetch = min(STRAGGLER_FACTOR * self._base_prefetch, prefetch + max(1, prefetch // 4))
+        self._straggler_prefetch = min(most, prefetch + max(1, prefetch // 4))
         return True

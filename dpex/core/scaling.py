@@ -27,7 +27,7 @@ class Scaling:
         out: where instructions go.
 
     ``sizes``: what is wanted now. ``refused``: why a tuner cannot have remote workers, if so. Both may be read from any
-    thread.
+    thread. ``has_one_stream``: a single worker is asked for, as there is one stream, or no other may begin.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Scaling:
         out: list[Instruction],
     ) -> None:
         self.sizes = sizes
+        self.has_one_stream = False
         self._pools = pools
         self._wanted = wanted
         self._out = out
@@ -50,9 +51,12 @@ class Scaling:
 
     def open(self) -> None:
         """Ask for what is wanted from the start."""
-        for name, count in _by_pool(self.sizes):
+        for name, count in self._asked(self.sizes):
             if count > 0:
                 self._ask(name, count)
+
+    def _asked(self, sizes: Sizes) -> tuple[tuple[str, int], tuple[str, int]]:
+        return _by_pool(one_worker(sizes) if self.has_one_stream else sizes)
 
     def resize(self, sizes: Sizes) -> None:
         """Ask for other numbers.
@@ -61,7 +65,7 @@ class Scaling:
         """
         self._former, self.sizes = self.sizes, sizes
         self._took_over = 0
-        for name, count in _by_pool(sizes):
+        for name, count in self._asked(sizes):
             if count > 0 or name in self._wanted:
                 self._ask(name, count, optional=name == REMOTE and sizes.tuned_prefetch is not None)
 
@@ -119,6 +123,11 @@ def _why_none_can_come(name: str, status: PoolStatus) -> str:
 
 
 _REMEDY = {LOCAL: "; num_workers=0 makes batches in the training process", REMOTE: ""}
+
+
+def one_worker(sizes: Sizes) -> Sizes:
+    """The same with one worker instead of several."""
+    return replace(sizes, local=min(1, sizes.local), remote=0 if sizes.local else min(1, sizes.remote))
 
 
 def _by_pool(sizes: Sizes) -> tuple[tuple[str, int], tuple[str, int]]:

@@ -249,6 +249,10 @@ class Schedule:
         delivery = self._ready.get(number)
         return delivery is not None and delivery.payload is payload
 
+    def is_active(self, queue: int) -> bool:
+        """Return True unless the stream behind ``queue`` is exhausted."""
+        return self._active[queue]
+
     def end_queue(self, queue: int) -> None:
         """The stream behind ``queue`` is exhausted: its open tickets are dropped, and it gets no more."""
         if self._active[queue]:

@@ -8,6 +8,9 @@ how many there are. So it is chosen once, from what all ranks see alike, and nev
 - at most the shards that the dataset names, as beyond these a stream would have nothing to read. Of a pipeline of
   webdataset these are its URLs, and where it gives each rank some of them, as many as every rank has.
 
+A dataset that names its shards splits itself. Of any other, the first stream shows whether it does
+(`dpex.core.first_stream`), and it is read in one stream if not.
+
 No other rank is asked. Ranks on machines with different CPUs choose different numbers unless ``max_streams`` is given.
 """
 
@@ -30,11 +33,20 @@ _LIST_OF_URLS, _SPLITS_BY_RANK = "SimpleShardList", "split_by_node"
 
 @dataclass(frozen=True, kw_only=True)
 class Streams:
-    """How many, the reason in a clause, and all of it in sentences."""
+    """How many streams, the reason in a clause, and all of it in sentences.
+
+    is_certain: they all begin at once; else there are so many only if the first shows that the dataset splits itself.
+    """
 
     count: int
     reason: str
     why: str
+    is_certain: bool = True
+
+    @property
+    def number(self) -> str:
+        """How many, as a sentence."""
+        return _number(self.count, self.reason, is_certain=self.is_certain)
 
 
 def named_shards(dataset: Any, ranks: int = 1) -> int | None:
@@ -70,19 +82,45 @@ def _listed_urls(dataset: Any, ranks: int) -> int | None:
     return max(1, len(urls) // ranks) if is_split else len(urls)
 
 
-def choose(dataset: Any, cpus: int, most: int | None, environ: Mapping[str, str]) -> Streams:
-    """See the module. cpus: of this rank. most: ``AutotuneConfig.max_streams``. environ: a launcher's."""
+def choose(
+    dataset: Any,
+    cpus: int,
+    most: int | None,
+    environ: Mapping[str, str],
+    *,
+    is_split: bool = False,
+    why_one: str = "",
+) -> Streams:
+    """See the module.
+
+    cpus: of this rank. most: ``AutotuneConfig.max_streams``. environ: a launcher's. is_split: the dataset is known to
+    split itself without that it names shards. why_one: why it cannot be found out whether it does, in a clause; it is
+    read in one stream then.
+    """
     count, shards = cpus if most is None else most, named_shards(dataset, _ranks(environ))
     reason = f"this rank has {plural(cpus, 'CPU')}" if most is None else f"max_streams={most} says so"
+    is_split = is_split or shards is not None
     if shards is not None and shards < count:
         count, reason = shards, f"the dataset names {plural(shards, 'shard')}"
+    elif why_one and count > 1 and not is_split:
+        count, reason = 1, why_one
+    is_certain = is_split or count == 1
     why = (
-        f"The dataset is read in {plural(count, 'stream')}, as {reason}. The number decides what each worker reads, "
-        "so it stays the same; only the prefetch is tuned."
+        f"{_number(count, reason, is_certain=is_certain)} The number decides what each worker reads, so it is not "
+        "tuned; only the prefetch is."
     )
     if most is None and shards != count and _spans_machines(environ):
         why += " Where machines differ in CPUs, give AutotuneConfig(max_streams=...): all ranks need the same number."
-    return Streams(count=count, reason=reason, why=why)
+    return Streams(count=count, reason=reason, why=why, is_certain=is_certain)
+
+
+def _number(count: int, reason: str, *, is_certain: bool) -> str:
+    if is_certain:
+        return f"The dataset is read in {plural(count, 'stream')}, as {reason}."
+    return (
+        f"The dataset is read in {plural(count, 'stream')}, as {reason}, if it reads id or num_workers of "
+        "get_worker_info() before its first sample, and in one stream if not."
+    )
 
 
 def _ranks(environ: Mapping[str, str]) -> int:

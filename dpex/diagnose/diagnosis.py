@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpex.autotune.types import Settings
 from dpex.diagnose import html, report
 from dpex.diagnose.attribution import losses
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.verdict import Verdict, judge
-from dpex.diagnose.what_if import Prediction, ScoredPrediction, WhatIf, scores, what_if
+from dpex.diagnose.what_if import Prediction, ScoredPrediction, WhatIf, predicted, scores, what_if
 from dpex.system.html_page import HtmlPage
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis(HtmlPage):
     """Why training waits for data, if it does, how that is known, and what would change it.
 
-    ``str()`` is the report.
+    ``str()`` and ``repr()`` are the report on one screen, and `full` is the report with all tables.
 
     Attributes:
         facts: What was measured.
@@ -37,7 +38,7 @@ class Diagnosis(HtmlPage):
         >>> diagnosis.verdict.cause, diagnosis.recommendation
         ('too-early', None)
         >>> diagnosis.to_dict()["version"]
-        1
+        2
     """
 
     facts: Facts
@@ -48,24 +49,43 @@ class Diagnosis(HtmlPage):
     @property
     def recommendation(self) -> Prediction | None:
         """The one change that brings most for its effort; None if nothing is worth it or nothing can be said."""
-        if self.what_if is None or self.verdict.cause == "too-early":
+        if self.what_if is None or self.verdict.cause in ("too-early", "consumer"):
             return None
         return self.what_if.recommended
 
-    def __str__(self) -> str:
-        return report.text(self.facts, self.verdict, self.what_if, self.scores, self.recommendation)
+    @property
+    def advice(self) -> str:
+        """What to do first, in sentences, with the rate and the wait that it should bring."""
+        return report.advice(self)
 
     @property
-    def summary(self) -> str:
-        """The head of the report: what was measured, the verdict, and what to do first."""
-        return report.summary(self.facts, self.verdict, self.what_if, self.recommendation)
+    def end_of_stall(self) -> str:
+        """What would end the stall, in sentences; "" where nothing stalls, or it cannot be said."""
+        return "" if self.what_if is None or self.verdict.cause == "too-early" else self.what_if.end
+
+    @property
+    def full(self) -> str:
+        """The report with all tables."""
+        return report.full(self)
+
+    def predict(self, settings: Settings) -> Prediction | None:
+        """Predict what other numbers of workers, or another prefetch, would bring; None: too little was measured."""
+        return predicted(self.facts, losses(self.facts), settings)
+
+    def __str__(self) -> str:
+        return report.text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html.fragment(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for programs: dicts, lists, strings, finite numbers, booleans and None.
 
         ``version`` is that of the layout; it grows when something is renamed or removed.
         """
-        return report.plain(self.facts, self.verdict, self.what_if, self.scores, self.recommendation)
+        return report.plain(self)
 
     def html(self, last: Sequence[str] = ()) -> str:
         """Return the report as a page that loads nothing from elsewhere.
@@ -73,12 +93,11 @@ class Diagnosis(HtmlPage):
         Args:
             last: Lines for the end of the page.
         """
-        return html.html(self.facts, self.verdict, self.what_if, self.scores, self.recommendation, last)
+        return html.html(self, last)
 
 
 def diagnose(facts: Facts) -> Diagnosis:
     """Conclude what can be concluded from these measurements."""
-    found = losses(facts)
-    predicted = what_if(facts, found)
-    verdict = judge(facts, None if predicted is None else predicted.deeper)
-    return Diagnosis(facts=facts, verdict=verdict, what_if=predicted, scores=scores(facts.decisions))
+    changes = what_if(facts, losses(facts))
+    verdict = judge(facts, None if changes is None else changes.deeper)
+    return Diagnosis(facts=facts, verdict=verdict, what_if=changes, scores=scores(facts.decisions))

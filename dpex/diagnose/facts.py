@@ -19,6 +19,8 @@ from dpex.measure.sums import RunSums, StageSums, StepSums, chosen
 
 WITHIN = " > "
 COLLATE = "collate"
+_MOST_HELD = 0.95
+"""Part of a step that can have been waiting for a CPU, at most: both are measured with errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +122,10 @@ class Subject:
     rank: int = 0
     dataset: str = ""
     batch_size: str = ""
-    is_fixed: bool = False
+    is_tuned: bool = False
+    keeps_workers: bool = False
     has_cluster: bool = False
+    starts_anew: bool = False
     transforms: tuple[TransformFacts, ...] | None = None
     decisions: tuple[Decision, ...] = ()
     gpu_use: GpuUse | None = None
@@ -136,8 +140,10 @@ class Facts(RunSums, Subject):
         rank: The rank of this process.
         dataset: The name of the dataset's class.
         batch_size: The batch size, as text.
-        is_fixed: Batches belong to workers (``seeding="worker"``).
+        is_tuned: The tuner sets workers and prefetch.
+        keeps_workers: The number of workers decides what is read, so that it stays as it is.
         has_cluster: There is a Ray cluster to have workers on.
+        starts_anew: Each pass starts workers of its own (``persistent_workers=False``).
         passes: Passes over the data that have begun.
         batches: Batches delivered to the training loop.
         samples: Samples in them.
@@ -189,18 +195,38 @@ class Facts(RunSums, Subject):
     unmeasured: tuple[str, ...] = ()
 
     @property
-    def lost_ratio(self) -> float:
-        """Share of wall time in which the training loop waited for batches or took them in, 0 to 1."""
+    def wait_ratio(self) -> float:
+        """The wait: the share of wall time that the training loop spent in ``next()``, 0 to 1."""
         return (self.wait_s + self.transfer_s) / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
-    def wait_ratio(self) -> float:
-        """The same without the start of each pass: what the tuner and the predictions call wait."""
-        running_s = self.wall_s - self.causes.get("startup", 0.0)
-        return (running_s - self.work_s) / running_s if running_s > 0 else 0.0
+    def running_s(self) -> float:
+        """Wall time without the start of each pass."""
+        return self.wall_s - self.causes.get("startup", 0.0)
 
     @property
-    def gpu_lost_ratio(self) -> float | None:
+    def running_wait_ratio(self) -> float:
+        """The wait without the start of each pass, whose weight falls as a run goes on."""
+        return (self.running_s - self.work_s) / self.running_s if self.running_s > 0 else 0.0
+
+    @property
+    def held_s(self) -> float:
+        """Seconds of the training step in which the training thread could have run and had no CPU.
+
+        Its waits in ``next()`` end on a run queue, too, so that it has its share of what was not seen there.
+        """
+        if self.trainer_queued_s is None or self.wall_s <= 0:
+            return 0.0
+        queued_s = max(0.0, self.trainer_queued_s - self.loop_queued_s) * self.work_s / self.wall_s
+        return min(_MOST_HELD * self.work_s, queued_s)
+
+    @property
+    def held_ratio(self) -> float:
+        """Share of wall time that the training step waited for a CPU, 0 to 1. It is no part of the wait."""
+        return self.held_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def gpu_stall_ratio(self) -> float | None:
         """Share of wall time in which the GPU's stream waited for data, None if unknown."""
         return None if self.gpu_stall_s is None or self.wall_s <= 0 else self.gpu_stall_s / self.wall_s
 

@@ -84,6 +84,8 @@ def _node(name: str, sums: NodeSums) -> NodeFacts:
 
 def _pool(name: str, pool: PoolSums) -> PoolFacts:
     workers = 0 if name == INLINE else pool.running
+    if name == LOCAL:  # those that start serve in a moment, and a pass may end before: a batch was all that was wanted
+        workers = max(workers, pool.requested)
     return pool.narrowed(PoolFacts, queued_s=_queued_s(pool), workers=workers, services_s=tuple(pool.kept_s))
 
 

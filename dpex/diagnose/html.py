@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from dpex.core.readable import percent
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.report import ReportSection, advice, confidence, headline, parts, sections
 from dpex.diagnose.verdict import Verdict
-from dpex.diagnose.what_if import Prediction, ScoredPrediction, WhatIf
+
+if TYPE_CHECKING:
+    from dpex.diagnose.diagnosis import Diagnosis
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --faint: #667; --line: #d8dce2; --mark: #f2f5f9;
@@ -36,8 +39,15 @@ td:first-child, td:last-child { white-space: normal; overflow-wrap: anywhere; mi
   tr { break-inside: avoid; }
   .bar, .key i { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
+_NOTEBOOK = """
+.dpex-diagnosis { max-width: 60rem; --work: #4a8f5a; } .dpex-diagnosis h1 { font-size: 1.2rem; }
+.dpex-diagnosis h2 { font-size: 1rem; } .dpex-diagnosis .bar { display: flex; height: 1.2rem; }
+.dpex-diagnosis .key span { margin-right: 1rem; font-size: .85rem; }
+.dpex-diagnosis .key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; }
+"""
 _COLOURS = {
     "work": "var(--work)",
+    "held": "#9a5a44",
     "cpu": "#c9574a",
     "storage": "#d08a2e",
     "transfer": "#8a63b8",
@@ -51,34 +61,29 @@ _COLOURS = {
 }
 
 
-def html(
-    facts: Facts,
-    verdict: Verdict,
-    what_if: WhatIf | None,
-    past: Sequence[ScoredPrediction],
-    recommended: Prediction | None,
-    last: Sequence[str] = (),
-) -> str:
+def html(found: Diagnosis, last: Sequence[str] = ()) -> str:
     """The page; ``last`` are lines for its end."""
-    body = [article(facts, verdict, what_if, past, recommended), *(f"<p>{escape(line)}</p>" for line in last)]
-    return document(verdict.title, "\n".join(body))
+    body = [article(found), *(f"<p>{escape(line)}</p>" for line in last)]
+    return document(found.verdict.title, "\n".join(body))
 
 
-def article(
-    facts: Facts,
-    verdict: Verdict,
-    what_if: WhatIf | None,
-    past: Sequence[ScoredPrediction],
-    recommended: Prediction | None,
-) -> str:
+def fragment(found: Diagnosis) -> str:
+    """What a notebook shows: the article with a style that leaves the notebook's own alone."""
+    return f'<div class="dpex-diagnosis">\n<style>{_NOTEBOOK}</style>\n{article(found)}\n</div>'
+
+
+def article(found: Diagnosis) -> str:
     """All that is said of one loader."""
+    facts, verdict = found.facts, found.verdict
+    end = [f'<p class="end"><strong>To end the stall:</strong> {escape(found.end_of_stall)}</p>']
     lines = [
         f"<h1>{escape(verdict.title)}</h1>",
         f"<p>{escape(verdict.sentence)}</p>",
         f'<p class="faint">{escape(headline(facts))}; {escape(confidence(verdict))}</p>',
-        f'<p class="first"><strong>First:</strong> {escape(advice(facts, verdict, what_if, recommended))}</p>',
+        f'<p class="first"><strong>First:</strong> {escape(advice(found))}</p>',
+        *(end if found.end_of_stall else ()),
         _bar(facts, verdict),
-        *(_section(section) for section in sections(facts, verdict, what_if, past)),
+        *map(_section, sections(found)),
     ]
     return "<article>\n" + "\n".join(lines) + "\n</article>"
 

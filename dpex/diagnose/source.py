@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from dpex.autotune.course import Course
 from dpex.autotune.types import Decision, Settings
-from dpex.diagnose.counters import LoaderCounters
 from dpex.diagnose.gathered import Context, facts_of
+from dpex.engine.loader_counters import LoaderCounters
 from dpex.measure.gpu_use import GpuUse
 from dpex.measure.sums import Sums
 
@@ -45,5 +45,6 @@ class DiagnosisSource:
         note = "" if account.batches else self.context.note
         context = replace(self.context, note=note)
         if self.tuner is not None:
-            context = replace(context, decisions=tuple(self.tuner.decisions), gpu_use=self.tuner.gpu_use)
+            decisions = tuple(self.tuner.decisions)
+            context = replace(context, is_tuned=True, decisions=decisions, gpu_use=self.tuner.gpu_use)
         return diagnose(facts_of(account, context))

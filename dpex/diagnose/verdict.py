@@ -4,15 +4,15 @@ Rules, first match:
 
 1. Too little was seen (`ENOUGH_BATCHES`, `ENOUGH_S`; of long batches `FEW_BATCHES`, `FEW_S`): nothing is concluded.
 2. Where the training stream waits for batches that are made and not on the device for `LIMIT` of the time, and for
-   `ALONE` times what is lost to loading, the transfer is the verdict (`dpex.diagnose.device`).
-3. Once started, less than `LIMIT` of the time is lost (of the GPU's, where that is known), or less than `SMALL` and
-   less than `LIMIT` to any one cause, and the start took less than `START_LIMIT`: the consumer is the limit. Time in
-   which the training thread waits for a CPU that others hold is not lost to loading, as long as it is below `SMALL`.
-4. Seconds lost are put down to causes (`dpex.diagnose.attribution`). The largest is the verdict if it is at least
-   `ALONE` times the second; else "mixed".
-5. What the order costs where ``memory_budget`` keeps the prefetch small, and a deeper queue would help by replay, is
-the
-   memory's fault.
+   `ALONE` times the wait, the transfer is the verdict (`dpex.diagnose.device`).
+3. Where the training thread waits for a CPU, in its steps and in ``next()``, for `LIMIT` of the time, and for longer
+   than it waits for batches, CPUs are too few. Else, once started, if the loop waits for less than `LIMIT` of the time
+   (the GPU, where that is known), or for less than `SMALL` and less than `LIMIT` for any one cause, and the start took
+   less than `START_LIMIT`, the consumer is the limit.
+4. The wait is put down to causes (`dpex.diagnose.attribution`). The largest is the verdict if it is at least `ALONE`
+   times the second; else "mixed".
+5. What the order costs where ``memory_budget`` keeps the prefetch small, and a deeper queue would help, is the memory's
+   fault.
 
 Confidence, 0 to 1, is a product: how far the first cause is from the second, (a - b) / (a + b), for "mixed" 1 less
 that, for the consumer how far below the limit the loss is; how much was seen, n / (n + 25) for n batches; and, near the
@@ -22,29 +22,15 @@ limit, how clearly anything is lost at all. It is halved where a full machine hi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from dpex.core.readable import percent
-from dpex.diagnose import device
+from dpex.core.readable import duration, percent, rounded
+from dpex.diagnose import device, work
 from dpex.diagnose.attribution import LostTime, is_tiny, losses
 from dpex.diagnose.facts import Facts, TransformFacts
 
-Cause = Literal[
-    "consumer",
-    "cpu",
-    "storage",
-    "transfer",
-    "straggler",
-    "memory",
-    "sampler",
-    "dispatch",
-    "crowding",
-    "unknown",
-    "startup",
-    "mixed",
-    "too-early",
-]
 ENOUGH_BATCHES = 50
 """A cause that takes turns with another one shows by then: at 50 a share of one half is known to within 14 points."""
 ENOUGH_S = 1.0
@@ -65,6 +51,8 @@ SURE = 0.6
 """From this confidence on a verdict may be acted on without another look."""
 MOST = 0.5
 """A transform with that share of the computing, or waiting, is named."""
+BUSY = 0.9
+"""A GPU that runs kernels for that share of the time lacks no CPU."""
 APART = 4.0
 """A sample that took so many times the mean, each time on average, is named where it comes up repeatedly."""
 HELPS = 1.1
@@ -74,33 +62,82 @@ _HALF_KNOWN = 25
 _TOLD = 0.01
 """From this share of the time on a cause is told of beside a training step that is the limit."""
 
-TITLES: dict[str, str] = {
+
+class CauseWords(NamedTuple):
+    """A cause of waiting in words: as a title, as a part of the time, as a reason, and how it is measured."""
+
+    title: str
+    part: str
+    because: str
+    how: str
+
+
+WORDS: dict[str, CauseWords] = {
+    "cpu": CauseWords(
+        "CPU-bound preprocessing",
+        "computing batches",
+        "making batches takes CPU time",
+        "waits, by the CPU time and run queues of the stages of the batch waited for",
+    ),
+    "storage": CauseWords(
+        "storage-bound reading",
+        "reading data",
+        "making batches waits for data",
+        "waits, by wall less CPU time and run queues of the stages of the batch waited for",
+    ),
+    "transfer": CauseWords(
+        "transfer-bound",
+        "moving batches",
+        "moving batches takes long",
+        "waits, by serialising and transit of the batch waited for; pinning; taking batches in",
+    ),
+    "straggler": CauseWords(
+        "straggler-bound",
+        "single slow batches",
+        "single slow batches hold up others that are ready, and workers idle behind them",
+        "waits while later batches were ready, as far as other workers had nothing to do",
+    ),
+    "memory": CauseWords(
+        "memory-bound",
+        "too few batches in flight",
+        "too few batches may be in flight, so that workers idle",
+        "waits while workers had nothing to do because no more batches may be in flight",
+    ),
+    "sampler": CauseWords(
+        "sampler-bound",
+        "drawing from the sampler",
+        "drawing from the sampler takes long, and the training loop does it in next()",
+        "timed around drawing from the sampler in next()",
+    ),
+    "dispatch": CauseWords(
+        "dispatch-bound",
+        "dispatching work and receiving batches",
+        "dispatching work to the workers and receiving what they report keeps the training loop itself busy",
+        "timed around messages in next(); of tiny batches also waits for workers that were not at work",
+    ),
+    "crowding": CauseWords(
+        "too few CPUs for the training loop",
+        "next() waiting for a CPU",
+        "other programs or workers use the CPUs that the training loop itself needs",
+        "the training thread's run queue inside next(), from the kernel's schedstat",
+    ),
+    "unknown": CauseWords(
+        "cause unknown",
+        "causes that were not measured",
+        "something in next() takes long that is neither waiting for a batch, nor making one, drawing or dispatching",
+        "next(), less all that has a cause",
+    ),
+    "startup": CauseWords(
+        "start-up",
+        "starting",
+        "the first batch of each pass takes long",
+        "the first batch of each pass, and waits while no worker ran",
+    ),
+}
+TITLES = {name: words.title for name, words in WORDS.items()} | {
     "consumer": "training-bound",
-    "cpu": "CPU-bound preprocessing",
-    "storage": "storage-bound reading",
-    "transfer": "transfer-bound",
-    "straggler": "straggler-bound",
-    "memory": "memory-bound",
-    "sampler": "sampler-bound",
-    "dispatch": "dispatch-bound",
-    "crowding": "too few CPUs for the training loop",
-    "unknown": "cause unknown",
-    "startup": "start-up",
     "mixed": "mixed",
     "too-early": "too early to say",
-}
-
-LOST_TO: dict[str, str] = {
-    "cpu": "computing batches",
-    "storage": "waiting for data",
-    "transfer": "moving batches",
-    "straggler": "single slow batches",
-    "memory": "too few batches in flight",
-    "sampler": "drawing from the sampler",
-    "dispatch": "dispatching work and receiving batches",
-    "crowding": "the training loop waiting for a CPU",
-    "unknown": "causes that were not measured",
-    "startup": "starting",
 }
 
 
@@ -130,20 +167,22 @@ class Verdict:
         where: Which part of the work it is; "" if that cannot be said.
         sentence: The verdict in one sentence.
         confidence: How sure it is, from 0 to 1; from 0.6 on it may be acted on.
-        lost_ratio: The share of wall time that the training loop lost to loading, from 0 to 1.
-        gpu_lost_ratio: The share of wall time that the GPU's stream lost; None if unknown.
+        wait_ratio: The wait: the share of wall time that the training loop spent in ``next()``, from 0 to 1.
+        held_ratio: The share of wall time that the training step waited for a CPU, which is no part of the wait.
+        gpu_stall_ratio: The share of wall time that the GPU's stream waited for data; None if unknown.
         signal: By what it was judged whether loading is the limit: "events": the time that the GPU's stream waited for
             data, by CUDA events; "wait": the time that the training loop waited, as no stream was seen.
-        shares: The causes and their shares of what is lost, the largest first.
+        shares: The causes of the wait and their shares of it, the largest first.
         evidence: The numbers that it rests on.
     """
 
-    cause: Cause
+    cause: str
     where: str
     sentence: str
     confidence: float
-    lost_ratio: float
-    gpu_lost_ratio: float | None
+    wait_ratio: float
+    held_ratio: float
+    gpu_stall_ratio: float | None
     shares: tuple[tuple[str, float], ...]
     evidence: tuple[Evidence, ...]
     signal: Literal["events", "wait"] = "wait"
@@ -171,11 +210,12 @@ def judge(facts: Facts, deeper: float | None = None) -> Verdict:
         where=where,
         sentence=_sentence(facts, found, cause, where, causes),
         confidence=min(1.0, max(0.0, confidence * seen)),
-        lost_ratio=facts.lost_ratio,
-        gpu_lost_ratio=facts.gpu_lost_ratio,
+        wait_ratio=facts.wait_ratio,
+        held_ratio=facts.held_ratio,
+        gpu_stall_ratio=facts.gpu_stall_ratio,
         shares=tuple((name, seconds / total) for name, seconds in found.ranked if seconds > 0),
         evidence=tuple(_evidence(facts, found, cause, deeper)),
-        signal="wait" if facts.gpu_lost_ratio is None else "events",
+        signal="wait" if facts.gpu_stall_ratio is None else "events",
     )
 
 
@@ -188,21 +228,31 @@ def _blaming_memory(facts: Facts, found: LostTime, deeper: float | None) -> Lost
     return LostTime(by_cause=by_cause, places=found.places, queued_s=found.queued_s, is_undecided=found.is_undecided)
 
 
-def _cause(facts: Facts, found: LostTime) -> tuple[Cause, float, list[str]]:
+def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
     """The cause, how sure it is but for the number of batches, and what is mixed."""
     if not _is_enough(facts):
         return "too-early", 0.0, []
     lost = _lost_to_loading(facts, found)
     if _is_late_on_device(facts, found):
         return "transfer", min(1.0, facts.copies_ratio / (2.0 * LIMIT)), ["transfer"]
-    if lost < LIMIT and found.by_cause["startup"] < START_LIMIT * facts.wall_s:
+    lack = _held(facts) + found.by_cause["crowding"] / facts.wall_s
+    starts = found.by_cause["startup"] / facts.wall_s
+    if lack >= max(LIMIT, lost) and starts < max(START_LIMIT, lack):
+        return "crowding", min(1.0, lack / (2.0 * LIMIT)), ["crowding"]
+    if lost < LIMIT and starts < START_LIMIT:
         return "consumer", min(1.0, 2.0 * (1.0 - lost / LIMIT)), []
     (first, a), (_, b) = found.ranked[:2]
     apart = (a - b) / max(1e-12, a + b)
-    clear = min(1.0, facts.lost_ratio / (2.0 * LIMIT)) * (0.5 if found.is_undecided else 1.0)
+    clear = min(1.0, facts.wait_ratio / (2.0 * LIMIT)) * (0.5 if found.is_undecided else 1.0)
     if a < ALONE * b:
         return "mixed", (1.0 - apart) * clear, [name for name, seconds in found.ranked if ALONE * seconds > a]
-    return first, apart * clear, [first]  # type: ignore[return-value]
+    return first, apart * clear, [first]
+
+
+def _held(facts: Facts) -> float:
+    """Share of the time that the training step waited for a CPU, unless the GPU had work all the same."""
+    busy = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
+    return 0.0 if busy is not None and busy >= BUSY else facts.held_ratio
 
 
 def _is_late_on_device(facts: Facts, found: LostTime) -> bool:
@@ -217,11 +267,11 @@ def _is_enough(facts: Facts) -> bool:
 
 
 def _lost_to_loading(facts: Facts, found: LostTime) -> float:
-    """Share of the time that decides whether loading is the limit: all that is lost, the start left out; the largest
-    cause alone where all is `SMALL`."""
-    crowding = found.by_cause["crowding"] / facts.wall_s
-    lost = facts.wait_ratio if facts.gpu_lost_ratio is None else min(facts.gpu_lost_ratio, facts.wait_ratio)
-    lost = max(0.0, lost - crowding) if crowding < SMALL else lost
+    """Share of the time that decides whether loading is the limit: the wait, but for the start and for waiting for a
+    CPU; the largest cause alone where all is `SMALL`."""
+    lost = facts.running_wait_ratio
+    lost = lost if facts.gpu_stall_ratio is None else min(facts.gpu_stall_ratio, lost)
+    lost = max(0.0, lost - found.by_cause["crowding"] / facts.wall_s)
     if lost >= SMALL:
         return lost
     dearest_s = max(s for name, s in found.by_cause.items() if name not in ("startup", "crowding"))
@@ -285,46 +335,62 @@ def dominant(facts: Facts, cause: str) -> tuple[TransformFacts, float] | None:
 
 
 def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: list[str]) -> str:
-    lost = percent(facts.lost_ratio)
+    waits = f"The training loop waits for {percent(facts.wait_ratio)} of its time"
     if cause == "too-early":
         return (
             f"{facts.batches} batches in {facts.wall_s:.1f} s were measured. A conclusion needs "
             f"{ENOUGH_BATCHES} batches and {ENOUGH_S:g} s, or {FEW_BATCHES} batches and {FEW_S:g} s."
         )
     if cause == "consumer":
-        return _consumer(facts, found, lost) + device.not_the_loader(facts)
+        return _consumer(facts, found) + device.not_the_loader(facts)
     if where in (device.COPIES, device.TRANSFORM):
         return device.late_batches(facts)
+    if cause == "crowding" and facts.held_s >= found.by_cause["crowding"]:
+        return f"{_held_up(facts)} The wait for batches is {percent(facts.wait_ratio)} of the time."
+    held = f" {_held_up(facts)}" if _held(facts) >= LIMIT else ""
     if cause == "mixed":
         parts = "; ".join(_because(facts, name, _place(facts, found, name)) for name in causes)
-        return f"The training loop loses {lost} of its time to loading, for several reasons: {parts}.{_gpu(facts)}"
-    because = _because(facts, cause, where)
+        return f"{waits}, for several reasons: {parts}.{_gpu(facts)}{held}"
     full = " The machine is full: workers wait for a CPU." if cause == "cpu" and _is_full(found) else ""
-    return f"The training loop loses {lost} of its time to loading, because {because}.{full}{_gpu(facts)}"
+    return f"{waits}, because {_because(facts, cause, where)}.{full}{_gpu(facts)}{held}"
 
 
 def _gpu(facts: Facts) -> str:
     """What the GPU loses of that, where it is timed."""
-    gpu = facts.gpu_lost_ratio
+    gpu = facts.gpu_stall_ratio
     return "" if gpu is None else f" The GPU waits for data for {percent(gpu)} of the time, by CUDA events."
 
 
-def _consumer(facts: Facts, found: LostTime, lost: str) -> str:
-    gpu = facts.gpu_lost_ratio
-    if gpu is not None and facts.lost_ratio >= LIMIT:
+def _held_up(facts: Facts) -> str:
+    """How much longer the step takes as others hold the CPUs, and who does."""
+    used = work.cpus_used(facts)
+    own, others = used["the workers"], used["other programs"]
+    names = {"other programs": others, "the loader's own workers": own}
+    top = max(names.values())
+    holders = [name for name, count in names.items() if count > 0 and count >= top / ALONE] or ["others"]
+    held = sum(names.get(name, 0.0) for name in holders)
+    count = f"{rounded(held)} of the {rounded(facts.cpus)} CPUs" if held else "the CPUs"
+    step_s = (facts.work_s - facts.held_s) / max(1, facts.batches)
+    times = facts.work_s / max(1e-9, facts.work_s - facts.held_s)
+    return f"The training step takes {times:.2g} times its {duration(step_s)}, as {' and '.join(holders)} hold {count}."
+
+
+def _consumer(facts: Facts, found: LostTime) -> str:
+    gpu, wait = facts.gpu_stall_ratio, percent(facts.wait_ratio)
+    if gpu is not None and facts.wait_ratio >= LIMIT:
         idle = f"it is idle for {percent(gpu)}"
         return (
-            f"Not data-bound: next() waits for {lost} of the time, but the GPU has work meanwhile and, by CUDA events, "
+            f"Not data-bound: next() waits for {wait} of the time, but the GPU has work meanwhile and, by CUDA events, "
             f"{idle}."
         )
-    shares = {LOST_TO[name]: seconds / facts.wall_s for name, seconds in found.ranked}
-    beside = ", ".join(f"{percent(share)} to {name}" for name, share in shares.items() if share >= _TOLD)
-    rest = f": {beside}" if facts.lost_ratio >= LIMIT and beside else ""
-    return f"The training step is the limit: {lost} of the time is lost to loading{rest}."
+    shares = {WORDS[name].part: seconds / facts.wall_s for name, seconds in found.ranked}
+    beside = ", ".join(f"{percent(share)} {name}" for name, share in shares.items() if share >= _TOLD)
+    rest = f": {beside}" if facts.wait_ratio >= LIMIT and beside else ""
+    return f"The training step is the limit: the wait is {wait} of the time{rest}."
 
 
 def _because(facts: Facts, cause: str, where: str) -> str:
-    because = _SO_SMALL if cause == "dispatch" and is_tiny(facts) else _BECAUSE[cause]
+    because = _SO_SMALL if cause == "dispatch" and is_tiny(facts) else WORDS[cause].because
     return because + (f" ({where})" if where else "")
 
 
@@ -333,89 +399,31 @@ def _is_full(found: LostTime) -> bool:
 
 
 _SO_SMALL = "batches are so small that dispatching and receiving them costs more than making them"
-_BECAUSE = {
-    "cpu": "making batches takes CPU time",
-    "storage": "making batches waits for data",
-    "transfer": "moving batches takes long",
-    "straggler": "single slow batches hold up others that are ready, and workers idle behind them",
-    "memory": "too few batches may be in flight, so that workers idle",
-    "sampler": "drawing from the sampler takes long, and the training loop does it in next()",
-    "dispatch": "dispatching work to the workers and receiving what they report keeps the training loop itself busy",
-    "crowding": "other programs or workers use the CPUs that the training loop itself needs",
-    "unknown": "something in next() takes long that is neither waiting for a batch, nor making one, drawing from the "
-    "sampler or dispatching work",
-    "startup": "the first batch of each pass takes long",
-}
 
 
-def _evidence(facts: Facts, found: LostTime, cause: str, deeper: float | None) -> list[Evidence]:
-    evidence = [
-        Evidence(name="time lost to loading", value=facts.lost_ratio, unit="ratio", how="timed around every next()"),
-        Evidence(name="batches", value=facts.batches, unit="", how="counted"),
-        Evidence(name="wall time in passes", value=facts.wall_s, unit="s", how="timed around every next()"),
-    ]
-    if facts.gpu_lost_ratio is not None:
-        how = "CUDA events on the training stream as next() is entered and left"
-        evidence.append(Evidence(name="GPU time lost", value=facts.gpu_lost_ratio, unit="ratio", how=how))
-    evidence += _of_making(facts) if facts.tickets else []
-    evidence += _of_device(facts)
-    evidence += [
-        Evidence(name=f"lost to {LOST_TO[name]}", value=seconds, unit="s", how=_HOW[name])
-        for name, seconds in found.ranked
-        if seconds > 0.02 * found.total_s
-    ]
-    evidence += _of_cause(found, cause, deeper)
-    if is_tiny(facts):
-        how = "mean of what was moved"
-        evidence.append(Evidence(name="batch size", value=facts.batch_bytes, unit="bytes", how=how))
-    return evidence
-
-
-def _of_making(facts: Facts) -> list[Evidence]:
-    """Of what a batch takes."""
-    cpu_s = sum(pool.cpu_s for pool in facts.pools.values()) / facts.tickets
-    made, computed = "wall time where it is made, mean", "CPU clocks of all threads that work for it, mean"
-    return [
-        Evidence(name="making a batch", value=facts.busy_s / facts.tickets, unit="s", how=made),
-        Evidence(name="CPU time of that", value=cpu_s, unit="s", how=computed),
-    ]
-
-
-def _of_device(facts: Facts) -> list[Evidence]:
-    """Of what the device waits for, and how busy it is."""
-    evidence = []
-    if facts.copies_ratio >= LIMIT:
-        how = "events of the device around the training stream's wait for each batch"
-        waiting = Evidence(name="waiting for the device's batches", value=facts.copies_ratio, unit="ratio", how=how)
-        evidence.append(waiting)
-    busy = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
-    if busy is not None:
-        how = "NVML, once a second while the loader was tuned"
-        evidence.append(Evidence(name="GPU runs kernels", value=busy, unit="ratio", how=how))
-    return evidence
-
-
-def _of_cause(found: LostTime, cause: str, deeper: float | None) -> list[Evidence]:
-    """Of what only this cause has."""
-    if cause == "cpu" and found.queued_s > 0:
-        how = "run queues, from the kernel's schedstat"
-        return [Evidence(name="of that, waiting for a CPU", value=found.queued_s, unit="s", how=how)]
-    if cause == "memory" and deeper is not None:
-        how = "replay of measured times with four times the prefetch"
-        return [Evidence(name="rate with a larger prefetch", value=deeper, unit="times", how=how)]
-    return []
-
-
-_HOW = {
-    "crowding": "the training thread's run queue inside next(), from the kernel's schedstat",
-    "unknown": "next(), less all that has a cause",
-    "cpu": "waits, by the CPU time and run queues of the stages of the batch waited for",
-    "storage": "waits, by wall less CPU time and run queues of the stages of the batch waited for",
-    "transfer": "waits, by serialising and transit of the batch waited for; pinning; taking batches in",
-    "straggler": "waits while later batches were ready, as far as other workers had nothing to do",
-    "memory": "waits while workers had nothing to do because no more batches may be in flight",
-    "sampler": "timed around drawing from the sampler in next()",
-    "dispatch": "timed around messages to and from workers in next(); of tiny batches also waits for workers that were "
-    "not at work",
-    "startup": "the first batch of each pass, and waits while no worker ran",
-}
+def _evidence(facts: Facts, found: LostTime, cause: str, deeper: float | None) -> Iterator[Evidence]:
+    """All numbers that are known and matter."""
+    made = max(1, facts.tickets)
+    cpu_s = sum(pool.cpu_s for pool in facts.pools.values()) / made
+    use = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
+    late = facts.copies_ratio if facts.copies_ratio >= LIMIT else None
+    making_s = (facts.busy_s / made, cpu_s) if facts.tickets else (None, None)
+    causes = [(WORDS[name], seconds) for name, seconds in found.ranked if seconds > 0.02 * found.total_s]
+    known: tuple[tuple[str, float | None, str, str], ...] = (
+        ("wait", facts.wait_ratio, "ratio", "time in next(), timed around every call"),
+        ("batches", facts.batches, "", "counted"),
+        ("wall time in passes", facts.wall_s, "s", "timed around every next()"),
+        ("GPU stall", facts.gpu_stall_ratio, "ratio", "CUDA events on the training stream around next()"),
+        ("step waiting for a CPU", facts.held_ratio or None, "ratio", "run queue of the training thread in its steps"),
+        ("making a batch", making_s[0], "s", "wall time where it is made, mean"),
+        ("CPU time of that", making_s[1], "s", "CPU clocks of all threads that work for it, mean"),
+        ("waiting for the device's batches", late, "ratio", "events of the device around the stream's wait for each"),
+        ("GPU runs kernels", use, "ratio", "NVML, once a second while the loader was tuned"),
+        *((f"of the wait: {words.part}", seconds, "s", words.how) for words, seconds in causes),
+        ("of that, waiting for a CPU", found.queued_s or None if cause == "cpu" else None, "s", "run queues"),
+        ("rate with a larger prefetch", deeper if cause == "memory" else None, "times", "predicted for four times"),
+        ("batch size", facts.batch_bytes if is_tiny(facts) else None, "bytes", "mean of what was moved"),
+    )
+    for name, value, unit, how in known:
+        if value is not None:
+            yield Evidence(name=name, value=value, unit=unit, how=how)

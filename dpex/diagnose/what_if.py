@@ -1,31 +1,56 @@
-"""What another setting, or cheaper work, would bring: measured times replayed through the tuner's own model. Pure.
+"""What another setting, or cheaper work, would bring, by the law's model, and which change comes first. Pure.
 
-Intervals come from resampling: the batches and the steps that were seen are drawn anew, with replacement (Efron, 1979),
-`ROUNDS` times, and each draw is replayed; the interval is the range of what comes out. The model is first asked for the
-present setting: by as much as its rate and its steps are off there, they are taken to be off elsewhere, and by half of
-what its wait is off, every interval is wider.
+A run takes its starts, what the order of batches cost, and the rest of its batches at the rate that the model gives::
+
+    wall = start + order + batches / rate
+
+What that misses at the present setting is added elsewhere, too. A change that the model knows nothing of takes off the
+seconds that its cause cost (`dpex.diagnose.attribution`). Changes are compared by the rate.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from dpex.autotune.model import Estimate
+from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.law.model import Model, Place
 from dpex.autotune.types import Decision, Settings
-from dpex.diagnose.attribution import LostTime
-from dpex.diagnose.candidates import EFFORT, MATTERS, Candidate, Kind, candidates
+from dpex.diagnose import ending, work
+from dpex.diagnose.attribution import LostTime, is_tiny
 from dpex.diagnose.facts import Facts
-from dpex.diagnose.measured_work import Calibration, estimate, present
 
-ROUNDS = 12
-"""Of resampling: on average the range of twelve draws covers 11/13 of what may come out."""
 WORTH = 0.03
-"""Less wait than this saved is no recommendation: runs of the same setting differ by as much."""
-_DRAWN = 256
-"""Batches of one draw, at most: a replay takes time in proportion to them."""
+"""A rate that is higher by less is no recommendation: runs of the same setting differ by as much."""
+MATTERS = 0.05
+"""A share of the time below which nothing is worth a change."""
+HALF, QUARTER, FEWER = 0.5, 0.25, 0.75
+"""What of a cost goes with work at half of it; what is left of float32 as uint8; what goes with batches four times as
+large."""
+_ELSEWHERE = 1000
+"""Workers on other machines that a prediction may ask for."""
+_PAST = 8
+"""Of the tuner's predictions, the latest, by which later ones are judged."""
+
+Kind = Literal["workers", "prefetch", "start", "free", "place", "narrow", "larger", "cached", "cheaper", "machines"]
+EFFORT: dict[Kind, float] = {
+    "workers": 1.0,
+    "prefetch": 1.0,
+    "start": 1.0,
+    "free": 2.0,
+    "narrow": 2.0,
+    "place": 2.0,
+    "larger": 3.0,
+    "cached": 3.0,
+    "cheaper": 4.0,
+    "machines": 12.0,
+}
+"""How much each asks of a person: an argument, another program, a type, a cluster that is there, a cache, a rewrite,
+machines."""
+TUNERS = ("workers", "prefetch")
+"""Changes that the tuner makes by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +62,11 @@ class Prediction:
         kind: The kind of change.
         settings: The workers and the prefetch under it.
         rate: The expected batches per second.
-        wait: The expected share of the training loop's time lost to loading, from 0 to 1.
+        wait: The expected share of the training loop's time in ``next()``, from 0 to 1.
         low: The lower end of the interval of ``wait``.
         high: The upper end of it.
+        rate_low: The lower end of the interval of ``rate``.
+        rate_high: The upper end of it.
         condition: What the prediction takes for granted; "" if nothing.
     """
 
@@ -50,21 +77,32 @@ class Prediction:
     wait: float
     low: float
     high: float
+    rate_low: float
+    rate_high: float
     condition: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """Predictions, what is recommended among them (None: nothing is worth it), and how far off the model is at present:
-    ``modelled`` is its wait for the present setting, ``wait`` and ``rate`` are those measured. deeper: how many times
-    the rate four times the prefetch would give, None without workers."""
+    """Predictions for other settings and cheaper work.
+
+    Attributes:
+        wait: The wait that was measured, 0 to 1.
+        rate: The batches per second that were measured.
+        predictions: Changes that make more batches per second, the highest rate first.
+        recommended: The one that brings most for its effort; None: nothing is worth it.
+        held_back: What the tuner would have more of, and why it has not; "" if nothing.
+        deeper: How many times the rate four times the prefetch would give; None without workers.
+        end: What would end the stall, in sentences; "" if that cannot be said.
+    """
 
     wait: float
-    modelled: float
     rate: float
     predictions: tuple[Prediction, ...]
     recommended: Prediction | None
+    held_back: str
     deeper: float | None
+    end: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,73 +136,268 @@ def scores(decisions: Sequence[Decision]) -> tuple[ScoredPrediction, ...]:
     )
 
 
-# -- predictions -------------------------------------------------------------------------------------------------------
-
-
 def what_if(facts: Facts, found: LostTime) -> WhatIf | None:
-    """All predictions; None: too little was seen of batches or steps to replay."""
-    if facts.tickets < 8 or facts.batches <= facts.passes or facts.work_s <= 0:
+    """All predictions; None: too little was seen of batches or steps to predict from."""
+    past = scores(facts.decisions)[-_PAST:]
+    missed = sum(one.error for one in past) / len(past) if past else 0.0
+    model = work.model_of(facts, found, missed)
+    if model is None:
         return None
-    now, work = present(facts), estimate(facts, found)
-    calibrated = Calibration(facts, work)
-    rate, wait = calibrated(work, now)
-    predictions = tuple(_predicted(one, found, calibrated) for one in candidates(facts, work, found))
-    deeper = calibrated(work, replace(now, prefetch=4 * now.prefetch))[0] / max(1e-9, rate) if now.workers else None
-    recommended = _recommended(predictions, now, wait)
+    run = Run(facts=facts, found=found, model=model)
+    better = [one for one in run.changes() if one.rate > (1.0 + WORTH) * run.rate]
+    own = [one for one in better if facts.is_tuned and one.kind in TUNERS]
+    others = [one for one in better if one not in own]
+    deeper = run.predicted("prefetch", "", replace(model.now, prefetch=4 * model.now.prefetch))
     return WhatIf(
-        wait=wait,
-        modelled=calibrated.modelled,
-        rate=rate,
-        predictions=predictions,
-        recommended=recommended,
-        deeper=deeper,
+        wait=facts.wait_ratio,
+        rate=run.rate,
+        predictions=tuple(sorted(others, key=lambda one: -one.rate)),
+        recommended=max(others, key=lambda one: math.log(one.rate / run.rate) / EFFORT[one.kind], default=None),
+        held_back=_held_back(facts, own),
+        deeper=deeper.rate / run.rate if model.now.workers else None,
+        end=ending.sentences(facts, found, model),
     )
 
 
-def _predicted(candidate: Candidate, found: LostTime, calibrated: Calibration) -> Prediction:
-    work = estimate(candidate.facts, found)
-    rate, wait = calibrated(work, candidate.settings)
-    draw = random.Random(0)
-    drawn = [wait, *(calibrated(_redrawn(work, candidate.facts, draw), candidate.settings)[1] for _ in range(ROUNDS))]
-    off = calibrated.off / 2
-    return Prediction(
-        change=candidate.text,
-        kind=candidate.kind,
-        settings=candidate.settings,
-        rate=rate,
-        wait=wait,
-        low=max(0.0, min(drawn) - off),
-        high=min(1.0, max(drawn) + off),
-        condition=candidate.condition,
-    )
+def predicted(facts: Facts, found: LostTime, settings: Settings) -> Prediction | None:
+    """What a setting would bring; None: too little was seen."""
+    model = work.model_of(facts, found)
+    return None if model is None else Run(facts=facts, found=found, model=model).predicted("workers", "", settings)
 
 
-def _redrawn(work: Estimate, facts: Facts, draw: random.Random) -> Estimate:
-    """The same from another run of as many batches and steps: times by chance a little longer, or shorter."""
-    chosen = draw.choices(work.spread, k=min(_DRAWN, len(work.spread)))
-    tickets, steps = max(1, facts.tickets), max(1, facts.batches)
-    longer = max(0.1, 1.0 + draw.gauss(0.0, 1.0) * work.variation / math.sqrt(tickets))
-    step = max(0.1, 1.0 + draw.gauss(0.0, 1.0) * work.step_spread / math.sqrt(steps))
-    return replace(
-        work,
-        spread=tuple(chosen),
-        step_s=work.step_s * step,
-        here_s=work.here_s * longer,
-        cpu_s=work.cpu_s * longer,
-        wait_s=work.wait_s * longer,
-        far_s=work.far_s * longer,
-    )
+def _held_back(facts: Facts, own: Sequence[Prediction]) -> str:
+    """Why the tuner has not taken what the model says is faster."""
+    if not own:
+        return ""
+    last = facts.decisions[-1] if facts.decisions else None
+    if last is not None and last.outcome is None:
+        return (
+            f'num_workers="auto" is trying {last.new}, which should bring {last.predicted_rate:.3g} batches/s and a '
+            f"wait of {100 * last.predicted_wait:.0f} %"
+        )
+    if facts.is_capped:
+        return "memory_budget keeps the tuner from more"
+    undone = [one for one in facts.decisions if one.outcome is not None and not one.outcome.kept]
+    if undone and undone[-1].outcome is not None:
+        return f"The tuner tried {undone[-1].new} and took it back at {undone[-1].outcome.rate:.3g} batches/s"
+    return 'num_workers="auto" has not settled yet'
 
 
-def _recommended(predictions: Sequence[Prediction], now: Settings, wait: float) -> Prediction | None:
-    """The largest gain for the effort; where nothing is lost, a setting that frees workers without a loss."""
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run as the model sees it."""
 
-    def gain(prediction: Prediction) -> float:
-        return wait - prediction.wait
+    facts: Facts
+    found: LostTime
+    model: Model
 
-    worth = [one for one in predictions if gain(one) >= WORTH and one.condition != "memory_budget allows it"]
-    if worth:
-        return max(worth, key=lambda one: gain(one) / EFFORT[one.kind])
-    fewer = [one for one in predictions if one.kind == "workers" and one.settings.workers < now.workers]
-    free = [one for one in fewer if one.high <= wait + WORTH / 3]
-    return min(free, key=lambda one: one.settings.workers) if free and wait < MATTERS else None
+    @property
+    def rate(self) -> float:
+        """Batches per second, the starts of passes included."""
+        return self.facts.batches / self.facts.wall_s
+
+    # -- how long the same batches would take --------------------------------------------------------------------------
+
+    def predicted(
+        self,
+        kind: Kind,
+        change: str,
+        settings: Settings | None = None,
+        *,
+        model: Model | None = None,
+        saved_s: float = 0.0,
+        held_s: float | None = None,
+        condition: str = "",
+    ) -> Prediction:
+        """With those settings, that work, that much less of the wall time, and steps that are held up for so long."""
+        facts, now = self.facts, self.model.now
+        model, settings = model or self.model, settings or now
+        held_s = facts.held_s if held_s is None else held_s
+        is_alike = bool(now.workers) == bool(settings.workers)
+        off_s = facts.wall_s - self._seconds(self.model, now, facts.held_s) if is_alike else 0.0
+        floor_s = self._seconds(model, settings, held_s, is_free=True) if settings.workers else 0.0
+        wall_s = max(floor_s, self._seconds(model, settings, held_s) + off_s - saved_s)
+        rates = model.rate(settings if settings.workers else now)
+        error = rates.value / rates.low - 1.0
+        step_s = facts.work_s - facts.held_s + held_s
+        fastest_s = max(floor_s, wall_s / (1.0 + error))
+        waits = [min(1.0, max(0.0, 1.0 - step_s / s)) for s in (fastest_s, wall_s, wall_s * (1.0 + error))]
+        return Prediction(
+            change=change,
+            kind=kind,
+            settings=settings,
+            rate=facts.batches / wall_s,
+            wait=waits[1],
+            low=waits[0],
+            high=waits[2],
+            rate_low=facts.batches / (wall_s * (1.0 + error)),
+            rate_high=facts.batches / fastest_s,
+            condition=condition,
+        )
+
+    def _seconds(self, model: Model, settings: Settings, held_s: float, *, is_free: bool = False) -> float:
+        """Wall time of all batches; is_free: as far as steps alone need it."""
+        count = work.later_batches(self.facts)
+        step_s = model.step_s + held_s / count
+        if is_free or not settings.workers:
+            return count * (step_s if is_free else (self.facts.work_s / count + model.local.service_s))
+        start, start_s = model.start, self.facts.causes.get("startup", 0.0)
+        if start is not None:
+            start_s = self.facts.passes * start.seconds_with(max(1, settings.local), model.free_cpus)
+        return start_s + self._order_s(model, settings) + count * max(step_s, 1.0 / model.rate(settings).value)
+
+    def _order_s(self, model: Model, settings: Settings) -> float:
+        """Seconds lost with that prefetch: what of the slow batches it does not cover, and workers that it leaves
+        without work."""
+        now = model.now
+        pace_s = max(model.step_s, 1.0 / model.rate(now).value)
+
+        def uncovered_s(prefetch: int) -> float:
+            return sum(max(0.0, seconds - prefetch * pace_s) for seconds in work.services(self.facts))
+
+        seen_s = uncovered_s(now.prefetch)
+        part = uncovered_s(settings.prefetch) / seen_s if seen_s > 0 else now.prefetch / settings.prefetch
+        short, missing = 2 * now.workers - now.prefetch, 2 * settings.workers - settings.prefetch
+        idle = min(1.0, max(0.0, missing / short)) if short > 0 else 1.0
+        return self.found.by_cause["straggler"] * min(1.0, part) + self.found.by_cause["memory"] * idle
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def changes(self) -> Iterator[Prediction]:
+        """All that may be worth it; not all are."""
+        if not self.facts.keeps_workers:
+            yield from self._settings()
+            yield from self._elsewhere()
+        yield from self._starts()
+        yield from self._cpus()
+        yield from self._cheaper()
+        yield from self._other_data()
+
+    def _settings(self) -> Iterator[Prediction]:
+        """The law's own choice, and with it the prefetch alone."""
+        facts, model, now = self.facts, self.model, self.model.now
+        depth = max(CONSTANTS.depth, min(CONSTANTS.uneven * model.unevenness, CONSTANTS.most_depth))
+        is_late = work.order_s(self.found) > MATTERS * facts.wall_s
+        local, remote = model.best(CONSTANTS.headroom)
+        if local + remote < now.workers and model.start is None:
+            local, remote = now.local, now.remote  # fewer serve as well, and no better
+        each = max(2, math.ceil(now.prefetch / now.workers)) if now.workers and not is_late else int(depth)
+        prefetch = now.prefetch if facts.is_capped else max(each * (local + remote), 1)
+        chosen = Settings(local=local, remote=remote, prefetch=prefetch)
+        if (local, remote) != (now.local, now.remote):
+            is_more = model.cpu_share < HALF and chosen.workers > now.workers
+            condition = "the storage serves more readers as fast" if is_more else ""
+            yield self.predicted("workers", _named(now, chosen), chosen, condition=condition)
+        if is_late and now.workers:
+            wanted = replace(now, prefetch=max(now.prefetch, math.ceil(depth) * now.workers))
+            text = f"prefetch_factor={math.ceil(wanted.prefetch / now.workers)}, {wanted.prefetch} batches in flight"
+            if facts.is_capped:
+                text = f"a memory_budget for {wanted.prefetch} batches in flight instead of {now.prefetch}"
+            yield replace(self.predicted("prefetch", text, wanted), kind="narrow" if facts.is_capped else "prefetch")
+        if is_tiny(facts):
+            yield self.predicted("workers", f"num_workers=0 instead of {now.workers}", self._here())
+
+    def _here(self) -> Settings:
+        return Settings(prefetch=1)
+
+    def _elsewhere(self) -> Iterator[Prediction]:
+        """CPUs of other machines, as many as end the stall."""
+        model, now = self.model, self.model.now
+        if not model.to_end_stall().is_cpu_bound or (self.facts.is_tuned and self.facts.has_cluster):
+            return
+        local = max(1, now.local, model.best(CONSTANTS.headroom)[0])
+        more = math.ceil(model.to_end_stall().more_cpus / max(1e-9, model.cpu_share))
+        remote = now.remote + min(_ELSEWHERE, more)
+        settings = Settings(local=local, remote=remote, prefetch=2 * (local + remote))
+        change = f"{remote} worker{'s' * (remote > 1)} on other nodes beside {local} here"
+        kind: Kind = "place" if self.facts.has_cluster else "machines"
+        yield self.predicted(kind, change, settings, condition="their CPUs are as fast")
+
+    def _starts(self) -> Iterator[Prediction]:
+        """Workers that are kept: each pass but the first begins with a batch's time."""
+        facts = self.facts
+        startup_s, passes = facts.causes.get("startup", 0.0), max(1, facts.passes)
+        if startup_s < MATTERS * facts.wall_s:
+            return
+        first_s = startup_s / passes
+        if not facts.starts_anew or not facts.workers:
+            yield self.predicted("cheaper", "a start in half the time", saved_s=HALF * startup_s)
+            return
+        saved_s = max(0.0, first_s - self.model.local.service_s) * (passes - 1 if passes > 1 else 1)
+        condition = "" if passes > 1 else "there are more passes"
+        yield self.predicted("start", "persistent_workers=True", saved_s=saved_s, condition=condition)
+
+    def _cpus(self) -> Iterator[Prediction]:
+        """CPUs for the training loop: of its own workers, or of other programs."""
+        facts, now = self.facts, self.model.now
+        held_s, crowding_s = facts.held_s, self.found.by_cause["crowding"]
+        if held_s + crowding_s < MATTERS * facts.wall_s:
+            return
+        used = work.cpus_used(facts)
+        own, others = used["the workers"], used["other programs"]
+        if now.local > 1 and own > others:
+            fewer = replace(now, local=max(1, min(now.local - 1, int(facts.cpus - 1))))
+            left = fewer.local / now.local
+            text = f"num_workers={fewer.workers} instead of {now.workers}"
+            yield self.predicted("workers", text, fewer, held_s=held_s * left, saved_s=crowding_s * (1.0 - left))
+        if others >= MATTERS * facts.cpus or own < MATTERS * facts.cpus:
+            free = replace(self.model, others=0.0)
+            text = "a CPU that nothing else uses"
+            if others >= MATTERS * facts.cpus:
+                text = f"without the other programs, which use {others:.2g} CPUs"
+            yield self.predicted("free", text, model=free, held_s=0.0, saved_s=crowding_s)
+
+    def _cheaper(self) -> Iterator[Prediction]:
+        """The costliest part of a batch, and the sampler, at half their cost."""
+        model, facts = self.model, self.facts
+        stage = model.to_end_stall().stage
+        if stage is not None and stage[1] >= MATTERS:
+            left = 1.0 - HALF * stage[1]
+            names = {"load": "the dataset", "collate": "the collate function", "encode": "writing batches into memory"}
+            change = f"{names.get(stage[0], f'`{stage[0]}`')} at half its cost"
+            yield self._costing("cheaper", change, left, left)
+        sampler_s = self.found.by_cause["sampler"]
+        if sampler_s > MATTERS * facts.wall_s:
+            yield self._quicker("cheaper", "the sampler at half its cost", HALF * sampler_s)
+
+    def _other_data(self) -> Iterator[Prediction]:
+        """A cache, a narrower type, larger batches, and workers that are not told by messages to a cluster."""
+        found, least_s, now = self.found.by_cause, MATTERS * self.facts.wall_s, self.model.now
+        if found["storage"] > least_s:
+            yield self._costing("cached", "samples cached, so that nothing waits for data", self.model.cpu_share, 1.0)
+        if found["transfer"] > least_s:
+            change = "a quarter of the bytes (uint8 until device_transform)"
+            yield self._quicker("narrow", change, (1.0 - QUARTER) * found["transfer"])
+        if found["dispatch"] > least_s:
+            change = "batches of four times the size, counted as four each"
+            yield self._quicker("larger", change, FEWER * found["dispatch"])
+            if now.remote:
+                near = Settings(local=now.workers, prefetch=now.prefetch)
+                change = f"num_workers={now.workers} on this machine"
+                yield self.predicted("workers", change, near, saved_s=FEWER * found["dispatch"])
+
+    def _quicker(self, kind: Kind, change: str, saved_s: float) -> Prediction:
+        """With a training loop that does that much less in ``next()``."""
+        count = work.later_batches(self.facts)
+        step_s = max(self.facts.work_s / count, self.model.step_s - saved_s / count)
+        model = replace(self.model, step_s=min(self.model.step_s, step_s))
+        return self.predicted(kind, change, model=model, saved_s=saved_s)
+
+    def _costing(self, kind: Kind, change: str, wall: float, cpu: float) -> Prediction:
+        """With batches that take these parts of the wall and CPU time."""
+        model = self.model
+
+        def scaled(place: Place) -> Place:
+            return replace(place, service_s=place.service_s * wall, cpu_s=place.cpu_s * cpu)
+
+        cheaper = model.costing(scaled(model.local), scaled(model.remote))
+        return self.predicted(kind, change, model=cheaper)
+
+
+def _named(now: Settings, new: Settings) -> str:
+    """A setting as the arguments that make it, or as the tuner calls it where there are two places."""
+    if (now.remote and new.local) or (now.local and new.remote):
+        return f"{new} instead of {now}"
+    each = new.prefetch / max(1, new.workers)
+    more = f", prefetch_factor={each:.0f}" if now.workers and each > max(2.0, now.prefetch / now.workers) else ""
+    return f"num_workers={new.workers}{more} instead of {now.workers}"

@@ -16,9 +16,8 @@ from typing import Any
 
 from dpex.autotune.runtime.recorder import rank
 from dpex.autotune.trace.story import RunStory, ends
-from dpex.core.readable import percent
+from dpex.core.readable import percent, rounded
 from dpex.diagnose.diagnosis import Diagnosis
-from dpex.diagnose.report import advice
 from dpex.diagnose.source import DiagnosisSource
 from dpex.loader.proxies import describe
 
@@ -29,7 +28,8 @@ _pid = 0
 
 @dataclass(kw_only=True)
 class _Served:
-    """A loader of the script. first, last: what the first and the latest of its proxies counted."""
+    """A loader of the script. given: its number of workers there; served_by: that of its proxy, unless it is tuned.
+    first, last: what the first and the latest of its proxies counted."""
 
     loader: weakref.ref[Any]
     kind: tuple[Any, ...]
@@ -38,13 +38,14 @@ class _Served:
     rank: int
     first: DiagnosisSource
     last: DiagnosisSource
+    served_by: int | None = None
 
 
 _served: list[_Served] = []
 
 
-def note(loader: Any, given: int, source: DiagnosisSource, torch_rank: int) -> None:
-    """An iterator of this loader was made, which the script gives so many workers."""
+def note(loader: Any, given: int, source: DiagnosisSource, torch_rank: int, served_by: int | str | None = None) -> None:
+    """An iterator of this loader was made, which the script gives so many workers, and which so many serve."""
     _begin()
     kind = (type(loader.dataset), loader.batch_size, given)
     for served in _served:
@@ -61,6 +62,7 @@ def note(loader: Any, given: int, source: DiagnosisSource, torch_rank: int) -> N
             rank=max(rank(os.environ), torch_rank),
             first=source,
             last=source,
+            served_by=served_by if isinstance(served_by, int) else None,
         )
     )
 
@@ -102,28 +104,29 @@ def lines(served: list[_Served]) -> Iterator[str]:
 
 def _line(served: _Served, diagnosis: Diagnosis) -> str:
     facts = diagnosis.facts
-    next_step = advice(facts, diagnosis.verdict, diagnosis.what_if, diagnosis.recommendation)
-    waited = _wait(served, facts.wait_ratio)
+    waited = f"{_wait(served, facts.wait_ratio)}, {rounded(facts.batches / max(1e-9, facts.wall_s))} batches/s"
     if diagnosis.verdict.cause == "too-early":
         waited = f"{facts.batches} batches, too few to say how long training waited"
-    return f"{served.told}: {_workers(served)}, {waited}. Next: {next_step}"
+    return f"{served.told}: {_workers(served)}, {waited}. First: {diagnosis.advice}"
 
 
 def _workers(served: _Served) -> str:
     given = f"{served.given} worker{'' if served.given == 1 else 's'}"
     tuner = served.last.tuner
-    if tuner is None or (tuner.settings.local, tuner.settings.remote) == (served.given, 0):
+    if tuner is None:
+        return given if served.served_by in (None, served.given) else f"{given} became {served.served_by}"
+    if (tuner.settings.local, tuner.settings.remote) == (served.given, 0):
         return given
     return f"{given} became {tuner.settings}"
 
 
 def _wait(served: _Served, ratio: float) -> str:
-    """How much of the time was waiting; where it was measured over time, from what to what."""
+    """The wait, and where it was measured over time, how it began and ended."""
     first, last = (_story(source) for source in (served.first, served.last))
     before, after = percent(ends(first)[0]), percent(ends(last)[1])
     if not first.points or not last.points or before == after:
-        return f"{percent(ratio)} of the time was waiting for batches"
-    return f"the wait went from {before} to {after} of the time"
+        return f"wait {percent(ratio)}"
+    return f"wait {percent(ratio)} in all, {before} at first and {after} at the end"
 
 
 def _story(source: DiagnosisSource) -> RunStory:

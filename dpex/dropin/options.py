@@ -61,13 +61,15 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseOptions:
-    """See ``dpex diagnose --help``. html, json: names of files. again: words after ``dpex run`` for the same script.
+    """See ``dpex diagnose --help``. html, json: names of files. full: all tables are printed. again: words after
+    ``dpex run`` for the same script.
 
     prefix, root: as in `RunOptions`.
     """
 
     html: str | None = None
     json: str | None = None
+    full: bool = False
     probe: bool = True
     again: tuple[str, ...] = ()
     prefix: str = ""

@@ -47,7 +47,8 @@ def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> 
     proxy = stand_in(loader, options)
     made = proxy._get_iterator()
     if not options.quiet:
-        note(loader, int(loader.num_workers), proxy._diagnosis_source(), getattr(made, "_rank", 0))
+        source, torch_rank = proxy._diagnosis_source(), getattr(made, "_rank", 0)
+        note(loader, int(loader.num_workers), source, torch_rank, proxy.num_workers)
     return made
 
 
@@ -67,7 +68,7 @@ def stand_in(loader: Any, options: RunOptions) -> ProxyLoader:
 
     def make() -> ProxyLoader:
         if not given and not workers and options.num_workers != "keep" and not iterable:
-            _hint()
+            _hint(loader)
         return _new(loader, given, workers, options)
 
     proxy: ProxyLoader = proxy_of(loader, made_for, make)
@@ -83,10 +84,10 @@ def _new(loader: Any, given: int, workers: Count, options: RunOptions) -> ProxyL
     )
 
 
-def _hint() -> None:
+def _hint(loader: Any) -> None:
     if rank(os.environ) == 0:
         _say(
-            "dpex run: a DataLoader has num_workers=0 and stays in the training process; "
+            f"dpex run: {describe(loader)} has num_workers=0 and stays in the training process; "
             "--also-in-process gives it workers"
         )
 

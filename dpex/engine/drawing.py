@@ -179,11 +179,6 @@ class Drawing:
 
     def _draw_indices(self, count: int) -> None:
         """Take that many indices out of the sampler, or as many as it still has."""
-        if self._readings is not None:
-            self._settle(self._readings)
-            self._readings.wait()
-            self._readings.take(count, self.drawn)
-            return
         try:
             self.drawn.extend(taken(self._sampler, count))
         except BaseException as error:

@@ -12,13 +12,14 @@ waits. All of them are called under the engine's lock and none refers to it. `sn
 from __future__ import annotations
 
 import os
+import select
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from threading import get_native_id
 from typing import Any
 
-from dpex.core.events import EpochBegins, Opened
+from dpex.core.events import EpochBegins, Opened, StatesWanted
 from dpex.core.placement import Place
 from dpex.core.prefetch import Sizes
 from dpex.core.resume_point import ResumePoint
@@ -48,6 +49,8 @@ from dpex.system.wakeup import Wakeup
 
 COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
+TOLD_S = 1.0
+"""At the end of a pass workers are idle, and tell their states within milliseconds."""
 POINT_S = 1.0
 """Whoever asks where the pass stands waits so long for the thread that is in ``next()``."""
 _INHERITED = (
@@ -101,6 +104,8 @@ class Engine:
             sample_errors=self._sample_errors,
             gpu=plan.gpu,
             feed=plan.feed,
+            pass_batches=plan.pass_batches,
+            starts_anew=plan.starts_anew,
         )
         watch(self)
         self._performer.tell(Opened())
@@ -306,6 +311,19 @@ class Engine:
         points: list[ResumePoint] = []
         with_lock(self._lock, lambda is_idle: points.extend(self._points()) if is_idle else None, POINT_S)
         return points[0] if points else None
+
+    def ask_states(self, wait_s: float = 0.0) -> None:
+        """Have workers tell the states of datasets from now on; waits so long for those that they have now, from the
+        thread that iterates."""
+        with self._lock:
+            if self._closed:
+                return
+            self._performer.tell(StatesWanted())
+            deadline = monotonic() + wait_s
+            while (left_s := deadline - monotonic()) > 0 and self._state.assignment.untold:
+                fds = [fd for pool in self._pools.values() for fd in pool.descriptors()]
+                select.select(fds, (), (), left_s)
+                self._event_handler.overhear()
 
     def _points(self) -> Iterator[ResumePoint]:
         undelivered = len(self.returned) + self._handing_out.holds_a_batch()

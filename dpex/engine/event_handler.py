@@ -54,7 +54,7 @@ class EventHandler:
         schedule, performer = self._state.schedule, self._performer
         try:
             if not is_enough_ahead(schedule, pinner):
-                self._overhear()
+                self.overhear()
         except Exception as error:
             performer.fatal = error
         pinner.hand_over(schedule, pinner.ahead)
@@ -62,8 +62,8 @@ class EventHandler:
             return []
         return [fd for pool in performer.pools.values() for fd in pool.descriptors()]
 
-    def _overhear(self) -> None:
-        """Take in batches; the consumer is woken by whatever there was."""
+    def overhear(self) -> None:
+        """Take in batches and states; the consumer is woken by whatever there was."""
         if self._unheard:
             return
         for name, pool in list(self._performer.pools.items()):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from dpex.engine.engine import Engine
 
 PASSED_OVER = (
-    "neither the {kind} nor its iterator has state_dict() and load_state_dict(): the {batches} batches that were "
-    "delivered are made again and thrown away. Give it both to go on at once"
+    "neither the {kind} nor its iterator has a state_dict() without arguments and a load_state_dict(state): the "
+    "{batches} batches that were delivered are made again and thrown away. Give it both to go on at once"
 )
 
 

@@ -7,6 +7,7 @@ when it is asked for. Only a sampler that tells its own state is asked for it wh
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,13 +16,15 @@ from typing import Any
 from dpex.core.resume_point import ResumePoint
 from dpex.engine.sampler_start import FirstDraw, SamplerStart, passed_over, rest_of, samplers_within
 from dpex.errors import CapturedGraphError
-from dpex.system.interrupts import taken
+from dpex.system.interrupts import is_interrupt, taken
+from dpex.system.user_warnings import is_first, warn
 from dpex.worker.logical_state import DatasetState
 from dpex.worker.stateful import is_stateful
 
 SAMPLER_EVERY = 32
 """A sampler is asked for its state after so many batches; as many indices at most are drawn again by a later run."""
 
+_CANNOT_TELL = "state_dict() of the sampler failed, so its state is not kept: a later run draws its order again"
 _MOST_STATES = 1024
 """States of a sampler that are kept; more than lie between what is drawn and what is delivered."""
 
@@ -49,7 +52,7 @@ class PassState:
     def next_epoch(self) -> ResumePoint:
         """Where the next epoch of the same iterator begins."""
         logicals = tuple(replace(logical, batches=0, has_ended=False) for logical in self.point.logicals)
-        return ResumePoint(epoch=self.point.epoch + 1, logicals=logicals)
+        return ResumePoint(epoch=self.point.epoch + 1, logicals=logicals, streams=self.point.streams)
 
 
 class PassRecorder:
@@ -167,7 +170,7 @@ class _StatefulIndices:
         self._held: list[Any] = []
         self._asked = sampler
         self._drawn = first
-        self._due = first + 1
+        self._due: float = first + 1
         self._every = every
         self._states = states
 
@@ -182,8 +185,20 @@ class _StatefulIndices:
         if not held:
             raise StopIteration
         if self._drawn >= self._due:
-            self._states.append((self._drawn, copy.deepcopy(self._asked.state_dict())))
             self._due = self._drawn + self._every
+            self._ask()
         index = held[0]
         del held[0]  # without a call until it is returned: see `dpex.system.interrupts`
         return index
+
+    def _ask(self) -> None:
+        try:
+            state = copy.deepcopy(self._asked.state_dict())
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            self._due = math.inf
+            if is_first(_CANNOT_TELL):
+                warn(f"{_CANNOT_TELL}: {error!r}")
+            return
+        self._states.append((self._drawn, state))

@@ -14,6 +14,7 @@ from dpex.core.engine_state import EngineState
 from dpex.core.events import Event, PoolStatus, Refused, Reported, ScaleRefused
 from dpex.core.instructions import (
     Adopt,
+    AskState,
     Discard,
     Dismiss,
     EnterEpoch,
@@ -27,7 +28,7 @@ from dpex.core.instructions import (
 )
 from dpex.pools.base import WorkerPool
 from dpex.system.interrupts import is_interrupt
-from dpex.system.user_warnings import warn
+from dpex.system.user_warnings import is_first, warn
 
 logger = logging.getLogger("dpex")
 
@@ -91,9 +92,11 @@ class Performer:
         pool = self.pools[instruction.pool]
         if instruction.worker in pool.workers():  # else it has ended, and the news of it are on their way
             if isinstance(instruction, Adopt):
-                pool.adopt(instruction.worker, instruction.logical, instruction.state)
+                pool.adopt(instruction.worker, instruction.logical, instruction.state, instruction.streams)
             elif isinstance(instruction, Release):
                 pool.release(instruction.worker, instruction.logical)
+            elif isinstance(instruction, AskState):
+                pool.ask_state(instruction.worker, instruction.logical)
             else:
                 pool.dismiss(instruction.worker)
         del self._out[0]
@@ -137,6 +140,8 @@ class Performer:
 
     def _say(self, instruction: Say) -> None:
         del self._out[0]
+        if instruction.once and not is_first(instruction.once):
+            return
         if instruction.warning:
             warn(instruction.text)
         else:
@@ -165,6 +170,7 @@ _PERFORM: dict[type[Instruction], Callable[[Performer, Any], None]] = {
     Send: Performer._send,
     Adopt: Performer._to_worker,
     Release: Performer._to_worker,
+    AskState: Performer._to_worker,
     Dismiss: Performer._to_worker,
     Scale: Performer._scale,
     EnterEpoch: Performer._enter_epoch,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpex.core.engine_state import EngineState
+from dpex.core.first_stream import Splitting
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.sample_policy import AS_TORCH, SamplePolicy
 from dpex.pools.base import WorkerPool
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class EnginePlan:
     """What does not change while the engine lives.
 
-    samples: what is done about those that cannot be had.
+    samples: what is done about those that cannot be had. pass_batches: batches of a whole pass, 0 if unknown.
+    starts_anew: each pass starts workers of its own. splitting: see `dpex.core.engine_state`.
     """
 
     logicals: int
@@ -33,10 +35,13 @@ class EnginePlan:
     memory_budget: int | None
     make_pool: Callable[[str, int], WorkerPool]
     samples: SamplePolicy = AS_TORCH
+    splitting: Splitting | None = None
     pinner: Pinner | None = None
     feed: Feed | None = None
     gpu: GpuStall[Any] | None = None
     metered: bool = False
+    pass_batches: int = 0
+    starts_anew: bool = False
 
     def state(self, sizes: Sizes) -> EngineState:
         """The state of an engine that begins with ``sizes``."""
@@ -53,4 +58,5 @@ class EnginePlan:
             rules=rules,
             sizes=sizes,
             tolerates=self.samples.tolerates,
+            splitting=self.splitting,
         )

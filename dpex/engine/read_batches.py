@@ -1,8 +1,8 @@
 """The batches that another engine reads, as they come: what an engine that decodes draws from in place of a sampler.
 
-What is there already is taken, and `descriptors` tell when there is more; only `wait` waits. Used by the
-thread that drives the engine that decodes, which drives the other one by that; an exception of a signal handler loses
-nothing (see `dpex.system.interrupts`).
+What is there already is taken, without a wait, and `descriptors` tell when there is more. Used by the thread that
+drives the engine that decodes, which drives the other one by that; an exception of a signal handler loses nothing (see
+`dpex.system.interrupts`).
 
 For a later run the reading stands behind the batches that whoever decodes has delivered: those that were taken here and
 are not delivered yet are read again.
@@ -30,11 +30,8 @@ class ReadingEngine(Protocol):
     returned: deque[Any]
     schedule: Schedule
 
-    def next(self, hand: list[Any]) -> None:
-        """Put the next batch into ``hand``, after a wait."""
-
     def next_if_ready(self, hand: list[Any]) -> bool:
-        """As `next`, but without a wait: False where the next batch is not there yet."""
+        """Put the next batch into ``hand``, without a wait: False where it is not there yet."""
 
     def point(self) -> ResumePoint | None:
         """Where its pass stands."""
@@ -64,24 +61,18 @@ class ReadBatches:
 
     def take(self, most: int, into: deque[Any]) -> None:
         """Append what is there already to ``into``, up to so many batches."""
-        while most > 0 and self._has_next(may_wait=False):
+        while most > 0 and self._has_next():
             into += (self._hand[0],)  # from here on without a call: see `dpex.system.interrupts`
             del self._hand[0]
             most -= 1
 
-    def wait(self) -> None:
-        """Wait until there is a batch to take, or none any more."""
-        self._has_next(may_wait=True)
-
-    def _has_next(self, *, may_wait: bool) -> bool:
+    def _has_next(self) -> bool:
         hand = self._hand
         if hand or self.is_over:
             return bool(hand)
         read: list[Any] = []
         try:
-            if may_wait:
-                self._engine.next(read)
-            elif not self._engine.next_if_ready(read):
+            if not self._engine.next_if_ready(read):
                 return False
         except StopIteration:
             self.is_over = True

@@ -7,7 +7,6 @@ without reading any data: the samples of torch's `BatchSampler` at once, the bat
 
 from __future__ import annotations
 
-import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -30,9 +29,11 @@ from torch.utils.data import (
 
 from dpex.core.probing import attribute
 from dpex.system.interrupts import taken
+from dpex.worker.rng_state import GLOBAL, global_states, set_global_states
 
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DRAWLESS = (BatchSampler, SequentialSampler, DistributedSampler, list, tuple, range, np.ndarray)
+_TORCH = ("torch",)
 _NO_ITEM = object()
 _LIST_ITERATOR: type[Any] = type([].__iter__())
 _DEEPEST = 5
@@ -66,15 +67,13 @@ def _is_among(sampler: Any, kinds: tuple[type, ...]) -> bool:
 class SamplerStart:
     """See the module.
 
-    generators: states of generators that loader and samplers have for themselves. epochs: of samplers that are told
-    theirs. torch_state: of torch's global generator, python and numpy: of the others, where a sampler may draw there.
+    generators: states of generators that loader and samplers have for themselves. epochs: of samplers that have
+    ``set_epoch``. shared: states of the global generators from which a sampler may draw, by their names.
     """
 
     generators: Mapping[str, torch.Tensor] = field(default_factory=dict)
     epochs: Mapping[str, int] = field(default_factory=dict)
-    torch_state: torch.Tensor | None = None
-    python: Any = None
-    numpy: Any = None
+    shared: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def now(
@@ -84,17 +83,12 @@ class SamplerStart:
         draws = for_iterator and generator is None
         own = {name: each.get_state() for name, each in generators_of(index_sampler, generator).items()}
         if is_stream:
-            return cls(generators=own, torch_state=torch.get_rng_state() if draws else None)
+            return cls(generators=own, shared=global_states(_TORCH if draws else ()))
         samplers = [sampler for _, sampler in samplers_within(index_sampler)]
         is_known = all(_is_among(sampler, _DRAWING + _DRAWLESS) for sampler in samplers)
         draws = draws or any(_is_among(sampler, _DRAWING) and sampler.generator is None for sampler in samplers)
-        return cls(
-            generators=own,
-            epochs=_epochs_of(index_sampler),
-            torch_state=torch.get_rng_state() if draws or not is_known else None,
-            python=None if is_known else random.getstate(),
-            numpy=None if is_known else np.random.get_state(legacy=True),
-        )
+        names = (_TORCH if draws else ()) if is_known else GLOBAL
+        return cls(generators=own, epochs=_epochs_of(index_sampler), shared=global_states(names))
 
     def apply_own(self, index_sampler: Any, generator: Any) -> None:
         """Have the generators of loader and samplers, and the samplers' epochs, as they were."""
@@ -108,7 +102,7 @@ class SamplerStart:
     @property
     def is_now(self) -> bool:
         """Whether torch's global generator, if it matters, is as it was."""
-        return self.torch_state is None or torch.equal(torch.get_rng_state(), self.torch_state)
+        return "torch" not in self.shared or torch.equal(torch.get_rng_state(), self.shared["torch"])
 
     @contextmanager
     def global_states(self) -> Iterator[None]:
@@ -116,23 +110,15 @@ class SamplerStart:
 
         If they are so already then nothing was drawn yet, and what is drawn now is missing from them afterwards.
         """
-        if self.is_now and self.python is None:
+        if self.is_now and "python" not in self.shared:
             yield
             return
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=True)
+        before = global_states(self.shared)
         try:
-            self._set_global(self.torch_state, self.python, self.numpy)
+            set_global_states(self.shared)
             yield
         finally:
-            self._set_global(*before)
-
-    def _set_global(self, torch_state: Any, python: Any, numpy: Any) -> None:
-        if self.torch_state is not None:
-            torch.set_rng_state(torch_state)
-        if self.python is not None:
-            random.setstate(python)
-        if self.numpy is not None:
-            np.random.set_state(numpy)
+            set_global_states(before)
 
 
 def _epochs_of(index_sampler: Any) -> dict[str, int]:

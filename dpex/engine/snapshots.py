@@ -17,6 +17,7 @@ from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.samples import PoolSample
 from dpex.measure.sampling import Slowest, SlowestSamples
 from dpex.measure.sums import PoolSums, Sums
+from dpex.measure.wait_causes import STARTUP
 from dpex.pools.base import PoolTimes, WorkerPool
 from dpex.stats import LoaderStats, NodeStats, PoolStats
 from dpex.system.clock import monotonic
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class EngineView:
-    """All of it is the engine's own, and read only. ``errors``: by kind."""
+    """All of it is the engine's own, and read only. ``errors``: by kind.
+
+    pass_batches, starts_anew: see `EnginePlan`.
+    """
 
     def __init__(
         self,
@@ -41,6 +45,8 @@ class EngineView:
         sample_errors: SampleErrors,
         gpu: GpuStall[Any] | None,
         feed: Feed | None,
+        pass_batches: int,
+        starts_anew: bool,
     ) -> None:
         self._tally = tally
         self._errors = errors
@@ -51,6 +57,8 @@ class EngineView:
         self._sample_errors = sample_errors
         self._gpu = gpu
         self._feed = feed
+        self._pass_batches = pass_batches
+        self._starts_anew = starts_anew
 
     def stats(self) -> LoaderStats:
         """A snapshot; see `LoaderStats`."""
@@ -120,6 +128,10 @@ class EngineView:
             pids=_pids(pools.get(LOCAL)),
             most_local=_most(pools.get(LOCAL)),
             nodes=dict(pools[REMOTE].times.nodes) if REMOTE in pools else {},
+            has_one_stream=self._state.joining.has_one_stream,
+            pass_batches=self._pass_batches,
+            start_s=self._tally.causes[STARTUP] if self._tally.batches else 0.0,
+            starts_anew=self._starts_anew,
         )
 
     def sums(self, thread: int) -> Sums:

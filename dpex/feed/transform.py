@@ -13,10 +13,9 @@ from typing import Any
 
 from dpex.core.seeding import mix64
 from dpex.feed.device import Device
-from dpex.worker.batch_seeding import TicketSeeds, words_of
+from dpex.worker.batch_seeding import TicketSeeds, call_seeded
 from dpex.worker.current_batch import current
 from dpex.worker.in_process import one_at_a_time
-from dpex.worker.rng_state import ByFunctions, Generators, located
 
 _OTHER_WORDS = 0x6465762D74667273
 """Mixed into the base seed: a transform that draws as the dataset did must not get the same numbers again."""
@@ -35,10 +34,9 @@ class SeededTransform:
     def __call__(self, batch: Any, number: int, epoch: int) -> Any:
         """What the function returns for the batch of that number; its errors come as they are."""
         seed = self._seeds.of(number, epoch)
-        generators: Generators = located() or ByFunctions()
         with one_at_a_time(), self._device.seeded(seed):
             outer, current.seed = current.seed, seed
             try:
-                return generators.lent(words_of(seed), seed, self._function, batch)
+                return call_seeded(seed, self._function, batch)
             finally:
                 current.seed = outer

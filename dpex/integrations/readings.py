@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dpex.core.durations import remainder
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
 from dpex.integrations.loaders import loader_behind
@@ -38,14 +39,15 @@ class LoaderFigures:
         is_same = source is self._pass and now.batches >= self._last.batches
         last = self._last if is_same else LoaderStats()  # the counts of each iterator begin at 0
         self._pass, self._last = source, now
-        passed_s = now.wait_s - last.wait_s + now.work_s - last.work_s
+        waited_s, worked_s = remainder(now.wait_s, last.wait_s), remainder(now.work_s, last.work_s)
+        passed_s = waited_s + worked_s
         found: dict[str, float] = {"decisions": len(self.loader.decisions), "prefetch": now.prefetch}
         found["workers"] = sum(pool.running for pool in now.pools.values())
         if passed_s > 0:
-            found["wait_ratio"] = (now.wait_s - last.wait_s) / passed_s
+            found["wait_ratio"] = waited_s / passed_s
             found["batches_per_s"] = (now.batches - last.batches) / passed_s
             if now.gpu_stall_s is not None:
-                found["gpu_stall_ratio"] = (now.gpu_stall_s - (last.gpu_stall_s or 0.0)) / passed_s
+                found["gpu_stall_ratio"] = remainder(now.gpu_stall_s, last.gpu_stall_s or 0.0) / passed_s
         prefix = f"dpex/{self.loader.name}" if self.loader.name else "dpex"
         return {f"{prefix}/{name}": float(value) for name, value in found.items()}
 

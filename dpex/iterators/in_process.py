@@ -27,7 +27,7 @@ from dpex.worker.modes import modes_here
 from dpex.worker.own_generators import own_generators, registered, reseeding
 
 if TYPE_CHECKING:
-    from dpex.diagnose.counters import LoaderCounters
+    from dpex.engine.loader_counters import LoaderCounters
     from dpex.engine.pass_state import PassState
     from dpex.telemetry.loader_metrics import LoaderMetrics
 

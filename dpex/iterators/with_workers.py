@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
+from dpex.core.first_stream import Splitting
 from dpex.core.names import LOCAL
 from dpex.core.placement import Place
 from dpex.core.sample_policy import policy_of
 from dpex.engine.drawing import AsDrawn, draws_ahead_safely
-from dpex.engine.engine import Engine
+from dpex.engine.engine import TOLD_S, Engine
 from dpex.engine.going_on import Drawn, begin_pass, point_for, recorder_of, worker_state
 from dpex.engine.plan import EnginePlan
 from dpex.measure.ledger import LastReading
@@ -29,7 +30,7 @@ from dpex.worker.setup import WorkerSetup
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.core.prefetch import Sizes
-    from dpex.diagnose.counters import LoaderCounters
+    from dpex.engine.loader_counters import LoaderCounters
     from dpex.engine.pass_state import PassRecorder, PassState
     from dpex.engine.pin_memory import Pinner
     from dpex.feed.feed import Feed
@@ -75,10 +76,13 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 memory_budget=loader.memory_budget,
                 make_pool=lambda name, count: make_pool(name, count, setup, setup.per_batch_seed),
                 samples=setup.samples,
+                splitting=self._splitting(loader),
                 pinner=pinner,
                 feed=feed,
                 gpu=cuda_stall(),
                 metered=ledger is not None,
+                pass_batches=_length(self._index_sampler),
+                starts_anew=not self._persistent_workers,
             ),
             sizes,
         )
@@ -93,9 +97,24 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         self._finalizer = weakref.finalize(self, _end, self._engine, ends, pinner, feed, tuner)
         if pinner is not None:
             pinner.start(self._engine.listen)
+        if loader._runtime.asks_states or loader.snapshot_every_n_steps:
+            self._engine.ask_states()
         self._reset(loader, first_iter=True)
         if tuner is not None:
             tuner.watch(self._engine)
+
+    def _splitting(self, loader: Any) -> Splitting | None:
+        """What is known of how the dataset splits itself; None: it is read in as many streams as there are workers."""
+        streams = loader._streams
+        if not loader.auto_workers or streams is None or streams.is_certain or self._num_workers < 2:
+            return None
+        if self._dataset_kind != DatasetKind.Iterable:
+            return None
+        runtime = loader._runtime
+        if runtime.splitting is None:
+            runtime.splitting = Splitting(most=self._num_workers)
+        found: Splitting = runtime.splitting
+        return found
 
     def _new_pinner(self, feed: Feed | None) -> Pinner | None:
         """Return what copies batches to page-locked memory or to a device; None where neither is wanted."""
@@ -177,6 +196,12 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 feed.settle()
             raise
 
+    def ask_states(self) -> None:
+        """Have workers tell the states of datasets from now on. What has ended, and is to have another epoch, tells its
+        state before this returns."""
+        is_over = self._recorder.has_finished and self._persistent_workers
+        self._engine.ask_states(TOLD_S if is_over else 0.0)
+
     @property
     def _workers(self) -> list[Any]:
         """Local workers, by logical number, as torch's iterator lists them."""
@@ -186,6 +211,14 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         self._finalizer()
+
+
+def _length(sampler: Any) -> int:
+    """The batches of a pass; 0 if that is not known."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return 0
 
 
 class _Ending(Protocol):

@@ -27,8 +27,10 @@ def diagnosis_source(loader: Any, runtime: LoaderRuntime, options: SizeOptions) 
         rank=rank(os.environ),
         dataset=encodable(type(loader.dataset).__name__),
         batch_size=str(loader.batch_size),
-        is_fixed=options.seeding == "worker",
+        is_tuned=runtime.tuner is not None,
+        keeps_workers=options.is_iterable,
         has_cluster=options.may_be_remote,
+        starts_anew=not loader.persistent_workers,
         note=_why_unmeasured(runtime, options),
         untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
     )

@@ -11,12 +11,12 @@ import torch
 
 from dpex.autotune.runtime.recorder import rank
 from dpex.core.names import encodable
-from dpex.diagnose import at_exit
 from dpex.diagnose.gathered import Context
 from dpex.diagnose.source import DiagnosisSource
 from dpex.errors import IteratorClosedError
 from dpex.feed.arguments import checked_transform, parse
 from dpex.feed.opening import have_transformed, open_feed
+from dpex.loader import at_exit
 from dpex.loader.background import Background
 from dpex.loader.runtime import LoaderRuntime
 from dpex.options import DEVICE_BUDGET_BYTES, MetricsConfig, Options, check_count
@@ -152,7 +152,7 @@ class Prefetched(Generic[T]):
             name=encodable(self._options.name or ""),
             rank=rank(os.environ),
             dataset=encodable(type(self.iterable).__name__),
-            is_fixed=True,
+            keeps_workers=True,
             note="anything: no batch was delivered yet",
             untimed="steps of an iterable are not known",
         )

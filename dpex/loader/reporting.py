@@ -35,9 +35,11 @@ class ReportingLoader:
     def decisions(self) -> list[Decision]:
         """What the controller decided for this loader so far, and why; the oldest decision comes first.
 
-        The list is empty for a loader that is not tuned. See `dpex.Decision`.
+        The list is empty for a loader that is not tuned. Its ``repr`` is a line for each. See `dpex.Decision`.
         """
-        return self._runtime.decisions
+        from dpex.loader.decision_list import DecisionList
+
+        return DecisionList(self._runtime.decisions)
 
     @property
     def metrics_url(self) -> str | None:
@@ -56,7 +58,8 @@ class ReportingLoader:
                 the loader was made.
 
         Returns:
-            A verdict with its evidence, and predictions for other settings. ``print`` shows the report.
+            A verdict with its evidence, what to do first, and what would end the wait. It shows itself as a report of
+            one screen; ``full`` is the report with all tables.
 
         Examples:
             >>> import torch
@@ -88,6 +91,11 @@ class ReportingLoader:
         from dpex.loader.shown import story_of
 
         return RunPlot(story_of(self))
+
+    def __repr__(self) -> str:
+        from dpex.loader.shown import loader_text
+
+        return loader_text(self) or object.__repr__(self)
 
     def _repr_html_(self) -> str:
         from dpex.loader.shown import loader_html

@@ -33,9 +33,14 @@ class Resumable:
         once. Call it in the thread that iterates. Before the first ``iter()`` it makes the iterator that this one will
         return, as torchdata's StatefulDataLoader does. After the end of an epoch the state begins the next one.
 
+        From the first call on, workers ask a dataset with a ``state_dict()`` for its state now and then. If that call
+        comes in the middle of an epoch of a stream, a run that goes on from this state makes the stream again from its
+        start, and throws away what was delivered.
+
         Returns:
-            Plain values that JSON can hold, of a few kilobytes, unless a dataset or a sampler tells other ones of
-            itself. It holds no code, and is not changed later.
+            Dicts and lists of numbers, strings and tensors, of a few kilobytes, which `torch.save` and
+            ``torch.load(weights_only=True)`` accept. What a dataset or a sampler tells of itself is in it as it is. The
+            state holds no code, and is not changed later.
 
         Raises:
             StateError: Another thread has been in ``next()`` for a second.
@@ -60,6 +65,7 @@ class Resumable:
         why_not = _why_not(self)
         if why_not:
             return {"version": VERSION, "why_not": why_not}
+        runtime.ask_states()
         if runtime.last_state is None:
             self._begun = iter(self)
         found = None if runtime.last_state is None else runtime.last_state.read()
@@ -68,13 +74,14 @@ class Resumable:
                 "the state of the pass could not be read: another thread has been in next() for a second; call "
                 "state_dict() in the thread that iterates"
             )
-        return {"version": VERSION, "of": identity_of(self), **plain_pass(found, _dataset_of(found))}
+        return {"version": VERSION, "of": identity_of(self, found.point), **plain_pass(found, _dataset_of(found))}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Have the next ``iter()`` go on where the state was taken.
 
         An iterator of this loader that runs is left behind. The number and the place of workers may be others than
-        they were; under ``seeding="worker"``, and for iterable datasets, the number must be the same.
+        they were; under ``seeding="worker"``, and for iterable datasets, the number must be the same. Under "auto" an
+        iterable dataset that was read in one stream is read in one from there on.
 
         Args:
             state_dict: What `state_dict` returned, maybe in another process. An empty one changes nothing.
@@ -98,9 +105,10 @@ class Resumable:
         state = copy.deepcopy(dict(state_dict))
         try:
             resume = pass_of(state, _index_of(self))
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # of the libraries' generators, which refuse states in many ways
             raise StateError(f"the state cannot be read: {error!r}; load one that state_dict() returned") from error
         self._runtime.loaded, self._runtime.resume = state, resume
+        self._runtime.ask_states()
 
     def __iter__(self) -> Any:
         begun, self._begun = self._begun, None

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from dpex.diagnose import at_exit
-from dpex.diagnose.counters import LoaderCounters
+from dpex.engine.loader_counters import LoaderCounters
+from dpex.loader import at_exit
 from dpex.profile.live_timer import TicketTimer, is_switched_on
 from dpex.stats import LastStats
 from dpex.system.ray_package import is_ray_connected
@@ -23,6 +23,7 @@ from dpex.transport.arena import ArenaCache
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
+    from dpex.core.first_stream import Splitting
     from dpex.engine.pass_state import PassState
     from dpex.iterators.in_process import _DpexInlineDataLoaderIter
     from dpex.iterators.with_workers import _DpexDataLoaderIter
@@ -40,9 +41,10 @@ class LoaderRuntime:
 
     last_state: where the latest iterator stands. resume: where the next one goes on; loaded: the same as it was given.
     iterators: with workers. last_stats: of the latest iterator. counters: for diagnoses, of all iterators.
+    asks_states: datasets are asked for their states, as somebody has asked for the loader's or given it one.
     is_diagnosed: a diagnosis was asked for. passes: those over the data that were begun with workers. packing: how
     local workers share processes, once that is known; it is kept as it learns whether the dataset draws from global
-    generators.
+    generators. splitting: what was found out of an iterable dataset under "auto".
     """
 
     def __init__(self) -> None:
@@ -56,8 +58,10 @@ class LoaderRuntime:
         self.last_state: LastReading[PassState | None] | None = None
         self.resume: PassState | None = None
         self.loaded: dict[str, Any] | None = None
+        self.asks_states = False
         self.is_diagnosed = False
         self.packing: Packing | None = None
+        self.splitting: Splitting | None = None
         self.passes = 0
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]
         self._registration: Registration | None = None
@@ -66,6 +70,13 @@ class LoaderRuntime:
         """Have ``stats()`` speak of this iterator from now on."""
         self.last_stats, self.last_state = iterator.last_stats, iterator.last_state
         return iterator
+
+    def ask_states(self) -> None:
+        """Have workers ask datasets for their states, now and from now on. A second time nothing happens."""
+        if not self.asks_states:
+            self.asks_states = True
+            for iterator in list(self.iterators):
+                iterator.ask_states()
 
     def take_resume(self) -> PassState | None:
         """Where the pass that is about to be made goes on; the one after it begins anew."""

@@ -49,6 +49,15 @@ def loader_html(loader: Any) -> str:
     return '<div class="dpex-loader">\n' + "\n".join(part for part in parts if part) + "\n</div>"
 
 
+def loader_text(loader: Any) -> str:
+    """What a terminal shows of a loader, on one line; "" while it is not whole, as in a constructor that failed."""
+    try:
+        name = f" {loader.name}" if loader.name else ""
+        return f"<{type(loader).__name__}{name}: {', '.join(_settings(loader))}. {_state(loader.stats())}>"
+    except AttributeError:
+        return ""
+
+
 def _settings(loader: Any) -> Iterator[str]:
     yield type(loader.dataset).__name__
     if loader.batch_size is not None:
@@ -64,7 +73,7 @@ def _state(stats: LoaderStats) -> str:
     if not stats.batches:
         return "No batch was delivered yet."
     workers = [f"{pool.running} {name}" for name, pool in stats.pools.items() if pool.running]
-    wait = f", {percent(stats.wait_ratio)} of the time was waiting" if stats.wait_s + stats.work_s else ""
+    wait = f", wait {percent(stats.wait_ratio)}" if stats.wait_s + stats.work_s else ""
     running = f"; workers that run: {' + '.join(workers)}" if workers else "; no worker runs now"
     return f"Pass {stats.epoch + 1}: {stats.batches:,} batches{wait}{running}."
 

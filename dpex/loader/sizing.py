@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
+from torch.utils.data.graph import traverse_dps
 
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.core.names import KNOBS, LOCAL, REMOTE
 from dpex.core.prefetch import Sizes
+from dpex.core.probing import attribute
 from dpex.core.streams import Streams, choose, plural
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.loader.origin import Origin
-from dpex.options import Seeding, check_count
+from dpex.options import Options, Seeding, check_count
 from dpex.system.cpus import rank_cpus, static_worker_count
 from dpex.system.ray_package import is_ray_connected
 
@@ -115,10 +117,12 @@ class SizeOptions:
         """How many workers read for those that decode, and why so many; "" where nobody does."""
         if not self.is_split:
             return ""
-        reason = "num_workers says" if self.streams is None or not self.auto_workers else self.streams.reason
+        number = f"The dataset is read in {plural(self.num_workers, 'stream')}, as num_workers says."
+        if self.streams is not None and self.auto_workers:
+            number = self.streams.number
         return (
-            f"The dataset is read in {plural(self.num_workers, 'stream')}, as {reason}. That number decides what is "
-            "read, so it stays the same. What is read is decoded by other workers, whose number is tuned."
+            f"{number} That number decides what is read, so it is not tuned. What is read is decoded by other workers, "
+            "whose number is tuned."
         )
 
     def start(self, limits: Limits) -> Settings:
@@ -286,9 +290,7 @@ def is_auto(num_workers: int | str, auto_workers: bool | None, made_from: Origin
     return auto_workers is None and made_from is not None and made_from.is_auto_for(num_workers)
 
 
-def streams_of(
-    dataset: Any, autotune: AutotuneConfig | Literal[False] | None, made_from: Origin | None
-) -> Streams | None:
+def streams_of(dataset: Any, options: Options, made_from: Origin | None) -> Streams | None:
     """How many streams an iterable dataset is read in, where that is left to dpex; None of any other dataset.
 
     A loader that was made from another keeps that one's number: what is around the dataset now may name no shards.
@@ -297,8 +299,35 @@ def streams_of(
         return None
     if made_from is not None and made_from.streams is not None:
         return made_from.streams
+    autotune = options.autotune
     most = autotune.max_streams if isinstance(autotune, AutotuneConfig) else None
-    return choose(dataset, rank_cpus(), most, _launched())
+    if isinstance(dataset, IterDataPipe):
+        is_split, why_one = is_sharded(dataset), "the DataPipe has no sharding_filter"
+    else:
+        is_split, why_one = False, _why_torch(options)
+    return choose(dataset, rank_cpus(), most, _launched(), is_split=is_split, why_one=why_one)
+
+
+def is_sharded(pipe: Any) -> bool:
+    """Whether all that a DataPipe reads goes through a ``sharding_filter``, by which torch's workers divide it."""
+    try:
+        return _is_graph_sharded(traverse_dps(pipe))
+    except Exception as error:  # it looks into objects of the user, which may raise anything
+        logger.info("auto: the stages of the DataPipe could not be read (%r)", error)
+        return False
+
+
+def _is_graph_sharded(graph: Mapping[int, Any]) -> bool:
+    return bool(graph) and all(
+        attribute(pipe, "apply_sharding") is not None or _is_graph_sharded(sources) for pipe, sources in graph.values()
+    )
+
+
+def _why_torch(options: Options) -> str:
+    """Why PyTorch's workers read the dataset, who all begin at once, where they do."""
+    if options.distribute_mode is True or (options.local_engine == "dpex" and sys.platform == "linux"):
+        return ""
+    return "it names no shards, and PyTorch's own workers would read it"
 
 
 def _launched() -> Mapping[str, str]:

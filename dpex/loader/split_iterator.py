@@ -72,6 +72,11 @@ class SplitDataLoaderIter(_DpexDataLoaderIter):
     def _new_recorder(self, loader: Any) -> PassRecorder:
         return self._reader._recorder
 
+    def ask_states(self) -> None:
+        """See `_DpexDataLoaderIter.ask_states`: those who read have states."""
+        self._reader._recorder.has_finished = self._recorder.has_finished
+        self._reader.ask_states()
+
     def _shutdown_workers(self) -> None:
         super()._shutdown_workers()
         self._reader._shutdown_workers()

@@ -8,6 +8,8 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from dpex._torch import DatasetKind
+from dpex.core.first_stream import ALL, ONE
+from dpex.core.resume_point import ResumePoint
 from dpex.engine.sampler_start import generators_of, samplers_within
 from dpex.errors import StateError
 from dpex.loader.sizing import is_split
@@ -39,8 +41,8 @@ _WORDS = {
 """What a state is of, what the loader has, and the remedy."""
 
 
-def identity_of(loader: Any) -> dict[str, Any]:
-    """What makes a loader the one that a state is of, as plain values."""
+def identity_of(loader: Any, point: ResumePoint | None = None) -> dict[str, Any]:
+    """What makes a loader the one that a state is of, as plain values; ``point``: where it stands."""
     is_stream = loader._dataset_kind == DatasetKind.Iterable
     is_free = loader.seeding == "batch" and not is_stream
     found = {
@@ -50,10 +52,20 @@ def identity_of(loader: Any) -> dict[str, Any]:
         "sampler": None if is_stream else _kinds(loader._index_sampler),
         "seeding": loader.seeding,
         "decoding": ("others than read it" if is_split(loader) else "those who read it") if is_stream else None,
-        "workers": None if is_free else int(loader.num_workers),
+        "workers": None if is_free else 1 if _has_one_stream(point) else int(loader.num_workers),
         "seed": None if is_stream else _seeds(loader),
     }
     return found | _batch_size(loader)
+
+
+def _has_one_stream(point: ResumePoint | None) -> bool:
+    """Whether it was found that the dataset does not split itself."""
+    return point is not None and ONE in (point.streams, ALL if point.read is None else point.read.streams)
+
+
+def _may_have_one_stream(loader: Any) -> bool:
+    streams = loader._streams
+    return loader.auto_workers and streams is not None and not streams.is_certain
 
 
 def _length(dataset: Any) -> int | None:
@@ -89,6 +101,8 @@ def check_identity(saved: Mapping[str, Any], loader: Any) -> None:
     found = identity_of(loader)
     for name, (of, has, remedy) in _WORDS.items():
         theirs, ours = saved.get(name), found.get(name)
+        if name == "workers" and theirs == 1 and _may_have_one_stream(loader):
+            continue
         if theirs != ours and not (name == "seed" and theirs is not None and _same_seeds(theirs, ours)):
             raise StateError(
                 f"the state is {of.format(theirs)}, and the loader is another one: {has.format(ours)}; {remedy}"

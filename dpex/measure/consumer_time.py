@@ -133,7 +133,8 @@ class Tally:
             if self.pending_s:
                 self.explain(None)
             waited_s = (opened or now) - entered
-            self.causes[UNKNOWN] += waited_s - self.named_s
+            if waited_s > self.named_s:  # else parts that were clocked apart add up to more than all
+                self.causes[UNKNOWN] += waited_s - self.named_s
             self.named_s = 0.0
             if opened:
                 self.transfer_s += now - opened
@@ -302,7 +303,10 @@ class EngineLook:
     has been between two calls, 0 inside ``next()`` and between passes. pids: local workers. thread: the consumer's
     native id, 0 if unknown. gpu_stall_s: see `dpex.system.gpu.stall`; None: no GPU. gpu_steps, gpu_step_s,
     gpu_step_squared: steps of its stream, their seconds, and the sum of the squares of these. feed_wait_s: the stream
-    waited for batches that were made and not on the device yet. nodes: machines of the cluster.
+    waited for batches that were made and not on the device yet. nodes: machines of the cluster. pass_batches: batches
+    of a whole pass, 0 if unknown. start_s: seconds from the beginning of the latest pass to its first batch, 0 before
+    that. starts_anew: each pass starts workers of its own. has_one_stream: an iterable dataset turned out to have a
+    single stream.
     """
 
     at: float
@@ -325,5 +329,9 @@ class EngineLook:
     gpu_step_squared: float = 0.0
     feed_wait_s: float = 0.0
     most_local: tuple[int, str] | None = None
+    pass_batches: int = 0
+    start_s: float = 0.0
+    starts_anew: bool = False
     nodes: Mapping[str, NodeSums] = field(default_factory=dict)
     made_here: PoolSample = field(default_factory=PoolSample)
+    has_one_stream: bool = False

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from dpex.core.events import PoolEvent
+from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
 from dpex.measure.consumer_time import STEP_BUCKETS
 from dpex.measure.sampling import Reservoir
@@ -191,11 +192,18 @@ class WorkerPool(Protocol):
         batches are there already, and only the random states that they leave behind are wanted.
         """
 
-    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
-        """Let ``worker`` serve ``logical``; messages to a worker keep their order."""
+    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
+        """Let ``worker`` serve ``logical``; messages to a worker keep their order.
+
+        ``streams``: as in `dpex.core.first_stream`; where it is `UNKNOWN`, `SplittingKnown` follows.
+        """
 
     def release(self, worker: int, logical: int) -> None:
         """Let ``worker`` give up ``logical`` after what it was sent so far; `Released` follows."""
+
+    def ask_state(self, worker: int, logical: int) -> None:
+        """Have ``worker`` ask the dataset of ``logical`` for its state, after what it was sent so far and from then on;
+        `Snapshot` follows, and `Notice` if that fails."""
 
     def new_epoch(self, epoch: int) -> None:
         """Results of earlier epochs are discarded from now on."""

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from dpex.core.durations import remainder
+
 TINY_S = 0.0003
 """Beside a ticket that takes less, reading a CPU clock, up to 1 µs, is not nothing."""
 CPU_CLOCK_EVERY = 16
@@ -190,7 +192,7 @@ class HelperThreads:
         at_end, begun, before = self._seen(), at_begin.threads, self._before.threads
         helped_s, seen_s = 0.0, at_end.own_s - at_begin.own_s
         for thread, cpu_s in at_end.threads.items():
-            making_s = cpu_s - begun.get(thread, 0.0)
+            making_s = remainder(cpu_s, begun.get(thread, 0.0))  # a new thread may have the id of one that ended
             seen_s += making_s
             if thread not in begun or _helps(making_s, begun[thread] - before.get(thread, begun[thread])):
                 helped_s += making_s

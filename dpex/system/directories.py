@@ -1,4 +1,8 @@
-"""Directories in which processes announce themselves: which are this user's own, and which are safe to write into.
+"""Directories in which processes find each other: which are this user's own, and which are safe to write into.
+
+In those of `own_directories` processes announce their metrics. They stay when nothing lies in them, as Prometheus
+watches them and containers mount them. In those of `job_directories` lies what only processes of a job or of a group
+of trainings read. They are made when they are needed, and whoever removes the last file removes them, too.
 
 Whoever can change such a directory decides what Prometheus and ``dpex top`` ask, and a symbolic link in a place where
 everybody may make one leads writers astray. So a directory is opened once, checked as it was opened, and files are made
@@ -8,6 +12,7 @@ in that very one. What is this user's own is made so that nobody else can enter 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
@@ -35,6 +40,19 @@ def own_directories(environment: Mapping[str, str]) -> list[Path]:
     if cache:
         found.append(Path(cache) / "dpex" / "metrics")
     return found
+
+
+def job_directories(environment: Mapping[str, str]) -> list[Path]:
+    """Those that last as long as something lies in them, in the order of `own_directories`."""
+    names = {"metrics": "jobs"}
+    return [path.with_name(names.get(path.name, f"{path.name}-jobs")) for path in own_directories(environment)]
+
+
+def remove_if_empty(directory: Path) -> None:
+    """Remove a directory of `job_directories` unless something lies in it, or somebody is about to put it there."""
+    with contextlib.suppress(OSError), opened(directory, own=True) as inside:
+        fcntl.flock(inside, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        directory.rmdir()
 
 
 def to_look_in(environment: Mapping[str, str]) -> list[Path]:
@@ -77,12 +95,22 @@ def opened(directory: Path, *, own: bool) -> Iterator[int]:
     if not own:
         _check_links(directory.absolute())
         directory = directory.resolve()
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = open_checked(directory, own=own)
     try:
-        _check(directory, os.fstat(descriptor), own=own)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def open_checked(directory: Path, *, own: bool) -> int:
+    """A descriptor of the directory, which the caller closes; raises as `opened`."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check(directory, os.fstat(descriptor), own=own)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _check_links(path: Path) -> None:

@@ -1,10 +1,10 @@
 """The ranks of a job on one machine tell each other what they need of its CPUs, in a file.
 
-The file lies in the directory in which processes announce their metrics, and is named for the job, as launchers tell
-it. Each rank reads and writes it about once a second, under a lock of the file that is never waited for. In it are what
-each rank measured and how many CPUs it holds. A rank takes more only of what is left beside what the others hold, so
-together they never hold more than there is, however old what they know is; it gives back as soon as it is to have less.
-A rank that has not told of itself, or not for a while, keeps an equal part.
+The file lies in a directory of the user's that is removed with the last file in it, or in ``$DPEX_METRICS_DIR``. It is
+named for the job, as launchers tell it. Each rank reads and writes it about once a second, under a lock of the file
+that is never waited for. In it are what each rank measured and how many CPUs it holds. A rank takes more only of what
+is left beside what the others hold, so together they never hold more than there is, however old what they know is; it
+gives back as soon as it is to have less. A rank that has not told of itself, or not for a while, keeps an equal part.
 
 A file needs no launcher's port, no order of calls and no library, and it works beside any communication of the job's: a
 collective call in a thread of dpex's could come between two of the training loop. The CPUs of one machine concern only
@@ -29,7 +29,14 @@ from typing import Any
 from dpex.core.rank_shares import UNIT_CPUS, RankLoad, divided
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks, usable_cpus
-from dpex.system.directories import DIRECTORY_VARIABLE, LONGEST_FILE, opened, own_directories, prepare
+from dpex.system.directories import (
+    DIRECTORY_VARIABLE,
+    LONGEST_FILE,
+    job_directories,
+    opened,
+    prepare,
+    remove_if_empty,
+)
 
 FORGOTTEN_S = 10.0
 """A rank that has told nothing for so long has an equal part again: it evaluates, or has ended."""
@@ -40,7 +47,7 @@ OLD_S = 86_400.0
 LEAVE_EVERY_S, LEAVE_TRIES = 0.005, 40
 """Another rank has the file for less than a millisecond, unless it was stopped: who leaves does not wait for that."""
 _OPENINGS = 3
-"""The last rank to leave removes the file; who has just opened it opens another."""
+"""The last rank to leave removes the file and its directory; who has just opened them opens others."""
 _JOB = (
     *("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID"),
     *("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
@@ -99,7 +106,7 @@ class RankBoard:
     """See the module. Used by one thread at a time.
 
     Args:
-        directory: Where the file lies; ``own``: it is this user's alone.
+        directory: Where the file lies; ``own``: it is this user's alone, and goes with the last file in it.
         name: The file's name, the same in all ranks of the job.
         rank: This rank among those of the machine.
         ranks: How many these are.
@@ -130,8 +137,10 @@ class RankBoard:
         with contextlib.suppress(OSError, ValueError):
             for _ in range(LEAVE_TRIES):
                 if self._left():
-                    return
+                    break
                 time.sleep(LEAVE_EVERY_S)
+        if self._own:
+            remove_if_empty(self._directory)
 
     def _left(self) -> bool:
         """Whether the file is without this rank now; not while another has it."""
@@ -164,21 +173,35 @@ class RankBoard:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int | None]:
         """The file, locked; None while another rank has it."""
-        with opened(self._directory, own=self._own) as inside:
-            for _ in range(_OPENINGS):
-                file = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=inside)
+        for _ in range(_OPENINGS):
+            file = self._opened_file()
+            if file is None:
+                continue
+            try:
                 try:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        yield None
-                        return
-                    if os.fstat(file).st_nlink:
-                        yield file
-                        return
-                finally:
-                    os.close(file)
-            yield None
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    yield None
+                    return
+                if os.fstat(file).st_nlink:
+                    yield file
+                    return
+            finally:
+                os.close(file)
+        yield None
+
+    def _opened_file(self) -> int | None:
+        """The file, made if need be; None if the last rank of another job has just removed the directory."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            if self._own:
+                prepare(self._directory, own=True)
+            with opened(self._directory, own=self._own) as inside:
+                return os.open(self._name, flags, 0o600, dir_fd=inside)
+        except FileNotFoundError:
+            if not self._own:
+                raise
+            return None
 
     def _read(self, file: int) -> dict[str, _RankEntry]:
         """Those who told of themselves lately; nobody if that is no such file."""
@@ -204,7 +227,7 @@ def board_of(environ: Mapping[str, str]) -> RankBoard | None:
     if ranks < 2 or rank is None or name is None:
         return None
     given = environ.get(DIRECTORY_VARIABLE)
-    for directory in [Path(given)] if given else own_directories(environ):
+    for directory in [Path(given)] if given else job_directories(environ):
         with contextlib.suppress(OSError):
             prepare(directory, own=not given)
             with opened(directory, own=not given):

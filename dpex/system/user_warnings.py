@@ -21,6 +21,17 @@ def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
+def is_first(about: str) -> bool:
+    """Return True when it is called with ``about`` for the first time in this process."""
+    size = len(_said)
+    _said.add(about)
+    return len(_said) > size
+
+
+_said: set[str] = set()
+"""What `is_first` was called with."""
+
+
 def forgive(stream: TextIO) -> None:
     """Have letters that this stream cannot write become "?", where it would fail: a job's output may be ASCII only."""
     reconfigure = getattr(stream, "reconfigure", None)

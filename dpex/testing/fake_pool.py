@@ -26,7 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, TicketMade, WorkerGone, WorkerUp
+from dpex.core.events import Notice, PoolEvent, Released, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
+from dpex.core.first_stream import ALL, UNKNOWN
 from dpex.core.names import LOCAL, REMOTE
 from dpex.core.schedule import Ticket
 from dpex.pools.base import PoolCounts as PoolCounts
@@ -48,7 +49,7 @@ class Work(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """What a worker is sent; ``kind`` is "tickets", "adopt", "release" or "leave"."""
+    """What a worker is sent; ``kind`` is "tickets", "adopt", "release", "ask_state" or "leave"."""
 
     kind: str
     epoch: int = 0
@@ -56,6 +57,7 @@ class _Message(NamedTuple):
     tickets: tuple[Ticket, ...] = ()
     state: Any = None
     again: bool = False
+    streams: int = ALL
 
 
 _LEAVE = _Message("leave")
@@ -63,7 +65,8 @@ _LEAVE = _Message("leave")
 
 @dataclass(kw_only=True)
 class _Worker:
-    """One worker; ``states``: random state of the logical workers that it is."""
+    """One worker; ``states``: random state of the logical workers that it is; ``watched``: those that have not
+    shown yet whether the dataset splits itself."""
 
     number: int
     is_up: bool = False
@@ -71,6 +74,7 @@ class _Worker:
     is_dead: bool = False
     inbox: deque[_Message] = field(default_factory=deque)
     states: dict[int, int] = field(default_factory=dict)
+    watched: set[int] = field(default_factory=set)
     latest: dict[int, tuple[int, int]] = field(default_factory=dict)
     group: _Message | None = None
     made: int = 0
@@ -92,6 +96,7 @@ class FakePool:
         room: messages that the pool, or under logical workers each of its workers, holds at most.
         starts_slowly: workers take tickets once they are up, not from when they were asked for.
         is_automatic: every `poll` starts all workers and lets them do all their work first.
+        is_split: what the first stream of a dataset shows of it (see `dpex.core.first_stream`).
 
     ``failed``: set it to a sentence, and no worker can be had.
     """
@@ -105,6 +110,7 @@ class FakePool:
         room: int = 1_000_000,
         starts_slowly: bool = False,
         is_automatic: bool = False,
+        is_split: bool = True,
     ) -> None:
         self.name = name
         self.counts = PoolCounts()
@@ -117,6 +123,7 @@ class FakePool:
         self._shared = shared
         self._make = make or (lambda work: work)
         self._is_automatic = is_automatic
+        self._is_split = is_split
         self._queue: deque[_Message] = deque()
         self._workers: dict[int, _Worker] = {}
         self._next_worker = 0
@@ -185,13 +192,17 @@ class FakePool:
             sent.append(worker)
         return True
 
-    def adopt(self, worker: int, logical: int, state: Any) -> None:
+    def adopt(self, worker: int, logical: int, state: Any, streams: int = ALL) -> None:
         """See `WorkerPool.adopt`."""
-        self._workers[worker].inbox.append(_Message("adopt", logical=logical, state=state))
+        self._workers[worker].inbox.append(_Message("adopt", logical=logical, state=state, streams=streams))
 
     def release(self, worker: int, logical: int) -> None:
         """See `WorkerPool.release`."""
         self._workers[worker].inbox.append(_Message("release", logical=logical))
+
+    def ask_state(self, worker: int, logical: int) -> None:
+        """See `WorkerPool.ask_state`; the state is told once."""
+        self._workers[worker].inbox.append(_Message("ask_state", logical=logical))
 
     def new_epoch(self, epoch: int) -> None:
         """See `WorkerPool.new_epoch`."""
@@ -293,9 +304,13 @@ class FakePool:
     def _follow(self, worker: _Worker, message: _Message) -> None:
         if message.kind == "adopt":
             worker.states[message.logical] = message.state or 0
+            if message.streams == UNKNOWN:
+                worker.watched.add(message.logical)
         elif message.kind == "release":
             worker.latest.pop(message.logical, None)
             self._events.append(Released(message.logical, worker.number, worker.states.pop(message.logical)))
+        elif message.kind == "ask_state":
+            self.snapshot(message.logical)
         elif message.kind == "leave":
             self._left(worker)
         elif not self._shared or message.epoch == self._epoch:
@@ -317,6 +332,9 @@ class FakePool:
             self._events.append(WorkerGone(self.name, -1, self._epoch, lost, None, True, "nobody is left to take them"))
 
     def _make_next(self, worker: _Worker, group: _Message) -> None:
+        if group.logical in worker.watched:
+            worker.watched.discard(group.logical)
+            self._events.append(SplittingKnown(self._is_split))
         ticket = group.tickets[worker.made]
         worker.made += 1
         if worker.made == len(group.tickets):

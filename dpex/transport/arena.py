@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dpex.system.heap import learn_large_blocks
+from dpex.system.heap import LARGEST_LEARNT, learn
 from dpex.transport import descendants
 from dpex.transport.memory_map import advise, map_memory
 
@@ -37,8 +37,12 @@ _MADV_POPULATE_WRITE = 23
 """The same."""
 _MADV_HUGEPAGE = 14
 """The same."""
+_MADV_REMOVE = 9
+"""The same. Takes the pages out of the file, so that no process keeps them."""
 _SEGMENT_BYTES = 4 << 20
 """Small slots share segments of that size: each segment costs a mapping on either side."""
+_LARGE_BYTES = 1 << 20
+"""Slots from there on have sizes that fit closely, as memory is what they cost."""
 _TRIM_EVERY = 128
 """Slots taken between two looks at what could be given back."""
 _MAKER, _TAKER = 0, 1
@@ -61,9 +65,11 @@ class SegmentSpec(NamedTuple):
 
 
 def slot_class(nbytes: int) -> int:
-    """Slot size for a request: the next eighth of a power of two, in whole pages, so that at most 1/8 is wasted."""
+    """Return the slot size for a request: the next eighth of a power of two, in whole pages, so that at most 1/8 is
+    wasted. From 1 MiB on it is a thirty-second."""
     nbytes = max(nbytes, PAGE_BYTES)
-    step = max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - 4))
+    parts = 6 if nbytes >= _LARGE_BYTES else 4
+    step = max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - parts))
     return -(-nbytes // step) * step
 
 
@@ -172,6 +178,10 @@ class Segment:
         """Neither side holds the slot."""
         return not self.flags[2 * slot] and not self.flags[2 * slot + 1]
 
+    def advise(self, slot: int, advice: int) -> bool:
+        """Advise the kernel about the pages of a slot; False where it refused."""
+        return advise(self._memory, advice, self.offset(slot), self.spec.slot_bytes)
+
     def set(self, slot: int, side: int, value: int) -> None:
         """Set or clear one side's byte."""
         self.flags[2 * slot + side] = value
@@ -212,6 +222,8 @@ class Arena:
         self._taken = 0
         self._used: set[int] = set()
         self._retired: list[int] = []
+        self._empty: set[SlotRef] = set()
+        """Free slots that have no pages."""
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor in a slot of its own."""
@@ -225,6 +237,9 @@ class Arena:
         """An uninitialised uint8 array of ``nbytes`` (at least 1) bytes in a slot of its own, and where that is."""
         ref = self._free_slot(slot_class(nbytes))
         segment = self._segments[ref.segment]
+        if ref in self._empty:
+            self._empty.remove(ref)
+            segment.advise(ref.slot, _MADV_POPULATE_WRITE)
         segment.set(ref.slot, _MAKER, 1)
         base = segment.view(ref.slot, nbytes)
         self._placed[base.__array_interface__["data"][0]] = (ref, nbytes)
@@ -252,6 +267,14 @@ class Arena:
         gone, self._retired = self._retired, []
         return gone
 
+    def give_back(self) -> None:
+        """Give the pages of free slots back to the kernel. A slot gets pages again when it is taken."""
+        for number, segment in self._segments.items() if self._shared else ():
+            for ref in (SlotRef(number, slot) for slot in range(segment.spec.slots)):
+                is_full = segment.is_free(ref.slot) and ref not in self._empty
+                if is_full and segment.advise(ref.slot, _MADV_REMOVE):
+                    self._empty.add(ref)
+
     @property
     def nbytes(self) -> int:
         """Bytes in all segments."""
@@ -266,9 +289,18 @@ class Arena:
         return ref
 
     def _reuse(self, slot_bytes: int) -> SlotRef | None:
-        """A free slot, looked for in the segment that had one last, then in the others of that size."""
+        """Return a free slot, looked for in the segment that had one last, then in the others of that size.
+
+        Large slots have a segment each. There the oldest segment is looked at first, so that those beyond what is in
+        use at the same time stay unused, and are given up.
+        """
         for size in sorted(s for s in self._by_size if slot_bytes <= s <= slot_bytes + slot_bytes // 2):
             segments = self._by_size[size]
+            if 2 * size > _SEGMENT_BYTES:
+                free = next((segment for segment in segments if segment.is_free(0)), None)
+                if free is not None:
+                    return SlotRef(free.spec.segment, 0)
+                continue
             for _ in range(len(segments)):
                 slot = segments[0].free_slot()
                 if slot is not None:
@@ -285,7 +317,10 @@ class Arena:
         self._last_id += 1
         spec = SegmentSpec(self._last_id, size, slot_bytes, slots)
         segment = self._segments[spec.segment] = Segment(spec, memory, _MAKER, shared=self._shared)
-        segments.appendleft(segment)
+        if slots == 1:
+            segments.append(segment)
+        else:
+            segments.appendleft(segment)
         self._by_size[slot_bytes] = segments
         if fd >= 0 and self._announce is not None:
             self._announce(spec, fd)
@@ -300,6 +335,7 @@ class Arena:
             if not segments:
                 del self._by_size[segment.spec.slot_bytes]
             self._placed = {a: p for a, p in self._placed.items() if p[0].segment != number}
+            self._empty = {ref for ref in self._empty if ref.segment != number}
             self._retired.append(number)
         self._used.clear()
 
@@ -319,7 +355,7 @@ class ArenaCache:
 
 def _map(size: int, shared: bool) -> tuple[Any, int]:
     if not shared:
-        learn_large_blocks()  # the samples' memory is of the heap, which sees no batch
+        learn(LARGEST_LEARNT)  # the samples' memory is of the heap, which sees no batch
         memory = map_memory(-1, size)
         advise(memory, _MADV_HUGEPAGE)
         advise(memory, _MADV_POPULATE_WRITE)

@@ -45,6 +45,10 @@ def map_memory(fd: int, size: int) -> Any:
     return memory
 
 
-def advise(memory: Any, advice: int) -> None:
-    """madvise(2) over the whole map. Older kernels refuse some advice, and nothing depends on it."""
-    _LIBC.madvise(ctypes.addressof(memory), ctypes.sizeof(memory), advice)
+def advise(memory: Any, advice: int, start: int = 0, nbytes: int | None = None) -> bool:
+    """madvise(2) over ``nbytes`` of the map from ``start`` on, both in whole pages; None: all of it.
+
+    Returns False where the kernel refused. Older ones refuse some advice.
+    """
+    length = ctypes.sizeof(memory) if nbytes is None else nbytes
+    return int(_LIBC.madvise(ctypes.addressof(memory) + start, length, advice)) == 0

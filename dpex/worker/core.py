@@ -17,13 +17,15 @@ from typing import Any
 import torch
 
 from dpex._torch import ExceptionWrapper
+from dpex.core.first_stream import ALL
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
-from dpex.worker.logical import Logical
-from dpex.worker.logical_state import LogicalState, RngState, pack_state, random_states
+from dpex.worker.logical import Logical, nobody
+from dpex.worker.logical_state import LogicalState, RngState, pack_state
 from dpex.worker.outcome import NO_TIME, Failure, Stages, StreamEnd, where
 from dpex.worker.own_states import OwnStateKeeper
+from dpex.worker.rng_state import global_states
 from dpex.worker.setup import WorkerSetup, with_own_dataset
 
 
@@ -56,10 +58,19 @@ class WorkerCore:
         """How long loading a sample may take, if that is limited."""
         return self._setup.samples.timeout_s
 
-    def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
+    def adopt(
+        self,
+        number: int,
+        state: RngState | None = None,
+        setup: WorkerSetup | None = None,
+        *,
+        streams: int = ALL,
+        tell_splitting: Callable[[bool], None] = nobody,
+    ) -> None:
         """Serve logical worker ``number``, from a ``state`` that another worker gave up, or from its seed.
 
         ``setup``: with a dataset that no other logical worker has; None: it has the worker's, or shares parts of it.
+        ``streams``: as in `dpex.core.first_stream`; ``tell_splitting`` hears what is found out.
         """
         own = None
         self._park()
@@ -68,7 +79,7 @@ class WorkerCore:
             if setup.has_own_states:
                 at_first = self._own_as_at_first()
                 own = at_first if setup is self._setup else None
-        logical = Logical(setup, number, state, self._timer, self.cpu, self._seed_torch)
+        logical = Logical(setup, number, state, self._timer, self.cpu, self._seed_torch, streams, tell_splitting)
         self._current = self._logicals[number] = logical
         logical.start(own)
 
@@ -84,21 +95,32 @@ class WorkerCore:
         """Why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or ""."""
         return self._setup.why_unfit(number, self._logicals[number].init_error)
 
-    def release(self, number: int) -> RngState:
-        """Stop serving ``number``; returns its state for the next worker."""
+    @property
+    def is_stream(self) -> bool:
+        """Whether the dataset is iterable."""
+        return self._setup.iterable
+
+    def release(self, number: int, *, asks: bool = True) -> RngState:
+        """Stop serving ``number``; returns its state for the next worker. ``asks``: with that of its dataset."""
         self._switch(number)
-        state = self._logicals.pop(number).snapshot()
+        state = self._logicals[number].snapshot(asks=asks)
+        del self._logicals[number]
         self._current = None
-        return pack_state(LogicalState(random_states())) if state is None else state
+        return pack_state(LogicalState(global_states())) if state is None else state
 
     def snapshot(self, number: int) -> RngState | None:
-        """The state of ``number``, from which another worker could go on; None: it is a stream that cannot tell."""
+        """The state of ``number``, from which another worker could go on; None: it is a stream that cannot tell, or
+        has not been asked to (`ask_state`)."""
         self._switch(number)
         return self._logicals[number].snapshot()
 
-    def first_snapshot(self, number: int) -> RngState | None:
-        """The same where its dataset tells a state; else it can begin anew without."""
-        return self.snapshot(number) if self._logicals[number].has_dataset_state else None
+    def ask_state(self, number: int) -> None:
+        """Have snapshots of ``number`` hold the state of its dataset from now on."""
+        self._logicals[number].is_asked = True
+
+    def has_dataset_state(self, number: int) -> bool:
+        """Whether the dataset of ``number``, or the stream that is read, could tell its state."""
+        return self._logicals[number].has_dataset_state
 
     def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, Stages]:
         """The batch of a ticket, or a `Failure`, or a `StreamEnd` in its place; and how long its stages took."""

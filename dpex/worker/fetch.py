@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
 from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S
+from dpex.worker.first_stream import FirstStream
 from dpex.worker.logical_state import DatasetState
 from dpex.worker.outcome import Stages, stages_of
 from dpex.worker.sample_guard import SampleGuard
@@ -55,7 +57,7 @@ class Fetcher:
     """Gets the samples of a ticket and collates them, as torch's fetchers do, timing the two apart.
 
     timer: of the worker, as fetchers come and go. cpu: the CPU clock of what is made here, see
-    `dpex.system.cpu_clocks`.
+    `dpex.system.cpu_clocks`. first_stream: it is told of the first sample, where there may be further streams.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Fetcher:
         collate_fn: Callable[[Any], Any],
         timer: TicketTimer | None = None,
         cpu: Callable[[], float] = time.process_time,
+        first_stream: FirstStream | None = None,
     ) -> None:
         self._cpu = cpu
+        self._first_stream = first_stream if first_stream is not None and first_stream.is_open else None
         self._dataset = dataset
         self._collate_fn = collate_fn
         self._auto_collation = setup.auto_collation
@@ -154,18 +158,32 @@ class Fetcher:
         assert self._iterator is not None
         if self._ended:
             raise StopIteration
+        stream = self._iterator if self._first_stream is None else self._watched()
         if not self._auto_collation:
-            return next(self._iterator)
+            return next(stream)
         data = []
         for _ in index:
             try:
-                data.append(next(self._iterator))
+                data.append(next(stream))
             except StopIteration:
                 self._ended = True
                 break
         if not data or (self._drop_last and len(data) < len(index)):
             raise StopIteration
         return data
+
+    def _watched(self) -> Iterator[Any]:
+        """The stream up to its first sample, which shows whether the dataset splits itself, and the rest of it."""
+        first, self._first_stream = self._first_stream, None
+        assert first is not None
+        assert self._iterator is not None
+        try:
+            sample = next(self._iterator)
+        except StopIteration:
+            return iter(())
+        finally:
+            first.settle()
+        return chain((sample,), self._iterator)
 
 
 def _length(items: Any) -> int:

@@ -26,10 +26,10 @@ import torch
 
 from dpex.system.other_threads import Clocks, OtherThreads
 from dpex.system.user_warnings import warn
-from dpex.worker.batch_seeding import TicketSeeds, words_of
+from dpex.worker.batch_seeding import TicketSeeds, call_seeded
 from dpex.worker.current_batch import current
 from dpex.worker.modes import Modes
-from dpex.worker.rng_state import ByFunctions, Generators, located
+from dpex.worker.rng_state import fingerprints
 
 TRIES = 3
 """How often a batch is made, at most, where another thread may have drawn meanwhile; then there is a warning."""
@@ -79,13 +79,12 @@ class InProcessMaker:
         moved: list[bool] = []
 
         def watch(index: Any) -> Made:
-            begun = generators.save()
+            begun = fingerprints()
             made = fetch(index)
-            moved[:] = (generators.moved_since(begun),)
+            moved[:] = (fingerprints() != begun,)
             return made
 
         for _ in range(TRIES):
-            generators: Generators = located() or ByFunctions()
             made = self._once(watch, index, seed)
             disturber = _others.ran_since(before)
             if disturber is None or not moved[0]:
@@ -94,7 +93,6 @@ class InProcessMaker:
         return made, disturber
 
     def _once(self, fetch: Callable[[Any], Made], index: Any, seed: int) -> Made:
-        generators: Generators = located() or ByFunctions()
         threads, modes = _count_threads(), self._modes
         self._threads = threads
         outer, current.seed = current.seed, seed
@@ -102,9 +100,9 @@ class InProcessMaker:
             if threads != 1:
                 _set_threads(1)
             if modes is None or modes.hold():
-                return generators.lent(words_of(seed), seed, fetch, index)
+                return call_seeded(seed, fetch, index)
             with modes.enter():
-                return generators.lent(words_of(seed), seed, fetch, index)
+                return call_seeded(seed, fetch, index)
         finally:
             current.seed = outer
             if threads != 1:

@@ -13,20 +13,15 @@ import numpy as np
 import torch
 
 from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_worker_info
+from dpex.core.first_stream import ALL, ONE, UNKNOWN
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.fetch import Fetcher
-from dpex.worker.logical_state import (
-    DatasetState,
-    LogicalState,
-    RngState,
-    pack_state,
-    random_states,
-    set_random_states,
-    unpack_state,
-)
+from dpex.worker.first_stream import FirstStream
+from dpex.worker.logical_state import DatasetState, LogicalState, RngState, pack_state, unpack_state
 from dpex.worker.outcome import where
 from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.own_states import OwnStateKeeper, OwnStates
+from dpex.worker.rng_state import global_states, set_global_states
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.split_streams import users_dataset
 from dpex.worker.stateful import is_stateful, load_state, state_of
@@ -41,6 +36,10 @@ def seed_like_torch(base_seed: int, worker_id: int, seed_torch: Callable[[int], 
     return seed
 
 
+def nobody(_: bool) -> None:
+    """Nobody hears it."""
+
+
 class Logical:
     """One logical worker on this worker."""
 
@@ -52,6 +51,8 @@ class Logical:
         timer: TicketTimer,
         cpu: Callable[[], float],
         seed_torch: Callable[[int], Any],
+        streams: int = ALL,
+        tell_splitting: Callable[[bool], None] = nobody,
     ) -> None:
         self.number = number
         self.state = state
@@ -60,11 +61,16 @@ class Logical:
         self.fetcher: Fetcher | None = None
         self.init_error: ExceptionWrapper | None = None
         self.epoch = -1
+        self.is_asked = False
+        """Whether the dataset is asked for its state with each snapshot."""
         self.own_generators: OwnGenerators | None = None
         self._own_states: OwnStateKeeper | None = None
         self._timer = timer
         self._cpu = cpu
         self._seed_torch = seed_torch
+        self._streams = streams
+        self._tell_splitting = tell_splitting
+        self._first_stream: FirstStream | None = None
 
     def start(self, own_states: OwnStateKeeper | None = None) -> None:
         """Seed, publish the worker info, run ``worker_init_fn``; an error is the answer to every ticket.
@@ -74,15 +80,19 @@ class Logical:
         setup = self.setup
         setup.enter_modes()
         seed = seed_like_torch(setup.base_seed, self.number, self._seed_torch)
-        self.info = WorkerInfo(
-            id=self.number, num_workers=setup.num_workers, seed=seed, dataset=users_dataset(setup.dataset)
-        )
+        count = 1 if self._streams == ONE else setup.num_workers
+        self.info = WorkerInfo(id=self.number, num_workers=count, seed=seed, dataset=users_dataset(setup.dataset))
+        if self._streams == UNKNOWN:
+            self._first_stream = FirstStream(self.info, self._tell_splitting)
+            self.info = self._first_stream.shown
         set_worker_info(self.info)
         state = LogicalState() if self.state is None else unpack_state(self.state)
         self.state = None
         try:
             if setup.worker_init_fn is not None:
                 setup.worker_init_fn(self.number)
+                if self._first_stream is not None:
+                    self._first_stream.initialised()
             self.own_generators = setup.own_generators()
             if setup.has_own_states:
                 if own_states is None or setup.worker_init_fn is not None:  # which may have put others there
@@ -92,11 +102,13 @@ class Logical:
             self._begin(state.dataset)
         except Exception:
             self.init_error = ExceptionWrapper(where=where(self.number))
-        set_random_states(state.random)
+            if self._first_stream is not None:
+                self._first_stream.settle()
+        set_global_states(state.random or {})
 
     def park(self) -> None:
         """Keep the random states: another logical worker is about to have the process."""
-        self.state = pack_state(LogicalState(random_states(), own=self._own()))
+        self.state = pack_state(LogicalState(global_states(), own=self._own()))
 
     def unpark(self) -> None:
         """Have the process again."""
@@ -104,7 +116,7 @@ class Logical:
         if self.state is None:
             return
         state = unpack_state(self.state)
-        set_random_states(state.random)
+        set_global_states(state.random or {})
         if self._own_states is not None:
             self._own_states.restore(state.own or {})
         self.state = None
@@ -117,6 +129,7 @@ class Logical:
         if state is None:
             self.new_pass(0)
             return
+        self.is_asked = True  # a dataset that has been given its state is not as at the start
         load_state(self.setup.dataset, state.dataset)
         self.new_pass(state.epoch)
         assert self.fetcher is not None
@@ -125,19 +138,31 @@ class Logical:
     def new_pass(self, epoch: int) -> None:
         """Begin an epoch: an iterable dataset is iterated anew."""
         self.epoch = epoch
-        self.fetcher = Fetcher(self.setup, self.setup.dataset, self.setup.collate_fn, self._timer, self._cpu)
+        setup, first = self.setup, self._first_stream
+        try:
+            self.fetcher = Fetcher(setup, setup.dataset, setup.collate_fn, self._timer, self._cpu, first)
+        except BaseException:
+            if first is not None:
+                first.settle()
+            raise
+        if first is not None:
+            first.iterated()
 
     @property
     def has_dataset_state(self) -> bool:
         """Whether its dataset, or the stream that is read, tells its state."""
         return is_stateful(self.setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
 
-    def snapshot(self) -> RngState | None:
-        """Its state now, for whom the global generators are set; None: it is a stream that cannot tell."""
-        if self.setup.iterable and not self.has_dataset_state:
+    def snapshot(self, *, asks: bool | None = None) -> RngState | None:
+        """Its state now, for whom the global generators are set; None: it is a stream that cannot tell.
+
+        asks: whether the dataset is asked for its own; None: if `is_asked`.
+        """
+        is_told = (self.is_asked if asks is None else asks) and self.has_dataset_state
+        if self.setup.iterable and not is_told:
             return None
-        dataset = self._dataset_state() if self.has_dataset_state else None
-        return pack_state(LogicalState(random_states(), dataset, self._own()))
+        dataset = self._dataset_state() if is_told else None
+        return pack_state(LogicalState(global_states(), dataset, self._own()))
 
     def _dataset_state(self) -> DatasetState:
         dataset, stream = self.setup.dataset, self.fetcher and self.fetcher.stream

@@ -1,25 +1,20 @@
 """The state of a logical worker as it travels: its random states, that of its dataset, and how far its stream is.
 
-It goes between processes of one run as a pickle, as batches and datasets do. What is kept in checkpoints is made from
-it elsewhere (`dpex.loader.plain_states`), and holds no pickles.
+It goes between processes of one run as a pickle, as batches and datasets do. A checkpoint holds no pickles, but the
+plain values in it (`dpex.loader.plain_states`).
 """
 
 from __future__ import annotations
 
 import pickle
-import random
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
 from dpex.worker.own_states import OwnStates
+from dpex.worker.rng_state import RandomStates
 
 RngState = bytes
 """A pickled `LogicalState`, whose `DatasetState` is in plain values."""
-RandomStates = tuple[Any, Any, bytes]
-"""Of `random`, numpy and torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +46,6 @@ class LogicalState(NamedTuple):
     own: OwnStates | None = None
 
 
-def random_states() -> RandomStates:
-    """Those of the three global generators."""
-    torch_state = torch.default_generator.get_state().numpy().tobytes()
-    return random.getstate(), np.random.get_state(legacy=True), torch_state
-
-
 def pack_state(state: LogicalState) -> RngState:
     """Make it one that travels."""
     dataset = None if state.dataset is None else vars(state.dataset)
@@ -67,13 +56,3 @@ def unpack_state(packed: RngState) -> LogicalState:
     """Take apart what `pack_state` made."""
     states, dataset, own = pickle.loads(packed)
     return LogicalState(states, None if dataset is None else DatasetState(**dataset), own)
-
-
-def set_random_states(states: RandomStates | None) -> None:
-    """Restore what `random_states` returned; None leaves the generators as they are."""
-    if states is None:
-        return
-    python, numpy, torch_state = states
-    random.setstate(python)
-    np.random.set_state(numpy)
-    torch.default_generator.set_state(torch.frombuffer(bytearray(torch_state), dtype=torch.uint8))

@@ -4,9 +4,11 @@ dpex seeds the global generators for each batch of ``seeding="batch"``. A genera
 with it into every worker: copies draw the same numbers, and which come depends on who makes a batch. So generators of
 kinds that dpex knows, and of those that users add (`register_rng`), are looked for in the dataset and the collate
 function when a worker begins, and reseeded there for each batch by their own interface. Plain generators of Python,
-NumPy and torch that lie there are nobody's: `unseeded` names them, for a warning.
+NumPy and torch that lie there are nobody's: `warn_of_unseeded` names them.
 
-What is looked at are attributes, items of lists and dicts, and what functions are bound to, up to `MOST_OBJECTS`.
+What is looked at are attributes, items of lists and dicts, and what functions are bound to, up to `MOST_OBJECTS`. What
+the objects of MONAI and albumentations consist of is looked at, too: they reseed their own generators, and not always
+those of their parts. MONAI's `SmartCacheDataset` does not reach its transforms, and its `Compose` only those of MONAI.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from dpex.errors import OptionError
 from dpex.system.user_warnings import warn
 from dpex.worker.current_batch import batch_seed
 from dpex.worker.decoded_stream import DecodedStream
+from dpex.worker.rng_state import GLOBAL
 from dpex.worker.split_streams import split_of, users_dataset
 
 MOST_OBJECTS = 5000
@@ -57,7 +60,7 @@ _KNOWN = (
     _Kind("albumentations.core.composition", "BaseCompose", lambda one, seed: one.set_random_seed(seed)),
     _Kind("albumentations.core.transforms_interface", "BasicTransform", lambda one, seed: one.set_random_seed(seed)),
 )
-"""Seen with MONAI 1.6 and albumentations 2.0; each of these reseeds what it consists of."""
+"""Seen with MONAI 1.6 and albumentations 2.0. Each makes itself new generators."""
 _PLAIN = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, torch.Tensor, type, types.ModuleType)
 _registered: list[tuple[type, Reseed]] = []
@@ -104,15 +107,40 @@ def registered() -> Registered:
 
 
 class OwnGenerators:
-    """Those of one dataset that can be reseeded, in the order in which they were found."""
+    """Those of one dataset that can be reseeded, given in the order in which they were found, the outer ones first.
+
+    The inner ones are reseeded first, so that the parts of an object are as that has them, where it reseeds them. The
+    first batch shows which parts these are; after that they are left to it.
+    """
 
     def __init__(self, found: list[tuple[Any, Reseed]]) -> None:
-        self._found = found
+        self._found = [(place, one, reseed) for place, (one, reseed) in enumerate(found)][::-1]
+        self._is_first = True
 
     def reseed(self, seed: int) -> None:
         """Reseed each for the batch of that seed."""
-        for place, (one, reseed) in enumerate(self._found):
+        made: list[list[Any]] = []
+        for place, one, reseed in self._found:
             reseed(one, ticket_seed(seed, place) % (1 << _SEED_BITS))
+            if self._is_first:
+                made.append(_generators_of(one))
+        if self._is_first:
+            self._leave_to_others(made)
+            self._is_first = False
+
+    def _leave_to_others(self, made: list[list[Any]]) -> None:
+        """Forget the objects whose generators, as they were ``made`` for them, were all replaced afterwards."""
+        kept = []
+        for found, before in zip(self._found, made, strict=True):
+            now = set(map(id, _generators_of(found[1])))
+            if not before or any(id(generator) in now for generator in before):
+                kept.append(found)
+        self._found = kept
+
+
+def _generators_of(one: Any) -> list[Any]:
+    """The plain generators that are attributes of an object."""
+    return [value for _, value in _attributes("", one) if _is_plain_generator(value)]
 
 
 def own_generators(dataset: Any, collate_fn: Any, registered: Registered) -> OwnGenerators | None:
@@ -149,28 +177,43 @@ def warn_of_unseeded(dataset: Any, collate_fn: Any, registered: Registered) -> N
 
 def plain_generators(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
     """Generators of Python, NumPy and torch that lie there, with their names, also within what reseeds its own."""
-    return ((name, one) for name, one, _ in _looked_through(dataset, collate_fn, ()))
+    return ((name, one) for name, one, _ in _looked_through(dataset, collate_fn, (), ()))
 
 
 def _found_in(dataset: Any, collate_fn: Any, registered: Registered) -> Iterator[tuple[str, Any, Reseed | None]]:
     """Generators with their names, and what reseeds them, if anything does; the nearest come first."""
-    return _looked_through(dataset, collate_fn, (*registered, *_imported()))
+    return _looked_through(dataset, collate_fn, registered, tuple(_imported()))
 
 
-def _looked_through(dataset: Any, collate_fn: Any, kinds: Registered) -> Iterator[tuple[str, Any, Reseed | None]]:
-    """The same with these kinds of what is reseeded, which is not looked into."""
-    waiting: deque[tuple[str, Any]] = deque([_root(dataset), ("collate_fn", collate_fn)])
+def _looked_through(
+    dataset: Any, collate_fn: Any, registered: Registered, known: Registered
+) -> Iterator[tuple[str, Any, Reseed | None]]:
+    """The same with these kinds of what is reseeded.
+
+    A registered one reseeds all that it consists of, and is not looked into. A known one reseeds plain generators that
+    are attributes of it, or lie in lists and dicts that are.
+    """
+    waiting = deque([(*_root(dataset), False), ("collate_fn", collate_fn, False)])
     seen: set[int] = set()
     while waiting and len(seen) < MOST_OBJECTS:
-        name, one = waiting.popleft()
+        name, one, is_owned = waiting.popleft()
         if id(one) in seen or is_a(one, _LEAVES):
             continue
         seen.add(id(one))
-        reseed = next((reseed for kind, reseed in kinds if is_a(one, kind)), None)
-        if reseed is not None or _is_plain_generator(one):
+        if (reseed := _reseed_of(one, registered)) is not None:
             yield name, one, reseed
-        else:
-            waiting.extend(_parts(name, one))
+        elif (reseed := _reseed_of(one, known)) is not None:
+            yield name, one, reseed
+            waiting.extend((*part, True) for part in _parts(name, one))
+        elif not _is_plain_generator(one):
+            is_owned = is_owned and is_a(one, (dict, list, tuple))
+            waiting.extend((*part, is_owned) for part in _parts(name, one))
+        elif not is_owned:
+            yield name, one, None
+
+
+def _reseed_of(one: Any, kinds: Registered) -> Reseed | None:
+    return next((reseed for kind, reseed in kinds if is_a(one, kind)), None)
 
 
 def _root(dataset: Any) -> tuple[str, Any]:
@@ -194,12 +237,7 @@ def _is_plain_generator(one: Any) -> bool:
     """Whether it is a generator of Python, NumPy or torch, but not a global one, which dpex seeds."""
     if not is_a(one, _PLAIN) or is_a(one, random.SystemRandom):
         return False
-    is_global: bool = one is torch.default_generator or one is _global_of_numpy or one is _global_of_python
-    return not is_global
-
-
-_global_of_numpy: Any = np.random.mtrand._rand
-_global_of_python: Any = random.seed.__self__  # type: ignore[attr-defined]
+    return all(one is not each for each in GLOBAL.values())
 
 
 def _parts(name: str, one: Any) -> Iterator[tuple[str, Any]]:
@@ -222,9 +260,13 @@ def _parts(name: str, one: Any) -> Iterator[tuple[str, Any]]:
             except ValueError:
                 continue  # it has no value yet
     else:
-        try:
-            attributes = dict(vars(one))
-        except Exception:  # it has none, or is a stand-in for something that is not there
-            return
-        for attribute, value in attributes.items():
-            yield f"{name}.{attribute}", value
+        yield from _attributes(name, one)
+
+
+def _attributes(name: str, one: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        attributes = dict(vars(one))
+    except Exception:  # it has none, or is a stand-in for something that is not there
+        return
+    for attribute, value in attributes.items():
+        yield f"{name}.{attribute}", value

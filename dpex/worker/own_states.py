@@ -9,19 +9,16 @@ else that a dataset changes in itself goes along, unless the dataset tells its s
 from __future__ import annotations
 
 import logging
-import random
 from typing import Any
-
-import numpy as np
-import torch
 
 from dpex.errors import StateError
 from dpex.worker.own_generators import plain_generators
+from dpex.worker.rng_state import set_state, state_of
 
 logger = logging.getLogger("dpex")
 
 OwnStates = dict[str, Any]
-"""States by place: what ``random.Random.getstate`` returns, a dict of NumPy's bit generator, or bytes of torch's."""
+"""States by place, as `dpex.worker.rng_state.state_of` returns them."""
 
 
 class OwnStateKeeper:
@@ -37,14 +34,14 @@ class OwnStateKeeper:
             return
         for name, one in found:
             try:
-                self._at_first[name] = _state_of(one)
+                self._at_first[name] = state_of(one)
             except Exception:  # of a bit generator that cannot tell
                 continue
             self._found[name] = one
 
     def states(self) -> OwnStates:
         """The states as they are now."""
-        return {name: _state_of(one) for name, one in self._found.items()}
+        return {name: state_of(one) for name, one in self._found.items()}
 
     def reset(self) -> None:
         """Set the generators to the states in which they were found."""
@@ -61,31 +58,10 @@ class OwnStateKeeper:
             if one is None:
                 continue
             try:
-                _set_state(one, state)
+                set_state(one, state)
             except Exception as error:
                 kind = f"{type(one).__module__}.{type(one).__qualname__}"
                 raise StateError(
                     f"{name} is a {kind}, and the state is of another kind of generator: {error}. Go on with the "
                     "dataset with which the run began"
                 ) from error
-
-
-def _state_of(one: Any) -> Any:
-    if isinstance(one, random.Random):
-        return one.getstate()
-    if isinstance(one, np.random.Generator):
-        return one.bit_generator.state
-    if isinstance(one, np.random.RandomState):
-        return one.get_state(legacy=False)
-    return one.get_state().numpy().tobytes()
-
-
-def _set_state(one: Any, state: Any) -> None:
-    if isinstance(one, random.Random):
-        one.setstate(state)
-    elif isinstance(one, np.random.Generator):
-        one.bit_generator.state = state
-    elif isinstance(one, np.random.RandomState):
-        one.set_state(state)
-    else:
-        one.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))

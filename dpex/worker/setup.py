@@ -12,7 +12,7 @@ import torch
 
 from dpex._torch import ExceptionWrapper
 from dpex.core.sample_policy import AS_TORCH, SamplePolicy
-from dpex.system.heap import keep_freed_memory
+from dpex.system.heap import learn
 from dpex.system.user_warnings import warn
 from dpex.worker.modes import Modes
 from dpex.worker.own_generators import OwnGenerators, Registered, own_generators
@@ -89,7 +89,16 @@ def _rebound(function: Any, old: Any, new: Any) -> Any:
     return function
 
 
+_LEAST_KEPT = 4 << 20
+"""Bytes; the heap of a worker keeps twice as much of what samples free, and twice a batch more."""
+
+
 def prepare_process() -> None:
-    """One thread for torch, and a heap that keeps its pages instead of faulting them in anew per sample."""
+    """Give torch one thread, and have the heap keep the pages that each sample would fault in anew."""
     torch.set_num_threads(1)
-    keep_freed_memory()
+    keep_for(0)
+
+
+def keep_for(batch_bytes: int) -> None:
+    """Have the heap keep what samples of batches of that size free; see `dpex.system.heap`."""
+    learn(_LEAST_KEPT + batch_bytes)

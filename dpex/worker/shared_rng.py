@@ -1,52 +1,35 @@
-"""Whether anybody drew from the global generators of Python, numpy and torch, in a process whose threads share them.
+"""Find out if a ticket drew from a global generator of Python, NumPy or torch, in a process whose threads share them.
 
-Threads share these generators. A ticket that moved none of them while it was made did not draw from them, whatever
-other threads did; that is all that is asked of `SharedGenerators`. It takes some 25 microseconds to see.
+A ticket that moved none of these generators while it was made did not draw from them, whatever other threads did. That
+is all that `SharedGenerators` is asked. A look takes about 60 µs.
 
-What draws from a global generator and then puts its state back cannot be noticed.
+A draw after which the generator's state is put back cannot be noticed.
 """
 
 from __future__ import annotations
 
-import ctypes
-import pickle
-import random
 import threading
-from typing import Any
-
-import numpy as np
-import torch
 
 from dpex.worker.batch_seeding import seed_ticket
+from dpex.worker.rng_state import fingerprints
 
-_numpy_random: Any = np.random
-_MT19937_BYTES = 625 * 4
-"""numpy's ``struct s_mt19937_state``: 624 words and the position in them."""
-NAMES = ("Python's global generator (random)", "numpy's global generator (np.random)", "torch's default generator")
-
-
-def standing() -> tuple[Any, Any, bytes]:
-    """Where the three stand, to be compared with ``==`` only."""
-    return random.getstate(), _numpy_standing(), torch.default_generator.get_state().numpy().tobytes()
-
-
-def _numpy_standing() -> Any:
-    generator = _numpy_random.get_bit_generator()
-    if type(generator) is np.random.MT19937:
-        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-    return pickle.dumps(generator.state)
+NAMES = {
+    "python": "Python's global generator (random)",
+    "numpy": "numpy's global generator (np.random)",
+    "torch": "torch's default generator",
+}
 
 
 class SharedGenerators:
     """The global generators of a process whose threads make tickets.
 
-    As long as there is one thread they are seeded for each ticket, as everywhere. From `share` on nobody seeds them,
-    and whoever finds them moved must not use what it made.
+    While there is one thread, they are seeded for each ticket, as everywhere. After `share` no thread seeds them, and a
+    thread that finds them moved must not use what it made.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._expected = standing()
+        self._expected = fingerprints()
         self.shared = False
 
     def begin(self, seed: int) -> None:
@@ -56,7 +39,7 @@ class SharedGenerators:
         with self._lock:
             if not self.shared:
                 seed_ticket(seed)
-                self._expected = standing()
+                self._expected = fingerprints()
 
     def share(self) -> None:
         """A second thread is about to make tickets."""
@@ -64,6 +47,6 @@ class SharedGenerators:
             self.shared = True
 
     def moved(self) -> str | None:
-        """Which of the three somebody drew from since they were last seeded, in words; None: nobody did."""
-        pairs = zip(NAMES, self._expected, standing(), strict=True)
-        return next((name for name, expected, found in pairs if expected != found), None)
+        """Name a generator that has moved since it was last seeded; None: none has."""
+        found = fingerprints()
+        return next((NAMES[name] for name, expected in self._expected.items() if expected != found[name]), None)

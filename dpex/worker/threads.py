@@ -136,7 +136,7 @@ class ThreadCore(WorkerCore):
         self._timer = TicketTimer(is_on=setup.times_steps)  # by the thread's own clock
         self._fetcher = Fetcher(setup, setup.dataset, setup.collate_fn, self._timer, self.cpu)
 
-    def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None) -> None:
+    def adopt(self, number: int, state: RngState | None = None, setup: WorkerSetup | None = None, **_: Any) -> None:
         """The thread is worker ``number``; there are no others here, and no random state of its own."""
         torch.set_num_threads(1)
         self._setup.enter_modes()

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import warnings
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from families import Augmented, assert_same, seeded
 from local_nodes import make_pool
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import until
 
 from dpex import DpexDataLoader
@@ -53,30 +54,6 @@ def test_batches_are_torchs() -> None:
     expected = list(DataLoader(Augmented(120), num_workers=3, generator=seeded(), **SHAPE))
     with remote(Augmented(120), num_workers=3) as loader:
         assert_same(torch.cat(list(loader)), torch.cat(expected))
-
-
-@pytest.mark.long
-def test_what_a_worker_makes_again_does_not_travel(agents: list[int]) -> None:
-    """The training process makes batches until the worker is up, which then makes them as well to go on as it would."""
-    agents[NEAR] = 0
-    with remote(Augmented(20000), num_workers=1) as loader:
-        iterator: Any = iter(loader)
-        pool = iterator._engine.pool("remote")
-        got: list[torch.Tensor] = []
-
-        def one_came() -> bool:
-            got.append(next(iterator))
-            return bool(pool.times.tickets)
-
-        until(one_came, 60.0)
-        got += islice(iterator, 60)
-        stats = loader.stats()
-        stood_in = stats.pools["inline"].tickets
-        of_worker = pool.times.nbytes // got[0].nbytes
-    assert stood_in > 0
-    reference = DataLoader(Augmented(20000), num_workers=1, generator=seeded(), **SHAPE)
-    assert_same(torch.cat(got), torch.cat(list(islice(reference, len(got)))))
-    assert len(got) - stood_in <= of_worker <= len(got) - stood_in + stats.prefetch
 
 
 class Large(Augmented):
@@ -121,11 +98,39 @@ def test_a_node_that_is_left_alone_is_in_stats_metrics_and_diagnosis(agents: lis
         stats, sums = loader.stats().pools["remote"], iterator._engine.sums()
         assert (stats.nodes_left_alone, stats.left_alone) == (1, {"bad-one": why})
         assert readings_of(sums).gauges["dpex_nodes_left_alone", "remote"] == 1
-        assert "bad-one" in str(loader.diagnose())
+        assert "bad-one" in loader.diagnose().full
         pool._nodes._news.append(NodeNews("left alone", place="bad-one"))
         pool.poll()
         assert loader.stats().pools["remote"].left_alone == {}
         assert "bad-one" in " ".join(loader.diagnose().facts.failed_nodes)
+
+
+class Plain(IterableDataset[int]):
+    """It knows of no workers."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
+class Split(Plain):
+    """It gives each worker its part."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        yield from range(0 if info is None else info.id, 40, 1 if info is None else info.num_workers)
+
+
+@pytest.mark.parametrize(("kind", "streams"), [(Plain, 1), (Split, 2)])
+@pytest.mark.parametrize("rooms", [[2, 0], [0, 2]], ids=["near", "far"])
+def test_under_auto_each_sample_of_a_stream_comes_once(
+    monkeypatch: pytest.MonkeyPatch, agents: list[int], rooms: list[int], kind: Any, streams: int
+) -> None:
+    agents[:] = rooms
+    monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: 2)
+    with DpexDataLoader(kind(), 4, num_workers="auto", distribute_mode=True, autotune=False) as loader:
+        for _ in range(2):
+            assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
+            assert loader.stats().pools["remote"].wanted == streams
 
 
 @pytest.mark.parametrize(("seeding", "agent"), [("worker", NEAR), pytest.param("batch", FAR, marks=pytest.mark.long)])

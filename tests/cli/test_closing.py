@@ -57,29 +57,41 @@ def served(source: Any, given: int = 2, first: Any = None) -> _Served:
 
 def test_workers_and_the_wait_from_what_to_what_and_what_to_do_next() -> None:
     (line,) = lines([served(Source(tuner=Tuner(0.63, 0.63, 0.2, 0.02, decided_at=2.0)))])
-    before, after = line.split(" Next: ")
-    assert before == "a D of a R: 2 workers became 7 local, prefetch 14, the wait went from 63 % to 11 % of the time."
+    before, after = line.split(" First: ")
+    assert before == (
+        "a D of a R: 2 workers became 7 local, prefetch 14, wait 61 % in all, 63 % at first and 11 % at the end, "
+        "40 batches/s."
+    )
     assert after.endswith(".")
 
 
 def test_a_loader_that_was_made_anew_is_told_of_from_its_first_pass_to_its_last() -> None:
     first = Source(tuner=Tuner(0.8, 0.5, decided_at=1.0))
     (line,) = lines([served(Source(tuner=Tuner(0.3, 0.02, decided_at=1.0)), first=first)])
-    assert "the wait went from 80 % to 2 % of the time" in line
+    assert "80 % at first and 2 % at the end" in line
 
 
 def test_a_number_that_stays_is_not_said_to_become_something() -> None:
     (line,) = lines([served(Source(tuner=Tuner(0.5, 0.5, decided_at=1.0)), given=7)])
-    assert line.startswith(
-        f"a D of a R: 7 workers, {100 * FACTS.wait_ratio:.0f} % of the time was waiting for batches."
-    )
+    assert line.startswith(f"a D of a R: 7 workers, wait {100 * FACTS.wait_ratio:.0f} %, 40 batches/s.")
     (line,) = lines([served(Source(), given=1)])
     assert line.startswith("a D of a R: 1 worker, ")
 
 
+def test_numbers_are_those_of_the_script_and_those_that_served() -> None:
+    """Of a number that is tuned nothing is said as if the script gave it."""
+    facts = replace(FACTS, is_tuned=True, pools={})
+    (line,) = lines([served(Source(tuner=Tuner(0.5, 0.5, decided_at=1.0), facts=facts))])
+    assert "num_workers=" not in line
+    fixed = served(Source())
+    fixed.served_by = 4
+    (line,) = lines([fixed])
+    assert line.startswith("a D of a R: 2 workers became 4, ")
+
+
 def test_a_run_that_was_too_short_is_said_to_be() -> None:
     (line,) = lines([served(Source(facts=replace(FACTS, batches=2)))])
-    assert ": 2 workers, 2 batches, too few to say how long training waited. Next: Let training run" in line
+    assert ": 2 workers, 2 batches, too few to say how long training waited. First: Let training run" in line
 
 
 def test_loaders_in_which_most_time_passed_come_first_and_few_are_shown() -> None:

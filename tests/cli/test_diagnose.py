@@ -70,7 +70,8 @@ PLANTED = [
 def test_the_cause_is_found(arguments: str, cause: str, tmp_path: Path) -> None:
     words = ("waits.py", *arguments.split())
     found = diagnosed(tmp_path, *words)
-    assert found["verdict"]["cause"] == cause, found
+    is_held = found["verdict"]["held_ratio"] > 0.05  # other programs hold the CPUs that the step needs
+    assert found["verdict"]["cause"] in (cause, *["crowding"] * (is_held and cause == "consumer")), found
     pool = "inline" if arguments.startswith("0") else "local"
     assert found["facts"]["pools"][pool]["tickets"] == found["facts"]["batches"]
     assert found["facts"]["batch_bytes"] == 24
@@ -78,11 +79,12 @@ def test_the_cause_is_found(arguments: str, cause: str, tmp_path: Path) -> None:
     assert names == ["Samples.__getitem__", "Samples.__getitem__ > prepared", "collate"]
     ours = found["with_dpex"]
     if cause == "storage":
-        assert ours["wait"] < found["facts"]["wait_ratio"] - 0.1
+        assert ours["wait"] < found["facts"]["wait_ratio"]
+        assert ours["rate"] > 1.1 * found["what_if"]["rate"]
         more = "--also-in-process " if pool == "inline" else ""
         assert ours["command"] == f"dpex run {more}{' '.join(words)}"
-    if cause == "consumer":
-        assert (ours["command"], ours["settings"]) == ("", None)
+    if found["verdict"]["cause"] == "consumer":
+        assert ours is None
 
 
 @pytest.mark.long
@@ -95,17 +97,20 @@ def test_streams_and_spawned_workers_are_counted_too(kind: str, tmp_path: Path) 
     assert (found["facts"]["transforms"] is None) == (kind == "Stream")
     assert found["facts"]["pools"]["local"]["load_s"] >= 2.4
     if kind == "Stream":
-        assert "an IterableDataset keeps its number of workers" in found["with_dpex"]["sentence"]
+        assert found["with_dpex"] is None  # the number of workers decides what is read
 
 
-def test_the_report_is_on_stderr_after_the_script_and_ends_with_dpex() -> None:
+def test_the_report_is_one_screen_on_stderr_and_ends_with_its_advice() -> None:
     done = dpex("diagnose", "--no-probe", "waits.py", "0", "0.02", "0", "0.001")
-    title, *_, command = done.stderr.splitlines()
+    title, *lines, command = done.stderr.splitlines()
+    assert len(lines) < 24
+    assert "How do we know" not in done.stderr
     assert title.startswith("dpex diagnosis of PyTorch's loader (Samples, batch size 2): 60 batches")
     assert "STORAGE-BOUND READING" in done.stderr
-    assert "single transforms: --no-probe" in done.stderr
     told = " ".join(done.stderr.split())
-    assert re.search(r"With dpex: \d+ local, prefetch \d+ instead of in-process: the wait falls from \d+ %", told)
+    assert re.search(
+        r"First: num_workers=\d+ instead of 0: [\d.]+ batches/s \(.*?\) instead of [\d.]+, and a wait", told
+    )
     assert command == "  dpex run --also-in-process waits.py 0 0.02 0 0.001"
 
 
@@ -113,7 +118,8 @@ def test_the_report_is_on_stderr_after_the_script_and_ends_with_dpex() -> None:
 def test_too_little_is_said_to_be_too_little(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, "waits.py", "0", "0", "0", "0.001", "5")
     assert found["verdict"]["cause"] == "too-early"
-    assert found["with_dpex"]["sentence"] == "With dpex: too little was measured to predict anything."
+    assert found["with_dpex"] is None
+    assert found["advice"] == "Let training run for longer, and ask again."
 
 
 def test_another_rank_writes_only_a_file_of_its_own(tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ def test_another_rank_writes_only_a_file_of_its_own(tmp_path: Path) -> None:
     assert done.stderr == ""  # rank 0 speaks
     (written,) = tmp_path.iterdir()
     assert written.name == "page-3.html"
-    assert "With dpex: too little" in written.read_text()
+    assert "Let training run for longer" in written.read_text()
 
 
 @pytest.mark.long
@@ -148,7 +154,7 @@ for batch in DataLoader(Rows(), num_workers={workers}):
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_an_error_of_the_dataset_ends_the_script_as_under_python(workers: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(FAILS.format(workers=workers))
-    plain, ours = python("script.py", cwd=tmp_path), dpex("diagnose", "script.py", cwd=tmp_path)
+    plain, ours = python("script.py", cwd=tmp_path), dpex("diagnose", "--full", "script.py", cwd=tmp_path)
     assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
     assert plain.returncode == 1
     assert "IndexError: list index out of range" in ours.stderr

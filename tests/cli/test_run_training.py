@@ -72,8 +72,8 @@ def test_a_loader_without_workers_stays_in_the_process_and_a_line_says_so(plain:
 
 
 def test_a_line_for_each_loader_says_at_the_end_what_came_of_it(auto: Any) -> None:
-    lines = [line for line in auto.stderr.splitlines() if "Next: " in line]
-    pattern = r"dpex run: an? \w+ of a \w+: 2 workers( became [^:]+)?, .*(\d batches|of the time).*\. Next: [A-Z].*\."
+    lines = [line for line in auto.stderr.splitlines() if "First: " in line]
+    pattern = r"dpex run: an? \w+ of a \w+: 2 workers( became [^:]+)?, .*(\d batches|wait \d+ %).*\. First: .*\."
     assert [line for line in lines if not re.fullmatch(pattern, line)] == []
     told = "\n".join(lines)
     assert "an InfiniteLoader of a Rows: 2 workers" in told

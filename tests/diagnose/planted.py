@@ -135,7 +135,7 @@ def all_run(loader: DpexDataLoader[Any], _batch: Any) -> bool:
     return loader.stats().pools["remote"].running >= loader.num_workers
 
 
-ELSEWHERE = ("cpu", "startup")
+ELSEWHERE = ("cpu", "startup", "crowding")
 """What a loop truly waits for where other programs fill the CPUs, whatever was planted beside."""
 
 

@@ -13,7 +13,7 @@ import pytest
 from trainers import Forker
 
 from dpex import DpexDataLoader
-from dpex.diagnose.counters import LoaderCounters
+from dpex.engine.loader_counters import LoaderCounters
 from dpex.measure.sampling import KEPT, Reservoir, SlowBatch, Slowest
 from dpex.measure.sums import SERVICES_KEPT, PoolSums
 from tests.diagnose.planted import Planted
@@ -63,11 +63,11 @@ def test_nothing_measured_is_said() -> None:
     list(loader)
     diagnosis = loader.diagnose()
     assert diagnosis.verdict.cause == "too-early"
-    assert "without workers it is measured from now on" in str(diagnosis)
+    assert "without workers it is measured from now on" in diagnosis.full
     list(loader)
     assert loader.diagnose().facts.batches == 8
     torchs = DpexDataLoader(Planted(8), num_workers=1, local_engine="torch")
-    assert "PyTorch's own iterators" in str(torchs.diagnose())
+    assert "PyTorch's own iterators" in torchs.diagnose().full
 
 
 def test_a_pickled_loader_begins_anew() -> None:

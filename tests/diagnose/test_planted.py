@@ -25,4 +25,4 @@ DEFAULT = (
 def test_the_planted_bottleneck_is_found(name: str) -> None:
     verdict = check(CASES[name]).verdict
     if verdict.cause in {*CASES[name].accepted} - {"consumer", "too-early"}:
-        assert verdict.lost_ratio > 0.3
+        assert verdict.wait_ratio > 0.3

@@ -73,7 +73,7 @@ def test_the_dear_transform_is_named() -> None:
     assert "the transform Dear" in diagnosis.verdict.where
     assert diagnosis.facts.nodes is not None
     assert [node.tickets for node in diagnosis.facts.nodes] == [diagnosis.facts.pools["remote"].tickets]
-    assert "All batches were made on one machine" in str(diagnosis)
+    assert "All batches were made on one machine" in diagnosis.full
 
 
 @pytest.mark.long
@@ -90,7 +90,7 @@ def test_the_slower_machine_is_named() -> None:
     assert slow[:8] not in quicker.name
     assert slower.busy_s / slower.tickets > 0.03
     assert slower.tickets + quicker.tickets == diagnosis.facts.pools["remote"].tickets
-    text = str(diagnosis)
+    text = diagnosis.full
     assert text.index(slower.name) < text.index(quicker.name)
 
 

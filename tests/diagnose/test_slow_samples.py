@@ -66,7 +66,7 @@ def test_slow_samples_are_found_by_their_index(place: str) -> None:
     assert first.seconds >= second.seconds >= 0.12
     assert first.mean_ratio > 5
     assert len({slow.index for slow in diagnosis.facts.slow_samples}) == len(diagnosis.facts.slow_samples) <= SLOWEST
-    assert "Slowest samples" in str(diagnosis)
+    assert "Slowest samples" in diagnosis.full
     assert diagnosis.to_dict()["facts"]["slow_samples"][0]["index"] == first.index
     assert not any(UNTIMED in gap for gap in diagnosis.facts.unmeasured)
     assert later.slow_samples == ()

@@ -332,7 +332,7 @@ def test_the_device_s_part_is_counted(gpu: AsyncDevice) -> None:
         assert sums.moved_bytes["h2d"] == 10 * 2000
         assert sums.feed_copy_s > 0
         assert sums.feed_transform_s > 0
-        assert "The device's batches" in str(batches.diagnose())
+        assert "The device's batches" in batches.diagnose().full
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@ workers. `test_two_ranks` does the same on two ranks."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+from checkpoints import loaded, saved
 from torch.utils.data import DataLoader
 
 from dpex import DpexDataLoader
@@ -77,18 +77,18 @@ def test_maps_of_hugging_face_that_need_their_neighbours_stay_whole(streaming: A
 
 
 def goes_on(dataset: Any) -> None:
-    """A state in the middle of an epoch holds as JSON what the rest follows from."""
+    """A state in the middle of an epoch holds what the rest follows from."""
     options: dict[str, Any] = {"batch_size": 3, "num_workers": STREAMS, "seeding": "batch"}
     with DpexDataLoader(dataset, **options) as loader:
         assert is_split(loader)
         iterator = iter(loader)
         for _ in range(3):
             next(iterator)
-        state = json.dumps(loader.state_dict())
+        state = saved(loader.state_dict())
         rest = [str(batch) for batch in iterator]
     assert len(rest) == 5
     with DpexDataLoader(dataset, **options) as loader:
-        loader.load_state_dict(json.loads(state))
+        loader.load_state_dict(loaded(state))
         assert [str(batch) for batch in loader] == rest
 
 

@@ -98,7 +98,7 @@ def test_a_loop_that_waits_under_a_busy_gpu_gets_no_more_workers(
     """One worker keeps up with the GPU; the loop, which has nothing else to do, waits for it nearly all the time."""
     _, loader = train("auto", 0.8 * STEP_S, step)
     workers = loader.decisions[-1].new.workers if loader.decisions else None
-    wait = loader.diagnose().facts.lost_ratio
+    wait = loader.diagnose().facts.wait_ratio
     record_property("workers", workers)
     record_property("wait", wait)
     print(f"{workers} workers, waiting {wait:.0%}", *(decision.text for decision in loader.decisions), sep="\n")

@@ -84,7 +84,6 @@ def test_batches_are_torchs(client: ClientServer) -> None:
     ) as loader:
         got = batches_until_many_are_made_far(loader)
         assert loader.stats().deaths == 0
-        assert "inline" in loader.stats().pools, "no batches were made here while workers started"
     expected = DataLoader(Augmented(LENGTH), generator=seeded(), num_workers=2, **SHAPE)
     assert_same(got, stacked(islice(expected, len(got) // 8)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -32,6 +33,21 @@ class Curious(Counting):
         return describe(self, index)
 
 
+def kin() -> dict[str, Any]:
+    """What `multiprocessing` says of this process and its parent. In a spawned worker, MAIN is the worker itself."""
+    here: Any = multiprocessing.current_process()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    return {
+        "name": re.sub(r"\d+", "1", here.name),
+        "numbers": len(here._identity),
+        "name is of these": here.name.endswith("-" + ":".join(map(str, here._identity))),
+        "parent": parent.name,
+        "parent is the main process": parent.pid == MAIN,
+        "parent is alive": parent.is_alive(),
+    }
+
+
 def describe(dataset: Any, index: int) -> dict[str, Any]:
     info: Any = get_worker_info()
     return {
@@ -46,7 +62,7 @@ def describe(dataset: Any, index: int) -> dict[str, Any]:
         "threads": torch.get_num_threads() if info else None,
         "seed": torch.initial_seed() if info else None,
         "daemon": multiprocessing.current_process().daemon,
-        "has a parent": multiprocessing.parent_process() is not None,
+        "process": kin() if info else None,
         "main thread": threading.current_thread() is threading.main_thread(),
         "grad": torch.is_grad_enabled(),
         "default dtype": torch.get_default_dtype(),
@@ -408,6 +424,34 @@ class WhoAmI(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([get_worker_info().id, os.getpid()])
+
+
+class Process(Dataset[Any]):
+    """Sample: the number of its worker, and the numbers that `multiprocessing` gives the process."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        here: Any = multiprocessing.current_process()
+        return get_worker_info().id, here._identity
+
+
+@pytest.mark.parametrize("method", [None, "fork"])
+@parity
+def test_workers_are_counted_like_other_processes_of_the_main_process(cls: Loader, method: str | None) -> Any:
+    """Datasets pick a port or a device by that number."""
+    before = multiprocessing.Process()._identity[0]  # type: ignore[attr-defined]
+    loader = cls(Process(), batch_size=1, num_workers=3, multiprocessing_context=method, collate_fn=as_is)
+    numbers = [(worker, [one - before for one in identity]) for _ in range(2) for ((worker, identity),) in loader]
+    return numbers, multiprocessing.Process()._identity[0] - before  # type: ignore[attr-defined]
+
+
+@parity
+def test_workers_are_named_like_other_processes(cls: Loader) -> Any:
+    iterator = iter(cls(Process(), num_workers=2, multiprocessing_context="fork"))
+    next(iterator)
+    return [re.sub(r"\d+", "1", worker.name) for worker in iterator._workers]
 
 
 @pytest.mark.parametrize("method", ["fork", LONG])

@@ -37,12 +37,6 @@ def test_it_finds_what_formulas_say() -> None:
     assert found.cheapest.rate >= 0.975 * found.best.rate
 
 
-def test_it_finds_that_no_worker_is_best() -> None:
-    phase = Phase(work=Work(cpu_s=0.001), step=Step(cpu_s=0.001))
-    found = search(World(cpus=1, own_s=0.001, phases=(phase,)))
-    assert (found.best.settings.workers, found.best.rate) == (0, pytest.approx(500, rel=0.02))
-
-
 def test_it_stays_within_memory() -> None:
     phase = Phase(work=Work(wait_s=0.1, batch_bytes=2e8), step=Step(gpu_s=0.001))
     settings = search(World(memory=1.5e9, worker_bytes=1e8, phases=(phase,))).best.settings

@@ -128,7 +128,7 @@ def test_only_what_is_new_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
 
     own = RayMirror()
     monkeypatch.setattr(own, "_metric", lambda name: Metric())
-    loader = DpexDataLoader(Augmented(8), batch_size=2, num_workers=0, seeding="batch")
+    loader = DpexDataLoader(Augmented(8), batch_size=2, num_workers=1)
     iterator = iter(loader)
     entry = ledger.watch(iterator._engine)
     own.write(ledger)

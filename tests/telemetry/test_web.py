@@ -21,9 +21,9 @@ import pytest
 from families import no_descriptor_left
 from waiting import until
 
-from dpex.diagnose.counters import LoaderCounters
 from dpex.diagnose.gathered import Context
 from dpex.diagnose.source import DiagnosisSource
+from dpex.engine.loader_counters import LoaderCounters
 from dpex.telemetry.http import server as serving
 from dpex.telemetry.http import site
 from dpex.telemetry.http.diagnoses import Diagnoses

@@ -33,6 +33,7 @@ _PARTS: Mapping[str, type[Any]] = {
     "pauses": parts.Pauses,
     "gpu": parts.Gpu,
     "evaluation": parts.Pauses,
+    "epochs": parts.Epochs,
 }
 FOLDER = Path(__file__).parent
 ORACLE = "oracle.json"

@@ -32,7 +32,8 @@ class Limits:
     streams: why workers keep their number, where each reads a stream of its own, else "". reading: how many workers
     read for those that are tuned, where that is so, else "". memory_budget: bytes in flight at most. prefetch_factor:
     batches in flight per worker at most. pins: what the user fixed with ``resize``, by name (see `KNOBS`). most_local:
-    local workers that the system allows, once it refused one.
+    local workers that the system allows, once it refused one. quickest_local: local workers that make a short pass the
+    quickest, where each pass starts its own.
     """
 
     streams: str = ""
@@ -41,6 +42,7 @@ class Limits:
     prefetch_factor: int | None = None
     pins: Mapping[str, int] | None = None
     most_local: int | None = None
+    quickest_local: int | None = None
 
 
 def within(config: AutotuneConfig, limits: Limits, now: Settings, *, remote: bool) -> AutotuneConfig:
@@ -53,8 +55,8 @@ def within(config: AutotuneConfig, limits: Limits, now: Settings, *, remote: boo
         changes["min_remote" if config.max_local == 0 and remote else "min_local"] = 1
     if not remote:
         changes |= {"min_remote": 0, "max_remote": 0, "max_local": config.max_local or None}
-    if limits.most_local is not None:
-        most = limits.most_local if config.max_local is None else min(config.max_local, limits.most_local)
+    if any(known is not None for known in (limits.most_local, limits.quickest_local)):
+        most = min(n for n in (limits.most_local, limits.quickest_local, config.max_local) if n is not None)
         changes |= {"max_local": most, "min_local": min(config.min_local, most)}
     for pool in WORKER_POOLS:
         if pool in pins:

@@ -30,6 +30,7 @@ from dpex.autotune.rank_load import load_of, with_cpus
 from dpex.autotune.room import Room, RoomWanted, made_without, node_links, remote_need
 from dpex.autotune.runtime.allowed import Limits, brought_inside, within
 from dpex.autotune.runtime.recorder import recorder
+from dpex.autotune.runtime.short_passes import quickest
 from dpex.autotune.runtime.window_sample import Window
 from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows
 from dpex.autotune.trace.format import RecordingController, TraceOrigin
@@ -52,6 +53,8 @@ JOIN_S = 2.0
 """The thread only looks and asks, and is done by then, unless the machine hardly runs it."""
 RANKS_EVERY_S = 0.5
 """How often ranks tell each other of their need, at most: it takes a tenth of a millisecond."""
+_DIFFERS = 1.5
+"""Numbers of workers for short passes that differ by less than this factor count as the same."""
 ROOM_EVERY_S = 1.0
 """How often the cluster is asked for room, at most: each question is a call to Ray's head node."""
 
@@ -207,6 +210,8 @@ class Tuner:
         self._stop.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_S)
+            if thread.is_alive():  # the process may end before it does
+                self._ranks.leave(id(self))
         if self._gpus is not None:
             self._gpus.close()
 
@@ -250,7 +255,7 @@ class Tuner:
     def _tell_ranks(self, sample: Sample) -> None:
         """Tell the other ranks of this machine what this loader needs, now and then, and take what it may have."""
         now, load = self._clock(), load_of(sample)
-        if load is None or now - self._ranks_told_at < RANKS_EVERY_S:
+        if load is None or now - self._ranks_told_at < RANKS_EVERY_S or self._stop.is_set():
             return
         self._ranks_told_at = now
         found = self._ranks.report(id(self), load)
@@ -320,6 +325,11 @@ class Tuner:
         if look.most_local is not None and self._is_news(*look.most_local):
             self._learn_most_local(*look.most_local)
             return
+        if look.has_one_stream and self._limits.streams and self.settings.workers > 1:
+            self._learn_one_stream(sample.at)
+            return
+        if self._learn_quickest(sample):
+            return
         self.course.add(sample)
         controller = self._controller
         decision = controller.step(sample)
@@ -349,6 +359,47 @@ class Tuner:
             self._windows.clear()
             self._request()
         logger.info("auto: no more than %d local workers can be started: %s", most, why)
+
+    def _learn_quickest(self, sample: Sample) -> bool:
+        """Where passes are short and start workers anew, have no more than make a pass the quickest.
+
+        Returns whether the setting is another now.
+        """
+        found, known, now = quickest(sample), self._limits.quickest_local, self.settings
+        if found is None or self._limits.streams or LOCAL in (self._limits.pins or {}):
+            return False
+        if known is not None and found <= _DIFFERS * known and now.local <= _DIFFERS * found:
+            return False
+        with self._changing:
+            self._limits = replace(self._limits, quickest_local=found)
+            if now.local <= found and known is None:
+                self._renew("")
+                return False
+            why = (
+                f"Each pass of {sample.pass_batches} batches starts its own workers, which takes "
+                f"{sample.start_s:.2f} s: {found} local workers make a pass the quickest."
+            )
+            self._past += self._controller.decisions
+            self.settings = replace(now, local=min(now.local, found))
+            self._past.append(replace(_stays(sample.at, self.settings, "limit", why), old=now))
+            self._renew(why)
+            self._windows.clear()
+            self._request()
+        logger.info("auto: %s", why)
+        return True
+
+    def _learn_one_stream(self, at: float) -> None:
+        """The engine has found that the dataset does not split itself, said so, and has one worker."""
+        why = "The dataset does not split itself, so it is read in one stream; only the prefetch is tuned."
+        with self._changing:
+            now, local = self.settings, min(1, self.settings.local)
+            self._limits = replace(self._limits, streams=why)
+            self._past += self._controller.decisions
+            self.settings = replace(now, local=local, remote=1 - local)
+            self._past.append(replace(_stays(at, self.settings, "limit", why), old=now))
+            self._renew(why)
+            self._windows.clear()
+            self._request()
 
     def _carry_out(self, decision: Decision, controller: Controller | RecordingController) -> None:
         """Unless the user fixed a size meanwhile, and another controller decides."""

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from dpex.autotune.runtime.windows import WindowMark
 from dpex.autotune.types import Sample, Settings
+from dpex.core.durations import remainder
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.samples import PoolSample
 from dpex.measure.sums import relative_spread
@@ -30,7 +31,7 @@ class Window:
         """CPU time of this process, without the part that fell between two passes."""
         base, look = self.before.look, self.after.look
         part = min(1.0, (look.times.seconds - base.times.seconds) / max(1e-6, look.at - base.at))
-        return (self.after.cpu_s - self.before.cpu_s) * part
+        return remainder(self.after.cpu_s, self.before.cpu_s) * max(0.0, part)
 
     @property
     def trainer_queued_s(self) -> float | None:
@@ -51,11 +52,14 @@ class Window:
             ready=look.ready,
             in_flight=look.in_flight,
             batch_bytes=look.batch_bytes,
+            pass_batches=look.pass_batches,
+            start_s=look.start_s,
+            starts_anew=look.starts_anew,
             gpu_stall_s=_gpu_stall_s(base.gpu_stall_s, look.gpu_stall_s),
             gpu_steps=steps,
             gpu_step_s=step_s,
             gpu_step_spread=relative_spread(steps, step_s, squares),
-            feed_wait_s=max(0.0, look.feed_wait_s - base.feed_wait_s),
+            feed_wait_s=remainder(look.feed_wait_s, base.feed_wait_s),
             made_here=with_queue(look.made_here.since(base.made_here), self.ran.here),
             local=with_queue(look.local.since(base.local), self.ran.workers),
             remote=look.remote.since(base.remote),
@@ -71,10 +75,10 @@ def _gpu_steps(then: EngineLook, now: EngineLook) -> tuple[int, float, float]:
     """Steps of the GPU's stream in the window, their seconds, and the sum of the squares of these."""
     return (
         max(0, now.gpu_steps - then.gpu_steps),
-        max(0.0, now.gpu_step_s - then.gpu_step_s),
+        remainder(now.gpu_step_s, then.gpu_step_s),
         max(0.0, now.gpu_step_squared - then.gpu_step_squared),
     )
 
 
 def _gpu_stall_s(then: float | None, now: float | None) -> float | None:
-    return None if now is None else max(0.0, now - (then or 0.0))
+    return None if now is None else remainder(now, then or 0.0)

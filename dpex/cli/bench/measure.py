@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import default_collate
 
 from dpex.autotune.forecast import MeasuredWork
+from dpex.core.durations import remainder
 from dpex.errors import DpexError
 from dpex.profile.instrument import Profile
 from dpex.profile.spans import Spans
@@ -91,9 +92,9 @@ class DatasetTimes:
         at_once = (cpu_s + self.queued_s) / wall_s if several else 1.0
         making_s = (cpu_s - self.encode_cpu_s) / min(at_once, max(1.0, self.cpus))
         return MeasuredWork(
-            here_s=making_s if several else max(making_s, self.load_s + self.collate_s - self.fetch_queued_s),
+            here_s=making_s if several else max(making_s, remainder(self.load_s + self.collate_s, self.fetch_queued_s)),
             cpu_s=cpu_s,
-            wait_s=max(0.0, wall_s - cpu_s - self.fetch_queued_s - self.encode_queued_s),
+            wait_s=remainder(wall_s, cpu_s, self.fetch_queued_s, self.encode_queued_s),
             batch_bytes=self.batch_bytes,
             spread=tuple(seconds / max(1e-12, mean_s) for seconds in self.walls_s),
             cpus=self.cpus,
@@ -118,7 +119,7 @@ class _Row(NamedTuple):
     def unqueued_s(self) -> float:
         """The wall time without what the thread queued; that may have been just before or after, so not below 0."""
         wall_s = self.load_s + self.collate_s + self.encode_s
-        return max(0.0, wall_s - self.fetch_queued_s - self.encode_queued_s)
+        return remainder(wall_s, self.fetch_queued_s, self.encode_queued_s)
 
 
 class _Bench:

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpex._torch import DatasetKind
 from dpex.autotune.runtime.recorder import rank
-from dpex.diagnose.at_exit import free_path
-from dpex.diagnose.counters import LoaderCounters
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts, TransformFacts, of_all
 from dpex.diagnose.gathered import Context, facts_of
 from dpex.diagnose.report import wrapped
+from dpex.diagnose.what_if import TUNERS, Prediction
 from dpex.dropin.options import DiagnoseOptions
 from dpex.dropin.stock.probe import ProbeError, transforms_of
-from dpex.dropin.stock.projection import WithDpex, with_dpex
+from dpex.engine.loader_counters import LoaderCounters
+from dpex.loader.at_exit import free_path
 from dpex.system.html_page import write_text
 
 _SHOWN = 6
@@ -83,7 +85,8 @@ def _new(loader: Any, kind: tuple[Any, ...], options: DiagnoseOptions, torch_ran
         rank=max(rank(os.environ), torch_rank),
         dataset=type(loader.dataset).__name__,
         batch_size=str(loader.batch_size),
-        is_fixed=loader.num_workers > 0,
+        keeps_workers=loader._dataset_kind == DatasetKind.Iterable,
+        starts_anew=not loader.persistent_workers,
         note=_IN_TORCH if loader.num_workers else "",
     )
     return _Entry(
@@ -135,10 +138,9 @@ def _report(entries: list[_Entry]) -> None:
             else _without_transforms(facts, "they are timed for the first loader only")
         )
         diagnosis = diagnose(facts)
-        ours = with_dpex(diagnosis, entry.options.again, is_stream=entry.is_stream)
-        _write(entry.options, diagnosis, ours)
+        _write(entry.options, diagnosis)
         if facts.rank == 0 and number <= _SHOWN:
-            _print(entry.options, diagnosis, ours, in_full=is_first)
+            _print(entry.options, diagnosis, is_first=is_first)
 
 
 def _probed(entry: _Entry, facts: Facts) -> Facts:
@@ -167,30 +169,52 @@ def _with_transforms(facts: Facts, transforms: tuple[TransformFacts, ...] | None
     return replace(facts, transforms=known, unmeasured=gaps)
 
 
-def _print(options: DiagnoseOptions, diagnosis: Diagnosis, ours: WithDpex, *, in_full: bool) -> None:
-    lines = [*wrapped(ours.sentence), *([f"  {ours.command}"] if ours.command else [])]
-    if options.html or options.json or not in_full:
+def _print(options: DiagnoseOptions, diagnosis: Diagnosis, *, is_first: bool) -> None:
+    """The first loader's report, unless it is written; a line and the advice of the others. The advice is last."""
+    command = _command(diagnosis.recommendation, options.again, diagnosis.facts.workers)
+    if options.html or options.json or not is_first:
         facts = diagnosis.facts
         head = f"dpex diagnosis of {facts.name} ({facts.dataset}, batch size {facts.batch_size})"
-        lines = [*wrapped(f"{head}: {diagnosis.verdict.title.upper()}: {diagnosis.verdict.sentence}"), *lines]
+        lines = wrapped(f"{head}: {diagnosis.verdict.title.upper()}: {diagnosis.verdict.sentence}")
+        lines += wrapped(f"First: {diagnosis.advice}")
     else:
-        lines = [str(diagnosis), "", *lines]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+        lines = [diagnosis.full if options.full else str(diagnosis)]
+    print("\n".join([*lines, *_asked(command)]), file=sys.stderr, flush=True)
 
 
-def _write(options: DiagnoseOptions, diagnosis: Diagnosis, ours: WithDpex) -> None:
+def _asked(command: str) -> list[str]:
+    return ["dpex finds that by itself, and keeps to it as the work changes:", f"  {command}"] if command else []
+
+
+def _command(setting: Prediction | None, script: Sequence[str], workers: int) -> str:
+    """The command that has the tuner find this setting; "" where it is none that the tuner sets."""
+    if setting is None or setting.kind not in TUNERS or not setting.settings.workers:
+        return ""
+    return shlex.join(["dpex", "run", *([] if workers else ["--also-in-process"]), *script])
+
+
+def _write(options: DiagnoseOptions, diagnosis: Diagnosis) -> None:
     for name, write in ((options.html, _html), (options.json, _json)):
         if name and (diagnosis.facts.rank == 0 or "{rank}" in name):
             path = free_path(name, diagnosis.facts.rank)
             try:
-                write_text(path, write(diagnosis, ours))
+                write_text(path, write(options, diagnosis))
             except OSError as error:
                 print(f"dpex diagnose: {path} cannot be written: {error}", file=sys.stderr)
 
 
-def _html(diagnosis: Diagnosis, ours: WithDpex) -> str:
-    return diagnosis.html(tuple(line for line in (ours.sentence, ours.command) if line))
+def _html(options: DiagnoseOptions, diagnosis: Diagnosis) -> str:
+    return diagnosis.html(_asked(_command(diagnosis.recommendation, options.again, diagnosis.facts.workers)))
 
 
-def _json(diagnosis: Diagnosis, ours: WithDpex) -> str:
-    return json.dumps(diagnosis.to_dict() | {"with_dpex": ours.to_dict()}, indent=2, allow_nan=False) + "\n"
+def _json(options: DiagnoseOptions, diagnosis: Diagnosis) -> str:
+    """``with_dpex``: the setting that the tuner would find, with its rate and wait, and the command; None where there
+    is none that is faster."""
+    changes = diagnosis.what_if.predictions if diagnosis.what_if is not None else ()
+    setting = next((one for one in changes if one.kind in TUNERS and one.settings.workers), None)
+    known = diagnosis.verdict.cause not in ("too-early", "consumer")
+    command = _command(setting, options.again, diagnosis.facts.workers) if known else ""
+    found = None
+    if command and setting is not None:
+        found = {"settings": vars(setting.settings), "rate": setting.rate, "wait": setting.wait, "command": command}
+    return json.dumps(diagnosis.to_dict() | {"with_dpex": found}, indent=2, allow_nan=False) + "\n"

@@ -17,11 +17,12 @@ from dpex.measure.sums import NodeSums, node_sums
 from dpex.pools.agent.handles import AgentHandle
 from dpex.pools.agent.link import AgentLink
 from dpex.pools.base import PoolTimes
+from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.system.run_queue import DelayMeter
 
-_REQUESTS = {"resize": "resize", "dismiss": "dismiss", "adopt": "adopt", "release": "release", "epoch": "new_epoch"}
+_REQUESTS = {name: name for name in ("resize", "dismiss", "adopt", "release", "ask_state")} | {"epoch": "new_epoch"}
 """Requests to an agent, and the methods of its pool that they call."""
 
 
@@ -44,25 +45,20 @@ class _AgentsProcess(ProcessHandle):
         """Do nothing: the agent reaps it."""
 
 
-class AgentStarter:
-    """Has templates started by an agent; implements `dpex.pools.local.fork_server.Starter`."""
-
-    is_quick = False
+class AgentStarter(TemplateStarter):
+    """Has templates started by an agent."""
 
     def __init__(self, link: AgentLink, order: tuple[Any, ...]) -> None:
         self._link = link
         self._order = order
 
     def start(self, theirs: Any) -> _AgentsProcess:
-        """See `Starter.start`; does not wait."""
+        """See `TemplateStarter.start`; does not wait."""
         try:
             self._link.hand_over(theirs.fileno(), "lend", self._order)
         except OSError as error:
             return _AgentsProcess(f"cannot be asked for: {error}")
         return _AgentsProcess()
-
-    def close(self) -> None:
-        """See `Starter.close`."""
 
 
 class NearPool(LocalPool):
@@ -115,7 +111,8 @@ class NearPool(LocalPool):
         """Close without waiting: the agent's processes see to the rest."""
         if not self._closed:
             self._hang_up_all(grace_s)
-            self._template.forget()
+            assert isinstance(self._source, TemplateHandle)
+            self._source.forget()
             self._release_resources()
 
 

@@ -19,7 +19,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, TicketMade, WorkerGone, WorkerUp, event_of
+from dpex.core.events import (
+    Notice,
+    PoolEvent,
+    Released,
+    Snapshot,
+    SplittingKnown,
+    TicketMade,
+    WorkerGone,
+    WorkerUp,
+    event_of,
+)
+from dpex.core.first_stream import ALL
 from dpex.core.names import REMOTE
 from dpex.core.prefetch import REMOTE_WINDOW
 from dpex.core.schedule import Ticket
@@ -232,17 +243,23 @@ class RemotePool:
                 best, best_load = agent, load
         return best
 
-    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
+    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """See `WorkerPool.adopt`."""
         agent, number = self._at(worker)
         if agent is not None:
-            self._put(agent, "adopt", number, logical, state)
+            self._put(agent, "adopt", number, logical, state, streams)
 
     def release(self, worker: int, logical: int) -> None:
         """See `WorkerPool.release`."""
         agent, number = self._at(worker)
         if agent is not None:
             self._put(agent, "release", number, logical)
+
+    def ask_state(self, worker: int, logical: int) -> None:
+        """See `WorkerPool.ask_state`."""
+        agent, number = self._at(worker)
+        if agent is not None:
+            self._put(agent, "ask_state", number, logical)
 
     def new_epoch(self, epoch: int) -> None:
         """See `WorkerPool.new_epoch`."""
@@ -289,6 +306,8 @@ class RemotePool:
         _, pool, results, events, failed, delay, traffic = arrived.header
         if pool != self._number:
             return  # that is the pool before this one, which was closed
+        while events and events[0][0] == SplittingKnown.__name__:  # it comes before the first result of its stream
+            self._take(agent, event_of(*events.pop(0)))
         if results:
             self._made(agent, results, arrived, delay)
         if traffic is not None:
@@ -353,7 +372,7 @@ class RemotePool:
                 event = replace(event, worker=first + event.worker)
             case Notice():
                 event = replace(event, text=f"node {agent.place}: {event.text}")
-            case Snapshot():
+            case Snapshot() | SplittingKnown():
                 pass
         self._events.append(event)
 

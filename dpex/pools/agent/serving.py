@@ -11,9 +11,9 @@ the network has taken what there is.
 
 Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
 queue, pickle, again)`` where the pickle is of numbers and indices, and ``again`` says that the trainer has their
-batches, ``("adopt", worker, logical, state)``, ``("release", worker, logical)``, ``("dismiss", worker)``, ``("epoch",
-number)``, ``("close", grace_s)``. From a trainer on the same machine there is only ``("lend", order)``, with a
-descriptor: see `dpex.pools.agent.near`.
+batches, ``("adopt", worker, logical, state, streams)``, ``("release", worker, logical)``, ``("ask_state", worker,
+logical)``, ``("dismiss", worker)``, ``("epoch", number)``, ``("close", grace_s)``. From a trainer on the same machine
+there is only ``("lend", order)``, with a descriptor: see `dpex.pools.agent.near`.
 
 Frames from an agent: ``("told", pool, results, events, failed, delay, traffic)``: the results of workers, other events,
 why the pool cannot work, how long workers wait for a CPU, and what the connection carried.
@@ -32,10 +32,10 @@ from typing import Any
 
 import torch.multiprocessing
 
-from dpex.core.events import Notice, WorkerGone, plain
+from dpex.core.events import Notice, SplittingKnown, WorkerGone, plain
 from dpex.core.schedule import Ticket
 from dpex.pools.agent.shipped import PoolOrder, ShippedPlan
-from dpex.pools.local.fork_server import ContextStarter, keep_from_templates
+from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.system.clock import monotonic
@@ -49,7 +49,7 @@ MOST_UNSENT_BYTES = 64 << 20
 """Two large batches: one on the network and one behind it. Compressed buffers count as they travel."""
 TRY_AGAIN_MS = 10
 """Milliseconds until a worker whose socket is full is tried again, unless anything else happens before."""
-_OF_A_WORKER = ("adopt", "release", "dismiss")
+_OF_A_WORKER = ("adopt", "release", "ask_state", "dismiss")
 """Requests that a worker gets in their order with its tickets."""
 SLEEP_MS = 1000
 """Milliseconds until the pool looks, at the latest, whether what it started is overdue."""
@@ -67,8 +67,8 @@ class AgentPool(LocalPool):
         self._forward(worker, epoch, number, *rest, is_wanted=epoch == self._epoch)
 
 
-def _starter(order: PoolOrder) -> ContextStarter:
-    return ContextStarter(torch.multiprocessing.get_context("fork"), ShippedPlan(order))
+def _starter(order: PoolOrder) -> ForkStarter:
+    return ForkStarter(torch.multiprocessing.get_context("fork"), ShippedPlan(order))
 
 
 class Agent:
@@ -230,6 +230,7 @@ class Agent:
             self._send_backlog(worker)
         events = pool.poll()
         told = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
+        told.sort(key=lambda event: event[0] != SplittingKnown.__name__)  # the trainer hears it before the results
         events.clear()
         facts = (pool.failed, self._delay.of(pool.pids))
         if self._results or told or facts != self._told:

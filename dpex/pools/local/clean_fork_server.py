@@ -32,8 +32,9 @@ from typing import Any
 import torch.multiprocessing
 
 from dpex.pools.local import signals
-from dpex.pools.local.fork_server import ContextFile, ContextStarter, Starter, private_pair, template_main
+from dpex.pools.local.fork_server import ForkStarter, Parcel, TemplateStarter, private_pair, template_main
 from dpex.pools.local.handles import ProcessHandle
+from dpex.pools.local.starter import Starter
 from dpex.pools.local.worker_process import WorkerPlan
 from dpex.system.processes import pidfd
 from dpex.system.ray_package import is_ray_connected
@@ -60,17 +61,16 @@ _ENVIRONMENT = "environment"
 # -- the trainer's side ------------------------------------------------------------------------------------------------
 
 
-class CleanStarter:
-    """Starts templates from the clean server; implements `dpex.pools.local.fork_server.Starter`.
+class CleanStarter(TemplateStarter):
+    """Starts templates from the clean server.
 
     Raises what pickling raises: the plan is pickled here, once, by value where the trainer's script defines things.
     """
 
-    is_quick = False
-
-    def __init__(self, plan: WorkerPlan) -> None:
+    def __init__(self, context: Any, plan: WorkerPlan) -> None:
         from dpex.transport.pickling import cloud_dumps
 
+        self.kind = context.Process.__name__
         surroundings = pickle.dumps(_surroundings())
         self._parcel = os.memfd_create("dpex-plan")
         try:
@@ -83,7 +83,7 @@ class CleanStarter:
             raise
 
     def start(self, theirs: socket.socket) -> BorrowedProcess:
-        """See `Starter.start`; does not wait. A server that cannot even be begun shows as one that has ended."""
+        """See `TemplateStarter.start`; does not wait. A server that cannot be begun shows as one that has ended."""
         try:
             return BorrowedProcess(_request(theirs, self._parcel))
         except OSError as error:
@@ -101,13 +101,17 @@ def starter_for(context: Any, plan: WorkerPlan) -> Starter:
     context = usable_context(context)
     if _is_needed(context):
         try:
-            return CleanStarter(plan)
+            return CleanStarter(context, plan)
         except Exception as error:
             warn(
                 "Ray is connected in this process, whose threads make forking it unsafe, but the dataset cannot be "
                 f"pickled ({error!r}); its workers are forked all the same"
             )
-    return ContextStarter(context, plan)
+    if context.get_start_method() != "fork":
+        from dpex.pools.local.direct_start import DirectStarter
+
+        return DirectStarter(context, plan)
+    return ForkStarter(context, plan)
 
 
 def start_early(context: Any) -> None:
@@ -122,8 +126,6 @@ def start_early(context: Any) -> None:
 
 def usable_context(context: Any) -> Any:
     """The `multiprocessing` context that workers are started with: the user's, or torch's."""
-    if context is None:
-        return torch.multiprocessing.get_context()
     return context if hasattr(context, "get_start_method") else torch.multiprocessing
 
 
@@ -298,7 +300,7 @@ def _enter_template(requests: socket.socket, trainer: int, fds: list[int], train
     _replace_environment(surroundings.pop(_ENVIRONMENT))
     survives = surroundings.pop(_SURVIVES)
     spawn.prepare(surroundings)
-    template_main(socket.socket(fileno=control), trainer_pid, ContextFile(None, memory[start:]), [], survives)
+    template_main(socket.socket(fileno=control), trainer_pid, Parcel(None, memory[start:]), [], survives)
 
 
 def _replace_environment(environment: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The prepared process: forked (or started) once from the trainer, it forks every worker from then on.
+"""The prepared process: forked once from the trainer, it forks every worker from then on.
 
 Why it exists: forking the trainer itself again and again is slow (page tables) and, once it has threads, unsafe. The
 template is made when the epoch begins, so it holds the dataset as it is then; it has a single thread; a further worker
@@ -25,21 +25,20 @@ import socket
 import sys
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
-from typing import Any, Literal, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
-from dpex.errors import ClusterError
 from dpex.pools.local import signals
 from dpex.pools.local.handles import ended_within, readable_within
-from dpex.pools.local.worker_process import WorkerPlan, run_worker
-from dpex.pools.local.worker_threads import run_threads
+from dpex.pools.local.kinship import Kinship, Names, take_on
+from dpex.pools.local.starter import BODIES, Body
+from dpex.pools.local.worker_process import WorkerPlan
 from dpex.system.clock import monotonic
 from dpex.system.forks import watch
 from dpex.system.processes import pidfd
-from dpex.system.user_warnings import warn
 from dpex.transport import descendants
-from dpex.worker.rng_state import located
 
 MESSAGE_BYTES = 1 << 18
 """The longest message of the control socket."""
@@ -49,7 +48,6 @@ _LONGEST_REASON = 4000
 """Characters; a message of the control socket must hold it."""
 _PR_SET_PDEATHSIG = 1
 """Of `prctl`: the signal that this process gets when its parent ends (linux/prctl.h)."""
-_BODIES: dict[str, Callable[..., None]] = {"worker": run_worker, "threads": run_threads}
 _trainers_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -74,27 +72,17 @@ class PackedPlan(Protocol):
         """Unpack it; may raise anything."""
 
 
-class ContextFile:
-    """What the workers need, carried into the template by whatever way its start method carries arguments.
-
-    Forked, it is simply inherited. Otherwise it is pickled to bytes once, within the start method's own rules (so that
-    locks, queues and shared tensors travel), and each worker unpickles them for itself, as a spawned worker does.
-    """
+class Parcel:
+    """What the workers need: a plan that the template inherited, or the bytes of one, which each worker unpickles."""
 
     def __init__(self, plan: WorkerPlan | PackedPlan | None, data: bytes | memoryview = b"") -> None:
         self._plan: Any = plan
         self._data = data
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_plan": None, "_data": self._data or _pickled(self._plan)}
-
     def open_early(self) -> None:
-        """Do in the process that forks the workers what each would otherwise do for itself: unpack a plan that knows
-        how, and find the random generators where they are seeded for each batch, which takes 2 ms."""
+        """Unpack a plan that knows how, in the process that forks the workers, so that no worker has to do it."""
         if isinstance(self._plan, PackedPlan):
             self._plan = self._plan.opened()
-        if self._plan is not None and self._plan.setup.per_batch_seed:
-            located()
 
     def open(self) -> WorkerPlan:
         """The plan, in a worker."""
@@ -102,25 +90,10 @@ class ContextFile:
         return plan
 
 
-def _pickled(plan: Any) -> bytes:
-    """The plan in bytes, while a start method starts a process.
-
-    What a session without a script defines, such as a notebook, cannot be imported there. It travels by value where
-    Ray's cloudpickle is installed.
-    """
-    data, main = bytes(ForkingPickler.dumps(plan)), sys.modules["__main__"]
-    if b"__main__" in data and getattr(main, "__spec__", None) is None and not hasattr(main, "__file__"):
-        from dpex.transport.pickling import cloud_dumps
-
-        with contextlib.suppress(ClusterError):
-            return cloud_dumps(plan)
-    return data
-
-
 def template_main(
     control: socket.socket,
     trainer_pid: int,
-    parcel: ContextFile,
+    parcel: Parcel,
     inherited: list[socket.socket],
     survives: frozenset[int],
 ) -> None:
@@ -148,7 +121,7 @@ def template_main(
 
 
 class _Template:
-    def __init__(self, control: socket.socket, trainer_pid: int, parcel: ContextFile) -> None:
+    def __init__(self, control: socket.socket, trainer_pid: int, parcel: Parcel) -> None:
         self._control = control
         self._parcel = parcel
         self._children: dict[int, tuple[int, Any]] = {}
@@ -188,21 +161,21 @@ class _Template:
         message = pickle.loads(data)
         if message[0] == "end":
             return float(message[1])
-        _, number, fork_for, arguments = message
+        _, number, body, arguments, kinship = message
         if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
             for fd in fds:
                 os.close(fd)
             self._tell("refused", number, os.strerror(errno.EMFILE))
         else:
-            self._fork(number, fds, _BODIES[fork_for], arguments)
+            self._fork(number, fds, BODIES[body], arguments, kinship)
         return None
 
-    def _fork(self, number: int, fds: list[int], body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def _fork(
+        self, number: int, fds: list[int], body: Callable[..., None], arguments: tuple[Any, ...], kinship: Kinship
+    ) -> None:
+        enter = partial(_enter_worker, self._parcel, self._control, os.getpid(), self._method, body, fds, arguments)
         child = self._context.Process(
-            target=_enter_worker,
-            args=(self._parcel, self._control, self._trainer_fd, os.getpid(), self._method, body, fds, arguments),
-            name=f"dpex-worker-{number}",
-            daemon=True,
+            target=enter, args=(kinship, self._trainer_pid, self._trainer_fd), name=kinship.name, daemon=True
         )
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -270,20 +243,21 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _enter_worker(
-    parcel: ContextFile,
+    parcel: Parcel,
     control: socket.socket,
-    trainer_fd: int,
     template_pid: int,
     start_method: str,
     body: Callable[..., None],
     fds: list[int],
     arguments: Any,
+    kinship: Kinship,
+    trainer_pid: int,
+    trainer_fd: int,
 ) -> None:
     """First steps of a forked worker: drop what is the template's, die with it, ignore Ctrl-C."""
     control.close()
     multiprocessing.context._force_start_method(start_method)
-    if trainer_fd >= 0:
-        os.close(trainer_fd)
+    take_on(kinship, trainer_pid, trainer_fd)
     die_with_parent(template_pid)
     signals.outlive_interrupts()
     with contextlib.suppress(KeyboardInterrupt):
@@ -298,53 +272,51 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-class Starter(Protocol):
-    """A way to start templates; it keeps what their workers need."""
+class TemplateStarter(ABC):
+    """A way to start templates; a `dpex.pools.local.starter.Starter`."""
 
-    is_quick: bool
-    """Whether a worker serves milliseconds after it was asked for: it inherits the dataset, and unpickles nothing."""
+    is_quick = False
+    """See `Starter.is_quick`."""
+    kind = "Process"
+    """Name of the class of `multiprocessing` that the workers are processes of."""
 
+    def open(self) -> TemplateHandle:
+        """See `Starter.open`."""
+        return TemplateHandle(self)
+
+    @abstractmethod
     def start(self, theirs: socket.socket) -> Any:
         """A template with ``theirs`` as its control socket, as a process-like object.
 
         One that has no ``pid`` yet is on its way; it then has `came_up` and `why_not`.
         """
 
-    def close(self) -> None:
-        """No further template will be started; idempotent."""
+    def close(self) -> None:  # noqa: B027  (most have nothing to close)
+        """See `Starter.close`."""
 
 
-class ContextStarter:
-    """Starts templates as processes of a `multiprocessing` context: with "fork" at once, else within seconds."""
+class ForkStarter(TemplateStarter):
+    """Forks templates from this process, by a context of `multiprocessing` whose start method is "fork"."""
+
+    is_quick = True
 
     def __init__(self, context: Any, plan: WorkerPlan | PackedPlan) -> None:
         self._context = context
-        self._parcel = ContextFile(plan)
+        self.kind = context.Process.__name__
+        self._parcel = Parcel(plan)
         self._processes: list[Any] = []
         watch(self)
-        self.is_quick = context.get_start_method() == "fork"
 
     def start(self, theirs: socket.socket) -> Any:
-        """See `Starter.start`; waits until the process runs. Raises what pickling raises."""
-        inherited = list(_trainers_sockets) if self.is_quick else []
+        """See `TemplateStarter.start`."""
         process = self._context.Process(
             target=template_main,
-            args=(theirs, os.getpid(), self._parcel, inherited, signals.survived()),
+            args=(theirs, os.getpid(), self._parcel, list(_trainers_sockets), signals.survived()),
             name="dpex-template",
             daemon=True,
         )
-        try:
-            with signals.blocked() if self.is_quick else contextlib.nullcontext():
-                process.start()
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            warn(
-                "Got pickle error when attempting to start a worker Process. "
-                f"The start method {self._context.get_start_method()!r} sends the dataset and its functions to workers "
-                f"by pickle, which failed: {error}. Define them at the top of a module, or use the start method "
-                "'fork'.",
-                UserWarning,
-            )
-            raise
+        with signals.blocked():
+            process.start()
         self._processes.append(process)
         return process
 
@@ -353,14 +325,11 @@ class ContextStarter:
         children."""
         multiprocessing.process._children.difference_update(self._processes)  # type: ignore[attr-defined]
 
-    def close(self) -> None:
-        """See `Starter.close`."""
-
 
 class TemplateHandle:
-    """The trainer's side of a template."""
+    """The trainer's side of a template; a `dpex.pools.local.starter.ProcessSource`."""
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: TemplateStarter) -> None:
         self._control, theirs = private_pair()
         try:
             self._process = starter.start(theirs)
@@ -369,42 +338,38 @@ class TemplateHandle:
             raise
         finally:
             theirs.close()
+        self._names = Names(starter.kind, self._process)
         self.ready = self._process.pid is not None
-        """Whether it takes requests."""
         self._owner = os.getpid()
         self._closed = False
         self._started_at = monotonic()
 
-    @property
-    def socket(self) -> socket.socket:
-        """Readable when the template has something to tell."""
-        return self._control
+    def fileno(self) -> int:
+        """See `ProcessSource.fileno`."""
+        return self._control.fileno()
 
     @property
     def overdue(self) -> bool:
-        """Whether it ought to be ready by now, and is not."""
+        """See `ProcessSource.overdue`."""
         return not (self.ready or self._closed) and monotonic() - self._started_at > START_LIMIT_S
 
     def why_not(self) -> str:
-        """Why it has not become ready: the end of a sentence that begins with its name."""
+        """See `ProcessSource.why_not`."""
         return f"was not ready within {START_LIMIT_S:.0f} s" if self.overdue else str(self._process.why_not())
 
-    def fork(self, number: int, fork_for: Literal["worker", "threads"], fds: list[int], arguments: Any) -> None:
-        """Ask for a process with these descriptors: a worker, or one for several. `news` says if it ended.
+    def start_process(self, number: int, body: Body, fds: list[int], arguments: tuple[Any, ...]) -> str:
+        """See `ProcessSource.start_process`.
 
-        Some hundred requests find room in the socket; it is for the caller not to ask for more at once. (When it was a
-        blocking socket, trainer and template waited for each other to read: four workers, resized every 2 ms.)
+        Some hundred requests find room in the socket. (When it was a blocking socket, trainer and template waited for
+        each other to read: four workers, resized every 2 ms.)
         """
+        kinship = self._names.next()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._control, [pickle.dumps(("fork", number, fork_for, arguments))], fds)
+            socket.send_fds(self._control, [pickle.dumps(("fork", number, body, arguments, kinship))], fds)
+        return kinship.name
 
     def news(self) -> list[tuple[Any, ...]]:
-        """What happened since last time.
-
-        ``("ready", pid)`` or ``("unfit", why)``;
-        ``("up", number, pid)`` or ``("refused", number, why)``; ``("exit", number, pid, code)``;
-        ``("dead",)`` once it ended.
-        """
+        """See `ProcessSource.news`."""
         found: list[tuple[Any, ...]] = []
         while not self._closed:
             try:
@@ -423,7 +388,7 @@ class TemplateHandle:
         return found
 
     def end(self, grace_s: float) -> None:
-        """Tell the template to end its workers within ``grace_s`` seconds."""
+        """See `ProcessSource.end`."""
         with contextlib.suppress(OSError):
             self._control.send(pickle.dumps(("end", grace_s)))
 
@@ -434,7 +399,7 @@ class TemplateHandle:
         self._process.close()
 
     def join(self, timeout_s: float) -> list[tuple[Any, ...]]:
-        """Wait for the template's end, kill it if it overstays; returns the last news.
+        """See `ProcessSource.join`. A template that overstays is killed.
 
         One that is not ready yet is not waited for: it has no workers, and ends when it finds its socket closed.
         """

@@ -75,6 +75,17 @@ def ended_within(process: Any, timeout_s: float) -> bool:
     return not process.is_alive()
 
 
+def exit_code(process: Any, timeout_s: float) -> int:
+    """Return the exit code of a process of `multiprocessing` that has ended, or `UNKNOWN_EXIT`.
+
+    The server of "forkserver" takes a moment to report it: it has ``timeout_s`` for that.
+    """
+    _note_if_reaped(process)
+    if process.exitcode is None:
+        process.join(timeout_s)
+    return UNKNOWN_EXIT if process.exitcode is None else int(process.exitcode)
+
+
 def _note_if_reaped(process: Any) -> None:
     """Have `multiprocessing` know that a child has ended where nobody can learn how.
 
@@ -97,7 +108,7 @@ class WorkerProcess:
     def __init__(self, number: int, worker: int, control: socket.socket | None = None) -> None:
         self.number = number
         self.control = control
-        self.handle = ProcessHandle(f"dpex-worker-{number}", worker)
+        self.handle = ProcessHandle("", worker)
         self.workers: dict[int, LocalWorkerHandle] = {}
         self.drew = False
         """A ticket made here moved a global generator, and the process may end for that."""

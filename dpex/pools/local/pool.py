@@ -14,17 +14,28 @@ import marshal
 import pickle
 import select
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from dpex.core.events import PoolEvent, Released, Snapshot, TicketMade, WorkerUp, ticket_made_of
+from dpex.core.events import (
+    Notice,
+    PoolEvent,
+    Released,
+    Snapshot,
+    SplittingKnown,
+    TicketMade,
+    WorkerUp,
+    ticket_made_of,
+)
+from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
 from dpex.core.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
 from dpex.pools.base import PoolCounts, PoolTimes
-from dpex.pools.local.fork_server import Starter
 from dpex.pools.local.handles import LocalResult, LocalWorkerHandle
 from dpex.pools.local.packing import Packing
 from dpex.pools.local.shared_queue import LEAVE, hang_up, pack, write
+from dpex.pools.local.starter import Starter
 from dpex.pools.local.worker_process import END, TICKET_BYTES
 from dpex.pools.local.workers import LocalWorkers
 from dpex.system.clock import monotonic
@@ -33,6 +44,9 @@ from dpex.worker.logical_state import RngState
 SETTLED_S = 0.02
 """How long nothing may be under way before tickets count as lost unseen. A worker writes down what it took within some
 50 microseconds, unless it has no CPU; a ticket that counts as lost too early is made twice, and delivered once."""
+
+_EVENTS: dict[str, Callable[..., PoolEvent]] = {"snapshot": Snapshot, "splitting": SplittingKnown, "notice": Notice}
+"""What workers tell that is an event as it is."""
 
 
 class LocalPool(LocalWorkers):
@@ -58,7 +72,7 @@ class LocalPool(LocalWorkers):
         self._taken_in = 0
         """How many of its results are."""
         try:
-            self._start_template()
+            self._open_source()
             self.resize(first_workers)
         except BaseException:
             self._release_resources()
@@ -110,13 +124,17 @@ class LocalPool(LocalWorkers):
                     del place.held[key]
         return bool(sent)
 
-    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
+    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """See `WorkerPool.adopt`."""
-        self._post(self._workers[worker], pickle.dumps(("adopt", logical, state)))
+        self._post(self._workers[worker], pickle.dumps(("adopt", logical, state, streams)))
 
     def release(self, worker: int, logical: int) -> None:
         """See `WorkerPool.release`."""
         self._post(self._workers[worker], pickle.dumps(("release", logical)))
+
+    def ask_state(self, worker: int, logical: int) -> None:
+        """See `WorkerPool.ask_state`."""
+        self._post(self._workers[worker], pickle.dumps(("ask_state", logical)))
 
     def _post(self, worker: LocalWorkerHandle, data: bytes) -> None:
         """Send this to a worker now or, as its socket is full, before anything else that it is sent.
@@ -164,14 +182,14 @@ class LocalPool(LocalWorkers):
         for fd, what in self._epoll.poll(0):
             worker = self._by_fd.get(fd)
             if worker is None:
-                self._hear_template()
+                self._hear_source()
                 continue
             if what & select.EPOLLOUT:
                 self._room_again(worker)
             if what & ~select.EPOLLOUT:
                 self._drain(worker)
-        if not self._template.ready and self._template.overdue:
-            self._template_died()
+        if not self._source.ready and self._source.overdue:
+            self._source_died()
         if self._suspicious:
             self._recount()
         if self._crowded:
@@ -222,8 +240,8 @@ class LocalPool(LocalWorkers):
             worker.leased = {}
         elif kind == "released":
             self._tell(Released(message[1], worker.number, message[2]))
-        elif kind == "snapshot":
-            self._tell(Snapshot(*message[1:]))
+        elif kind in _EVENTS:
+            self._tell(_EVENTS[kind](*message[1:]))
         elif kind == "serving":
             self._serves(worker, message[1])
         elif kind == "bye":
@@ -243,6 +261,7 @@ class LocalPool(LocalWorkers):
 
     def _serves(self, worker: LocalWorkerHandle, pid: int) -> None:
         worker.process.handle.pid = pid  # the template's news may come later than the last batch
+        self._failed_starts = 0
         if worker.stage not in RUNNING:
             self.counts.running += 1  # without a call: see `dpex.system.interrupts`
             worker.stage = LIFE[worker.stage, SERVES]
@@ -335,7 +354,7 @@ class LocalPool(LocalWorkers):
         if self._closed:
             return
         self._hang_up_all(grace_s)
-        for what, *about in self._template.join(grace_s + 3.0):
+        for what, *about in self._source.join(grace_s + 3.0):
             if what == "exit" and about[0] in self._fleet.processes:
                 self._fleet.processes[about[0]].handle.exitcode = about[2]
         self.counts = PoolCounts()
@@ -345,7 +364,7 @@ class LocalPool(LocalWorkers):
         """Let every worker know that it is over, and the template that it ends those which stay."""
         self._closed = True
         self._board.end()
-        self._hear_template()
+        self._hear_source()
         if self._queue is not None:
             self._queue.shut_down()
         for process in self._fleet.processes.values():
@@ -354,4 +373,4 @@ class LocalPool(LocalWorkers):
         for worker in self._workers.values():
             if not worker.hung_up:
                 hang_up(worker.socket)
-        self._template.end(grace_s)
+        self._source.end(grace_s)

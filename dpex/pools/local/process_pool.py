@@ -6,10 +6,11 @@ for each (see `worker_threads`).
 
 from __future__ import annotations
 
-from dpex.pools.local.fork_server import TemplateHandle, private_pair
+from dpex.pools.local.fork_server import private_pair
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle, WorkerProcess
 from dpex.pools.local.packing import LATER, NEW, Packing
 from dpex.pools.local.shared_queue import BOARD_BYTES
+from dpex.pools.local.starter import ProcessSource
 from dpex.pools.local.worker_threads import ask_for_worker
 
 DREW = (
@@ -41,7 +42,7 @@ class WorkerProcesses:
     def _choose(self) -> int:
         return self.packing.place({p.number: len(p.workers) for p in self.processes.values() if p.takes_more})
 
-    def start(self, worker: int, worker_id: int, row: int, results: int, template: TemplateHandle) -> WorkerProcess:
+    def start(self, worker: int, worker_id: int, row: int, results: int, source: ProcessSource) -> WorkerProcess:
         """The process of a new worker, which gets the descriptor ``results``. One that cannot start is heard of
         there."""
         place = self._choose()
@@ -52,11 +53,13 @@ class WorkerProcesses:
             process.shut()  # its last worker is about to leave
         process = self._new_process(worker)
         if not self.packing.together:
-            template.fork(process.number, "worker", [results, *self._fds], (BOARD_BYTES, worker_id, row))
+            fds = [results, *self._fds]
+            process.handle.name = source.start_process(process.number, "worker", fds, (BOARD_BYTES, worker_id, row))
             return process
         process.control, theirs = private_pair()
         with theirs:
-            template.fork(process.number, "threads", [theirs.fileno(), *self._fds], (BOARD_BYTES,))
+            fds = [theirs.fileno(), *self._fds]
+            process.handle.name = source.start_process(process.number, "threads", fds, (BOARD_BYTES,))
         ask_for_worker(process.control, worker_id, row, results)
         return process
 

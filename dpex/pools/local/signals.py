@@ -28,9 +28,10 @@ SENT = frozenset(
 
 
 @contextmanager
-def blocked() -> Iterator[None]:
-    """Block all signals in this thread. A process that is forked meanwhile has them blocked until `forget`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+def blocked(numbers: Collection[int] | None = None) -> Iterator[None]:
+    """Block these signals in this thread; None: all. A process that is started meanwhile has them blocked until
+    `forget`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() if numbers is None else numbers)
     try:
         yield
     finally:
@@ -45,7 +46,8 @@ def survived() -> frozenset[int]:
 def forget(survives: Collection[int] | None = None) -> None:
     """Replace every handler of the trainer by one that does nothing, ignore SIGINT, and unblock all signals.
 
-    Handlers outside of Python, as `faulthandler` has them, stay.
+    Handlers outside of Python, as `faulthandler` has them, stay. A signal that is ignored stays so, as in torch's
+    workers.
 
     Args:
         survives: Signals that do not end this process. None: those that the trainer survives, from which this process
@@ -55,7 +57,8 @@ def forget(survives: Collection[int] | None = None) -> None:
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if number in kept:
-            signal.signal(number, _outlive)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _outlive)
         elif callable(signal.getsignal(number)) or number == signal.SIGCHLD:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

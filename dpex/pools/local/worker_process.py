@@ -18,6 +18,7 @@ import marshal
 import mmap
 import os
 import pickle
+import select
 import socket
 import struct
 import time
@@ -30,7 +31,7 @@ from dpex._torch import ExceptionWrapper
 from dpex.core.logical_log import START
 from dpex.measure.sampling import as_text
 from dpex.system.cpu_clocks import SampledCpu
-from dpex.system.user_warnings import warn
+from dpex.system.heap import give_back
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
 from dpex.transport.far_encoder import FarEncoder
@@ -40,7 +41,7 @@ from dpex.worker.core import WorkerCore
 from dpex.worker.current_batch import current
 from dpex.worker.outcome import Failure, StreamEnd, where
 from dpex.worker.sample_watch import begin_watch
-from dpex.worker.setup import WorkerSetup, prepare_process
+from dpex.worker.setup import WorkerSetup, keep_for, prepare_process
 
 TICKET_BYTES = 1 << 18
 """Longest ticket or result message; longer ones go through a file or a slot."""
@@ -48,6 +49,9 @@ _RESULT_BYTES = 48 << 10
 """What is longer goes through a slot; results that are together longer are sent at once."""
 _ERROR_ENDS = 4000
 """Characters of each end of an error's text that are sent where there is no memory for all of it."""
+_IDLE = struct.pack("ll", 0, 400_000)
+"""Seconds and microseconds without a message, after which a worker gives back the memory of free slots and what samples
+freed. Steps of training that take so long do not notice that the next batch faults its pages in."""
 _FLUSH_S = 0.001
 """Results of tiny batches are kept so long at most, and go together."""
 _SNAPSHOT_S = 0.25
@@ -63,6 +67,10 @@ _MESSAGE_BYTES = 96 << 10
 goes through the arena, such as the state of a large dataset."""
 _SNAPSHOT_SHARE = 0.02
 """Most of a worker's time that snapshots may take where the user has not set their pace."""
+_CANNOT_TELL = (
+    "state_dict() of the dataset failed, so its state is not kept: a later run makes again what came before, and "
+    "streams stay where they are"
+)
 IDLE = (0, 0)
 NO_GROUP = 0
 """In place of the message of tickets that is done: this one is not yet."""
@@ -167,11 +175,15 @@ class LocalWorker:
         self.collate = ArenaCollate(self._arena, INLINE_BYTES, in_worker=True)
         self._out: list[tuple[Any, ...]] = []
         self._out_bytes = 0
+        self._largest = 0
+        """Bytes of the largest batch so far."""
         self._flushed = 0.0
         self._cpu = SampledCpu(core.cpu)
         self._snapshots = SnapshotPace(core.snapshot_every)
         self._has_stream_ended = False
         self._cannot_tell = False
+        self._latest: dict[int, tuple[int, int]] = {}
+        """Epoch and number of the latest ticket of each logical worker since it came here."""
 
     def serve(self, tickets: socket.socket) -> None:
         """The loop: read, make, answer."""
@@ -184,8 +196,13 @@ class LocalWorker:
                 self._send(("refused", why))
                 return
         buffer = memoryview(mmap.mmap(-1, TICKET_BYTES))  # of which only the pages that are used take memory
+        tickets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _IDLE)
         while True:
-            received = receive(tickets, buffer)
+            try:
+                received = receive(tickets, buffer)
+            except BlockingIOError:
+                self._rest(tickets)
+                continue
             if received is None:
                 return
             message = read_ticket_message(*received)
@@ -193,13 +210,22 @@ class LocalWorker:
             if message[0] == "tickets":
                 self._group(*message[1:])
             elif message[0] == "adopt":
-                self._adopt(message[1], message[2])
+                self._adopt(*message[1:])
+            elif message[0] == "ask_state":
+                self._ask_state(message[1])
             elif message[0] == "release":
-                state = self._core.release(message[1])
-                self._send(("released", message[1], state))
+                self._release(message[1])
             elif message[0] == "leave":
                 self._send(("bye",))
                 return
+
+    def _rest(self, tickets: socket.socket) -> None:
+        """Give back memory that nothing needs, and sleep until a message comes."""
+        self._arena.give_back()
+        give_back()
+        poller = select.poll()
+        poller.register(tickets, select.POLLIN)
+        poller.poll()
 
     def _hangs(self, timeout_s: float, place: int, index: Any, stack: str) -> None:
         """A sample takes too long: told by the thread that watches, just before it ends the process."""
@@ -207,10 +233,30 @@ class LocalWorker:
         why = f"worker {os.getpid()} was ended, as {what}\nIt was here:\n{stack}"
         self._results.send(marshal.dumps((("hung", place, why), ())))
 
-    def _adopt(self, logical: int, state: bytes | None) -> None:
-        self._core.adopt(logical, state)
-        if state is None:
-            self._tell_state(logical, *START, self._core.first_snapshot)
+    def _adopt(self, logical: int, state: bytes | None, streams: int) -> None:
+        self._core.adopt(logical, state, streams=streams, tell_splitting=self._tell_splitting)
+        self._latest.pop(logical, None)
+        if state is None and self._core.is_stream and self._core.has_dataset_state(logical):
+            self._send(("snapshot", logical, *START, None))  # as at its start: it can go on from there
+
+    def _ask_state(self, logical: int) -> None:
+        """Tell the state of a dataset from now on, and at once."""
+        self._core.ask_state(logical)
+        if not self._core.is_stream or self._core.has_dataset_state(logical):
+            self._tell_state(logical, *self._latest.get(logical, START))
+
+    def _release(self, logical: int) -> None:
+        """Give up a logical worker; a stream whose state cannot be told stays."""
+        try:
+            state: bytes | None = self._core.release(logical)
+        except Exception as error:
+            self._failed_to_tell(error)
+            state = None if self._core.is_stream else self._core.release(logical, asks=False)
+        self._send(("released", logical, state))
+
+    def _tell_splitting(self, is_split: bool) -> None:
+        """Tell at once, while the first batch is being made: other streams wait for it."""
+        self._send(("splitting", is_split))
 
     def _group(self, group: int, epoch: int, logical: int, tickets: list[tuple[int, Any]]) -> None:
         logical = self._worker if self._shared_queue else logical
@@ -228,9 +274,11 @@ class LocalWorker:
                 self._flush(NO_GROUP)
         tickets.clear()
         self._flush(group)
-        if not self._shared_queue and (self._snapshots.is_due(logical, count) or self._has_stream_ended):
-            self._has_stream_ended = False
-            self._tell_state(logical, epoch, last, self._core.snapshot)
+        if not self._shared_queue:
+            self._latest[logical] = epoch, last
+            if self._snapshots.is_due(logical, count) or self._has_stream_ended:
+                self._has_stream_ended = False
+                self._tell_state(logical, epoch, last)
         BOARD_ROW.pack_into(self._board, self._row, *IDLE)
 
     def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
@@ -239,9 +287,13 @@ class LocalWorker:
         made, stages = self._core.make(number, index, logical, epoch)
         began = time.perf_counter()
         kind, node = self._encoded(made, logical)
+        nbytes = self._encoder.nbytes
+        if nbytes > self._largest:
+            self._largest = nbytes
+            keep_for(nbytes)
         now = time.perf_counter()
         cpu_s = self._cpu.end(now - entered)
-        self._out.append((epoch, number, kind, node, tuple(stages), cpu_s, now - began, self._encoder.nbytes))
+        self._out.append((epoch, number, kind, node, tuple(stages), cpu_s, now - began, nbytes))
         return now
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:
@@ -276,20 +328,23 @@ class LocalWorker:
                 text = f"{text[:_ERROR_ENDS]}\n[{len(text)} characters in all]\n{text[-_ERROR_ENDS:]}"
             return self._fitting(_dumps(_replacement(wrapper, text)))
 
-    def _tell_state(self, logical: int, epoch: int, number: int, ask: Callable[[int], bytes | None]) -> None:
+    def _tell_state(self, logical: int, epoch: int, number: int) -> None:
         """Tell the state of a logical worker after that ticket, if it can be told."""
         if self._cannot_tell:
             return
         began = time.perf_counter()
         try:
-            state = ask(logical)
+            state = self._core.snapshot(logical)
         except Exception as error:
-            self._cannot_tell = True
-            warn(f"state_dict() of the dataset failed in worker {logical}, so nothing can go on from there: {error!r}")
+            self._failed_to_tell(error)
             return
         if state is not None:
             self._send(("snapshot", logical, epoch, number, state))
         self._snapshots.took(time.perf_counter() - began)
+
+    def _failed_to_tell(self, error: Exception) -> None:
+        self._cannot_tell = True
+        self._send(("notice", f"{_CANNOT_TELL}: {error!r}", True, _CANNOT_TELL))
 
     def _announce(self, spec: SegmentSpec, fd: int) -> None:
         self._segments.append(spec)

@@ -1,8 +1,8 @@
 """The workers of a local pool: how many there are to be, how they are started, and what follows when one ends.
 
-Workers that are wanted are *promised* until the template is ready and has few others to fork; only then there is a
-worker for each. A worker is a process, or where the dataset allows it a thread of one (`packing`). What a dead worker
-held is known from the messages sent to it, or from the board when the queue is shared.
+Workers that are wanted are *promised* until what starts processes is ready and has few others to start; only then
+there is a worker for each. A worker is a process, or where the dataset allows it a thread of one (`packing`). What a
+dead worker held is known from the messages sent to it, or from the board when the queue is shared.
 """
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ from dpex.core.failures import CRASHES_IN_A_ROW
 from dpex.core.names import LOCAL
 from dpex.core.worker_life import ENDS, LIFE, RUNNING, STAYING, UP
 from dpex.pools.base import PoolCounts
-from dpex.pools.local.fork_server import Starter, TemplateHandle, private_pair
+from dpex.pools.local.fork_server import private_pair
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle, WorkerProcess, how_it_ended
 from dpex.pools.local.packing import Packing
 from dpex.pools.local.process_pool import DIED_TOGETHER, DREW, WorkerProcesses
 from dpex.pools.local.shared_queue import Board, TicketQueue
+from dpex.pools.local.starter import Starter
 
 FORKS_AT_ONCE = 64
-"""Workers that are asked for before the first of them serves; as many requests fit in the template's socket."""
+"""Workers that are asked for before the first of them serves; as many requests fit in a template's socket."""
 NO_ROOM = (
-    "{wanted} local workers are wanted, and so many cannot be started ({why}). Those that run go on; without any, "
-    "batches are made in the training process where seeding='batch' allows it. If a limit on processes (a container's "
-    "pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it; or ask for fewer workers."
+    "{wanted} local workers are wanted, and so many cannot be started ({why}). Those that run go on. If a limit on "
+    "processes (a container's pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it; or ask "
+    "for fewer workers."
+)
+COULD_NOT_BEGIN = (
+    "no local worker can be started: process {pid} ended before it was ready (exit code {code}; "
+    "what it printed says more)"
 )
 STARTS_IN_A_ROW = 2
-"""Templates that may end before they were ready."""
+"""Templates, or workers where each imports for itself, that may end before they were ready while no worker runs."""
 
 
 class LocalWorkers(ABC):
@@ -83,17 +88,17 @@ class LocalWorkers(ABC):
 
     # -- starting -------------------------------------------------------------------------------------------------
 
-    def _start_template(self) -> None:
-        self._template = TemplateHandle(self._starter)
-        self._epoll.register(self._template.socket.fileno(), select.EPOLLIN)
+    def _open_source(self) -> None:
+        self._source = self._starter.open()
+        self._epoll.register(self._source.fileno(), select.EPOLLIN)
 
     def _keep_promises(self) -> None:
-        """Ask for workers that were promised, as far as the template can take it."""
-        while self._promised and self._template.ready and len(self._workers) - self.counts.running < FORKS_AT_ONCE:
+        """Ask for workers that were promised, as far as what starts them can take it."""
+        while self._promised and self._source.ready and len(self._workers) - self.counts.running < FORKS_AT_ONCE:
             if not self._fleet.has_room():
                 break
-            self._promised -= 1
             self._add_worker()
+            self._promised -= 1  # where a signal handler raised, it is asked for again
         self.counts.requested = len(self._workers) + self._promised
 
     def _add_worker(self) -> None:
@@ -103,7 +108,7 @@ class LocalWorkers(ABC):
         row = self._board.take_row()
         ours, theirs = private_pair()
         with theirs:
-            process = self._fleet.start(number, worker_id, row, theirs.fileno(), self._template)
+            process = self._fleet.start(number, worker_id, row, theirs.fileno(), self._source)
         worker = self._workers[number] = process.workers[number] = self.handle_type(
             number, worker_id, process, ours, row
         )
@@ -117,7 +122,7 @@ class LocalWorkers(ABC):
         self.counts.wanted, self.counts.most = wanted, None
         if self.failed is not None and wanted:
             self.failed, self._failed_starts = None, 0
-            self._start_template()
+            self._open_source()
         self._adjust()
 
     def _adjust(self) -> None:
@@ -147,8 +152,8 @@ class LocalWorkers(ABC):
 
     # -- ends -----------------------------------------------------------------------------------------------------
 
-    def _hear_template(self) -> None:
-        for news in self._template.news():
+    def _hear_source(self) -> None:
+        for news in self._source.news():
             if news[0] == "refused":
                 self._cannot_start(*news[1:])
             elif news[0] == "unfit":
@@ -159,7 +164,7 @@ class LocalWorkers(ABC):
     def _note(self, what: str, number: int = -1, pid: int = 0, code: int = 0) -> None:
         process = self._fleet.processes.get(number)
         if what == "dead":
-            self._template_died()
+            self._source_died()
         elif what == "ready":
             self._keep_promises()
         elif process is None:
@@ -174,16 +179,22 @@ class LocalWorkers(ABC):
             self._ended(process, code)
 
     def _cannot_start(self, number: int, why: str) -> None:
-        """The template cannot start this process."""
+        """This process cannot be started."""
         if number in self._fleet.processes:
             self._refused(self._fleet.ended(number, 0), why)
 
     def _cannot_serve(self, why: str) -> None:
         """The dataset cannot be unpacked: there will be no worker."""
-        self.failed = f"the dataset cannot be opened: {why}"
-        self._events.append(Notice(self.failed))
+        self._fail(f"the dataset cannot be opened: {why}")
+
+    def _fail(self, why: str) -> None:
+        """Start no worker until `resize` asks for some again."""
+        self.failed = why
+        self._events.append(Notice(why))
         self._adjust()
-        self._template.join(1.0)
+        for what, *about in self._source.join(1.0):
+            if what == "exit":
+                self._note(what, *about)
 
     def _refused(self, workers: list[LocalWorkerHandle], why: str) -> None:
         """The system has no room for these: those that run go on, and no more are asked for until somebody does."""
@@ -200,13 +211,13 @@ class LocalWorkers(ABC):
             self._was_refused = True
             self._events.append(Notice(NO_ROOM.format(wanted=self.counts.wanted, why=why)))
 
-    def _template_died(self) -> None:
+    def _source_died(self) -> None:
         with contextlib.suppress(KeyError, ValueError, OSError):
-            self._epoll.unregister(self._template.socket.fileno())
+            self._epoll.unregister(self._source.fileno())
         if self._closed or self.failed is not None:
             return
-        came_up, why_not = self._template.ready, "" if self._template.ready else self._template.why_not()
-        self._template.join(1.0)
+        came_up, why_not = self._source.ready, "" if self._source.ready else self._source.why_not()
+        self._source.join(1.0)
         if came_up:
             self._failed_starts = 0
             self._crashes += 1
@@ -215,17 +226,15 @@ class LocalWorkers(ABC):
             self._failed_starts += 1
             text = f"no local worker can be started: the process that starts them {why_not}"
             if self._failed_starts >= STARTS_IN_A_ROW:
-                self.failed = text
-                self._events.append(Notice(text))
-                self._adjust()
+                self._fail(text)
                 return
         self._events.append(Notice(f"{text}; starting anew"))
-        self._start_template()
+        self._open_source()
         for process in list(self._fleet.processes.values()):
-            self._ended(process, -signal.SIGKILL, by_template=True)
+            self._ended(process, -signal.SIGKILL, by_source=True)
 
     def _hang_up(self, worker: LocalWorkerHandle) -> None:
-        """The worker's end of the socket is closed; how it ended comes from the template."""
+        """The worker's end of the socket is closed; how it ended comes from what started it."""
         if not worker.hung_up:
             worker.hung_up = True
             fd = worker.socket.fileno()
@@ -233,29 +242,35 @@ class LocalWorkers(ABC):
             del self._by_fd[fd]
             worker.socket.close()
 
-    def _ended(self, process: WorkerProcess, code: int, *, by_template: bool = False) -> None:
-        """A process ended, and with it the workers that were still there; ``by_template``: because the template did.
+    def _ended(self, process: WorkerProcess, code: int, *, by_source: bool = False) -> None:
+        """A process ended, and with it the workers that were still there; ``by_source``: because what started it did.
 
         Where several of them worked, nobody knows whose ticket was at fault, and none is held guilty. Nor is one if the
-        template ended: it makes no batches.
+        template ended: that makes no batches.
         """
         workers = self._fleet.ended(process.number, code)
         if not workers:
             return
+        never_began = code > 0 and all(worker.stage not in RUNNING for worker in workers)
         expected = code == 0 and (process.drew or all(worker.stage not in STAYING for worker in workers))
         held = [self._bury(worker) for worker in workers]
         at_work = [guilty for _, guilty in held if guilty is not None]
         lost = tuple(number for numbers, _ in held for number in numbers)
         pid = process.handle.pid or 0
-        guilty = at_work[0] if len(at_work) == 1 and not (expected or by_template) else None
+        guilty = at_work[0] if len(at_work) == 1 and not (expected or by_source) else None
         hung, why = workers[0].hung or (None, how_it_ended(pid, code))
         self._tell_end(workers[0].number, why, lost, guilty, expected=expected, pid=pid, hung=hung)
         for worker in workers[1:]:
             self._tell_end(worker.number, "its process ended", pid=pid)
         if self._closed:
             return
-        if len(at_work) > 1 and not (expected or by_template) and self._fleet.packing.died_together():
+        if len(at_work) > 1 and not (expected or by_source) and self._fleet.packing.died_together():
             self._events.append(Notice(DIED_TOGETHER))
+        if never_began and not self._starter.is_quick and not self.counts.running and self.failed is None:
+            self._failed_starts += 1
+            if self._failed_starts >= STARTS_IN_A_ROW:
+                self._fail(COULD_NOT_BEGIN.format(pid=pid, code=code))
+                return
         self._after_an_end(expected, doubtful=not expected or process.drew)
 
     def _tell_end(

@@ -69,8 +69,8 @@ def _produce(
     listener: socket.socket, place: MeetingPlace, facts: Facts, plan: WorkerPlan, packing: Packing, context: Any
 ) -> None:
     """Body of a producer."""
-    from dpex.pools.local.fork_server import ContextStarter
+    from dpex.pools.local.fork_server import ForkStarter
     from dpex.pools.share.producer import Producer, ProducerPool
 
     place.forget_lock()
-    Producer(listener, place, facts, ProducerPool(ContextStarter(context, plan), packing)).run()
+    Producer(listener, place, facts, ProducerPool(ForkStarter(context, plan), packing)).run()

@@ -1,4 +1,5 @@
-"""Where trainings that share batches find each other: a socket in a directory that is this user's own.
+"""Where trainings that share batches find each other: a socket in a directory that is this user's own, and is removed
+with the last file in it.
 
 Whoever finds nobody there begins to listen, under a lock on the directory, and hands the socket to a new producer. The
 lock is the kernel's, so it ends with the process that holds it, and no file is left of it. The socket's file is removed
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpex.errors import ShareError
-from dpex.system.directories import is_safe, own_directories, prepare
+from dpex.system.directories import is_safe, job_directories, open_checked, prepare
 
 BACKLOG = 128
 """Trainings that may come at the same moment."""
@@ -50,7 +51,7 @@ def own_directory(environment: Mapping[str, str]) -> Path:
     Raises:
         ShareError: There is none.
     """
-    directories = own_directories(environment)
+    directories = job_directories(environment)
     for directory in directories:
         with contextlib.suppress(OSError):
             prepare(directory, own=True)
@@ -89,14 +90,41 @@ class MeetingPlace:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While nobody else begins or ends to listen here. It may wait for as long as that takes somebody else."""
-        with self._opened() as self._lock:
+        """While nobody else begins or ends to listen here. It may wait for as long as that takes somebody else.
+
+        The directory stays meanwhile: whoever removes it has this lock.
+        """
+        inside = self._lock = self._taken_lock()
+        try:
+            yield
+        finally:
+            fcntl.flock(inside, fcntl.LOCK_UN)
+            os.close(inside)
+            self._lock = -1
+
+    def _taken_lock(self) -> int:
+        """The directory's descriptor, locked; of another one if that was removed while its lock was waited for."""
+        while True:
+            prepare(self._directory, own=True)
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
-                yield
-            finally:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
-                self._lock = -1
+                inside = self._open()
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(inside, fcntl.LOCK_EX)
+                if self._is_there(inside):
+                    return inside
+            except BaseException:
+                os.close(inside)
+                raise
+            os.close(inside)
+
+    def _is_there(self, inside: int) -> bool:
+        """Whether this is the directory that is found by its path."""
+        try:
+            return os.path.samestat(os.fstat(inside), self._directory.stat())
+        except FileNotFoundError:
+            return False
 
     def forget_lock(self) -> None:
         """In a process that was forked under the lock, which has it, too: it is the parent's to release."""
@@ -123,14 +151,20 @@ class MeetingPlace:
         """Nobody listens here any more; under the lock."""
         with self._opened() as inside, contextlib.suppress(FileNotFoundError):
             os.unlink(self._file, dir_fd=inside)
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        inside = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        inside = self._open()
         try:
             yield inside
         finally:
             os.close(inside)
+
+    def _open(self) -> int:
+        """Its descriptor; checked, as somebody else may have made it once it was removed."""
+        return open_checked(self._directory, own=True)
 
     def _address(self, inside: int) -> str:
         """By the directory's descriptor, as its path may be longer than a socket's address."""

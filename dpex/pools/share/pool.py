@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.core.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
+from dpex.core.first_stream import ALL
 from dpex.core.names import LOCAL
 from dpex.core.schedule import Ticket
 from dpex.errors import InternalError, ShareError
@@ -161,12 +162,11 @@ class SharedPool:
         self.counts.running = 0
 
     def _fail(self, why: str) -> None:
-        """There is no producer: what was asked for is made by others."""
-        self.failed = f"share={self._plan.facts['share']!r}: {why}"
+        """There is no producer, and can be no other: the epoch ends with an error that says so."""
+        self.failed = f"share={self._plan.facts['share']!r}: {why}; without share= this training has its own workers"
         self.counts.requested = 0
         lost = tuple(number for epoch, number in self._held if epoch == self._epoch)
         self._held.clear()
-        self._events.append(Notice(f"{self.failed}. From here on this training makes its batches itself"))
         self._events.append(WorkerGone(self.name, -1, self._epoch, lost, None, True, self.failed))
 
     # -- what is said --------------------------------------------------------------------------------------------
@@ -229,11 +229,15 @@ class SharedPool:
     def dismiss(self, worker: int) -> None:
         """Only logical workers are dismissed one by one."""
 
-    def adopt(self, worker: int, logical: int, state: RngState | None) -> None:
+    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """There are no logical workers: ``seeding="batch"`` has none."""
         raise InternalError("a shared pool has no logical workers")
 
     def release(self, worker: int, logical: int) -> None:
+        """See `adopt`."""
+        raise InternalError("a shared pool has no logical workers")
+
+    def ask_state(self, worker: int, logical: int) -> None:
         """See `adopt`."""
         raise InternalError("a shared pool has no logical workers")
 

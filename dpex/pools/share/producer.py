@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 from dpex.core.events import Notice, WorkerGone
 from dpex.core.readable import size
 from dpex.core.schedule import Ticket
-from dpex.pools.local.fork_server import Starter
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.packing import Packing
 from dpex.pools.local.pool import LocalPool
+from dpex.pools.local.starter import Starter
 from dpex.pools.local.worker_process import TICKET_BYTES, read_ticket_message, receive
 from dpex.pools.share.cache import BatchCache, Key, OtherOrderError
 from dpex.pools.share.facts import Facts, difference, other_order

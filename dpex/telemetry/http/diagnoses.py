@@ -54,7 +54,7 @@ def level(verdict: Verdict) -> Level:
         return "early"
     if verdict.cause == "consumer":
         return "good"
-    return "bad" if verdict.lost_ratio >= MUCH else "fair"
+    return "bad" if verdict.wait_ratio >= MUCH else "fair"
 
 
 class CounterHistory:
@@ -104,8 +104,7 @@ class TimedDiagnosis:
     def as_data(self) -> Mapping[str, Any]:
         """For JSON; ``shown`` is what people are shown, worded."""
         found = self.diagnosis
-        facts, verdict = found.facts, found.verdict
-        sections = report.sections(facts, verdict, found.what_if, found.scores)
+        facts, verdict, sections = found.facts, found.verdict, report.sections(found)
         return {
             "name": self.name,
             "stretch": self.stretch,
@@ -116,7 +115,8 @@ class TimedDiagnosis:
                 "title": verdict.title,
                 "sentence": verdict.sentence,
                 "confidence": report.confidence(verdict),
-                "first": report.advice(facts, verdict, found.what_if, found.recommendation),
+                "first": found.advice,
+                "end": found.end_of_stall,
                 "parts": [part._asdict() for part in report.parts(facts, verdict)],
                 "sections": [vars(section) for section in sections if section.title != report.WHERE_TIME_GOES],
             },
@@ -133,7 +133,7 @@ class TimedDiagnosis:
         links = f'<a href="{link}">{words}</a> <a href="/">the live page</a>'
         found = self.diagnosis
         nav = f"<nav><span>{escape(self.name)}: {about}, at {at}</span> {links}</nav>"
-        return nav + html.article(found.facts, found.verdict, found.what_if, found.scores, found.recommendation)
+        return nav + html.article(found)
 
 
 class Diagnoses:

@@ -164,7 +164,8 @@ function showDiagnosis(one) {
   $("verdict").dataset.level = one.level;
   put("verdict-title", shown.title);
   put("verdict-text", shown.sentence);
-  $("first").replaceChildren(element("b", "", "First: "), shown.first);
+  const end = shown.end ? [element("br", ""), element("b", "", "To end the stall: "), shown.end] : [];
+  $("first").replaceChildren(element("b", "", "First: "), shown.first, ...end);
   $("first").hidden = one.level === "early";
   const about = one.is_whole ? (stretch === "run" ? "About the whole run" : "About the whole run so far, which is short")
     : "About the latest stretch";

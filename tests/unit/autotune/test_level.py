@@ -107,3 +107,21 @@ def test_loosened_it_follows_the_next_window_half_way() -> None:
     made.loosen()
     made.add(30.0, 10)
     assert made.value == pytest.approx(2.0)
+
+
+def test_what_is_below_nothing_counts_in_the_mean_and_is_told_as_nothing() -> None:
+    made = level(0.3, -0.1, -0.1, -0.1)
+    assert made.value == pytest.approx(0.0)
+    made.add(-10.0, 10)
+    assert made.value == 0.0
+    made.add(100.0, 10)
+    assert made.value == pytest.approx((0.3 - 0.3 - 1.0 + 10.0) / 6), "errors in both directions cancel out"
+
+
+def test_a_fall_to_less_than_nothing_is_a_fall_to_nothing() -> None:
+    made = level(1.0, 1.0, 1.0, 1.0)
+    made.add(-1.0, 10)
+    assert made.has_moved(-1.0, 10)
+    made.restart(-1.0, 10)
+    made.add(-1.0, 10)
+    assert made.value == 0.0

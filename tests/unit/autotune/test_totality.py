@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -131,6 +132,8 @@ def assert_within(config: AutotuneConfig, sample: Sample, decision: Decision) ->
     assert all(math.isfinite(value) for value in (*decision.evidence.values(), decision.at))
     assert 0 <= decision.predicted_wait <= 1
     assert 0 <= decision.predicted_rate < math.inf
+    assert not re.search(r"(?<!\w)-\d", decision.text), decision.text
+    assert all(value >= 0 for name, value in decision.evidence.items() if name.endswith(("_s", "_ms")))
 
 
 @settings(max_examples=60, deadline=None)

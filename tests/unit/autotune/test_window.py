@@ -12,6 +12,7 @@ from dpex.autotune.estimator import WorkEstimator
 from dpex.autotune.felt import FeltSample
 from dpex.autotune.model import Estimate
 from dpex.autotune.types import Sample, Settings
+from dpex.autotune.window_record import WindowRecord
 from dpex.measure.samples import MachineSample, PoolSample
 
 
@@ -106,3 +107,36 @@ def test_what_starts_workers_is_no_other_program() -> None:
     assert estimate(starting, stale, gone).others == 0.0
     later = replace(stale, at=5.0)
     assert estimate(starting, later).others > 1.0, "one that goes on is another program"
+
+
+def changes_of(*samples: Sample) -> list[str]:
+    windows = WorkEstimator()
+    return [what for sample in samples for what in windows.add(FeltSample(sample=sample))]
+
+
+def test_waiting_below_nothing_is_no_change_of_the_work() -> None:
+    """Batches wait for 88 ms; then other programs take the CPUs, and more is said to be queued than time passed."""
+    quiet = {"tickets": 8, "load_s": 1.0, "cpu_s": 0.29, "queued_s": 0.0}
+    busy = {"tickets": 8, "load_s": 2.0, "cpu_s": 0.29, "queued_s": 3.0}
+    before = [window(at, quiet, cpus=2.0) for at in range(6)]
+    assert estimate(*before, cpus=2.0).wait_s == pytest.approx(0.08875)
+    assert changes_of(*before, *(window(at, busy, cpus=2.0, others=1.8) for at in range(6, 12))) == []
+
+
+@pytest.mark.parametrize("queued_s", [0.0, 0.02])
+def test_waiting_that_ends_is_said_with_durations(queued_s: float) -> None:
+    """What is queued then may be a little more than the time that is left."""
+    slow = {"tickets": 8, "load_s": 1.0, "cpu_s": 0.29, "queued_s": 0.0}
+    fast = {"tickets": 8, "load_s": 0.29, "cpu_s": 0.29, "queued_s": queued_s}
+    (said,) = changes_of(*(window(at, slow) for at in range(6)), *(window(at, fast) for at in range(6, 10)))
+    assert said.startswith("waiting of a batch ")
+    assert said.endswith(" ms → 0 s")
+
+
+def test_a_batch_costs_no_negative_time() -> None:
+    """Several threads of a batch queue beside each other."""
+    record = WindowRecord()
+    record.add(window(0, {"tickets": 8, "load_s": 1.0, "cpu_s": 2.0, "queued_s": 3.0}), lost_s=0.5)
+    assert record.cost_s == 0.0
+    record.add(window(1, {"tickets": 8, "load_s": 4.0, "cpu_s": 2.0, "queued_s": 0.4}), lost_s=0.5)
+    assert record.cost_s == pytest.approx(0.1), "the windows before it are not forgotten"

@@ -15,6 +15,7 @@ from dpex.core.events import (
     Resize,
     Resized,
 )
+from dpex.core.first_stream import Splitting
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.resume_point import ResumePoint
 from dpex.engine.performer import Performer
@@ -36,6 +37,7 @@ class Driver:
         local: int = 2,
         remote: int = 0,
         is_tuned: bool = False,
+        splitting: Splitting | None = None,
         **pool: Any,
     ) -> None:
         self.options = {"shared": not logicals, **pool}
@@ -50,6 +52,7 @@ class Driver:
             in_order=in_order,
             rules=rules,
             sizes=self.sizes(local, remote),
+            splitting=splitting,
         )
         self.performer = Performer(self.state, self.make_pool)
         self.pools: dict[str, FakePool] = self.performer.pools  # type: ignore[assignment]

@@ -23,12 +23,13 @@ from dpex.core.events import (
     Resized,
     ScaleRefused,
     Snapshot,
+    StatesWanted,
     TicketMade,
     WorkerGone,
     WorkerUp,
 )
 from dpex.core.failures import CRASHES_IN_A_ROW
-from dpex.core.instructions import Adopt, Discard, Dismiss, EnterEpoch, Raise, Release, Say, Scale, Send
+from dpex.core.instructions import Adopt, AskState, Discard, Dismiss, EnterEpoch, Raise, Release, Say, Scale, Send
 from dpex.core.logical_log import START
 from dpex.core.placement import Place
 from dpex.core.prefetch import PrefetchRules, Sizes
@@ -413,6 +414,42 @@ def test_what_a_stream_does_at_its_end_is_done_again_unless_its_state_after_that
     table.tell(Snapshot(0, 0, 1, "ready again"))
     (logical,) = table.state.point().logicals
     assert (logical.state, logical.again, logical.has_ended) == ("ready again", (), True)
+
+
+def test_datasets_are_asked_for_their_states_from_the_first_wish_on() -> None:
+    table = Table(logicals=2, iterable=True)
+    table.send(2)
+    assert table.tell(StatesWanted()) == [AskState("local", 0, 0), AskState("local", 1, 1)]
+    assert table.tell(StatesWanted()) == []
+    table.tell(Snapshot(0, *START, None))
+    table.dies(0, 0, guilty=0)
+    table.report(workers=(1, 2))
+    answer = table.tell(SEND_EVERYTHING)
+    assert [each for each in answer if isinstance(each, AskState)] == [AskState("local", 2, 0)]
+
+
+@pytest.mark.parametrize("iterable", [True, False])
+def test_who_was_asked_and_can_tell_is_waited_for(iterable: bool) -> None:
+    table = Table(logicals=2, iterable=iterable)
+    table.tell(Snapshot(0, *START, None))
+    table.send(2)
+    table.tell(StatesWanted())
+    assert table.state.assignment.untold == ({0} if iterable else {0, 1})
+    table.tell(Snapshot(0, *START, "asked"))
+    assert table.state.assignment.untold == (set() if iterable else {1})
+
+
+def test_a_stream_that_cannot_tell_its_state_stays_where_it_is() -> None:
+    table = Table(logicals=2, iterable=True, sizes=(2, 0))
+    for logical in range(2):
+        table.tell(Snapshot(logical, *START, None))
+    table.send(2)
+    table.tell(Resize(table.sizes(1)))
+    assert table.tell(Resized()) == [Release("local", 1, 1)]
+    table.tell(Released(1, 1, None))
+    assert not table.state.assignment.may_move
+    assert table.tell(Resized()) == []
+    assert table.send(2) == [("local", 0, [2]), ("local", 1, [3])]
 
 
 def test_of_a_stream_without_a_state_its_end_is_no_batch() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dpex.core.logical_log import LogicalLog, LogicalPoint, MadeTicket
+from dpex.core.logical_log import START, LogicalLog, LogicalPoint
+from dpex.core.ticket_runs import MadeTicket
 
 
 def made(*numbers: int, epoch: int = 0) -> list[MadeTicket]:
@@ -47,9 +48,32 @@ def test_what_is_told_again_after_a_death_says_nothing_new() -> None:
     log = log_of(0, 2)
     log.told(0, 2, "after 2")
     log.told(0, 0, "after 0")
-    log.told(0, 2, "after 2, once more")
     log.made(*made(2)[0])
     assert log.latest() == ("after 2", [])
+
+
+def test_a_state_told_once_more_after_the_same_ticket_may_hold_more() -> None:
+    log = log_of(0, 2)
+    log.told(0, 2, "after 2, without the dataset's")
+    log.told(0, 2, "after 2")
+    assert log.latest() == ("after 2", [])
+    assert log.point(0, 3) == LogicalPoint(state="after 2")
+
+
+def test_a_stream_that_could_tell_and_was_not_asked_makes_all_again() -> None:
+    log = LogicalLog(is_stream=True)
+    log.told(*START, None)
+    for number in range(0, 100, 2):
+        log.made(0, number, [None, None])
+    log.begin_epoch()
+    log.made(1, 0, [None, None])
+    log.settle(1, 1)
+    tickets = [MadeTicket(0, number, [None, None]) for number in range(0, 100, 2)]
+    assert log.point(0, 20) == LogicalPoint(again=tuple(tickets[:10]))
+    assert log.latest() == (None, [*tickets, MadeTicket(1, 0, [None, None])])
+    log.told(1, 0, "asked")
+    log.settle(1, 1)
+    assert log.latest() == ("asked", [])
 
 
 def test_a_state_that_was_given_up_counts_after_all_that_was_made() -> None:

@@ -6,7 +6,17 @@ import marshal
 
 import pytest
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, WorkerGone, WorkerUp, event_of, plain
+from dpex.core.events import (
+    Notice,
+    PoolEvent,
+    Released,
+    Snapshot,
+    SplittingKnown,
+    WorkerGone,
+    WorkerUp,
+    event_of,
+    plain,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,7 +26,8 @@ from dpex.core.events import Notice, PoolEvent, Released, Snapshot, WorkerGone, 
         WorkerGone("local", 3, 1, (7, 8), 7, False, "killed", 4711, 2),
         Released(1, 3, b"state"),
         Snapshot(1, 0, 12, b"state"),
-        Notice("text", False),
+        SplittingKnown(True),
+        Notice("text", False, "subject"),
     ],
 )
 def test_events_travel(event: PoolEvent) -> None:

@@ -93,7 +93,7 @@ def test_the_prefetch_widens_behind_a_straggler_step_by_step_and_not_for_ever():
     made, prefetchs = pace(seen=20, service_s=0.1, nbytes=10), []
     for _ in range(40):
         prefetchs.append(made.prefetch(sizes()))
-        assert made.widen(prefetchs[-1], ready=3)
+        assert made.widen(prefetchs[-1], ready=3) == (prefetchs[-1] < STRAGGLER_FACTOR * 4)
     assert prefetchs[0] == 4
     assert prefetchs[-1] == STRAGGLER_FACTOR * 4
     assert all(a <= b for a, b in pairwise(prefetchs))
@@ -103,6 +103,16 @@ def test_it_does_not_widen_over_much_memory():
     made = pace(seen=20, service_s=0.1, nbytes=STRAGGLER_BYTES // 2)
     assert not made.widen(4, ready=3)
     assert made.prefetch(sizes()) == 4
+
+
+@pytest.mark.parametrize(
+    ("batch_bytes", "most"), [(1 << 20, STRAGGLER_FACTOR * 4), (4 << 20, 16), (7 << 20, 9), (40 << 20, 8)]
+)
+def test_large_batches_take_at_most_twice_torchs_memory_behind_a_straggler(batch_bytes: int, most: int):
+    made, prefetch = pace(seen=20, service_s=0.1, nbytes=batch_bytes), 4
+    while made.widen(prefetch, ready=3):
+        prefetch = made.prefetch(sizes())
+    assert prefetch == most
 
 
 def test_explicit_prefetch_and_budget_are_kept_to_the_letter():

@@ -1,7 +1,8 @@
 """Streams on fake pools, under any interleaving of what may happen, against a model of a few lines.
 
 The model: streams are read in turn, the ended ones are passed over, and batch *i* of a stream is made with the state
-that *i* batches left. Their datasets have a state, so that they survive deaths, move, and are resumed elsewhere.
+that *i* batches left. Their datasets have a state, so that they survive deaths, move, and are resumed elsewhere. Where
+only the first stream shows whether the dataset splits itself, and it does not, there are no others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hypothesis.stateful import initialize, rule
 from pool_rules import PoolMachine
 
 from dpex.core.events import Snapshot
+from dpex.core.first_stream import Splitting
 from dpex.core.logical_log import START
 from dpex.core.resume_point import ResumePoint
 from dpex.testing import Work
@@ -38,19 +40,31 @@ class StreamMachine(PoolMachine):
         local=st.integers(1, 3),
         prefetch=st.integers(1, 8),
         starts_slowly=st.booleans(),
+        is_split=st.sampled_from([None, True, False]),
     )
-    def start(self, lengths: list[int], local: int, prefetch: int, starts_slowly: bool) -> None:
+    def start(self, lengths: list[int], local: int, prefetch: int, starts_slowly: bool, is_split: bool | None) -> None:
         self.lengths = lengths
-        self.expected = in_turn(lengths)
+        self.expected = in_turn(lengths if is_split is not False else lengths[:1])
         self.delivered = 0
-        self.options = {"prefetch": max(prefetch, len(lengths)), "starts_slowly": starts_slowly}
+        self.is_watched = is_split is not None
+        self.options = {
+            "prefetch": max(prefetch, len(lengths)),
+            "starts_slowly": starts_slowly,
+            "is_split": bool(is_split),
+        }
         self.begin(local, 0, None)
 
     def begin(self, local: int, remote: int, point: ResumePoint | None) -> None:
         """A process begins, or goes on where another one stood; each stream tells its state before its first batch."""
         streams = len(self.lengths)
         self.driver = Driver(
-            logicals=streams, iterable=True, make=self.batch_of, local=local, remote=remote, **self.options
+            logicals=streams,
+            iterable=True,
+            make=self.batch_of,
+            local=local,
+            remote=remote,
+            splitting=Splitting(most=streams) if self.is_watched else None,
+            **self.options,
         )
         self.driver.begin(INDICES, point)
         for logical in range(streams if point is None else 0):

@@ -35,7 +35,7 @@ def facts(**changes: Any) -> Facts:
 
 
 def told(found: Diagnosis) -> str:
-    return " ".join(str(found).split())
+    return " ".join(found.full.split())
 
 
 COPYING: dict[str, Any] = {"feed_copy_s": 9.8, "feed_transform_s": 0.0, "feed_wait_s": 6.0}

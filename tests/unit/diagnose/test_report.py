@@ -76,13 +76,17 @@ class Tags(HTMLParser):
 @pytest.mark.parametrize("name", PLANTED)
 def test_text_and_data_of_every_verdict(name: str) -> None:
     diagnosis = diagnose(PLANTED[name][2])
-    text = str(diagnosis)
+    text = diagnosis.full
+    assert str(diagnosis) == repr(diagnosis) == text[: len(str(diagnosis))]
+    assert len(str(diagnosis).splitlines()) <= 24
     assert TITLES[diagnosis.verdict.cause].upper() in text
     for title in ("How do we know", "Where the time goes", "What was not measured"):
         assert title in text
-    assert ("What would change it" in text) == (diagnosis.verdict.cause != "too-early")
+    nothing = diagnosis.verdict.cause in ("too-early", "consumer")
+    assert ("What would change it" in text) == (not nothing)
+    assert "First: " in text
     data = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
-    assert data["version"] == 1
+    assert data["version"] == 2
     assert data["verdict"]["cause"] == diagnosis.verdict.cause
     assert data["facts"]["batches"] == diagnosis.facts.batches
     assert len(data["what_if"]["predictions"]) == len(diagnosis.what_if.predictions)  # type: ignore[union-attr]
@@ -104,10 +108,11 @@ def test_what_users_named_is_escaped(full: Diagnosis) -> None:
     assert HOSTILE not in full.html()
     assert full.html().count("&lt;script&gt;") >= 5
     assert HOSTILE in str(full)
+    assert HOSTILE not in full._repr_html_()
 
 
 def test_everything_there_is_told(full: Diagnosis) -> None:
-    text = str(full)
+    text = full.full
     assert "rank 3" in text
     for title in ("Transforms", "Slowest samples", "Slowest batches", "Past predictions"):
         assert title in text
@@ -124,6 +129,6 @@ def test_the_page_is_written(full: Diagnosis, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_lines_fit_a_terminal_and_no_percent_sign_begins_one(name: str) -> None:
-    lines = str(diagnose(PLANTED[name][2])).splitlines()
+    lines = diagnose(PLANTED[name][2]).full.splitlines()
     assert max(map(len, lines)) <= COLUMNS
     assert not any(line.strip().startswith("%") for line in lines)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dpex.diagnose.counters import LoaderCounters
     from dpex.diagnose.diagnosis import Diagnosis
+    from dpex.engine.loader_counters import LoaderCounters
 
 logger = logging.getLogger("dpex")
 VARIABLE = "DPEX_DIAGNOSE"

@@ -1,0 +1,54 @@
+"""All constants of the law. ``docs/reference/controller-constants.md`` tells what is lost without each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Each with its unit; times and sizes of the work itself are measured."""
+
+    start: int = 8
+    """Workers at the start, at most."""
+    start_depth: int = 2
+    """Batches in flight per worker at the start, when nothing is known of memory."""
+    headroom: float = 1.2
+    """Capacity that is looked for, over what the training loop takes."""
+    jump: float = 4.0
+    """The largest growth of the number of workers in one decision beyond what fills the CPUs, as a factor."""
+    depth: float = 8.0
+    """Batches in flight per worker."""
+    most_depth: float = 32.0
+    """Batches in flight per worker where batches in turn are late, at most."""
+    uneven: float = 2.0
+    """Batches in flight per worker, as a multiple of the slowest batch over the mean."""
+    step: float = 1.3
+    """Growth of the number of workers in a probe, as a factor; a probe to fewer divides by it."""
+    least: int = 3
+    """Windows under a setting before its rate counts."""
+    longest: int = 8
+    """Windows after which a trial is decided by what is known."""
+    pause: float = 3.0
+    """How long a setting that failed is left alone, as a multiple of its trial; doubled with each failure."""
+    goal: float = 0.01
+    """Share of the training loop's time in ``next()`` that is as good as none."""
+    part: float = 0.5
+    """Exponent of the growth of service times beside that of workers, from which workers hold each other up."""
+    early: float = 2.0
+    """Service time over the one before, from which a trial ends before its batches are there."""
+    alarm: float = 5.0
+    """Sum of deviations from which the work has changed, in standard deviations (CUSUM)."""
+    drift: float = 1.0
+    """Deviation that is no change, in standard deviations."""
+    floor: float = 0.1
+    """Standard deviation of the logarithm of a window's mean time, at least."""
+    spare: float = 1.05
+    """Workers over those that are at work on average, beyond which workers are given back."""
+    calm: int = 8
+    """Windows without waiting before workers are given back."""
+    recent: int = 64
+    """Windows that are remembered."""
+
+
+CONSTANTS = Constants()

@@ -1,0 +1,217 @@
+"""What was measured of the work: means over recent windows, and whether it has changed. PURE."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from dpex.autotune.law.constants import Constants
+from dpex.autotune.types import Sample
+from dpex.core.names import WORKER_POOLS
+from dpex.measure.samples import PoolSample
+
+_OUTLIER, _LEARNING, _WINDOWS = 4.0, 4, 16
+"""A single window counts for no more deviations than the first; after the second number of windows deviations are
+known; the mean is over about the third."""
+_MOST_QUEUED = 0.9
+"""Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
+
+
+class Mean:
+    """Seconds per batch over the latest windows."""
+
+    def __init__(self, windows: int) -> None:
+        self._rows: deque[tuple[float, int]] = deque(maxlen=windows)
+        self.count = 0
+        self.value = 0.0
+
+    def add(self, seconds: float, count: int) -> None:
+        """Take in a window with that many batches."""
+        if count:
+            self._rows.append((seconds, count))
+            self.count = sum(number for _, number in self._rows)
+            self.value = sum(total for total, _ in self._rows) / self.count
+
+    def lately(self, least: int) -> float:
+        """The mean over the latest windows that hold ``least`` batches; 0 if there was none."""
+        seconds, count = 0.0, 0
+        for total, number in reversed(self._rows):
+            seconds, count = seconds + total, count + number
+            if count >= least:
+                break
+        return seconds / count if count else 0.0
+
+
+class Cusum:
+    """A two-sided CUSUM on the logarithm of a time (Page, 1954)."""
+
+    def __init__(self, constants: Constants) -> None:
+        self._constants = constants
+        self._mean = self._variance = self._up = self._down = 0.0
+        self._count = 0
+
+    def add(self, seconds: float) -> bool:
+        """Take in a window's mean; True if it is no longer what it was."""
+        if seconds <= 0:
+            return False
+        k, x = self._constants, math.log(seconds)
+        if self._count >= _LEARNING:
+            z = (x - self._mean) / max(k.floor, math.sqrt(self._variance))
+            self._up = max(0.0, self._up + min(z, _OUTLIER) - k.drift)
+            self._down = max(0.0, self._down + min(-z, _OUTLIER) - k.drift)
+        self._count += 1
+        weight, apart = 1.0 / min(self._count, _WINDOWS), x - self._mean
+        self._mean += weight * apart
+        self._variance = (1 - weight) * (self._variance + weight * apart * apart)
+        return max(self._up, self._down) > k.alarm
+
+
+@dataclass
+class PoolEvidence:
+    """One place. net: seconds of a batch without queueing for a CPU. wall: with it. cpu: its CPU seconds."""
+
+    net: Mean
+    wall: Mean
+    cpu: Mean
+    slowest_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "collate": 0.0, "encode": 0.0})
+
+    def add(self, pool: PoolSample) -> None:
+        """Take in a window."""
+        if pool.tickets:
+            self.net.add(net_s(pool), pool.tickets)
+            self.wall.add(pool.busy_s, pool.tickets)
+            self.cpu.add(pool.cpu_s, pool.tickets)
+            self.slowest_s = max(self.slowest_s, *pool.services_s, 0.0)
+            for name in self.stages:
+                self.stages[name] += getattr(pool, f"{name}_s")
+
+
+def net_s(pool: PoolSample) -> float:
+    """Seconds of a pool's batches, without queueing for a CPU."""
+    return pool.busy_s - min(pool.queued_s or 0.0, _MOST_QUEUED * pool.busy_s)
+
+
+class Evidence:
+    """Of the work as it is since it last changed."""
+
+    def __init__(self, constants: Constants) -> None:
+        self._constants = constants
+        self.step, self.trainer_cpu = Mean(constants.recent), Mean(constants.recent)
+        self.pools = {name: _pool(constants) for name in WORKER_POOLS}
+        self._watched: dict[object, Cusum] = {}
+        self._others: deque[float] = deque(maxlen=constants.recent)
+
+    def add(self, sample: Sample) -> None:
+        """Take in a window."""
+        self.step.add(stepping_s(sample), sample.batches)
+        self.trainer_cpu.add(sample.machine.trainer_cpu_s, sample.batches)
+        for name, pool in self.pools.items():
+            pool.add(getattr(sample, name))
+        self._others.append(sample.machine.others)
+
+    @property
+    def others(self) -> float:
+        """CPUs that other programs used lately, at most: they come and go, and come again."""
+        return max(self._others, default=0.0)
+
+    def changes(self, sample: Sample) -> tuple[str, ...]:
+        """Names of the times that are no longer what they were: "step" and pools. Service times of a pool are compared
+        under the same number of workers, as others hold each other up more, or less."""
+        found = []
+        seen: list[tuple[str, object, float, int]] = [("step", None, stepping_s(sample), sample.batches)]
+        workers = sample.settings.local, sample.settings.remote
+        for name in WORKER_POOLS:
+            pool: PoolSample = getattr(sample, name)
+            seen.append((name, workers, pool.busy_s, pool.tickets))
+        for name, under, seconds, count in seen:
+            if count > 1 and self._watch((name, under)).add(seconds / count):
+                found.append(name)
+        return tuple(found)
+
+    def _watch(self, key: object) -> Cusum:
+        return self._watched.setdefault(key, Cusum(self._constants))
+
+    def service_s(self, name: str) -> float:
+        """Seconds of a batch in a pool without queueing for a CPU; those of the other pool where there is none."""
+        other = next(pool for pool in WORKER_POOLS if pool != name)
+        return self.pools[name].net.value or self.pools[other].net.value
+
+    @property
+    def unevenness(self) -> float:
+        """The slowest batch over the mean, at least 1."""
+        slowest_s = max(pool.slowest_s for pool in self.pools.values())
+        return max(1.0, slowest_s / max(1e-9, self.service_s("local")))
+
+
+def _pool(constants: Constants) -> PoolEvidence:
+    net, wall, cpu = (Mean(constants.recent) for _ in range(3))
+    return PoolEvidence(net=net, wall=wall, cpu=cpu)
+
+
+def stepping_s(sample: Sample) -> float:
+    """Seconds of steps in the window, without what the training thread waited for a CPU."""
+    total_s = sample.work_s + sample.own_s
+    return max((1.0 - _MOST_QUEUED) * total_s, total_s - (sample.machine.trainer_queued_s or 0.0))
+
+
+class Record:
+    """Windows under the same setting."""
+
+    def __init__(self, constants: Constants) -> None:
+        self._rows: deque[tuple[int, int, float]] = deque(maxlen=constants.recent)
+        self.seconds = self.wait_s = self.queued_s = self.head_s = self.busy_s = self.remote_busy_s = 0.0
+        self.wall = Mean(constants.recent)
+        self.net = Mean(constants.recent)
+        self.pending = 0
+        self.calm = 0
+
+    def add(self, sample: Sample, goal: float) -> None:
+        """Take in a window."""
+        local, remote = sample.local, sample.remote
+        made = local.tickets + remote.tickets
+        self._rows.append((sample.batches, made, sample.seconds))
+        self.seconds += sample.seconds
+        self.wait_s += sample.wait_s
+        self.head_s += sample.head_s
+        self.queued_s += sample.machine.trainer_queued_s or 0.0
+        self.busy_s += local.busy_s + remote.busy_s
+        self.remote_busy_s += remote.busy_s
+        self.wall.add(local.busy_s + remote.busy_s, made)
+        self.net.add(net_s(local) + net_s(remote), made)
+        self.pending += sample.in_flight > local.running + remote.running
+        self.calm = self.calm + 1 if sample.wait_s <= goal * sample.seconds else 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def wait(self) -> float:
+        """Share of the time that the training loop waited."""
+        return self.wait_s / self.seconds if self.seconds else 0.0
+
+    @property
+    def queued(self) -> float:
+        """Share of the time that the training thread waited for a CPU."""
+        return self.queued_s / self.seconds if self.seconds else 0.0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is mostly the next batch in turn that is missing."""
+        return self.head_s > 0.5 * self.wait_s
+
+    def rate(self, *, made: bool = False) -> tuple[float, float]:
+        """Batches per second that were delivered, or made, and the standard error of that."""
+        seconds = sum(row[2] for row in self._rows)
+        if not seconds:
+            return 0.0, math.inf
+        which = int(made)
+        total, windows = sum(row[which] for row in self._rows), len(self._rows)
+        rate = total / seconds
+        error = math.sqrt(max(1.0, total)) / seconds
+        if windows >= 3:
+            squares = sum((row[which] - rate * row[2]) ** 2 for row in self._rows)
+            seen = math.sqrt(windows / (windows - 1) * squares) / seconds
+            error = seen if total > 2 * windows else max(error, seen)
+        return rate, error

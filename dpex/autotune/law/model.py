@@ -1,0 +1,265 @@
+"""One model of a loader: what rate and what wait a setting gives, which setting is best, and what would end the stall.
+
+PURE. With ``W`` workers whose batches take ``s`` seconds and ``c`` CPU seconds, on ``C`` CPUs of which other programs
+use ``o``, and a step of ``t`` seconds and ``k`` CPU seconds of the training process::
+
+    rate(W) = min(W / s, (C - o) / (c + k), 1 / t, what memory and the link allow)
+
+The second limit counts only batches of local workers in ``c``. What limits workers is corrected by what was measured at
+the present setting: it is multiplied by the rate seen there over the rate predicted for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from dpex.autotune.law.walls import Walls
+from dpex.autotune.types import Settings
+
+_TINY = 1e-9
+_LEAST_SHARE = 0.02
+"""CPU share of a worker's time, at least: work that hardly computes would have any number of workers."""
+_LEAST_FREE = 0.5
+"""Part of the CPUs that this job gets beside other programs, at least: a kernel gives them to whoever wants one."""
+_FAR = 0.1
+"""Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
+_ALMOST = 0.2
+"""A worker for which the CPUs are enough but for this part of it is one that they are enough for."""
+_NEAR_FLAT = 0.02
+"""Rates that differ by less are equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where workers are.
+
+    Attributes:
+        service_s: Seconds that a worker takes for a batch, queueing for a CPU not included.
+        cpu_s: CPU seconds of that.
+        most_rate: Batches per second that all of its workers were seen unable to surpass: the link from them is full.
+    """
+
+    service_s: float
+    cpu_s: float
+    most_rate: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """A prediction: the expected value, and an interval that holds the true one in most cases."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndOfStall:
+    """What it takes so that the training loop never waits for data.
+
+    Attributes:
+        rate: Batches per second that the training loop could take.
+        cpus: CPUs that this needs, those of the training process included.
+        more_cpus: What of these this machine lacks; on other nodes they would do as well. 0: it has enough.
+        cost: The part of the CPU time of a batch at which this machine's CPUs would be enough, 0 to 1.
+        workers: Workers that this needs.
+        stage: The costliest stage of a batch in a worker, and its part of the time.
+    """
+
+    rate: float
+    cpus: float
+    more_cpus: float
+    cost: float
+    workers: int
+    stage: tuple[str, float] | None = None
+
+    @property
+    def is_cpu_bound(self) -> bool:
+        """True if more CPUs are needed than this machine has."""
+        return self.more_cpus > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What the start of a pass costs, where each starts workers of its own.
+
+    Attributes:
+        seconds: From the beginning of a pass to its first batch.
+        workers: Local workers that were started meanwhile.
+        batches: Batches of a pass.
+    """
+
+    seconds: float
+    workers: int
+    batches: int
+
+    def seconds_with(self, workers: int, cpus: float) -> float:
+        """The same with another number of workers: they start on ``cpus`` at the same time."""
+        return self.seconds * max(1.0, workers / cpus) / max(1.0, self.workers / cpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The work and the machine as they were measured. Times are seconds per batch.
+
+    Attributes:
+        now: The setting that was measured.
+        local, remote: The places of workers.
+        step_s: What the training loop takes for a batch when it need not wait.
+        step_cpu_s: CPU time of the training process for that.
+        cpus: CPUs that this job may use; ``others``: what other programs use of them.
+        unevenness: The slowest batch over the mean.
+        measured_rate: Batches per second under ``now``, where the loop waited; None where it did not.
+        error: The relative standard error of that.
+        start: What starting costs; None where workers live on.
+        stages: Parts of the time of a batch in a worker, by name; they sum to 1.
+        walls: What memory, configuration and cluster allow.
+    """
+
+    now: Settings
+    local: Place
+    remote: Place
+    step_s: float
+    step_cpu_s: float
+    cpus: float
+    others: float
+    walls: Walls
+    unevenness: float = 1.0
+    measured_rate: float | None = None
+    error: float = 0.05
+    start: Start | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+    # -- what a setting gives ------------------------------------------------------------------------------------------
+
+    def rate(self, settings: Settings) -> Range:
+        """Batches per second."""
+        value = min(self._capacity(settings) * self._correction, self.demand)
+        apart = abs(math.log(max(1, settings.workers) / max(1, self.now.workers)))
+        error = math.hypot(self.error, _FAR * apart / math.log(2.0))
+        return Range(value=value, low=value / (1.0 + 2 * error), high=min(value * (1.0 + 2 * error), self.demand))
+
+    def wait(self, settings: Settings) -> Range:
+        """Share of the training loop's time that it waits, 0 to 1."""
+        rate = self.rate(settings)
+        value, low, high = (max(0.0, 1.0 - each / self.demand) for each in (rate.value, rate.high, rate.low))
+        return Range(value=value, low=low, high=high)
+
+    @property
+    def demand(self) -> float:
+        """Batches per second that the training loop takes if it need not wait."""
+        return 1.0 / max(_TINY, self.step_s)
+
+    @property
+    def free_cpus(self) -> float:
+        """CPUs that this job can have: those that other programs do not use, but at least half of all."""
+        return max(self.cpus - self.others, _LEAST_FREE * self.cpus)
+
+    @property
+    def cpu_share(self) -> float:
+        """CPU time of a local worker over its time."""
+        return min(1.0, max(_LEAST_SHARE, self.local.cpu_s / max(_TINY, self.local.service_s)))
+
+    def _capacity(self, settings: Settings) -> float:
+        """Batches per second that workers make, as far as CPUs and the link let them.
+
+        Remote batches cost this machine only what the training process does for them: with ``x`` from local workers
+        and ``y`` from remote ones, ``c x + k (x + y)`` CPUs are needed.
+        """
+        far = min(settings.remote / max(_TINY, self.remote.service_s), self.remote.most_rate)
+        near = settings.local / max(_TINY, self.local.service_s)
+        near = min(near, (self.free_cpus - self.step_cpu_s * min(far, self.demand)) / max(_TINY, self._cpu_s))
+        return max(_TINY, near) + far
+
+    @property
+    def _cpu_s(self) -> float:
+        """CPU time that a batch of a local worker costs this machine."""
+        return self.local.cpu_s + self.step_cpu_s
+
+    @property
+    def _correction(self) -> float:
+        """Measured over predicted rate of the present setting."""
+        if not self.measured_rate:
+            return 1.0
+        return min(2.0, max(0.5, self.measured_rate / min(self.demand, self._capacity(self.now))))
+
+    # -- which setting -------------------------------------------------------------------------------------------------
+
+    def filling(self, *, spared: float | None = None) -> int:
+        """Local workers that keep the CPUs busy, but for those that the training process uses at the rate that is
+        possible, with one more for each that waits, and as many more as other programs run, since the kernel gives
+        each that wants a CPU the same; or those for which ``spared`` of the free CPUs stay idle."""
+        share = self.cpu_share
+        if spared is not None:
+            return math.floor(max(0.0, self.free_cpus - spared) / share + _ALMOST)
+        used = self.step_cpu_s * min(self.demand, self.free_cpus / max(_TINY, self._cpu_s))
+        beside = min(self.others, self.cpus)
+        return max(1, math.ceil((2.0 - share) * max(0.0, self.cpus - used + beside) / share))
+
+    def best(self, headroom: float, walls: Walls | None = None) -> tuple[int, int]:
+        """The fewest workers of each place that make ``headroom`` times what the training loop takes, or what comes
+        nearest to that: local ones first, as they cost nobody else a machine."""
+        walls = walls or self.walls
+        most = min(walls.most_local(self.unevenness), walls.local, walls.prefetch)
+        wanted = max(1.0, headroom * self.local.service_s * self.demand)
+        local = remote = 0
+        for is_sparing in (True, False) if walls.remote else (False,):
+            spared = min(1.0, 4.0 * self.step_cpu_s * self.demand) if is_sparing else None
+            local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
+            near = min(local / max(_TINY, self.local.service_s), self.free_cpus / max(_TINY, self._cpu_s))
+            far = max(0.0, headroom * self.demand - near) * self.remote.service_s
+            remote = min(walls.remote, math.ceil(far - 0.05), max(0, walls.prefetch - local))
+            if remote >= far / headroom:
+                break
+        local = max(local, walls.least_local, int(not remote))
+        return self._quick_to_start(local), max(remote, walls.least_remote)
+
+    def _quick_to_start(self, local: int) -> int:
+        """As many workers as make a pass with its start the shortest; the fewest of those."""
+        start = self.start
+        if start is None or not start.seconds:
+            return local
+        local = max(1, min(local, start.batches))
+
+        def pass_s(workers: int) -> float:
+            rate = self.rate(replace(self.now, local=workers)).value
+            return start.seconds_with(workers, self.free_cpus) + start.batches / rate
+
+        seconds = {workers: pass_s(workers) for workers in range(1, local + 1)}
+        least_s = min(seconds.values())
+        return min(workers for workers, each in seconds.items() if each <= (1.0 + _NEAR_FLAT) * least_s)
+
+    def prefetch(self, local: int, remote: int, depth: float) -> int:
+        """``depth`` batches in flight per worker, as far as memory allows."""
+        workers = local + remote
+        most = max(workers, self.walls.most_prefetch(local))
+        return int(max(2, min(depth * workers, most)))
+
+    # -- what would end the stall --------------------------------------------------------------------------------------
+
+    def to_end_stall(self) -> EndOfStall:
+        """What it takes to make as much as the training loop could take."""
+        cpus = self._cpu_s * self.demand
+        spare = self.free_cpus - self.step_cpu_s * self.demand
+        stage = max(self.stages.items(), key=lambda pair: pair[1], default=None)
+        return EndOfStall(
+            rate=self.demand,
+            cpus=cpus,
+            more_cpus=max(0.0, cpus - self.free_cpus),
+            cost=min(1.0, max(0.0, spare / max(_TINY, self.local.cpu_s * self.demand))),
+            workers=math.ceil(self.local.service_s * self.demand),
+            stage=stage,
+        )
+
+    def costing(self, local: Place, remote: Place) -> Model:
+        """The model of work that costs something else, off by the same factor as this one."""
+        other = replace(self, local=local, remote=remote, measured_rate=None)
+        if not self.measured_rate:
+            return other
+        return replace(other, measured_rate=self._correction * min(other.demand, other._capacity(other.now)))
+
+    def with_remote(self, most: int) -> Model:
+        """The model with places for ``most`` remote workers."""
+        return replace(self, walls=replace(self.walls, remote=max(most, self.walls.remote)))

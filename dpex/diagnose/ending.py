@@ -1,0 +1,73 @@
+"""What would end the stall, in sentences. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from dpex.autotune.law.model import EndOfStall, Model
+from dpex.core.readable import duration, percent, rounded
+from dpex.diagnose import work
+from dpex.diagnose.attribution import LostTime
+from dpex.diagnose.facts import Facts
+
+STALLS = 0.05
+"""From this share of the time on, waited or held up, there is a stall to end."""
+_TOLD = 0.05
+"""CPUs of other programs are told of from this part of all on."""
+_ENOUGH = 0.05
+"""CPUs that miss less than this part of what is needed are enough: measurements are no better."""
+
+
+def sentences(facts: Facts, found: LostTime, model: Model) -> str:
+    """What the training loop could take, and what that needs; "" where nothing stalls, or none of it can be said."""
+    if max(facts.running_wait_ratio, facts.held_ratio) < STALLS:
+        return ""
+    end = model.to_end_stall()
+    who = "training loop" if facts.gpu_stall_s is None else "GPU"
+    needs = _needs(facts, found, model, end)
+    return f"The {who} could take {rounded(end.rate)} batches/s. {needs}" if needs else ""
+
+
+def _needs(facts: Facts, found: LostTime, model: Model, end: EndOfStall) -> str:
+    if end.more_cpus > _ENOUGH * end.cpus and not model.now.remote:
+        return _cpus(facts, end) + _costliest(end)
+    first = found.ranked[0][0]
+    if first in ("straggler", "memory"):
+        return _prefetch(facts, model, end)
+    if first in ("transfer", "sampler", "dispatch", "startup", "crowding", "unknown"):
+        return ""
+    if end.workers > model.now.workers:
+        return f"That needs {end.workers} workers; {model.now.workers or 'none'} ran." + _costliest(end)
+    return ""
+
+
+def _cpus(facts: Facts, end: EndOfStall) -> str:
+    beside = facts.others or 0.0
+    others = f", of which other programs use {rounded(beside)}" if beside >= _TOLD * facts.cpus else ""
+    more = max(1, round(end.more_cpus))
+    cost = f", or samples at {percent(end.cost)} of their cost," if end.cost >= _TOLD else ""
+    return (
+        f"That needs {math.ceil(end.cpus - _TOLD)} CPUs; this machine has {rounded(facts.cpus)}{others}. "
+        f"{more} more CPU{'s' * (more > 1)} on other nodes{cost} would end the stall."
+    )
+
+
+def _costliest(end: EndOfStall) -> str:
+    names = {"load": "getting the samples", "collate": "the collate function", "encode": "writing batches into memory"}
+    if end.stage is None:
+        return ""
+    name, share = end.stage
+    return f" The costliest part is {names.get(name, f'`{name}`')} ({percent(share)})."
+
+
+def _prefetch(facts: Facts, model: Model, end: EndOfStall) -> str:
+    """Batches in flight that go on while the slowest is made."""
+    slowest_s = max(work.services(facts), default=0.0)
+    made = min(end.rate, model.now.workers / max(1e-9, model.local.service_s))
+    needed = math.ceil(slowest_s * made) + model.now.workers
+    if needed <= model.now.prefetch:
+        return ""
+    return (
+        f"The slowest batch takes {duration(slowest_s)}: that needs at least {needed} batches in flight instead of "
+        f"{model.now.prefetch}, or no such batches."
+    )

@@ -1,0 +1,155 @@
+"""What was measured of a loader, as the law's model sees it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.law.model import Model, Place, Start
+from dpex.autotune.law.walls import Walls
+from dpex.autotune.types import Settings
+from dpex.core.names import INLINE, LOCAL, REMOTE
+from dpex.diagnose.attribution import LostTime
+from dpex.diagnose.facts import Facts, PoolFacts
+
+FULL = 0.9
+"""From this part of the CPUs on, busy by anybody, more workers that compute only take CPUs from each other."""
+_COMPUTES, _BESIDE = 0.5, 2
+"""Workers that compute for more than this part of their time are no more than CPUs, and that many more."""
+_QUEUED = 0.9
+"""Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
+_WAITS = 0.01
+"""From this share of the time on a loop waits, and its rate says what the workers can do."""
+_LEAST, _BY_LOAD = 0.04, 0.15
+"""Relative error of a rate on an idle machine, and what is added where other programs hold all CPUs."""
+
+
+def present(facts: Facts) -> Settings:
+    """The setting that was measured."""
+    return Settings(local=facts.local, remote=facts.remote, prefetch=max(1, facts.prefetch))
+
+
+def later_batches(facts: Facts) -> int:
+    """Batches but for the first of each pass, which come with its start."""
+    return max(1, facts.batches - facts.passes)
+
+
+def cpus_used(facts: Facts) -> Mapping[str, float]:
+    """CPUs of this machine that were busy on average, by who had them."""
+    wall_s = max(1e-9, facts.wall_s)
+    made_s = {name: facts.pools[name].cpu_s if name in facts.pools else 0.0 for name in (LOCAL, INLINE)}
+    return {
+        "the workers": made_s[LOCAL] / wall_s,
+        "the training process": max(facts.trainer_cpu_s, made_s[INLINE]) / wall_s,
+        "other programs": facts.others or 0.0,
+    }
+
+
+def is_full(facts: Facts) -> bool:
+    """Whether hardly any CPU of this machine was idle."""
+    return sum(cpus_used(facts).values()) >= FULL * facts.cpus
+
+
+def order_s(found: LostTime) -> float:
+    """Seconds lost as too few batches were in flight, or the next in turn was late."""
+    return found.by_cause["straggler"] + found.by_cause["memory"]
+
+
+def model_of(facts: Facts, found: LostTime, missed: float = 0.0) -> Model | None:
+    """The work and the machine; ``missed``: the relative error of earlier predictions. None: too little was seen."""
+    if facts.tickets < 8 or facts.batches <= facts.passes or facts.work_s <= 0:
+        return None
+    count, now, here = later_batches(facts), present(facts), _place(facts, LOCAL)
+    step_s = max(1e-6, _free_step_s(facts) / count)
+    inline = facts.pools.get(INLINE, PoolFacts())
+    makes_s = facts.running_s - order_s(found) - facts.held_s - found.by_cause["crowding"]
+    waits = now.workers > 0 and facts.running_wait_ratio > _WAITS and makes_s > 0
+    return Model(
+        now=now,
+        local=here,
+        remote=_place(facts, REMOTE),
+        step_s=step_s,
+        step_cpu_s=min(step_s, max(0.0, facts.trainer_cpu_s - inline.cpu_s) / count),
+        cpus=facts.cpus,
+        others=facts.others or 0.0,
+        walls=_walls(facts, now, here),
+        unevenness=_unevenness(facts),
+        measured_rate=count / makes_s if waits else None,
+        error=math.hypot(_LEAST + _BY_LOAD * _load(facts), missed, 1.0 / math.sqrt(count)),
+        start=_start(facts, now),
+        stages=_stages(facts),
+    )
+
+
+def _load(facts: Facts) -> float:
+    """Part of the CPUs that other programs hold."""
+    return min(1.0, (facts.others or 0.0) / facts.cpus)
+
+
+def _free_step_s(facts: Facts) -> float:
+    """Seconds of all steps, of what else the training loop does itself, had it a CPU all the time, and of what it
+    waited for page-locked memory, which no worker makes shorter."""
+    own_s = facts.transfer_s + sum(facts.causes.get(name, 0.0) for name in ("sampler", "dispatch", "unknown", "h2d"))
+    loop_s = facts.work_s - facts.held_s + max((1.0 - _QUEUED) * own_s, own_s - facts.loop_queued_s)
+    if facts.gpu_stall_s is None:
+        return loop_s
+    return max(loop_s, facts.running_s - facts.gpu_stall_s - facts.held_s)
+
+
+def _place(facts: Facts, name: str) -> Place:
+    """A place as measured; one without batches is taken to be as fast as another."""
+    names = (name, LOCAL, REMOTE, INLINE)
+    known = next(facts.pools[one] for one in names if one in facts.pools and facts.pools[one].tickets)
+    queued_s = known.queued_s
+    if queued_s is None:
+        computes = known.cpu_s > _COMPUTES * known.busy_s
+        queued_s = known.busy_s - known.cpu_s if computes and is_full(facts) else 0.0
+    net_s = known.busy_s - min(max(0.0, queued_s), _QUEUED * known.busy_s)
+    service_s = net_s + (known.transit_s if name == REMOTE else 0.0)
+    return Place(
+        service_s=max(1e-9, service_s / known.tickets), cpu_s=max(1e-9, min(net_s, known.cpu_s) / known.tickets)
+    )
+
+
+def _walls(facts: Facts, now: Settings, here: Place) -> Walls:
+    """As far as advice goes: one jump of the tuner's, here where CPUs are idle, elsewhere where workers are."""
+    soon = int(max(2 * CONSTANTS.start, CONSTANTS.jump * now.workers))
+    most = min(AutotuneConfig().max_waiting, soon)
+    local = 0 if now.remote and not now.local else most
+    if here.cpu_s > _COMPUTES * here.service_s:
+        served = 1 if is_full(facts) else math.ceil(facts.cpus) + _BESIDE
+        local = min(local, max(now.local, served))
+    return Walls(local=local, remote=most if now.remote else 0)
+
+
+def _unevenness(facts: Facts) -> float:
+    services_s = services(facts)
+    mean_s = sum(services_s) / len(services_s) if services_s else 0.0
+    return max(1.0, max(services_s) / mean_s) if mean_s else 1.0
+
+
+def services(facts: Facts) -> tuple[float, ...]:
+    """Wall seconds of single batches."""
+    return tuple(seconds for pool in facts.pools.values() for seconds in pool.services_s)
+
+
+def _start(facts: Facts, now: Settings) -> Start | None:
+    startup_s = facts.causes.get("startup", 0.0)
+    if not facts.starts_anew or not facts.passes or not startup_s:
+        return None
+    batches = max(1, facts.batches // facts.passes)
+    return Start(seconds=startup_s / facts.passes, workers=max(1, now.local), batches=batches)
+
+
+def _stages(facts: Facts) -> Mapping[str, float]:
+    """Parts of the time of a batch, by transform where these are known."""
+    pools = facts.pools.values()
+    seconds = {name: sum(getattr(pool, f"{name}_s") for pool in pools) for name in ("load", "collate", "encode")}
+    if any(one.is_within for one in facts.transforms or ()):
+        seconds = {"encode": seconds["encode"]}
+        for one in facts.transforms or ():
+            seconds[one.short] = seconds.get(one.short, 0.0) + one.all_wall_s
+    total = sum(seconds.values())
+    return {name: each / total for name, each in seconds.items()} if total > 0 else {}

@@ -1,0 +1,255 @@
+"""Workers of the start methods "spawn" and "forkserver": each starts, imports and unpickles for itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from families import Augmented, assert_same, is_alive, kill, seeded, stacked, worker_pids
+from torch.utils.data import Dataset
+from torch.utils.data._utils.collate import default_collate
+from waiting import meet, until
+
+from dpex import DpexDataLoader
+from dpex.core.events import Notice
+from dpex.pools.local.clean_fork_server import starter_for
+from dpex.pools.local.pool import LocalPool
+from dpex.pools.local.worker_process import WorkerPlan
+from dpex.worker.setup import WorkerSetup
+
+pytestmark = pytest.mark.timeout(240)
+METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
+
+
+def loader_of(dataset: Any, method: str, **options: Any) -> DpexDataLoader[Any]:
+    options = {"batch_size": 4, "num_workers": 1, "generator": seeded(), **options}
+    return DpexDataLoader(dataset, multiprocessing_context=method, **options)
+
+
+class UsesThreads(Dataset[torch.Tensor]):
+    """Sample: the index, by a thread that a module has started at its import, and the worker's process."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        from threads_at_import import POOL
+
+        return torch.tensor([POOL.submit(lambda: index).result(), os.getpid()])
+
+    def __reduce__(self) -> Any:
+        return _with_the_module, ()
+
+
+def _with_the_module() -> UsesThreads:
+    """As where the dataset's own module has such threads: it is imported before the dataset is unpickled."""
+    import threads_at_import  # noqa: F401
+
+    return UsesThreads()
+
+
+@METHODS
+def test_threads_that_a_module_started_at_its_import_live_in_every_worker(method: str) -> None:
+    made = stacked(loader_of(UsesThreads(), method, num_workers=2))
+    assert made[:, 0].tolist() == list(range(8))
+    assert len(set(made[:, 1].tolist())) == 2
+
+
+class Attribute(Dataset[int]):
+    """Sample: what the attribute was when the dataset was sent."""
+
+    def __init__(self) -> None:
+        self.value = 1
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        return self.value
+
+
+def test_a_worker_that_starts_later_has_the_dataset_as_it_was_at_the_beginning() -> None:
+    dataset = Attribute()
+    loader = loader_of(dataset, "spawn", seeding="batch")
+    iterator = iter(loader)
+    dataset.value = 2
+    seen = set(next(iterator).tolist())
+    loader.resize(local=2)
+    kill(worker_pids(iterator)[0])
+    with pytest.warns(RuntimeWarning, match="killed by signal"):
+        seen.update(*(batch.tolist() for batch in iterator))
+    assert seen == {1}
+
+
+class Shares(Dataset[int]):
+    """Holds what travels as a descriptor or a name: a shared tensor, a connection and a lock.
+
+    From sample 20 on, two workers must have met.
+    """
+
+    def __init__(self, method: str, length: int, place: Path) -> None:
+        self.place = place
+        context: Any = multiprocessing.get_context(method)
+        self.made = torch.zeros(length, dtype=torch.int64).share_memory_()
+        self.reader, self.writer = context.Pipe(duplex=False)
+        self.lock = context.Lock()
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+    def __getitem__(self, index: int) -> int:
+        with self.lock:
+            self.made[index] += 1
+            self.writer.send(os.getpid())
+        if index >= 20:
+            meet(self.place, 2)
+        return index
+
+
+@METHODS
+def test_what_the_dataset_shares_reaches_every_worker_also_those_that_start_later(method: str, tmp_path: Path) -> None:
+    dataset = Shares(method, 40, tmp_path)
+    loader = loader_of(dataset, method, seeding="batch")
+    iterator = iter(loader)
+    got = [next(iterator)]
+    loader.resize(local=2)
+    got += iterator
+    assert torch.cat(got).tolist() == list(range(40))
+    assert dataset.made.tolist() == [1] * 40
+    assert len({dataset.reader.recv() for _ in range(40)}) == 2
+
+
+class LeavesAChild(Augmented):
+    """Sample 20 kills its worker, once. What that had forked lives on, with a copy of its descriptors."""
+
+    def __init__(self, length: int, mark: Path) -> None:
+        super().__init__(length)
+        self.mark = mark
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 20 and not self.mark.exists():
+            child = os.fork()
+            if not child:
+                signal.pause()
+            self.mark.write_text(str(child))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@METHODS
+def test_a_worker_that_dies_is_replaced_and_the_batches_are_the_same(method: str, tmp_path: Path) -> None:
+    mark = tmp_path / "child"
+    with loader_of(LeavesAChild(40, mark), method, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        got = [next(iterator)]
+        (first,) = worker_pids(iterator)
+        with pytest.warns(RuntimeWarning, match="killed by signal"):
+            got += iterator
+        child = int(mark.read_text())
+        assert is_alive(child), "else the pipe of the worker told of its end"
+        os.kill(child, signal.SIGKILL)
+        (second,) = worker_pids(iterator)
+        assert first != second
+        got += iter(loader)
+        assert worker_pids(iterator) == [second], "a persistent worker is there for the next epoch"
+    assert not is_alive(second)
+    with DpexDataLoader(Augmented(40), 4, num_workers=1, generator=seeded(), persistent_workers=True) as loader:
+        assert_same(torch.cat(got), torch.cat([stacked(loader), stacked(loader)]))
+
+
+def test_the_parent_of_a_spawned_worker_is_the_trainer() -> None:
+    iterator = iter(loader_of(Augmented(8), "spawn"))
+    next(iterator)
+    (pid,) = worker_pids(iterator)
+    assert psutil.Process(pid).ppid() == os.getpid()
+
+
+# -- the pool by itself ------------------------------------------------------------------------------------------------
+
+
+class CannotBeUnpickled(Augmented):
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("there is nothing to unpickle this with")
+
+
+def pool_of(dataset: Any, workers: int) -> LocalPool:
+    setup = WorkerSetup(
+        dataset=dataset,
+        collate_fn=default_collate,
+        worker_init_fn=None,
+        iterable=False,
+        auto_collation=True,
+        drop_last=False,
+        num_workers=workers,
+        base_seed=11,
+        per_batch_seed=True,
+    )
+    plan = WorkerPlan(setup, True)
+    return LocalPool(starter_for(multiprocessing.get_context("spawn"), plan), shared_queue=True, first_workers=workers)
+
+
+def test_workers_that_end_before_they_are_ready_are_not_started_again_and_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    pool = pool_of(CannotBeUnpickled(8), 3)
+    try:
+        until(lambda: pool.poll() is not None and pool.failed)
+        said = [event.text for event in pool.poll() if isinstance(event, Notice)]
+        assert said == [pool.failed]
+        assert "no local worker can be started: process" in said[0]
+        assert "(exit code 1;" in said[0]
+        assert (pool.counts.requested, pool.counts.running) == (0, 0)
+        assert not pool._workers
+    finally:
+        pool.close()
+    assert "there is nothing to unpickle this with" in capfd.readouterr().err
+
+
+def test_workers_that_are_asked_for_again_after_that_are_started(capfd: pytest.CaptureFixture[str]) -> None:
+    pool = pool_of(CannotBeUnpickled(8), 2)
+    try:
+        until(lambda: pool.poll() is not None and pool.failed)
+        pool.resize(1)
+        assert pool.failed is None
+        assert pool.counts.requested == 1
+    finally:
+        pool.close()
+
+
+def test_a_signal_that_the_trainer_survives_does_not_end_a_worker_that_is_starting() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        pool = pool_of(Augmented(8), 2)
+        pids = [process.pid for _, process in pool._source._running.values()]  # type: ignore[attr-defined]
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR1)
+        try:
+            until(lambda: pool.poll() is not None and pool.counts.running == 2)
+            assert [worker.process.handle.pid for worker in pool._workers.values()] == pids
+        finally:
+            pool.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_workers_that_stay_are_killed_when_the_pool_is_closed() -> None:
+    pool = pool_of(Augmented(8), 1)
+    until(lambda: pool.poll() is not None and pool.counts.running == 1)
+    (pid,) = [process.pid for _, process in pool._source._running.values()]  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGSTOP)
+    pool.close(0.1)
+    assert not is_alive(pid)
+
+
+def test_workers_that_are_starting_are_not_waited_for_when_the_pool_is_closed() -> None:
+    pool = pool_of(Augmented(8), 1)
+    (pid,) = [process.pid for _, process in pool._source._running.values()]  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGSTOP)
+    pool.close(0.1)
+    assert not is_alive(pid)
