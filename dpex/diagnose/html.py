@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dpex.core.readable import percent
 from dpex.diagnose.facts import Facts
-from dpex.diagnose.report import ReportSection, advice, confidence, headline, parts, sections
+from dpex.diagnose.report import ReportSection, advice, confidence, failures, headline, parts, sections
 from dpex.diagnose.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def article(found: Diagnosis) -> str:
         f'<p class="faint">{escape(headline(facts))}; {escape(confidence(verdict))}</p>',
         f'<p class="first"><strong>First:</strong> {escape(advice(found))}</p>',
         *(end if found.end_of_stall else ()),
+        *(f'<p class="warning"><strong>Warning:</strong> {escape(line)}</p>' for line in failures(facts)),
         _bar(facts, verdict),
         *map(_section, sections(found)),
     ]

@@ -25,6 +25,8 @@ _LAST_COLUMN = 16
 """The last column of a table is wrapped, but not more narrowly than this."""
 VERSION = 2
 """Of `plain`'s layout; another number means that something was renamed or has gone."""
+_NODES = 2
+"""Nodes that failed, on the screen; the full report has them all."""
 _SHOWN = 0.01
 """A part of the time below this is left out of the evidence."""
 
@@ -112,7 +114,8 @@ def advice(found: Diagnosis) -> str:
 
 
 def text(found: Diagnosis) -> str:
-    """One screen: what was measured, the verdict, its evidence, what to do first, what would end the stall."""
+    """One screen: what was measured, the verdict, its evidence, what to do first, what would end the stall, and what
+    failed."""
     facts, verdict = found.facts, found.verdict
     lines = [f"dpex diagnosis of {headline(facts)}", "", f"{verdict.title.upper()}: {verdict.sentence}"]
     told = [part for line in lines for part in wrapped(line)]
@@ -120,7 +123,20 @@ def text(found: Diagnosis) -> str:
     told += ["", *wrapped(f"First: {advice(found)}")]
     if found.end_of_stall:
         told += ["", *wrapped(f"To end the stall: {found.end_of_stall}")]
+    for line in failures(facts):
+        told += ["", *wrapped(f"Warning: {line}")]
     return "\n".join(told)
+
+
+def failures(facts: Facts) -> Iterator[str]:
+    """Samples that failed and nodes that were given up: worth a line even where nothing is slow."""
+    count = facts.failed_samples
+    if count:
+        latest = "".join(f" The latest is index {one.shown}: {one.error}" for one in facts.latest_failed[-1:])
+        who = "1 sample" if count == 1 else f"{count:,} samples"
+        yield f"{who} could not be loaded, and other samples have the places.{latest}"
+    for why in facts.failed_nodes[-_NODES:]:
+        yield f"{why[:1].upper()}{why[1:]}"
 
 
 def full(found: Diagnosis) -> str:

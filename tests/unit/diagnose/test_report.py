@@ -15,6 +15,7 @@ from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import SampleFacts, SlowFacts, TransformFacts
 from dpex.diagnose.report import COLUMNS
 from dpex.diagnose.verdict import TITLES
+from dpex.measure.sampling import FailedSample
 from tests.unit.diagnose.test_verdict import PLANTED
 
 HOSTILE = "<script>alert('x')</script>&"
@@ -120,6 +121,17 @@ def test_everything_there_is_told(full: Diagnosis) -> None:
     assert "off by 4.0 points" in text
     assert full.scores[0].error == pytest.approx(0.04)
     assert len(full.scores) == 1
+
+
+def test_what_failed_is_on_the_screen_even_where_nothing_is_slow() -> None:
+    facts = PLANTED["consumer"][2]
+    assert "Warning" not in str(diagnose(facts))
+    latest = (FailedSample("7", "OSError: gone"), FailedSample("8", "OSError: <i>torn</i>"))
+    failed = replace(facts, failed_samples=3, latest_failed=latest, failed_nodes=("node a is left alone", "node b too"))
+    text = str(diagnose(failed))
+    assert "Warning: 3 samples could not be loaded, and other samples have the places. The latest is index 8:" in text
+    assert "Warning: Node a is left alone\n\nWarning: Node b too" in text
+    assert "&lt;i&gt;torn" in diagnose(failed)._repr_html_()
 
 
 def test_the_page_is_written(full: Diagnosis, tmp_path: Path) -> None:
