@@ -86,19 +86,17 @@ class AgentLink:
 
     def _receive(self) -> None:
         try:
-            with self._connection, contextlib.suppress(OSError, MemoryError, ValueError, EOFError):
-                self._receive_frames()
+            with self._connection:
+                while (frame := receive(self._connection, self._memory)) is not None:
+                    self.arrived.append(Arrived(*frame, monotonic()))
+                    self.wake()
+        except (FrameError, CompressionError) as error:
+            self.why_ended += f", as what came over it was no message: {error}"
+        except (OSError, MemoryError, ValueError, EOFError):
+            pass  # the connection broke, which needs no further reason
         finally:
             self.ended = True
             self.wake()
-
-    def _receive_frames(self) -> None:
-        try:
-            while (frame := receive(self._connection, self._memory)) is not None:
-                self.arrived.append(Arrived(*frame, monotonic()))
-                self.wake()
-        except (FrameError, CompressionError) as error:
-            self.why_ended += f", as what came over it was no message: {error}"
 
 
 def link_over(connection: socket.socket, memory: Callable[[int], Any]) -> AgentLink | None:

@@ -27,7 +27,7 @@ _REQUESTS = {name: name for name in ("resize", "dismiss", "adopt", "release", "a
 
 
 class _AgentsProcess(ProcessHandle):
-    """A process that the agent forks for the trainer; its ``pid`` is None until it reports that it came up."""
+    """A process that the agent forks for the trainer. Its ``pid`` is known once it reports that it came up."""
 
     def __init__(self, why_not: str = "") -> None:
         super().__init__("dpex-template")
@@ -55,7 +55,7 @@ class AgentStarter(TemplateStarter):
     def start(self, theirs: Any) -> _AgentsProcess:
         """See `TemplateStarter.start`; does not wait."""
         try:
-            self._link.hand_over(theirs.fileno(), "lend", self._order)
+            self._link.hand_over(theirs.fileno(), "fork", self._order)
         except OSError as error:
             return _AgentsProcess(f"cannot be asked for: {error}")
         return _AgentsProcess()

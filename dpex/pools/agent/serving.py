@@ -13,10 +13,10 @@ Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wa
 queue, pickle, again)`` where the pickle is of numbers and indices, and ``again`` says that the trainer has their
 batches, ``("adopt", worker, logical, state, streams)``, ``("release", worker, logical)``, ``("ask_state", worker,
 logical)``, ``("dismiss", worker)``, ``("epoch", number)``, ``("close", grace_s)``. From a trainer on the same machine
-there is only ``("lend", order)``, with a descriptor: see `dpex.pools.agent.near`.
+there is only ``("fork", order)``, with a descriptor: see `dpex.pools.agent.near`.
 
-Frames from an agent: ``("told", pool, results, events, failed, delay, traffic)``: the results of workers, other events,
-why the pool cannot work, how long workers wait for a CPU, and what the connection carried.
+Frames from an agent: ``("report", pool, results, events, failed, delay, traffic)``: the results of workers, other
+events, why the pool cannot work, how long workers wait for a CPU, and what the connection carried.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Agent:
 
     Args:
         connection: The connection to the trainer.
-        guardian: A descriptor of the process with which the agent ends; -1: there is none.
+        guardian: A descriptor of the process with which the agent ends, or -1.
     """
 
     def __init__(self, connection: socket.socket, guardian: int) -> None:
@@ -93,7 +93,7 @@ class Agent:
         self._has_warned = False
         self._results: list[tuple[Any, ...]] = []
         self._buffers: list[Any] = []
-        self._told: tuple[Any, ...] = ()
+        self._reported: tuple[Any, ...] = ()
         self._backlog: dict[int | None, deque[tuple[Any, ...]]] = {}
         """Requests that the pool does not take yet, in order, by worker; None: of any worker."""
         self._came_at: dict[tuple[int, int], float] = {}
@@ -145,7 +145,7 @@ class Agent:
             why = f"zstandard is not installed there, so its batches are sent uncompressed: {REMEDY} on that node"
             self._put([plain(Notice(why))])
 
-    def _do_lend(self, order: tuple[Any, ...]) -> None:
+    def _do_fork(self, order: tuple[Any, ...]) -> None:
         """Fork the process that forks workers, for a trainer on this machine, which serves them by itself.
 
         Without a descriptor, as this process had none left for it, the trainer sees its own end closed.
@@ -158,7 +158,7 @@ class Agent:
     def _do_close(self, grace_s: float) -> None:
         if self._pool is not None:
             self._pool.close(grace_s)
-        self._pool, self._told, self._delay = None, (), DelayMeter()
+        self._pool, self._reported, self._delay = None, (), DelayMeter()
         self._backlog.clear()
         self._came_at.clear()
         self._replays.clear()
@@ -229,18 +229,19 @@ class Agent:
         for worker in list(self._backlog):
             self._send_backlog(worker)
         events = pool.poll()
-        told = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
-        told.sort(key=lambda event: event[0] != SplittingKnown.__name__)  # the trainer hears it before the results
+        news = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
+        news.sort(key=lambda event: event[0] != SplittingKnown.__name__)  # it comes before the results
         events.clear()
         facts = (pool.failed, self._delay.of(pool.pids))
-        if self._results or told or facts != self._told:
-            self._told = facts
-            self._put(told)
+        if self._results or news or facts != self._reported:
+            self._reported = facts
+            self._put(news)
 
     def _put(self, events: list[tuple[Any, ...]]) -> None:
-        failed, delay = self._told or (None, None)
-        traffic = self._traffic.news()
-        header = ("told", self._number, self._results, events, failed, delay, None if traffic is None else (*traffic,))
+        failed, delay = self._reported or (None, None)
+        found = self._traffic.news()
+        traffic = None if found is None else tuple(found)
+        header = ("report", self._number, self._results, events, failed, delay, traffic)
         self._writer.put(header, self._buffers)
         self._results, self._buffers = [], []
 

@@ -12,6 +12,7 @@ Importing this module does not import Ray.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -37,7 +38,7 @@ logger = logging.getLogger("dpex")
 PARKED_S = 60.0
 """Seconds that parked agents keep their room on the cluster."""
 _END_S = 2.0
-"""Seconds that the last to close waits, at most, until the cluster was told what is given back."""
+"""Seconds that the last to close waits, at most, until the cluster has what is given back."""
 LOOPBACK = "127.0.0.1"
 KNOCK_S = 3.0
 """Seconds that a cluster may take to accept a connection."""
@@ -115,7 +116,6 @@ class Parked:
 
     def __init__(self) -> None:
         self._parked: list[Any] = []
-        self._lock = threading.Lock()
 
     @property
     def workers(self) -> int:
@@ -124,30 +124,23 @@ class Parked:
 
     def park(self, nodes: Any) -> None:
         """Keep them for the next pool."""
-        with self._lock:
-            self._parked.append(nodes)
+        self._parked.append(nodes)
 
     def take(self, key: Hashable) -> Any:
         """Return the latest that suit, or None."""
-        with self._lock:
-            found = next((nodes for nodes in self._parked[::-1] if nodes.key == key), None)
-            if found is not None:
-                self._parked.remove(found)
-            return found
+        return next((nodes for nodes in self._parked[::-1] if nodes.key == key and self.discard(nodes)), None)
 
     def discard(self, nodes: Any) -> bool:
-        """Return True if they were still there, and now are not: the caller ends them."""
-        with self._lock:
-            was_there = nodes in self._parked
-            if was_there:
-                self._parked.remove(nodes)
-            return was_there
+        """Remove them. Return False if another thread did, which owns them now."""
+        with contextlib.suppress(ValueError):
+            self._parked.remove(nodes)
+            return True
+        return False
 
     def clear(self) -> None:
-        """End all, within `_END_S` seconds. It is waited for: a call of Ray that came after the user's
-        ``ray.shutdown()`` would start another Ray."""
-        with self._lock:
-            parked, self._parked = self._parked, []
+        """End all, and wait for that for `_END_S` seconds: a call of Ray that came after the user's ``ray.shutdown()``
+        would start another Ray."""
+        parked = [nodes for nodes in list(self._parked) if self.discard(nodes)]
         for nodes in parked:
             nodes.end()
         deadline = monotonic() + _END_S
@@ -182,7 +175,7 @@ class Cluster:
     shares: int = 0
     control: ControlService | None = None
     _landing: Arena = field(default_factory=lambda: Arena(shared=False))
-    """Where results land in the trainer, under the lock."""
+    """Memory of the trainer into which results are received, under the lock."""
     _landing_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def memory(self, nbytes: int) -> Any:
@@ -215,7 +208,7 @@ def answers() -> bool:
 
 
 def connect(head_address: str) -> Cluster:
-    """Return a share of the connection, for `release`. Starts a private Ray if there is none to join.
+    """Return a share of the connection, for `release`. Starts a private Ray where none is connected or named.
 
     Raises:
         ClusterError: Ray is not installed, or ``head_address`` or ``RAY_ADDRESS`` does not answer.
@@ -284,7 +277,7 @@ def _initialise(head_address: str) -> bool:
 def join(address: str | None) -> None:
     """Connect to the cluster at ``address``; None: at ``RAY_ADDRESS``, or the one that runs on this machine.
 
-    For commands that look at a cluster. Loaders use `connect`, which joins no cluster that nobody named.
+    For commands that look at a cluster. Loaders use `connect`, which joins a cluster only by its address.
 
     Raises:
         ClusterError: Ray is not installed, or there is no such cluster.

@@ -2,7 +2,7 @@
 
 Without it nothing is started, placed or replaced, and a call to it waits. Workers that run go on, as batches do not
 pass through it. Ray itself ends every process that is connected, the training too, when it stays away for longer than
-`reconnect_s`. So a thread of dpex's own ("dpex-control") connects to it now and then and tells of its loss, and others
+`reconnect_s`. So a thread of dpex's own ("dpex-control") connects to it now and then and reports its loss, and others
 do not call it then.
 """
 
@@ -20,7 +20,7 @@ from dpex.pools.agent.nodes import NodeNews
 EVERY_S = 1.0
 """Seconds between two knocks, and for one; a connection on a network that works takes milliseconds."""
 SILENT = 3
-"""Knocks in a row without an answer until its loss is told: a packet may be lost, and a busy head may be late."""
+"""Knocks in a row without an answer until its loss is reported: a packet may be lost, and a busy head may be late."""
 RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 RECONNECT_S = 60
 """Ray's own default."""

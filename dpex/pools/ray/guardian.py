@@ -72,8 +72,8 @@ def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cac
                 return self._shipped
 
         def start(self, address: tuple[Any, ...] | None) -> tuple[str, int, str]:
-            """Start the agent's process, which connects to the trainer at this address, or through this actor if there
-            is none. Return the node's name for people, this process's number, and why it cannot be started or ""."""
+            """Start the agent's process, which connects to the trainer there; None: through this actor. Return
+            the node's name for people, this process's number, and why the agent cannot be started, or ""."""
             import os
             import pickle
             import socket

@@ -52,7 +52,7 @@ class GuardedNode:
         place: The node's name for people, "" while it is not known.
         pid: The guardian's process.
         refs: What was shipped there last; ``shipment`` is its number, and ``path`` where it lies.
-        told: The pool knows that the agent is ready.
+        is_open: The pool knows that the agent is ready.
         room: The number of workers that the pool knows that it may have.
         runs: Workers that the pool knows of.
         served: Some did, since the agent was started.
@@ -69,7 +69,7 @@ class GuardedNode:
     refs: Any = None
     shipment: int = -1
     link: AgentLink | None = None
-    told: bool = False
+    is_open: bool = False
     room: int = -1
     runs: int = 0
     served: bool = False
@@ -240,13 +240,13 @@ class RayNodes(Nodes):
                 self._new_node(one)
         for node in self._nodes.values():
             room = self._room.of(node.key)
-            if node.told and room != node.room:
+            if node.is_open and room != node.room:
                 node.room = room
                 self._tell(NodeNews("room", node.number))
 
     def _runs(self, key: str) -> int:
         node = self._nodes.get(key)
-        return node.runs if node is not None and node.told else 0
+        return node.runs if node is not None and node.is_open else 0
 
     def _look(self) -> None:
         """Learn which nodes there are, and whether any of them could take a worker at all."""
@@ -262,7 +262,7 @@ class RayNodes(Nodes):
             self._fail(why)
 
     def _avoid(self) -> None:
-        """Have no workers on nodes that failed repeatedly, which the pool is told, or cannot serve the dataset."""
+        """Have no workers on nodes that failed repeatedly, which the pool learns, or cannot serve the dataset."""
         before, self._left_alone = self._left_alone, self._cluster.failing.left_alone(monotonic())
         for gone in [left for node, left in before.items() if node not in self._left_alone]:
             self._tell(NodeNews("left alone", place=gone.place))
@@ -285,20 +285,14 @@ class RayNodes(Nodes):
 
     def _ask(self, node: GuardedNode, call: Any, then: Callable[[Any], None]) -> None:
         """Have the answer of a guardian's call come to this thread."""
-
-        def came(future: Any) -> None:
-            self._do(lambda: self._hear(node, future, then))
-
-        call.future().add_done_callback(came)
+        call.future().add_done_callback(lambda future: self._do(lambda: self._hear(node, future, then)))
 
     def _hear(self, node: GuardedNode, future: Any, then: Callable[[Any], None]) -> None:
-        if self._nodes.get(node.key) is not node:
-            return
-        error = future.exception()
-        if error is None:
-            then(future.result())
-        else:
-            self._guardian_died(node, reason_of(error))
+        if self._nodes.get(node.key) is node:
+            if (error := future.exception()) is None:
+                then(future.result())
+            else:
+                self._guardian_died(node, reason_of(error))
 
     def _tell(self, news: NodeNews) -> None:
         if self._parked_at is None:
@@ -323,7 +317,7 @@ class RayNodes(Nodes):
         self._parked_at, self._failed, self._failed_starts, self._looked_at = None, "", 0, 0.0
         self._left_alone = {}
         for node in [node for node in self._nodes.values() if node.refs is not self._refs]:
-            node.told, node.runs, node.served, node.path = False, 0, False, ""
+            node.is_open, node.runs, node.served, node.path = False, 0, False, ""
             self._ship(node)
 
     def _park(self) -> None:
@@ -361,7 +355,7 @@ class RayNodes(Nodes):
         self._numbers.pop(node.number, None)
         number, self._next_number = self._next_number, self._next_number + 1
         self._numbers[number] = node
-        node.number, node.told, node.runs, node.served, node.link = number, False, 0, False, None
+        node.number, node.is_open, node.runs, node.served, node.link = number, False, 0, False, None
         server = None if node.node in self._cluster.unreached else self._server
 
         def started(answer: tuple[str, int, str]) -> None:
@@ -400,8 +394,8 @@ class RayNodes(Nodes):
             self._ask(node, node.guardian.ship.remote(number, node.refs), shipped)
 
     def _tell_if_ready(self, node: GuardedNode) -> None:
-        if node.place and node.path and node.link is not None and not node.told and self._parked_at is None:
-            node.told = True
+        if node.place and node.path and node.link is not None and not node.is_open and self._parked_at is None:
+            node.is_open = True
             probe = (node.node, self._kind) not in self._cluster.probed
             self._tell(NodeNews("ready", node.number, node.place, node.link, node.path, probe))
 

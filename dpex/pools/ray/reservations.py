@@ -46,8 +46,8 @@ def stands_anywhere(options: Mapping[str, Any]) -> bool:
 def has_an_agent_of_its_own(options: Mapping[str, Any]) -> bool:
     """Return True if each worker needs an actor of its own.
 
-    Only in an actor Ray sets up what it reserves (which GPU is its), and some places only an actor can be told. Other
-    workers share an agent on each node, in bundles.
+    Only in an actor Ray sets up what it reserves (which GPU is its), and some options only an actor has. Other workers
+    share an agent on each node, in bundles.
     """
     return bool(options["num_gpus"]) or not stands_anywhere(options) or not needs_of(options)
 
@@ -173,6 +173,6 @@ def _guardian(**options: Any) -> Any:
 
 
 def _labels(options: Mapping[str, Any], avoided: Collection[str]) -> dict[str, str]:
-    """What the user asks of nodes, and that they be none of those."""
+    """Return the labels that the user wants of nodes, and that they be none of the nodes ``avoided``."""
     others = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
     return {**options.get("label_selector", {}), **others}
