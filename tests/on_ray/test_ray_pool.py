@@ -212,7 +212,8 @@ def test_a_worker_killed_while_large_batches_are_on_their_way():
         driver.listen_until(lambda: {*driver.made, *driver.lost()} == set(range(8)))
         driver.wait_up(2)
         driver.make([[(number, [number] * 200)] for number in driver.lost()])
-        assert all((batch == i).all() for i, (batch,) in driver.made.items())
+        # the first ticket of the message that it held may have been made already: the engine drops the second result
+        assert all((batch == i).all() for i, batches in driver.made.items() for batch in batches)
 
 
 def test_the_deadly_ticket_of_a_group_is_found():
