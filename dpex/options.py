@@ -20,6 +20,7 @@ from dpex.core.seeding import SEEDINGS
 from dpex.errors import OptionError
 
 Seeding = Literal["worker", "batch"]
+Compression = Literal["zstd"]
 DEVICE_BUDGET_BYTES = 512 << 20
 """For batches that wait on the device: two of 256 MB, which is 400 images of 224 by 224 by 3 floats each."""
 SHARE_BYTES = 1 << 30
@@ -200,6 +201,7 @@ class Options:
     seeding: Seeding = "worker"
     memory_budget: int | str | None = None
     ray_remote_args: Mapping[str, Any] | None = None
+    compression: Compression | None = None
     local_engine: Literal["dpex", "torch"] = "dpex"
     autotune: AutotuneConfig | Literal[False] | None = None
     thread_safe: bool | None = None
@@ -244,6 +246,10 @@ class Options:
         _require(
             _is_size(self.device_budget_bytes),
             f"device_budget_bytes={self.device_budget_bytes!r}: give a positive number of bytes",
+        )
+        _require(
+            self.compression in (None, "zstd"),
+            f"compression={self.compression!r}: give 'zstd', or None to send batches as they are",
         )
         _require(self.local_engine in ("dpex", "torch"), f"local_engine={self.local_engine!r}: give 'dpex' or 'torch'")
 

@@ -252,8 +252,8 @@ METRICS: tuple[Metric, ...] = (
         group="queue",
         labels=(LOADER, PATH),
         help=COUNTED["dpex_transfer_bytes_total"],
-        how_to_read="A `network` rate near the link's speed is the limit of remote workers; above it, batches are "
-        "compressed for the way.",
+        how_to_read="A `network` rate near the link's speed is the limit of remote workers. With "
+        '`compression="zstd"` it counts batches as they are, and may be above the link\'s speed.',
     ),
     Metric(
         name="dpex_network_sent_bytes_total",
@@ -262,8 +262,8 @@ METRICS: tuple[Metric, ...] = (
         group="queue",
         labels=(LOADER, CLUSTER, MACHINE),
         help=COUNTED["dpex_network_sent_bytes_total"],
-        how_to_read="Over dpex_network_sending_seconds_total: what the way carries. Below the `network` rate of "
-        "dpex_transfer_bytes_total where it is compressed.",
+        how_to_read="Over dpex_network_sending_seconds_total: the bandwidth while sending. Over the `network` rate of "
+        'dpex_transfer_bytes_total: what `compression="zstd"` leaves of the bytes.',
     ),
     Metric(
         name="dpex_network_resent_bytes_total",
@@ -273,16 +273,6 @@ METRICS: tuple[Metric, ...] = (
         labels=(LOADER, CLUSTER, MACHINE),
         help=COUNTED["dpex_network_resent_bytes_total"],
         how_to_read="Over dpex_network_sent_bytes_total: loss. From a thousandth on it slows long ways down.",
-    ),
-    Metric(
-        name="dpex_network_saved_bytes_total",
-        kind="counter",
-        unit="bytes",
-        group="queue",
-        labels=(LOADER, CLUSTER, MACHINE),
-        help=COUNTED["dpex_network_saved_bytes_total"],
-        how_to_read="With dpex_network_sent_bytes_total: what would have travelled. 0 where nothing is compressed: the "
-        "network does not limit, it would not pay, or `dpex[compression]` is missing at one end.",
     ),
     Metric(
         name="dpex_network_sending_seconds_total",
