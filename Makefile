@@ -33,7 +33,7 @@ help:
 	@echo "make speed   train with heavy preprocessing: torch, dpex here, dpex with 1, 2 and 4 further nodes (SPEED_ARGS)"
 	@echo "make bench   compare with PyTorch's DataLoader (BENCH_ARGS='--quick' for a first look, '--plan' for how long)"
 	@echo "make bench-rivals  the same with other loaders beside it, in an environment of their own"
-	@echo "make bench-network  remote workers behind slow, long and lossy links, in network namespaces (root only)"
+	@echo "make bench-network  remote workers behind links of several rates, in network namespaces (root only)"
 	@echo "make bench-report  write the tables of README.md, docs/benchmarks.md and docs/scale.md from the kept results"
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
 	@echo "make mutants change dpex/core one expression at a time: do its tests notice?  (MUTANTS='dpex.core.schedule*')"

@@ -7,6 +7,7 @@ which has as many CPUs to give as it is told, whatever the machine has.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 
 OBJECT_STORE_BYTES = 2 * 2**30
 
@@ -61,7 +62,6 @@ def join(address: str) -> None:
 
 def part_from_other_nodes() -> None:
     """Have dpex take agents for those of other machines: their batches come over loopback, not in shared memory."""
-    with suppress(ImportError):  # a checkout to compare with, which knows no shorter way
-        from dpex.pools.agent import same_machine
-
-        same_machine.machine = lambda: ""
+    for module, name in (("connection", "this_machine"), ("same_machine", "machine")):  # the latter before 2026-11-26
+        with suppress(ImportError):
+            setattr(import_module(f"dpex.pools.agent.{module}"), name, lambda: "")

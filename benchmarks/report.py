@@ -6,9 +6,9 @@ those of the newest run with rows of its kind; where others measured it on the s
 range of the medians over all machines stands beside its ratio. Rows where dpex is behind anything come first. Machines
 that measured older commits, and rows measured again on later ones, have tables of their own (`benchmarks.other_runs`).
 Tables of whole trainings and of remote workers have kept runs of their own (`benchmarks.training.tables`,
-`benchmarks.remote.tables`), and so have links (`benchmarks.network.tables`), compression
-(`benchmarks.network.compression_table`), what one trainer takes in (`benchmarks.scale.tables`), simulated worlds
-(`benchmarks.simulation.regrets`) and the times in the table of drills (`benchmarks.drills.table`).
+`benchmarks.remote.tables`), and so have links (`benchmarks.network.tables`), what one trainer takes in
+(`benchmarks.scale.tables`), simulated worlds (`benchmarks.simulation.regrets`) and the times in the table of drills
+(`benchmarks.drills.table`).
 """
 
 import argparse
@@ -38,7 +38,6 @@ from benchmarks.cells import (
 from benchmarks.contestants import AUTO, Contestant
 from benchmarks.drills import table as drills
 from benchmarks.keep import Kept, kept_runs
-from benchmarks.network import compression_table as compression
 from benchmarks.network import tables as links
 from benchmarks.process import ROOT
 from benchmarks.remote import tables as remote
@@ -231,9 +230,9 @@ def origin_text(runs: Sequence[Kept], kind: Kind = "local") -> str:
         f"{machine['last_level_cache_bytes'] / 2**20:.0f} MB last-level cache, {machine['memory_bytes'] / 2**30:.0f} GB"
     )
     return (
-        f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}; Python {versions['python']}, "
-        f"torch {versions['torch']}, Ray {versions['ray']}; commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}; "
-        f"{run.settings.rounds} rounds{_lengths(run, kind)}, from `iter()` on: median (range). "
+        f"{machine['processor']}, {machine['cores']} cores, {sizes}, {machine['system']}. Python {versions['python']}, "
+        f"torch {versions['torch']}, Ray {versions['ray']}. Commit {(run.commit or 'unknown')[:10]}, {run.until[:10]}. "
+        f"Rounds: {run.settings.rounds}{_lengths(run, kind)}, from `iter()` on. Figures are the median (range). "
         f"Machines: {len(measured)}."
     )
 
@@ -274,7 +273,7 @@ BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
 }
 
 
-OTHERS = (other_runs, trainings, remote, regrets, links, compression, scale)
+OTHERS = (other_runs, trainings, remote, regrets, links, scale)
 """Modules with blocks of kept runs of their own."""
 
 

@@ -239,7 +239,7 @@ TRANSFER = Row(
                 ),
             ),
             unit="Bps",
-            width=6,
+            width=8,
             none="no remote workers",
         ),
         graph(
@@ -253,22 +253,7 @@ TRANSFER = Row(
                 ),
             ),
             unit="percentunit",
-            width=6,
-            none="no remote workers",
-        ),
-        graph(
-            title="Kept off the network by compression",
-            description=about("dpex_network_saved_bytes_total"),
-            queries=(
-                query(
-                    expr=f"{BY_MACHINE} ({rate('dpex_network_saved_bytes_total')}) / ({BY_MACHINE} "
-                    f"({rate('dpex_network_saved_bytes_total')}) + "
-                    f"{BY_MACHINE} ({rate('dpex_network_sent_bytes_total')}))",
-                    legend=MACHINE,
-                ),
-            ),
-            unit="percentunit",
-            width=6,
+            width=8,
             none="no remote workers",
         ),
         graph(
@@ -276,7 +261,7 @@ TRANSFER = Row(
             description=about("dpex_network_round_trip_seconds"),
             queries=(query(expr=f"{BY_MACHINE} ({of('dpex_network_round_trip_seconds')})", legend=MACHINE),),
             unit="s",
-            width=6,
+            width=8,
             none="no remote workers",
         ),
         graph(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from operator import index
 from typing import Any, Literal, SupportsIndex
 
@@ -19,6 +20,7 @@ from dpex.core.seeding import SEEDINGS
 from dpex.errors import OptionError
 
 Seeding = Literal["worker", "batch"]
+Compression = Literal["zstd"]
 DEVICE_BUDGET_BYTES = 512 << 20
 """For batches that wait on the device: two of 256 MB, which is 400 images of 224 by 224 by 3 floats each."""
 SHARE_BYTES = 1 << 30
@@ -199,6 +201,7 @@ class Options:
     seeding: Seeding = "worker"
     memory_budget: int | str | None = None
     ray_remote_args: Mapping[str, Any] | None = None
+    compression: Compression | None = None
     local_engine: Literal["dpex", "torch"] = "dpex"
     autotune: AutotuneConfig | Literal[False] | None = None
     thread_safe: bool | None = None
@@ -243,6 +246,10 @@ class Options:
         _require(
             _is_size(self.device_budget_bytes),
             f"device_budget_bytes={self.device_budget_bytes!r}: give a positive number of bytes",
+        )
+        _require(
+            self.compression in (None, "zstd"),
+            f"compression={self.compression!r}: give 'zstd', or None to send batches as they are",
         )
         _require(self.local_engine in ("dpex", "torch"), f"local_engine={self.local_engine!r}: give 'dpex' or 'torch'")
 
@@ -361,11 +368,12 @@ def complete(given: Mapping[str, Any], *, is_auto: bool) -> Options:
     return Options(**{**options, "seeding": resolve_seeding(given["seeding"], needs_batch)})
 
 
-def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
+def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any, timeout: Any) -> None:
     """Check what torch's constructor lets pass, or refuses without naming the value.
 
     Raises:
-        OptionError: The dataset is missing, or a number is not whole or too small.
+        OptionError: The dataset is missing, a number is not whole or too small, or the timeout is not a number of
+            seconds.
     """
     _require(
         dataset is not None,
@@ -379,6 +387,15 @@ def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
     _require(
         prefetch_factor is None or _is_whole(prefetch_factor, least=1),
         f"prefetch_factor={prefetch_factor!r}: give a whole number of at least 1 (batches per worker), or None for 2",
+    )
+    _require(
+        prefetch_factor is None or num_workers != 0,
+        f"prefetch_factor={prefetch_factor!r} has no effect with num_workers=0: give a number of workers, or leave "
+        "prefetch_factor out",
+    )
+    _require(
+        isinstance(timeout, Real) and float(timeout) >= 0.0,
+        f"timeout={timeout!r}: give a number of seconds of at least 0; 0 is no limit",
     )
 
 

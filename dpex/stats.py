@@ -24,12 +24,10 @@ class NodeStats(NodeSums):
         links: Machines with a connection of their own, which measure it: 1, or 0 where there is none.
         sent_bytes: Bytes that machines of the cluster sent and that arrived here.
         resent_bytes: Bytes that they sent again, because they were lost.
-        saved_bytes: Bytes of batches that did not have to travel, as they were compressed for the way.
         sending_s: Seconds in which something of a machine's was on its way, added up over machines.
         round_trip_s: The time there and back when nothing queues; of several machines the longest.
         bandwidth: Bytes per second while something was on its way, None if nothing was.
         loss: The part of what was sent that was sent again, 0 to 1.
-        saved_ratio: The part of what would have travelled that compression saved, 0 to 1.
     """
 
 
@@ -56,12 +54,10 @@ class PoolStats(PoolLevels):
         links: Machines with a connection of their own, which measure it.
         sent_bytes: Bytes that machines of the cluster sent and that arrived here.
         resent_bytes: Bytes that they sent again, because they were lost.
-        saved_bytes: Bytes of batches that did not have to travel, as they were compressed for the way.
         sending_s: Seconds in which something of a machine's was on its way, added up over machines.
         round_trip_s: The time there and back when nothing queues; of several machines the longest.
         bandwidth: Bytes per second while something was on its way, None if nothing was.
         loss: The part of what was sent that was sent again, 0 to 1.
-        saved_ratio: The part of what would have travelled that compression saved, 0 to 1.
         nodes_left_alone: Nodes of the cluster that get no workers for a while, as they failed repeatedly.
         left_alone: Why nodes get no workers for a while.
         nodes: Machines of the cluster.

@@ -33,11 +33,7 @@ MILLISECOND = 1e-3
 LINKS = (
     Link(bits_per_s=10e9),
     Link(bits_per_s=1e9, round_trip_s=MILLISECOND),
-    Link(bits_per_s=1e9, round_trip_s=50 * MILLISECOND),
     Link(bits_per_s=200e6, round_trip_s=MILLISECOND),
-    Link(bits_per_s=200e6, round_trip_s=50 * MILLISECOND),
-    Link(bits_per_s=200e6, round_trip_s=MILLISECOND, loss=0.01),
-    Link(bits_per_s=200e6, round_trip_s=50 * MILLISECOND, loss=0.01),
 )
 START_LIMIT_S = 60.0
 
@@ -85,6 +81,9 @@ def turns(rounds: int, splits: Sequence[tuple[int, int] | None]) -> Iterator[tup
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 once everything has been measured and kept."""
     options = _parse(arguments)
+    if options.keep and options.compression:
+        print("python -m benchmarks.network: a run with --compression is not kept", file=sys.stderr)
+        return 2
     if why := why_not():
         print(f"python -m benchmarks.network: {why}", file=sys.stderr)
         return 2
@@ -96,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             window_s = options.window_s if split is not None else options.learning_window_s
             before = load()
-            one = measured(link, split, window_s, content=options.content)
+            one = measured(link, split, window_s, content=options.content, compression=options.compression)
             kept.append({"link": str(link), "round": number, "contestant": name_of(split), "load": before, **one})
             print(f"{link}: {name_of(split)}: {one['settled']:.1f}/s", file=sys.stderr, flush=True)
             write(options.results, run_of(kept))
@@ -141,6 +140,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="rounds (3)")
     parser.add_argument("--window-s", type=float, default=12.0, help="seconds of a measurement; its second half counts")
     parser.add_argument("--learning-window-s", type=float, default=24.0, help='the same for "auto"')
+    parser.add_argument("--compression", choices=("zstd",), help="the loader's option; such a run is not kept")
     parser.add_argument("--content", choices=CONTENTS, default="noise", help="of the batches (noise)")
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     parser.add_argument("--results", type=Path, default=KEPT / f"local-{stamp}.json", help="where they go")

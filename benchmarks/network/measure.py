@@ -22,11 +22,10 @@ from benchmarks.process import MeasurementError
 from dpex import AutotuneConfig, DpexDataLoader, LoaderStats, PoolStats
 from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.loader.runtime import LoaderRuntime
-from dpex.pools.agent import agreeing
+from dpex.options import Compression
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
 from dpex.pools.ray import room
-from dpex.transport.compression import can_compress
 
 BATCH = 16
 SETTLED = 0.5
@@ -37,11 +36,10 @@ SETTLED = 0.5
 class Request:
     """split: local and remote workers, None for "auto". most: of either for "auto". nodes: namespaces of the agents,
     and the trainer's address for each. rooms: workers that each has room for. content: of samples (see `work`).
-    may_compress: whether the trainer takes compressed batches. agents_look_in: directories in which agents look for
-    packages first. compares: whether each batch is compared with what it should be. least_remote, least_late,
-    least_saved_bytes, least_further: batches of remote workers, batches that were late, bytes that compression saved,
-    and further connections of an agent, that there must be at the end. change_at_s: when the change of the link is
-    announced on standard output, 0 for never."""
+    compression: the loader's option. agents_look_in: directories in which agents look for packages first. compares:
+    whether each batch is compared with what it should be. least_remote, least_late: batches of remote workers, and
+    batches that were late, that there must be at the end. change_at_s: when the change of the link is announced on
+    standard output, 0 for never."""
 
     split: tuple[int, int] | None
     most: tuple[int, int]
@@ -52,13 +50,11 @@ class Request:
     wait_s: float = 0.1
     side: int = 224
     content: str = "noise"
-    may_compress: bool = True
+    compression: Compression | None = None
     agents_look_in: Sequence[str] = ()
     compares: bool = False
     least_remote: int = 0
     least_late: int = 0
-    least_saved_bytes: int = 0
-    least_further: int = 0
     change_at_s: float = 0.0
 
 
@@ -78,19 +74,10 @@ class Room:
         """See `dpex.autotune.room.Room.rest`."""
 
 
-made_nodes: list[ProcessNodes] = []
-"""Those of this process's loader."""
-
-
-def further() -> int:
-    """The most further connections that an agent has."""
-    return max((link.further for nodes in made_nodes for link in nodes.links.values()), default=0)
-
-
 @contextmanager
 def agents_of(request: Request) -> Any:
     """Have remote pools made of agents in the request's namespaces."""
-    make, may_compress = PoolFactory.__call__, request.may_compress and can_compress()
+    make = PoolFactory.__call__
     enter = [Network.enter(node) for node in request.nodes]
 
     def made(self: PoolFactory, name: str, count: int, setup: Any, shared_queue: bool) -> Any:
@@ -98,15 +85,15 @@ def agents_of(request: Request) -> Any:
             return make(self, name, count, setup, shared_queue)
         nodes = ProcessNodes(setup, list(request.rooms), "0.0.0.0", request.reached_at, enter)
         nodes.path = [*request.agents_look_in, *nodes.path]
-        made_nodes.append(nodes)
-        return RemotePool(nodes, shared_queue=shared_queue, first_workers=count, probe_index=0)
+        return RemotePool(
+            nodes, shared_queue=shared_queue, first_workers=count, probe_index=0, compression=self.compression
+        )
 
     Room.most = request.most[1]
     with (
         patch.object(PoolFactory, "__call__", made),
         patch.object(LoaderRuntime, "hold_cluster", lambda self, head_address: None),
         patch.object(room, "RemoteRoom", Room),
-        patch.object(agreeing, "can_compress", lambda: may_compress),
     ):
         yield
 
@@ -115,6 +102,7 @@ def loader_of(request: Request) -> DpexDataLoader[Any]:
     """The loader that is measured."""
     dataset = WaitingSamples(side=request.side, wait_s=request.wait_s / BATCH, content=request.content)
     common: dict[str, Any] = {"batch_size": BATCH, "seeding": "batch", "distribute_mode": True}
+    common["compression"] = request.compression
     if request.split is None:
         local, remote = request.most
         config = AutotuneConfig(max_local=local, max_remote=remote)
@@ -145,9 +133,7 @@ def course(loader: DpexDataLoader[Any], request: Request, changes: Callable[[flo
 
 def _has_enough(stats: LoaderStats, request: Request) -> bool:
     remote = stats.pools.get("remote", PoolStats())
-    saved_bytes = sum(node.saved_bytes for node in remote.nodes.values())
-    batches = remote.tickets >= request.least_remote and stats.late >= request.least_late
-    return batches and saved_bytes >= request.least_saved_bytes and further() >= request.least_further
+    return remote.tickets >= request.least_remote and stats.late >= request.least_late
 
 
 def _expected(loader: DpexDataLoader[Any], number: int) -> torch.Tensor:
@@ -179,7 +165,6 @@ def measure(request: Request) -> dict[str, Any]:
             "halves": [rate(times, 0.25 * end, middle), rate(times, 0.75 * end, end)],
             "by_second": [sum(second <= at < second + 1 for at in times) for second in range(int(end))],
             "first_s": times[0],
-            "further": further(),
             "late": stats.late,
             "nodes": {place: asdict(node) for place, node in stats.pools.get("remote", PoolStats()).nodes.items()},
             "decisions": [decision.text for decision in loader.decisions],

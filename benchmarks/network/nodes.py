@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpex.pools.agent.admission import AdmissionServer
-from dpex.pools.agent.connection import tune, whose
-from dpex.pools.agent.handshake import ACCEPTED
-from dpex.pools.agent.link import AgentLink
+from dpex.pools.agent.link import link_over, wake_nobody
 from dpex.pools.agent.nodes import NodeNews
 from dpex.pools.agent.shipped import ShippedContents
 from dpex.pools.agent.shipped_file import write_shipped
@@ -50,7 +48,6 @@ class ProcessNodes:
         self.rooms = rooms
         self.given = [0] * len(rooms)
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.links: dict[int, AgentLink] = {}
         self.server = AdmissionServer(address, self._admit)
         self._reached_at = reached_at or [address] * len(rooms)
         self._enter = enter or [()] * len(rooms)
@@ -59,7 +56,7 @@ class ProcessNodes:
         """Where agents look for packages."""
         self._landing = Arena(shared=False)
         self._lock = threading.Lock()
-        self._wake: Callable[[], None] = _nobody
+        self._wake: Callable[[], None] = wake_nobody
         self._news: deque[NodeNews] = deque()
 
     def _memory(self, nbytes: int) -> Any:
@@ -67,14 +64,8 @@ class ProcessNodes:
             return self._landing.array(nbytes)[0]
 
     def _admit(self, connection: Any, agent: int) -> None:
-        tune(connection, is_trainer=True)
-        agent, further = whose(agent)
-        if further:
-            self.links[agent].widen(further, connection)
-            connection.sendall(ACCEPTED)
+        if (link := link_over(connection, self._memory)) is None:
             return
-        connection.sendall(ACCEPTED)
-        self.links[agent] = link = AgentLink(connection, self._memory, _nobody)
         path = f"/proc/{os.getpid()}/fd/{self.fd}"
         self._news.append(NodeNews("ready", agent, f"node {agent}", link, path, probe=True))
         self._wake()
@@ -133,7 +124,3 @@ class ProcessNodes:
             process.kill()
             process.wait()
         os.close(self.fd)
-
-
-def _nobody() -> None:
-    """Nobody is to be woken."""

@@ -15,10 +15,9 @@ from benchmarks.simulation.history import History
 from benchmarks.simulation.pool_counts import PoolCounts
 from dpex.autotune.types import Decision, Settings
 from dpex.core.late_tickets import LEAST_PATIENCE_S, PATIENCE
-from dpex.core.prefetch import Sizes
+from dpex.core.prefetch import REMOTE_WINDOW, Sizes
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.wait_causes import STRAGGLER, UNKNOWN
-from dpex.pools.agent.pacing import Pace
 from dpex.system.gpu.stall import GpuSteps
 from dpex.system.run_queue import RunQueueTimes
 
@@ -67,8 +66,8 @@ class Rank:
         """When the latest pass began, and what the latest that has begun took for its first batch."""
         self._ready: set[int] = set()
         self._making: set[int] = set()
-        self._pace, self._held = Pace(), 0
-        """How many tickets its remote workers may hold, as of one node behind the link, and how many they do."""
+        self._held = 0
+        """Tickets that its remote workers hold, as of one node behind the link."""
         self._far: dict[int, float] = {}
         """When its remote workers were given what nobody else makes."""
         self._awaited, self._awaited_since, self._jammed_at = -1, 0.0, -math.inf
@@ -123,8 +122,8 @@ class Rank:
                 self._make_if_allowed(worker)
 
     def _make_if_allowed(self, worker: Worker) -> None:
-        """A node is given no more than its way to the trainer carries in time, as by the pool that ships."""
-        if not worker.remote or self._pace.allows(self._held, 1, sum(w.remote and w.up for w in self.workers)):
+        """A node holds `REMOTE_WINDOW` tickets for each of its workers at most, as by the pool that ships."""
+        if not worker.remote or self._held < REMOTE_WINDOW * sum(w.remote and w.up for w in self.workers):
             self._make(worker)
 
     def _send(self, then: Callable[[], None]) -> None:
@@ -155,14 +154,9 @@ class Rank:
             "links": int(is_linked),
         }
 
-    def _arrived(self, sent_at: float, queued_from: float, ticket: int, stages: tuple[float, ...]) -> None:
+    def _arrived(self, ticket: int, stages: tuple[float, ...]) -> None:
         """A batch has come over the link, or would have, had its worker not been lost."""
-        now = self._loop.now
         self._held -= 1
-        way_s, rtt_s = now - queued_from, self._simulator.world.rtt_s
-        self._pace.answered(way_s=way_s, round_trip_s=rtt_s, held=self._held, sent_at=sent_at, at=now)
-        if not self._held:
-            self._pace.rest()
         self._made(True, ticket, *stages)
         self._feed()
 
@@ -221,7 +215,7 @@ class Rank:
                 self._free(worker)
                 self._loop.after(
                     self._simulator.world.rtt_s,
-                    lambda: self._send(lambda: self._arrived(began, now, ticket, stages)),
+                    lambda: self._send(lambda: self._arrived(ticket, stages)),
                 )
             else:
                 self._made(False, ticket, *stages)

@@ -184,7 +184,6 @@ def _pool(pool: PoolSample, cpus: float) -> PoolSample:
         unplaced=_count(pool.unplaced, MOST_WORKERS),
         granted=None if pool.granted is None else _count(pool.granted, MOST_WORKERS),
         links=_count(pool.links, MOST_WORKERS),
-        saved_bytes=_count(pool.saved_bytes, MOST_BYTES),
         sending_s=_time(pool.sending_s) if _is_time(pool.sending_s) else 0.0,
     )
     if not all(_is_time(value) for value in stages):

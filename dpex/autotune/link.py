@@ -5,8 +5,7 @@ there and back. Where remote workers have time to spare nothing waits for them, 
 queues on it.
 
 Where machines tell for how much of the time something of theirs was under way, that says more: a way that is never idle
-carries what it can, and one that often is carries more. What it carries are bytes as they travel: of compressed batches
-fewer than these have.
+carries what it can, and one that often is carries more. Bytes are those of batches, also where they travel compressed.
 """
 
 from __future__ import annotations
@@ -16,9 +15,6 @@ from collections import deque
 
 from dpex.autotune.constants.measuring import LINK
 from dpex.autotune.types import Sample
-
-LEAST_PART = 1e-3
-"""Of a batch that is taken to travel at least: sizes are means, and no way carries batches for nothing."""
 
 
 class Link:
@@ -33,15 +29,13 @@ class Link:
         self._round_trip_s = math.inf
         self._travels_s: deque[float] = deque(maxlen=LINK.windows)
         self._busy: deque[tuple[float, float]] = deque(maxlen=LINK.windows)
-        self._sizes: deque[tuple[float, float]] = deque([(1.0, 1.0)], maxlen=LINK.windows)
-        """Bytes of the batches of a window, and those of them that travelled."""
         self._carried = 0.0
         self._most = math.inf
         self._since_s = math.inf
         self._begun_s = 0.0
         """What all workers take for a batch each."""
         self._latest: deque[tuple[float, float, float]] = deque(maxlen=LINK.windows)
-        """Bytes that travelled, seconds of machines that were sending, and seconds of machines."""
+        """Bytes of batches, seconds of machines that were sending, and seconds of machines."""
         self.jammed = 0.0
         self.is_stuck = False
 
@@ -56,13 +50,7 @@ class Link:
         if batch_bytes <= 0:
             return math.inf
         carried = min(self._most, max(LINK.presumed_bytes_per_s, LINK.more * self._carried))
-        return carried / (batch_bytes * self._travelling)
-
-    @property
-    def _travelling(self) -> float:
-        """The part of batches that travels."""
-        whole, travelled = map(sum, zip(*self._sizes, strict=True))
-        return travelled / whole
+        return carried / batch_bytes
 
     def resized(self) -> None:
         """There is another number of workers, as the window shows that is added next."""
@@ -85,11 +73,8 @@ class Link:
             return
         rate = remote.tickets / seconds
         nbytes = remote.tickets * sample.batch_bytes
-        travelled = max(nbytes - remote.saved_bytes, LEAST_PART * nbytes)
-        if nbytes > 0:
-            self._sizes.append((nbytes, travelled))
-        self._measure(travelled, remote.sending_s, remote.links * seconds, remote.links)
-        self._carried = max(self._carried, travelled / seconds)
+        self._measure(nbytes, remote.sending_s, remote.links * seconds, remote.links)
+        self._carried = max(self._carried, nbytes / seconds)
         if began_s * remote.tickets < LINK.first_services * remote.busy_s:
             return  # workers have begun batches that count as work only once they come
         at_work = (remote.busy_s + sample.local.busy_s) / seconds

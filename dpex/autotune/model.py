@@ -205,7 +205,7 @@ def replay(work: Estimate, settings: Settings, flow: Flow) -> float:
                 usual = begun + work.far_s + work.travel_s
                 behind, link = link - usual, max(link, usual) + far_period
                 end = max(end + far_period, link)
-                free_at += max(0.0, behind - MODEL.paced * far_period)  # it gets no more than the link carries
+                free_at += max(0.0, behind - settings.remote * far_period)  # as many may wait there as have a worker
         heapq.heapreplace(free, (free_at, near))
         consumer = max(consumer + periods[number % len(periods)], end)
         delivered[number] = consumer

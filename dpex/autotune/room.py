@@ -15,13 +15,12 @@ MOST_WAIT = 0.999
 
 class NodeLink(NamedTuple):
     """The way from a machine. bytes_per_s: what comes now. bandwidth: bytes per second while something was on its way,
-    round_trip_s, loss and saved_ratio (the part that compression kept off it), 0 to 1: since its first batch."""
+    round_trip_s and loss, 0 to 1: since its first batch."""
 
     bytes_per_s: float
     bandwidth: float
     round_trip_s: float
     loss: float
-    saved_ratio: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +110,6 @@ def node_links(before: Mapping[str, NodeSums], after: Mapping[str, NodeSums], se
             now.bandwidth or 0.0,
             now.round_trip_s,
             now.loss,
-            now.saved_ratio,
         )
         for place, now in after.items()
         if now.links and seconds > 0

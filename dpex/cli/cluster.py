@@ -27,9 +27,8 @@ NO_LOADERS = (
 )
 _DESCRIPTION = """
 Show what the training processes of a Ray cluster have of it, fresh every second: its nodes and the network from them
-(what they send now, what the way carries, its round trip, what is sent again and what compression saves), and for each
-loader that tunes itself the workers that it has, its share, what it needs, and for how much of its time it waits for
-want of them.
+(what they send now, the bandwidth while sending, the round trip and what is sent again), and for each loader that tunes
+itself the workers that it has, its share, what it needs, and for how much of its time it waits for want of them.
 """
 
 
@@ -84,9 +83,9 @@ def _nodes_table(found: list[ClusterNode], links: Sequence[tuple[str, NodeLink]]
     return table
 
 
-_NETWORK = ("sends", "bandwidth", "round trip", "sent again", "compressed by")
-"""What the ways from a node to all loaders carry now; while something is on its way; what is lost, and what compression
-saves."""
+_NETWORK = ("sends", "bandwidth", "round trip", "sent again")
+"""Of the connections from a node to all loaders: bytes per second now, and while something is under way; the round
+trip; and the part of the bytes that is sent again."""
 
 
 def _number(name: str) -> str:
@@ -102,7 +101,6 @@ def _network(links: Sequence[NodeLink]) -> tuple[str, ...]:
         f"{size(max(link.bandwidth for link in links))}/s",
         duration(max(link.round_trip_s for link in links)),
         fine_percent(max(link.loss for link in links)),
-        fine_percent(max(link.saved_ratio for link in links)),
     )
 
 

@@ -112,6 +112,18 @@ class SplittingKnown(NamedTuple):
 
 
 PoolEvent = TicketMade | WorkerUp | WorkerGone | Released | Snapshot | SplittingKnown | Notice
+_THAT_TRAVEL = {kind.__name__: kind for kind in (WorkerUp, WorkerGone, Released, Snapshot, SplittingKnown, Notice)}
+
+
+def plain(event: PoolEvent) -> tuple[Any, ...]:
+    """Return an event other than `TicketMade` as plain values, which can travel between machines."""
+    name = type(event).__name__
+    return (name, *(getattr(event, one) for one in _THAT_TRAVEL[name].__match_args__))
+
+
+def event_of(name: str, *values: Any) -> PoolEvent:
+    """Return the event that `plain` was given."""
+    return _THAT_TRAVEL[name](*values)
 
 
 class PoolStatus(NamedTuple):

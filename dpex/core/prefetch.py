@@ -25,13 +25,18 @@ TINY_S = 0.0003
 MESSAGE_S = 0.001
 """Of making: so many tiny batches make one message."""
 REMOTE_MESSAGE_S = 0.01
-"""The same for a remote worker, whose messages cost the training loop a call of Ray."""
+"""The same for a remote worker, whose messages also travel."""
 LARGEST_GROUP = 128
 """Tickets in a message, at most."""
 GROUPED_BYTES = 16 << 20
 """Grouping does not put more than that in flight."""
 REMOTE_PREFETCH = 4
 """Batches in flight for each remote worker: one being made, the others on their way."""
+REMOTE_WINDOW = 2
+"""Messages of tickets for each remote worker that a node holds, at most: the one that the worker makes, and one that
+waits there or whose batches are on the network. A round trip in a data centre is much shorter than making a message, so
+no worker waits for the next one. More would only queue on the network, and hold up what others made, as batches are
+delivered in order."""
 REMOTE_BYTES = 1 << 30
 """Not more in flight than that for their sake."""
 BUDGETED_LOCAL = 2

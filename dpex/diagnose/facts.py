@@ -100,8 +100,8 @@ def of_all(timed: Iterable[TransformFacts], pools: Iterable[PoolFacts]) -> tuple
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
     """One machine: batches made there, wall and CPU seconds for them, and seconds that workers could have run and had
-    no CPU. Of the way from it: bytes that it sent, those that it sent again, those that compression saved, seconds in
-    which something was under way, and the time there and back."""
+    no CPU. Of its connection: bytes that it sent, those that it sent again, seconds in which something was under way,
+    and the round trip."""
 
     name: str
     tickets: int
@@ -110,7 +110,6 @@ class NodeFacts:
     queued_s: float | None = None
     sent_bytes: int = 0
     resent_bytes: int = 0
-    saved_bytes: int = 0
     sending_s: float = 0.0
     round_trip_s: float = 0.0
 

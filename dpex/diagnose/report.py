@@ -295,7 +295,7 @@ def _transforms(facts: Facts) -> ReportSection:
     return ReportSection(title="Transforms", header=header, rows=rows, lines=(how,))
 
 
-_NETWORK = ("network while sending", "sent again", "round trip", "saved by compression")
+_NETWORK = ("network while sending", "sent again", "round trip")
 
 
 def _machines(nodes: tuple[NodeFacts, ...]) -> ReportSection:
@@ -316,13 +316,12 @@ def _machine(node: NodeFacts) -> tuple[str, ...]:
 
 
 def _network(node: NodeFacts) -> tuple[str, ...]:
-    """What the way from a machine carries while something is under way, what was lost on it, its length, and the part
-    of the batches that compression kept off it."""
+    """Return what a machine's connection carries while something is under way, the part sent again, and the round
+    trip."""
     if not node.sending_s:
         return ("",) * len(_NETWORK)
     lost = fine_percent(node.resent_bytes / max(1, node.sent_bytes + node.resent_bytes))
-    saved = fine_percent(node.saved_bytes / max(1, node.sent_bytes + node.saved_bytes))
-    return (f"{size(node.sent_bytes / node.sending_s)}/s", lost, duration(node.round_trip_s), saved)
+    return (f"{size(node.sent_bytes / node.sending_s)}/s", lost, duration(node.round_trip_s))
 
 
 def _slow_samples(facts: Facts) -> ReportSection:

@@ -30,7 +30,13 @@ class Resizing:
         return self._is_granting or bool(self.requests)
 
     def ask(self, sizes: Sizes) -> None:
-        """Have these sizes within the next call of ``next()``."""
+        """Have these sizes within the next call of ``next()``.
+
+        Raises:
+            ValueError: No worker is among them. The batches in flight would never be made.
+        """
+        if sizes.local + sizes.remote < 1:
+            raise ValueError(f"local={sizes.local}, remote={sizes.remote}: a pass with workers needs at least one")
         self.requests.append(sizes)
 
     def grant(self) -> None:

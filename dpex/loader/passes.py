@@ -82,6 +82,7 @@ def pool_factory(loader: Any, runtime: LoaderRuntime) -> PoolFactory:
         multiprocessing_context=loader.multiprocessing_context,
         head_address=loader.head_address,
         ray_remote_args=loader.ray_remote_args,
+        compression=loader.compression,
         packing=runtime.packing,
         counts_from_zero=loader._dataset_kind == DatasetKind.Map and draws_ahead_safely(loader._index_sampler),
     )

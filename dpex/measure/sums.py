@@ -107,11 +107,6 @@ class LinkSums(Record):
     resent_bytes: int = counter(
         "Bytes that they sent again, because they were lost.", "bytes", metric="dpex_network_resent_bytes_total"
     )
-    saved_bytes: int = counter(
-        "Bytes of batches that did not have to travel, as they were compressed for the way.",
-        "bytes",
-        metric="dpex_network_saved_bytes_total",
-    )
     sending_s: float = counter(
         "Seconds in which something of a machine's was on its way, added up over machines.",
         "seconds",
@@ -128,11 +123,6 @@ class LinkSums(Record):
     def bandwidth(self) -> float | None:
         """Bytes per second while something was on its way, None if nothing was."""
         return self.sent_bytes / self.sending_s if self.sending_s > 0 else None
-
-    @property
-    def saved_ratio(self) -> float:
-        """The part of what would have travelled that compression saved, 0 to 1."""
-        return self.saved_bytes / max(1, self.sent_bytes + self.saved_bytes)
 
     @property
     def loss(self) -> float:
@@ -180,6 +170,15 @@ class NodeSums(LinkSums):
     asked_s: float = counter(
         "What of the wall seconds the run queues are of: all of it, unless the kernel there does not tell.", "seconds"
     )
+
+
+def node_sums(busy_s: float, cpu_s: float, tickets: int, delay: float | None) -> NodeSums:
+    """Return what some batches add to the sums of their machine.
+
+    ``delay``: seconds on run queues for each second on a CPU; None: not known.
+    """
+    known = NodeSums(tickets=tickets, busy_s=busy_s, cpu_s=cpu_s)
+    return known if delay is None else known.plus(NodeSums(queued_s=cpu_s * delay, asked_s=busy_s))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ class PoolFactory:
     multiprocessing_context: Any
     head_address: str
     ray_remote_args: Mapping[str, Any] | None
+    compression: str | None
     packing: Packing
     share: Share | None
     counts_from_zero: bool
@@ -54,4 +55,5 @@ class PoolFactory:
             shared_queue=shared_queue,
             first_workers=count,
             probe_index=0 if self.counts_from_zero and len(setup.dataset) else None,
+            compression=self.compression,
         )

@@ -13,18 +13,22 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from dpex.system.clock import monotonic
+
 _ASKED = 16
 """Processes that are asked, evenly spread where there are more."""
 _THREADS_ASKED = 128
 """Of one process; a thread takes some 10 µs."""
 _PROC = Path("/proc")
+LOOK_EVERY_S = 0.25
+"""Seconds between two looks of a meter."""
 
 
 class RunQueueTimes(NamedTuple):
@@ -162,3 +166,22 @@ def _process(tasks: Path) -> dict[int, RunQueueTimes]:
 def _thread(task: Path) -> RunQueueTimes:
     with open(task / "schedstat") as file:  # noqa: PTH123  (Path.read_text takes twice as long)
         return parse_schedstat(file.read())
+
+
+class DelayMeter:
+    """Measures how long processes wait for a CPU, look by look."""
+
+    def __init__(self) -> None:
+        self._delay: float | None = None
+        self._looked_at = 0.0
+        self._queued = Queued()
+
+    def of(self, pids: Callable[[], Collection[int]]) -> float | None:
+        """Return the seconds on run queues for each second on a CPU, lately; None if the kernel does not tell."""
+        now = monotonic()
+        if now - self._looked_at > LOOK_EVERY_S:
+            self._looked_at = now
+            queued = look(pids(), 0)
+            ran, self._queued = queued.since(self._queued).workers, queued
+            self._delay = None if ran is None else round(ran.delay, 3)
+        return self._delay

@@ -1,4 +1,4 @@
-"""What the kernel counts of a TCP connection (Linux, ``TCP_INFO``)."""
+"""Read what the kernel counts of a TCP connection (Linux, ``TCP_INFO``)."""
 
 from __future__ import annotations
 
@@ -6,49 +6,76 @@ import socket
 import struct
 from typing import NamedTuple
 
-_LEVEL_BYTES = 256
-"""More than the structure has: the kernel hands out as much as it knows."""
-_AT_RTT, _AT_ACKED, _AT_UNSENT, _AT_LEAST_RTT, _AT_BUSY, _AT_SENT, _AT_RESENT = 68, 120, 144, 148, 168, 200, 208
+from dpex.system.clock import Clock, monotonic
+
+LOOK_EVERY_S = 0.25
+"""Seconds between two looks of a meter. A look takes microseconds; a window of the controller is rarely shorter."""
+_INFO_BYTES = 256
+"""More than the structure has: the kernel returns as much as it knows."""
+_AT_RTT, _AT_ACKED, _AT_LEAST_RTT, _AT_BUSY, _AT_RESENT = 68, 120, 148, 168, 208
 """Offsets in ``struct tcp_info`` of <linux/tcp.h>, to which fields are only ever appended. ``tcpi_bytes_retrans``, the
 last of them, came with Linux 4.19."""
-_LEAST_BYTES = _AT_RESENT + 8
+_UNKNOWN_RTT = 0xFFFFFFFF
 _PER_S = 1_000_000
-"""The kernel tells microseconds."""
+"""The kernel counts microseconds."""
 
 
 class TcpCounts(NamedTuple):
-    """Of one connection, since it began, for what this end sends.
+    """Counts of what one end of a connection has sent since it began.
 
-    acked_bytes: the other end has them. sent_bytes: all that was sent, what was sent again included. resent_bytes: sent
-    again. sending_s: how long something was under way. round_trip_s: lately; least_round_trip_s: when nothing queued.
-    unsent_bytes: what waits now, and was not sent even once.
+    sent_bytes: bytes that the other end has acknowledged. resent_bytes: bytes that were sent again. sending_s: seconds
+    in which something was under way. round_trip_s: the shortest round trip, which is one without queueing.
     """
 
-    acked_bytes: int
     sent_bytes: int
     resent_bytes: int
     sending_s: float
     round_trip_s: float
-    least_round_trip_s: float
-    unsent_bytes: int = 0
+
+    def since(self, earlier: TcpCounts) -> TcpCounts:
+        """Return the counts since an earlier reading, with the round trip of this one."""
+        sent, resent, sending_s = (now - then for now, then in zip(self[:3], earlier[:3], strict=True))
+        return TcpCounts(int(sent), int(resent), sending_s, self.round_trip_s)
+
+
+NO_COUNTS = TcpCounts(0, 0, 0.0, 0.0)
 
 
 def tcp_counts(connection: socket.socket) -> TcpCounts | None:
-    """Read the counts of a connection; None if it is no TCP connection, or the kernel does not count them."""
+    """Return the counts of a connection; None if it is no TCP connection, or the kernel does not count them."""
     try:
-        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LEVEL_BYTES)
+        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     except (OSError, AttributeError):
         return None
     return counts_in(found)
 
 
 def counts_in(found: bytes) -> TcpCounts | None:
-    """The counts in a ``struct tcp_info``, None if it ends before them."""
-    if len(found) < _LEAST_BYTES:
+    """Return the counts in a ``struct tcp_info``, None if it ends before them."""
+    if len(found) < _AT_RESENT + 8:
         return None
-    acked, busy, sent, resent = (
-        struct.unpack_from("@Q", found, at)[0] for at in (_AT_ACKED, _AT_BUSY, _AT_SENT, _AT_RESENT)
-    )
-    rtt, least, unsent = (struct.unpack_from("@I", found, at)[0] for at in (_AT_RTT, _AT_LEAST_RTT, _AT_UNSENT))
-    least = least if least != 0xFFFFFFFF else rtt
-    return TcpCounts(acked, sent, resent, busy / _PER_S, rtt / _PER_S, least / _PER_S, unsent)
+    acked, busy, resent = (struct.unpack_from("@Q", found, at)[0] for at in (_AT_ACKED, _AT_BUSY, _AT_RESENT))
+    latest, least = (struct.unpack_from("@I", found, at)[0] for at in (_AT_RTT, _AT_LEAST_RTT))
+    return TcpCounts(acked, resent, busy / _PER_S, (latest if least == _UNKNOWN_RTT else least) / _PER_S)
+
+
+class TrafficMeter:
+    """Measures what a connection carries, look by look."""
+
+    def __init__(self, connection: socket.socket, clock: Clock = monotonic) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._looked_at = 0.0
+        self._counts = NO_COUNTS
+
+    def news(self) -> TcpCounts | None:
+        """Return what was carried since the last look; None if it is too early, or the connection is not counted."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_EVERY_S:
+            return None
+        self._looked_at = now
+        found = tcp_counts(self._connection)
+        if found is None:
+            return None
+        before, self._counts = self._counts, found
+        return found.since(before)

@@ -108,16 +108,13 @@ METRICS: tuple[Metric, ...] = (
       Metric("dpex_in_flight_batches", (LOADER, WORKER_POOL),
         "Below dpex_workers_running some workers have nothing to do: look further ahead, or have fewer."),
       Metric("dpex_transfer_bytes_total", (LOADER, PATH),
-        "A `network` rate near the link's speed is the limit of remote workers; above it, batches are compressed "
-        "for the way."),
+        "A `network` rate near the link's speed is the limit of remote workers. With `compression=\"zstd\"` it counts "
+        "batches as they are, and may be above the link's speed."),
       Metric("dpex_network_sent_bytes_total", (LOADER, CLUSTER, MACHINE),
-        "Over dpex_network_sending_seconds_total: what the way carries. Below the `network` rate of "
-        "dpex_transfer_bytes_total where it is compressed."),
+        "Over dpex_network_sending_seconds_total: the bandwidth while sending. Over the `network` rate of "
+        "dpex_transfer_bytes_total: what `compression=\"zstd\"` leaves of the bytes."),
       Metric("dpex_network_resent_bytes_total", (LOADER, CLUSTER, MACHINE),
         "Over dpex_network_sent_bytes_total: loss. From a thousandth on it slows long ways down."),
-      Metric("dpex_network_saved_bytes_total", (LOADER, CLUSTER, MACHINE),
-        "With dpex_network_sent_bytes_total: what would have travelled. 0 where nothing is compressed: the "
-        "network does not limit, it would not pay, or `dpex[compression]` is missing at one end."),
       Metric("dpex_network_sending_seconds_total", (LOADER, CLUSTER, MACHINE),
         "Near one second per second and machine, the network is the limit of remote workers."),
       Metric("dpex_network_round_trip_seconds", (LOADER, CLUSTER, MACHINE),

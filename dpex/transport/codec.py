@@ -282,11 +282,6 @@ def _find_slots(node: Node, lease: Lease, found: dict[tuple[int, int], np.ndarra
             _find_slots(part, lease, found)
 
 
-def spilled_bytes(node: Node | None) -> int:
-    """Bytes of the slot that a node lies in itself, which are none of the batch's."""
-    return node[1][3] if node is not None and node[0] == _SPILL and node[1][0] == _SLOT else 0
-
-
 def _data_of(node: Node, lease: Lease) -> Any:
     return node[1] if node[0] == _INLINE else lease(*node[1:4])
 

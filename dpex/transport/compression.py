@@ -1,41 +1,39 @@
-"""Buffers made smaller for their way over a network, by Zstandard (the extra ``dpex[compression]``).
+"""Compress buffers for the network with Zstandard (the extra ``dpex[compression]``).
 
-Zstandard works without the interpreter's lock, decompresses into memory that is given to it, and its negative levels
-are about as fast as LZ4: one library serves slow and fast links. Each buffer is one Zstandard frame with a checksum.
-What is decompressed is exactly the buffer that was compressed, or an error.
+A compressed buffer is one Zstandard frame with a checksum. Zstandard works without the interpreter's lock, and it
+decompresses into the memory that it is given.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from dpex.errors import DpexError
+from dpex.errors import DpexError, OptionError
 
+LEVEL = 1
+"""Zstandard's level. Measured on one core: on token numbers with padding, level 1 leaves as little as level 3 (5 %) and
+takes 1.1 ns per byte instead of 1.4. On photographs it leaves 89 % instead of 81 %, in a third of the time."""
+SMALLEST_BYTES = 64 << 10
+"""A smaller buffer is sent as it is: compressing it saves one or two packets, and the calls alone cost as much."""
 PIECE_BYTES = 256 << 10
-"""What is compressed at once: a third of a millisecond, after which the connection can be served."""
+"""Bytes that are compressed between two calls of ``after_piece``: a third of a millisecond."""
 READ_BYTES = 256 << 10
-"""What is read from the connection at once, at most; it stays in the cache of a CPU."""
-MOST_WINDOW_BYTES = 8 << 20
-"""Memory of a decompressor, whatever a frame asks for; the levels that are used here need half a megabyte."""
+"""Bytes that the decompressor asks for at once, at most; they fit into a CPU's cache."""
+REMEDY = "pip install 'dpex[compression]'"
 
 
 class CompressionError(DpexError, ValueError):
-    """What came cannot be decompressed: it is damaged, of another length than was said, or Zstandard is missing."""
+    """Bytes that came cannot be decompressed: they are damaged, or are not one buffer of the size that was named."""
 
 
 class Compressed(NamedTuple):
-    """A buffer of ``nbytes``, compressed, in pieces."""
+    """A buffer of ``nbytes``, compressed into pieces."""
 
     nbytes: int
-    pieces: list[bytes]
-
-    @property
-    def travelling_bytes(self) -> int:
-        """The length of what travels."""
-        return sum(map(len, self.pieces))
+    pieces: Sequence[bytes | memoryview]
 
 
 @cache
@@ -47,89 +45,78 @@ def _zstandard() -> Any | None:
 
 
 def can_compress() -> bool:
-    """Whether Zstandard is installed here."""
+    """Return True if Zstandard is installed here."""
     return _zstandard() is not None
 
 
-class Compressor:
-    """Compresses buffers at one level. Used by one thread; Zstandard must be installed."""
+def require_zstandard() -> None:
+    """Raise OptionError if Zstandard is not installed here."""
+    if not can_compress():
+        raise OptionError(f"compression='zstd' needs zstandard, which is not installed: {REMEDY}, on all machines")
 
-    def __init__(self, level: int) -> None:
+
+class Compressor:
+    """Compresses buffers. Used by one thread; Zstandard must be installed.
+
+    Args:
+        after_piece: Called after each piece of a buffer, so that the caller can serve its connection meanwhile.
+    """
+
+    def __init__(self, after_piece: Callable[[], object]) -> None:
         library = _zstandard()
         assert library is not None, "Zstandard is not installed"
-        self._compressor = library.ZstdCompressor(level=level, write_checksum=True)
+        self._compressor = library.ZstdCompressor(level=LEVEL, write_checksum=True)
+        self._after_piece = after_piece
 
-    def compress(self, data: memoryview, after_piece: Callable[[], None]) -> Compressed:
-        """``data``, compressed; ``after_piece`` is called now and then."""
+    def compress(self, buffer: Any) -> Any:
+        """Return the buffer as `Compressed`, or itself where it is small or does not become smaller."""
+        data = memoryview(buffer).cast("B")
+        if data.nbytes < SMALLEST_BYTES:
+            return buffer
         stream = self._compressor.compressobj(size=data.nbytes)
         pieces = []
         for at in range(0, data.nbytes, PIECE_BYTES):
             pieces.append(stream.compress(data[at : at + PIECE_BYTES]))
-            after_piece()
+            self._after_piece()
         pieces.append(stream.flush())
-        return Compressed(data.nbytes, [piece for piece in pieces if piece])
-
-
-_END_BYTE = b"\1"
-"""See `_end_mark`."""
-
-
-@cache
-def _end_mark() -> bytes:
-    """A Zstandard frame of one byte, which the decompressor is given behind a buffer.
-
-    The decompressor returns all bytes of a frame before it has seen the checksum at its end, and does not say where a
-    frame ends. This byte comes out behind the buffer, and nothing else, only if the frame was whole.
-    """
-    library = _zstandard()
-    assert library is not None, "Zstandard is not installed"
-    mark: bytes = library.ZstdCompressor().compress(_END_BYTE)
-    return mark
+        return Compressed(data.nbytes, pieces) if sum(map(len, pieces)) < data.nbytes else buffer
 
 
 class _Source:
-    """The next ``left`` bytes of whatever ``read`` reads from, as the decompressor wants them, and the end mark."""
+    """The next ``left`` bytes that ``read`` gives, as the decompressor reads them. ``ended``: there were fewer."""
 
     def __init__(self, read: Callable[[int], bytes], left: int) -> None:
         self._read = read
-        self._mark = _end_mark()
         self.left = left
         self.ended = False
 
     def read(self, size: int) -> bytes:
-        if self.ended:
-            return b""
-        if not self.left:
-            mark, self._mark = self._mark, b""
-            return mark
-        data = self._read(min(size, self.left))
+        data = self._read(min(size, self.left)) if self.left and not self.ended else b""
+        self.ended = self.ended or (not data and bool(self.left))
         self.left -= len(data)
-        self.ended = not data
         return data
 
 
-def decompress(read: Callable[[int], bytes], travelling_bytes: int, into: memoryview) -> bool:
-    """Decompress into ``into``, and never beyond it, the next so many bytes that ``read(most)`` gives.
+def decompress(read: Callable[[int], bytes], nbytes: int, into: memoryview) -> bool:
+    """Decompress the next ``nbytes`` bytes that ``read(most)`` gives into ``into``, and never write beyond it.
 
     Returns:
-        False if these bytes end before.
+        False if ``read`` ends before.
 
     Raises:
-        CompressionError: They are not exactly one compressed buffer of that size.
+        CompressionError: The bytes are not one compressed buffer of that size, or Zstandard is not installed.
     """
     library = _zstandard()
     if library is None:
         raise CompressionError("a compressed buffer came, and zstandard is not installed here")
-    source = _Source(read, travelling_bytes)
-    decompressor = library.ZstdDecompressor(max_window_size=MOST_WINDOW_BYTES)
+    source = _Source(read, nbytes)
     try:
-        with decompressor.stream_reader(source, READ_BYTES, read_across_frames=True) as stream:
-            found = stream.readinto(into)
-            behind = stream.read(len(_END_BYTE) + 1)
+        with library.ZstdDecompressor().stream_reader(source, READ_BYTES) as stream:
+            found, behind = stream.readinto(into), stream.read(1)
     except library.ZstdError as error:
         raise CompressionError(f"a compressed buffer is damaged: {error}") from error
     if source.ended:
         return False
-    if found != into.nbytes or behind != _END_BYTE or source.left:
+    if found != into.nbytes or behind or source.left:
         raise CompressionError(f"a compressed buffer is not one of {into.nbytes} bytes, as was said")
     return True

@@ -9,6 +9,13 @@ from dpex.pools.agent.pool import RemotePool
 from dpex.worker.setup import WorkerSetup
 
 
-def make_pool(setup: WorkerSetup, shared_queue: bool, count: int, rooms: list[int], far: Collection[int]) -> RemotePool:
+def make_pool(
+    setup: WorkerSetup,
+    shared_queue: bool,
+    count: int,
+    rooms: list[int],
+    far: Collection[int],
+    compression: str | None = None,
+) -> RemotePool:
     nodes = ProcessNodes(setup, rooms, near=[agent for agent in range(len(rooms)) if agent not in far])
-    return RemotePool(nodes, shared_queue=shared_queue, first_workers=count, probe_index=0)
+    return RemotePool(nodes, shared_queue=shared_queue, first_workers=count, probe_index=0, compression=compression)

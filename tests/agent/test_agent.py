@@ -38,7 +38,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def make(self: PoolFactory, name: str, count: int, setup: Any, shared_queue: bool) -> Any:
         if name == "remote":
-            return make_pool(setup, shared_queue, count, rooms, far=[FAR])
+            return make_pool(setup, shared_queue, count, rooms, [FAR], self.compression)
         return local(self, name, count, setup, shared_queue)
 
     monkeypatch.setattr(PoolFactory, "__call__", make)
@@ -69,6 +69,21 @@ def test_large_batches() -> None:
     assert times.shared_bytes + times.streamed_bytes == times.nbytes == 20 * got[0].nbytes
     assert sorted(float(batch[i, 0, 0, 0]) for batch in got for i in range(4)) == list(range(80))
     assert all(torch.equal(batch, batch[:, :1, :1, :1].expand_as(batch)) for batch in got)
+
+
+def test_compressed_batches_are_the_same_and_fewer_bytes_travel(agents: list[int]) -> None:
+    agents[NEAR] = 0
+    with remote(Large(40_000), num_workers=2, seeding="batch", compression="zstd") as loader:
+        iterator: Any = iter(loader)
+        times = iterator._engine.pool("remote").times
+
+        def has_told() -> bool:
+            batch = next(iterator)
+            assert torch.equal(batch, batch[:, :1, :1, :1].expand_as(batch))
+            return any(node.sent_bytes for node in times.nodes.values()) and times.streamed_bytes > 50_000_000
+
+        until(has_told, 60.0)
+        assert sum(node.sent_bytes for node in times.nodes.values()) < 0.5 * times.streamed_bytes
 
 
 def test_a_node_that_is_left_alone_is_in_stats_metrics_and_diagnosis(agents: list[int]) -> None:

@@ -17,7 +17,6 @@ from benchmarks.course import Course, Drive, drive
 from benchmarks.drills.table import LEAST_TIMES, filled
 from benchmarks.drills.table import problems as drill_problems
 from benchmarks.journal import Journal, Measurement, Origin, Settings
-from benchmarks.network import compression_table
 from benchmarks.network import tables as link_tables
 from benchmarks.remote import tables as remote_tables
 from benchmarks.remote.steady import UntilSteady, stretch_of
@@ -250,10 +249,6 @@ def test_a_loader_that_trains_differently_cannot_be_quoted() -> None:
 
 
 def test_runs_of_few_rounds_or_with_failures_are_not_kept() -> None:
-    plain, compressed = ({"round": n, "may_compress": n > 0, "settled": 1.0, "nodes": {}} for n in (0, 1))
-    row = {compression_table.key_of("200 Mbit/s", "tokens"): [plain, {**compressed, "round": 0}]}
-    few = Run(subject="compression", settings={"rounds": 3, "rows": [["200 Mbit/s", "tokens"]]}, about={}, rows=row)
-    assert compression_table.problems(few) == ["it has rows of 1 rounds, and 3 are quoted"]
     links = {"commit": "c", "dirty": True, "measurements": []}
     assert link_tables.problems(links) == ["it was not measured on a commit without changes"]
     settings = {"quick": False, "rounds": 2, "rows": ["jpeg:4:dpex"], "before": "b"}

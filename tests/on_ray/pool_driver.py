@@ -21,7 +21,7 @@ from dpex.core.events import TicketMade, WorkerGone
 from dpex.core.schedule import Ticket
 from dpex.pools.agent.admission import AdmissionServer
 from dpex.pools.ray.cluster import connect, release
-from dpex.pools.ray.options import actor_options
+from dpex.pools.ray.reservations import actor_options
 from dpex.worker.setup import WorkerSetup
 
 DEADLINE_S = 120
@@ -201,9 +201,7 @@ def go_by(way, monkeypatch):
     if way == "store":
         monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
     elif way != "memory":
-        monkeypatch.setattr(
-            "dpex.pools.agent.link_server.AdmissionServer", Deaf if way == "unreachable" else OnlyNetwork
-        )
+        monkeypatch.setattr("dpex.pools.ray.nodes.AdmissionServer", Deaf if way == "unreachable" else OnlyNetwork)
 
 
 class OnlyNetwork(AdmissionServer):

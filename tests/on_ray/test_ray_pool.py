@@ -151,8 +151,8 @@ def test_growing_and_shrinking_while_it_works(tmp_path):
         driver.pool.resize(3)
         assert driver.pool.counts.wanted == 3
         driver.wait_up(3)
-        for i in range(4, 12):
-            driver.send([Ticket(i, [i + 1], 0)])
+        for i in range(4, 12, 2):
+            driver.send([Ticket(i, [i + 1], 0), Ticket(i + 1, [i + 2], 0)])
         driver.listen_until(lambda: samples.begun() == 3)
         driver.pool.resize(1)
         assert not driver.made
@@ -178,8 +178,8 @@ def test_a_killed_worker_loses_its_tickets_and_is_replaced(tmp_path):
     with Driver(samples, 2) as driver:
         driver.wait_up(2)
         pids, workers = driver.pids(), driver.pool.workers()
-        for i in range(8):
-            driver.send([Ticket(i, [i + 1], 0)])
+        for i in range(0, 8, 2):  # a worker has two messages at most
+            driver.send([Ticket(i, [i + 1], 0), Ticket(i + 1, [i + 2], 0)])
         driver.listen_until(lambda: samples.begun() == 2)
         os.kill(pids[0], signal.SIGKILL)
         driver.listen_until(lambda: driver.of(WorkerGone))
@@ -201,18 +201,19 @@ def test_a_killed_worker_loses_its_tickets_and_is_replaced(tmp_path):
 def test_a_worker_killed_while_large_batches_are_on_their_way():
     with Driver(Large(), 2) as driver:
         driver.wait_up(2)
-        for i in range(8):
-            driver.send([Ticket(i, [i] * 200, 0)])
+        for i in range(0, 8, 2):
+            driver.send([Ticket(i, [i] * 200, 0), Ticket(i + 1, [i + 1] * 200, 0)])
         driver.listen_until(lambda: driver.made)
         victim = driver.pids()[0]
         os.kill(victim, signal.SIGKILL)
         driver.listen_until(lambda: driver.of(WorkerGone))
-        (gone,) = driver.of(WorkerGone)
+        gone, *_ = driver.of(WorkerGone)  # another one tells of tickets that it was just taking
         assert gone.pid == victim
         driver.listen_until(lambda: {*driver.made, *driver.lost()} == set(range(8)))
         driver.wait_up(2)
         driver.make([[(number, [number] * 200)] for number in driver.lost()])
-        assert all((batch == i).all() for i, (batch,) in driver.made.items())
+        # the first ticket of the message that it held may have been made already: the engine drops the second result
+        assert all((batch == i).all() for i, batches in driver.made.items() for batch in batches)
 
 
 def test_the_deadly_ticket_of_a_group_is_found():
@@ -245,8 +246,8 @@ def test_a_killed_agent_loses_its_tickets_without_blame_and_is_replaced(tmp_path
     samples = HeldBack(tmp_path)
     with Driver(samples, 2) as driver:
         driver.wait_up(2)
-        for i in range(8):
-            driver.send([Ticket(i, [i + 1], 0)])
+        for i in range(0, 8, 2):  # a worker has two messages at most
+            driver.send([Ticket(i, [i + 1], 0), Ticket(i + 1, [i + 2], 0)])
         driver.listen_until(lambda: samples.begun() == 2)
         (agent,) = driver.agent_processes()
         agent.kill()

@@ -91,8 +91,8 @@ def test_a_broken_connection_costs_its_agent_and_nothing_else():
         driver.make([[(0, [0])]])
         (agent,) = driver.agents()
         agent.link.close()
-        for i in range(1, 5):
-            driver.send([Ticket(i, [i] * 8, 0)])
+        for i in (1, 3):
+            driver.send([Ticket(i, [i] * 8, 0), Ticket(i + 1, [i + 1] * 8, 0)])
         driver.listen_until(lambda: driver.of(WorkerGone))
         (gone,) = driver.of(WorkerGone)
         assert "its connection ended" in gone.why

@@ -32,7 +32,6 @@ def test_a_change_reaches_everybody_and_ends() -> None:
     ("scenario", "constant", "without"),
     [
         pytest.param("storage-seeks", "evaluation.clearly_more", 1e9, id="queueing at a storage"),
-        pytest.param("link-slows", "model.paced", 1e9, id="a link that carries less"),
     ],
 )
 def test_a_scenario_fails_without_it(scenario: str, constant: str, without: float) -> None:

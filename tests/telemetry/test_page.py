@@ -195,7 +195,6 @@ def test_how_it_is_known_and_the_full_report(training: Training, opened: Callabl
 def test_the_network_from_machines_of_the_cluster_is_shown(training: Training, opened: Callable[..., Seen]) -> None:
     """The planted script has none: they are put into what the endpoint answers."""
     way = {"name": SHOWN, "bytes_per_s": 42e6, "bandwidth": 110e6, "round_trip_s": 0.05, "loss": 0.01}
-    way["saved_ratio"] = 0.37
 
     def with_machines(route: Any) -> None:
         answer = route.fetch()
@@ -214,7 +213,6 @@ def test_the_network_from_machines_of_the_cluster_is_shown(training: Training, o
         "110 MB/s",
         "50 ms",
         "1.0 %",
-        "37 %",
         SHOWN.partition(" ")[0],
         "1 node of the cluster gets",
     ):

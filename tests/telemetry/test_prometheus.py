@@ -214,7 +214,6 @@ NEEDS_MORE = {
     "Feeding the device",
     "What the network carries while sending",
     "Lost on the network",
-    "Kept off the network by compression",
     "Round trip to remote workers",
 }
 """Panels of series that only a loader with an accelerator has, or one with workers on another machine."""

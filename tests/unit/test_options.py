@@ -38,6 +38,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("memory_budget", 1.5),
     ("memory_budget", True),
     ("memory_budget", "much"),
+    ("compression", "lz4"),
+    ("compression", True),
     ("local_engine", "ray"),
     ("local_engine", None),
     ("name", ""),
@@ -54,6 +56,7 @@ TORCHS: list[tuple[str, Any]] = [
     ("dataset", None),
     *(("num_workers", value) for value in (2.5, None, -1, "4", "Auto", "")),
     *(("prefetch_factor", value) for value in (0, -1, "2", 2.5)),
+    *(("timeout", value) for value in (-1, "5", None, float("nan"))),
 ]
 """Arguments of torch's, which its own constructor lets pass or refuses without naming the value."""
 ACCEPTED: list[tuple[str, Any]] = [
@@ -69,6 +72,8 @@ ACCEPTED: list[tuple[str, Any]] = [
     ("seeding", "batch"),
     ("memory_budget", None),
     ("memory_budget", 1 << 40),
+    ("compression", None),
+    ("compression", "zstd"),
     ("local_engine", "torch"),
     ("name", "train"),
     ("metrics_port", 0),
@@ -121,6 +126,13 @@ TLS_REFUSED: list[tuple[str, Any]] = [("certfile", ""), ("certfile", None), ("ke
 DATA = list(range(10))
 
 
+def test_compression_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpex.transport.compression.can_compress", lambda: False)
+    with pytest.raises(OptionError, match=r"needs zstandard.* pip install 'dpex\[compression\]'"):
+        DpexDataLoader(DATA, compression="zstd")
+    assert DpexDataLoader(DATA).compression is None
+
+
 @pytest.mark.parametrize(("name", "value"), REFUSED)
 def test_a_refusal_names_option_value_and_remedy(name: str, value: Any) -> None:
     with pytest.raises(OptionError) as caught:
@@ -165,7 +177,7 @@ def test_each_argument_that_is_taken_is_one_of_rays() -> None:
     """Ray checks them when an actor's options are given; nothing is started for that."""
     pytest.importorskip("ray")
     from dpex.pools.ray.guardian import guardian_class
-    from dpex.pools.ray.options import actor_options
+    from dpex.pools.ray.reservations import actor_options
 
     assert {key for key, _ in RAY_ACCEPTED} == set(_RAY_REMOTE_ARGS) == {key for key, _, _ in RAY_REFUSED}
     for key, value in RAY_ACCEPTED:
@@ -176,7 +188,7 @@ def test_each_argument_that_is_taken_is_one_of_rays() -> None:
 
 
 def test_what_a_worker_needs_of_a_node() -> None:
-    from dpex.pools.ray.options import actor_options, needs_of
+    from dpex.pools.ray.reservations import actor_options, needs_of
 
     assert needs_of(actor_options(None)) == {"CPU": 1}
     asked = {"num_cpus": 0, "num_gpus": 0.5, "memory": 1000, "resources": {"ssd": 2}, "runtime_env": {}}
@@ -301,7 +313,7 @@ def test_only_auto_is_a_word_for_a_number(bad: str) -> None:
 
 # -- rebuilding --------------------------------------------------------------------------------------------------------
 
-OWN = ("distribute_mode", "head_address", "seeding", "memory_budget", "ray_remote_args", "local_engine")
+OWN = ("distribute_mode", "head_address", "seeding", "memory_budget", "ray_remote_args", "compression", "local_engine")
 LOADERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "auto": {"num_workers": "auto"},
@@ -313,6 +325,7 @@ LOADERS: dict[str, dict[str, Any]] = {
         "distribute_mode": True,
         "head_address": "head:6379",
         "ray_remote_args": {"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}},
+        "compression": "zstd",
     },
     "metrics": {"metrics": MetricsConfig(tls=TLSConfig(certfile="a.pem", keyfile="a.key")), "name": "train"},
     "torch": {"local_engine": "torch", "distribute_mode": "auto", "collate_fn": list, "worker_init_fn": abs},
@@ -370,6 +383,7 @@ def test_options_are_attributes_of_their_own_name() -> None:
         "seeding": "worker",
         "memory_budget": None,
         "ray_remote_args": {"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}},
+        "compression": "zstd",
         "local_engine": "dpex",
     }
 

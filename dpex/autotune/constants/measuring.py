@@ -343,15 +343,6 @@ class ModelConstants(Constants):
         "It does not show in rates.",
         off=math.inf,
     )
-    paced: float = constant(
-        2.0,
-        "batches",
-        1.0,
-        math.inf,
-        "A remote worker whose batches queue on the link gets another ticket once so many are before it there.",
-        "As many as the pool lets queue (`dpex.pools.agent.pacing`).",
-        off=math.inf,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dpex.autotune.policies.base import Policy
 from dpex.autotune.policies.explore import TryFewerOrMore, TryPrefetch
 from dpex.autotune.policies.grow import Grow
-from dpex.autotune.policies.in_process import InProcess, InProcessFirst
 from dpex.autotune.policies.prefetch import Prefetch
 from dpex.autotune.policies.shrink import Shrink
 from dpex.autotune.policies.straggler import Straggler
@@ -20,11 +19,9 @@ POLICIES: tuple[Policy, ...] = (
     Straggler(),
     Walls(),
     NoPlace(),
-    InProcessFirst(),
     Grow(),
     Shrink(),
     Prefetch(),
     TryPrefetch(),
-    InProcess(),
     TryFewerOrMore(),
 )

@@ -1,159 +1,119 @@
-"""Lets workers in that know the secret, and nobody else: one thread, however many come.
+"""Accept agents that know the run's secret, and drop all other clients.
 
-A connection has `GREETING_S` for its whole greeting. At most `MOST_PENDING` are at it; when one more comes, an old one
-goes (see `listening`). So a flood of pending clients costs the trainer a fixed number of descriptors and no threads,
-and a worker, whose greeting takes milliseconds, still gets in.
+A thread of its own greets each client, for `GREETING_S` seconds at most. At most `MOST_GREETINGS` clients are greeted
+at a time: when one more comes, the oldest is dropped. So a flood of clients costs the trainer a bounded number of
+threads and descriptors, and an agent, whose greeting takes milliseconds, still gets in.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import secrets
-import selectors
 import socket
 import threading
 from collections.abc import Callable
 
-from dpex.pools.agent.handshake import SECRET_BYTES, Challenge
-from dpex.pools.agent.same_machine import listen
+from dpex.pools.agent.connection import TrainerAddress, listen_here, reader
+from dpex.pools.agent.handshake import SECRET_BYTES, challenge
 from dpex.system.clock import monotonic
-from dpex.system.listening import Listener, one_to_drop, peer_of
-
-logger = logging.getLogger("dpex")
 
 GREETING_S = 5.0
-"""More than a worker on a busy machine needs."""
-MOST_PENDING = 64
-"""As many workers as may come at the same moment without any having to try again; few among 1024 descriptors."""
+"""More than an agent on a busy machine needs."""
+MOST_GREETINGS = 64
+"""As many agents may come at the same moment without any having to try again; few among 1024 descriptors."""
+REST_S = 0.2
+"""Pause before the next client is accepted where there are no descriptors left for one."""
 _BACKLOG = 128
-"""Connections that the system keeps until they are accepted: twice as many as are let in at once."""
-
-
-class _PendingClient:
-    """A connection whose greeting is not over."""
-
-    def __init__(self, connection: socket.socket, secret: bytes, now: float) -> None:
-        self.connection = connection
-        self.peer = peer_of(connection)
-        self.rank = (False, now)
-        self.late_at = now + GREETING_S
-        self.challenge = Challenge(secret)
+"""Connections that the kernel keeps until they are accepted: twice `MOST_GREETINGS`."""
 
 
 class AdmissionServer:
-    """See the module. ``admit`` gets each worker's connection and number, in the server's thread.
+    """See the module.
 
-    Raises OSError if nothing can listen on ``address``. secret: what workers must know. local: where those on this
-    machine find it, or None.
+    Args:
+        address: Where agents reach this process.
+        admit: Called with each accepted connection and the agent's number, in the thread that greeted it.
+
+    Attributes:
+        local: Where agents of this machine reach this process, or None.
+
+    Raises:
+        OSError: Nothing can listen on ``address``.
     """
 
     def __init__(self, address: str, admit: Callable[[socket.socket, int], None]) -> None:
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._admit = admit
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        sockets = [socket.create_server((address, 0), family=family, backlog=_BACKLOG)]
-        self.address, self.port = sockets[0].getsockname()[:2]
-        here = listen(_BACKLOG)
+        listeners = [socket.create_server((address, 0), family=family, backlog=_BACKLOG)]
+        self.address, self.port = listeners[0].getsockname()[:2]
+        here = listen_here(_BACKLOG)
         self.local = here and here[1]
-        sockets += [here[0]] if here else []
-        self._selector = selectors.PollSelector()  # needs no descriptor of its own
-        self._listeners = [self._listener(one) for one in sockets]
-        self._wakeup, self._ear = socket.socketpair()
-        self._selector.register(self._ear, selectors.EVENT_READ)
-        self._pending: set[_PendingClient] = set()
-        self._closed = False
-        self.thread = threading.Thread(target=self._run, name="dpex-receive", daemon=True)
-        self.thread.start()
+        self._listeners = [*listeners, here[0]] if here else listeners
+        self._greeted: dict[socket.socket, None] = {}
+        """Clients that are greeted, the oldest first."""
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        for one in self._listeners:
+            threading.Thread(target=self._accept, args=(one,), name="dpex-receive", daemon=True).start()
 
-    def _listener(self, found: socket.socket) -> Listener:
-        found.setblocking(False)
-        return Listener(found, self._selector)
+    def address_of(self, agent: int) -> TrainerAddress:
+        """Return where the agent of that number finds this process, and how it introduces itself."""
+        return TrainerAddress(self.address, self.port, self.secret, agent, self.local)
 
     def close(self) -> None:
-        """Let nobody in any more. Idempotent; from any thread; the thread ends soon after."""
-        self._closed = True
+        """Accept no further client. Idempotent; from any thread; the server's threads end soon after."""
+        self._closed.set()
+        with self._lock:
+            for one in (*self._listeners, *self._greeted):
+                _shut_down(one)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Body of a listening socket's thread."""
+        with listener:
+            while not self._closed.is_set():
+                try:
+                    self._begin(listener.accept()[0])
+                except (OSError, RuntimeError):  # no descriptor, memory or thread is to be had
+                    self._drop_oldest()
+                    self._closed.wait(REST_S)
+
+    def _begin(self, client: socket.socket) -> None:
+        if len(self._greeted) >= MOST_GREETINGS:
+            self._drop_oldest()
+        with self._lock:
+            self._greeted[client] = None
+        try:
+            threading.Thread(target=self._greet, args=(client,), name="dpex-greet", daemon=True).start()
+        except RuntimeError:
+            self._forget(client)
+            client.close()
+            raise
+
+    def _greet(self, client: socket.socket) -> None:
+        """Body of a client's thread."""
+        number = None
         with contextlib.suppress(OSError):
-            self._wakeup.send(b"!")
+            number = challenge(self.secret, client.sendall, reader(client, monotonic() + GREETING_S))
+        if self._forget(client) and number is not None and not self._closed.is_set():
+            self._admit(client, number)
+        else:
+            client.close()
 
-    def _run(self) -> None:
-        try:
-            while not self._closed:
-                for key, _ in self._selector.select(self._wait_s()):
-                    self._turn(key.data)
-                self._drop_late()
-                for listener in self._listeners:
-                    listener.go_on()
-        except Exception:
-            if not self._closed:
-                logger.exception("no further worker can connect; this is an error in dpex")
-        finally:
-            self._end()
+    def _forget(self, client: socket.socket) -> bool:
+        """Return False if it was dropped."""
+        with self._lock:
+            return self._greeted.pop(client, self) is None
 
-    def _turn(self, whom: object) -> None:
-        if isinstance(whom, _PendingClient):
-            self._listen_to(whom)
-        elif isinstance(whom, Listener) and not self._closed:
-            self._accept(whom)
+    def _drop_oldest(self) -> None:
+        """Have the client's thread see the end of its connection, and close that."""
+        with self._lock:
+            if self._greeted:
+                oldest = next(iter(self._greeted))
+                del self._greeted[oldest]
+                _shut_down(oldest)
 
-    def _end(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        for pending in list(self._pending):
-            self._drop(pending)
-        self._wakeup.close()
-        self._ear.close()
 
-    def _wait_s(self) -> float | None:
-        waits = [pending.late_at - monotonic() for pending in self._pending]
-        waits += [rest_s for listener in self._listeners if (rest_s := listener.wait_s()) is not None]
-        return max(0.0, min(waits)) if waits else None
-
-    def _accept(self, listener: Listener) -> None:
-        connection = listener.accept(self._make_room)
-        if connection is None:
-            return
-        if len(self._pending) >= MOST_PENDING:
-            self._make_room()
-        pending = _PendingClient(connection, self.secret, monotonic())
-        self._pending.add(pending)
-        self._selector.register(connection, selectors.EVENT_READ, pending)
-
-    def _make_room(self) -> bool:
-        found = one_to_drop(self._pending)
-        if found is not None:
-            self._drop(found)
-        return found is not None
-
-    def _drop_late(self) -> None:
-        now = monotonic()
-        for pending in [one for one in self._pending if one.late_at <= now]:
-            self._drop(pending)
-
-    def _drop(self, pending: _PendingClient) -> None:
-        self._forget(pending)
-        pending.connection.close()
-
-    def _forget(self, pending: _PendingClient) -> None:
-        self._pending.discard(pending)
-        self._selector.unregister(pending.connection)
-
-    def _listen_to(self, pending: _PendingClient) -> None:
-        """Take one message in, as far as it came, and answer."""
-        if pending not in self._pending:  # dropped in this turn of the loop
-            return
-        challenge = pending.challenge
-        try:
-            data = pending.connection.recv(challenge.wanted)
-            answer = challenge.take(data) if data else b""
-            if answer and pending.connection.send(answer) != len(answer):
-                data = b""
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data or challenge.failed:
-            self._drop(pending)
-        elif challenge.number is not None:
-            self._forget(pending)
-            self._admit(pending.connection, challenge.number)
+def _shut_down(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,40 +1,47 @@
-"""An agent's connection to its trainer: how it is made, and how both ends treat it.
+"""Connect an agent to its trainer, over the network or, on the trainer's own machine, over a Unix socket.
 
-It begins with a greeting (see `handshake`); the trainer listens on the one address at which the nodes reach it, and on
-no other (see `admission`), or, for agents of its own machine, on a socket of that (see `same_machine`). This module
-imports no torch: an agent is connected before it begins to import that.
+The Unix socket has an abstract name, which leaves nothing behind and can be reached within one network namespace only:
+a container with a network of its own connects as another machine would. Over it descriptors and numbers of processes
+are passed on, so both ends must count processes alike, too.
+
+This module imports no torch: an agent connects before it begins to import that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
+import secrets
 import socket
+import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
-from dpex.pools.agent.handshake import ACCEPTED, CHALLENGE_BYTES, HEAD_BYTES, GreetingError, WorkerCredentials
-from dpex.pools.agent.same_machine import LocalAddress, reach
+from dpex.pools.agent.handshake import introduce
 from dpex.system.clock import monotonic
 
 CONNECT_S = 10.0
-"""How long an agent tries to connect before its frames go another way."""
-FURTHER_S = 3.0
-"""The same for further connections, while which it sends nothing: many round trips, and no more."""
+"""Seconds that an agent tries to connect before its frames go through Ray."""
 _TRY_AGAIN_S = (0.02, 0.2)
-"""One that was dropped for want of room waits so long, by chance, lest all come again at once."""
+"""Pause before an agent tries again that was dropped while many came; drawn at random, lest all come again at once."""
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _GIVE_UP = ("TCP_USER_TIMEOUT", 15_000)
-"""For how many milliseconds a machine may leave unacknowledged what was sent to it. Keepalive asks only while nothing
-is under way; else the kernel tries for a quarter of an hour, while the training waits for that machine's batches."""
+"""Milliseconds for which sent bytes may stay unacknowledged. Keepalive asks only while nothing is under way; else the
+kernel tries for a quarter of an hour, while the training waits for that machine's batches."""
 
 
-_EXTRA_SHIFT = 32
-"""In the number that a connection greets with, where that of a further connection stands; the agent's is below."""
+class LocalAddress(NamedTuple):
+    """The address for agents of the same machine: the machine (see `this_machine`), and the name of an abstract socket
+    without its leading zero byte."""
+
+    machine: str
+    name: str
 
 
 class TrainerAddress(NamedTuple):
-    """Where an agent finds the trainer, also if it is on the same machine (``local``), and how it introduces itself."""
+    """The trainer's address, also on the same machine (``local``), and what an agent needs to introduce itself."""
 
     address: str
     port: int
@@ -47,8 +54,32 @@ class TrainerAddress(NamedTuple):
         return f"TrainerAddress(address={self.address!r}, port={self.port}, agent={self.agent})"
 
 
+def this_machine() -> str:
+    """Return a name of this machine since it was booted, and of its numbering of processes; "" if unknown."""
+    with contextlib.suppress(OSError):
+        booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{booted}/{Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def listen_here(backlog: int) -> tuple[socket.socket, LocalAddress] | None:
+    """Return a socket that listens for agents of this machine, and its address; None where there can be none."""
+    here = this_machine()
+    if not sys.platform.startswith("linux") or not here:
+        return None
+    address = LocalAddress(here, f"dpex-{secrets.token_hex(16)}")
+    found = socket.socket(socket.AF_UNIX)
+    try:
+        found.bind(f"\0{address.name}")
+        found.listen(backlog)
+    except OSError:
+        found.close()
+        return None
+    return found, address
+
+
 def connect(target: TrainerAddress, limit_s: float = CONNECT_S) -> socket.socket:
-    """Return a connection that is let in; an agent that is dropped for want of room there tries again.
+    """Return a connection that the trainer has accepted. An agent that is dropped meanwhile tries again.
 
     Raises:
         OSError: The trainer cannot be reached, does not answer, or is not the one that knows the secret.
@@ -56,7 +87,7 @@ def connect(target: TrainerAddress, limit_s: float = CONNECT_S) -> socket.socket
     deadline = monotonic() + limit_s
     while True:
         try:
-            return _introduced(target, deadline)
+            return _accepted(target, deadline)
         except (ConnectionResetError, BrokenPipeError):
             pause_s = random.Random().uniform(*_TRY_AGAIN_S)  # the dataset's own generator stays as it is
             if monotonic() + pause_s >= deadline:
@@ -64,42 +95,12 @@ def connect(target: TrainerAddress, limit_s: float = CONNECT_S) -> socket.socket
             time.sleep(pause_s)
 
 
-def connect_further(target: TrainerAddress, numbers: range) -> list[socket.socket]:
-    """Connections of those numbers, from 1 on, beside the one that there is, all made at once.
-
-    Raises:
-        OSError: One of them cannot be made; then there is none.
-    """
-    made: list[socket.socket] = []
-    targets = [target._replace(agent=target.agent | number << _EXTRA_SHIFT) for number in numbers]
-    with ThreadPoolExecutor(len(targets), "dpex-connect") as threads:
-        under_way = [threads.submit(connect, each, FURTHER_S) for each in targets]
+def _accepted(target: TrainerAddress, deadline: float) -> socket.socket:
+    connection = _local_connection(target, deadline) or socket.create_connection(
+        (target.address, target.port), _left_s(deadline)
+    )
     try:
-        made += [one.result() for one in under_way if one.exception() is None]
-        return [one.result() for one in under_way]
-    except BaseException:
-        for connection in made:
-            connection.close()
-        raise
-
-
-def whose(number: int) -> tuple[int, int]:
-    """The agent that a connection with this number is of, and its number among the further ones; 0 for the first."""
-    return number & (1 << _EXTRA_SHIFT) - 1, number >> _EXTRA_SHIFT
-
-
-def _introduced(target: TrainerAddress, deadline: float) -> socket.socket:
-    connection = reach(LocalAddress(*target.local), _left_s(deadline)) if target.local is not None else None
-    if connection is None:
-        connection = socket.create_connection((target.address, target.port), _left_s(deadline))
-    try:
-        credentials = WorkerCredentials(target.secret, target.agent)
-        connection.sendall(credentials.hello)
-        head = _read(connection, HEAD_BYTES, deadline)
-        credentials.check_head(head)
-        connection.sendall(credentials.prove(head + _read(connection, CHALLENGE_BYTES - HEAD_BYTES, deadline)))
-        if _read(connection, 1, deadline) != ACCEPTED:
-            raise GreetingError("the trainer refused the connection")
+        introduce(target.secret, target.agent, connection.sendall, reader(connection, deadline))
         tune(connection, is_trainer=False)
         return connection
     except BaseException:
@@ -107,29 +108,48 @@ def _introduced(target: TrainerAddress, deadline: float) -> socket.socket:
         raise
 
 
-def _read(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
-    found = b""
-    while len(found) < nbytes:
-        connection.settimeout(_left_s(deadline))
-        data = connection.recv(nbytes - len(found))
-        if not data:
-            raise ConnectionResetError("the trainer ended the connection")
-        found += data
+def _local_connection(target: TrainerAddress, deadline: float) -> socket.socket | None:
+    """Return a connection to the trainer on this machine; None if it is elsewhere, or in another container."""
+    if target.local is None or target.local.machine != this_machine():
+        return None
+    found = socket.socket(socket.AF_UNIX)
+    try:
+        found.settimeout(_left_s(deadline))
+        found.connect(f"\0{target.local.name}")
+    except OSError:
+        found.close()
+        return None
     return found
+
+
+def reader(connection: socket.socket, deadline: float) -> Callable[[int], bytes]:
+    """Return a function that reads that many bytes of a connection, all of them before ``deadline``."""
+
+    def read(nbytes: int) -> bytes:
+        found = b""
+        while len(found) < nbytes:
+            connection.settimeout(_left_s(deadline))
+            data = connection.recv(nbytes - len(found))
+            if not data:
+                raise ConnectionResetError("the other end closed the connection")
+            found += data
+        return found
+
+    return read
 
 
 def _left_s(deadline: float) -> float:
     left_s = deadline - monotonic()
     if left_s <= 0:
-        raise TimeoutError("the trainer did not answer in time")
+        raise TimeoutError("the other end did not answer in time")
     return left_s
 
 
 def tune(connection: socket.socket, *, is_trainer: bool) -> None:
-    """Block without a limit, send small things at once, and notice a machine that is gone within about 15 seconds.
+    """Have a connection block without a limit, send small things at once, and notice a lost machine within 15 seconds.
 
-    An agent with something to send waits for longer, as its guardian ends it: the kernel would count a trainer that
-    takes nothing for a while, as its process is stopped, among those that are gone.
+    An agent waits longer for a trainer that takes nothing, whose process may only be stopped. Its guardian ends the
+    agent of a trainer that is gone.
     """
     connection.settimeout(None)
     if connection.family == socket.AF_UNIX:

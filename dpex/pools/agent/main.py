@@ -1,4 +1,4 @@
-"""Body of an agent's process: ``main(FD)``, where FD is a pipe that says whom to serve.
+"""Body of an agent's process: ``main(FD)``, where FD is a pipe that names the trainer.
 
 It connects first, which takes milliseconds, and imports torch afterwards: the trainer's first requests wait for it in
 the connection.
@@ -10,51 +10,39 @@ import os
 import pickle
 import signal
 import socket
-from typing import NamedTuple
 
 from dpex.pools.agent.connection import TrainerAddress, connect
 from dpex.system.processes import pidfd
 
 UNREACHED = 3
-"""Exit code of an agent that cannot reach its trainer; why stands in the report."""
-
-
-class AgentStart(NamedTuple):
-    """What an agent is told.
-
-    ``guardian``: the process with which it ends. ``address``: the fields of a `TrainerAddress`, or None where
-    ``tunnel`` is the descriptor of a socket that leads to the trainer. ``report``: a pipe for why it ended.
-    """
-
-    guardian: int
-    address: tuple[str, int, bytes, int] | None
-    tunnel: int
-    report: int
+"""Exit code of an agent that cannot reach its trainer; the report says why."""
 
 
 def main(fd: int) -> None:
-    """Connect to the trainer, and serve it until the connection or the guardian ends."""
+    """Connect to the trainer, and serve it until the connection or the guardian ends.
+
+    The pipe holds four values. The first is the guardian's process. The second has the fields of a `TrainerAddress`; if
+    it is None, the third is the descriptor of a socket that leads to the trainer. The last is the descriptor of a pipe
+    for why the agent ended.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(fd, "rb") as pipe:
-        start = AgentStart(*pickle.load(pipe))
-    guardian = pidfd(start.guardian)
-    if os.getppid() != start.guardian:
+        guardian, address, tunnel, report = pickle.load(pipe)
+    guardian_fd = pidfd(guardian)
+    if os.getppid() != guardian:
         os._exit(1)
-    trainer = None if start.address is None else TrainerAddress(*start.address)
-    connection = _connection(start, trainer)
-    os.close(start.report)
+    connection = socket.socket(fileno=tunnel) if address is None else _connection(TrainerAddress(*address), report)
+    os.close(report)
     from dpex.pools.agent.serving import Agent
     from dpex.worker.setup import prepare_process
 
     prepare_process()
-    Agent(connection, guardian, trainer).run()
+    Agent(connection, guardian_fd).run()
 
 
-def _connection(start: AgentStart, trainer: TrainerAddress | None) -> socket.socket:
-    if trainer is None:
-        return socket.socket(fileno=start.tunnel)
+def _connection(trainer: TrainerAddress, report: int) -> socket.socket:
     try:
         return connect(trainer)
     except OSError as error:
-        os.write(start.report, f"{trainer.address}:{trainer.port}: {error}".encode())
+        os.write(report, f"{trainer.address}:{trainer.port}: {error}".encode())
         os._exit(UNREACHED)

@@ -1,9 +1,9 @@
 """An agent on the trainer's own machine: it gives the workers their place, and the trainer serves them itself.
 
-The agent forks the process that forks the workers (see `dpex.pools.local.fork_server`), and that gets a socket of the
-trainer's. From then on these workers are as those of a local pool: they take tickets from a socket that they share,
-and hand over batches in shared memory, with nobody in between. Their room, their surroundings and their life are the
-agent's: they end with it, and it with its connection.
+The agent forks the process that forks the workers (see `dpex.pools.local.fork_server`), and hands that a socket of the
+trainer's. From then on these workers are as those of a local pool: they take tickets from a socket that they share, and
+hand over batches in shared memory, with no process in between. Their room, environment and life are the agent's: they
+end with it, and it ends with its connection.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.core.names import REMOTE
-from dpex.measure.sums import NodeSums
-from dpex.pools.agent.delay import DelayMeter
-from dpex.pools.agent.handles import AgentHandle, node_sums
+from dpex.measure.sums import NodeSums, node_sums
+from dpex.pools.agent.handles import AgentHandle
 from dpex.pools.agent.link import AgentLink
 from dpex.pools.base import PoolTimes
 from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
+from dpex.system.run_queue import DelayMeter
 
 _REQUESTS = {name: name for name in ("resize", "dismiss", "adopt", "release", "ask_state")} | {"epoch": "new_epoch"}
-"""What an agent is asked for, and what its pool calls that."""
+"""Requests to an agent, and the methods of its pool that they call."""
 
 
-class LentProcess(ProcessHandle):
-    """A process that the agent forks for the trainer; its ``pid`` is None until it says that it came up."""
+class _AgentsProcess(ProcessHandle):
+    """A process that the agent forks for the trainer. Its ``pid`` is known once it reports that it came up."""
 
     def __init__(self, why_not: str = "") -> None:
         super().__init__("dpex-template")
         self._why_not = why_not or "ended before it was ready (what it printed says more)"
 
     def came_up(self, pid: int) -> None:
-        """It said so."""
+        """Note that it came up."""
         self.pid = pid
 
     def why_not(self) -> str:
-        """Why it will not come up: the end of a sentence."""
+        """Return why it will not come up: the end of a sentence."""
         return self._why_not
 
     def close(self) -> None:
-        """Nothing is wanted of it any more."""
+        """Do nothing: the agent reaps it."""
 
 
 class AgentStarter(TemplateStarter):
@@ -52,21 +52,21 @@ class AgentStarter(TemplateStarter):
         self._link = link
         self._order = order
 
-    def start(self, theirs: Any) -> LentProcess:
+    def start(self, theirs: Any) -> _AgentsProcess:
         """See `TemplateStarter.start`; does not wait."""
         try:
-            self._link.hand_over(theirs.fileno(), "lend", self._order)
+            self._link.hand_over(theirs.fileno(), "fork", self._order)
         except OSError as error:
-            return LentProcess(f"cannot be asked for: {error}")
-        return LentProcess()
+            return _AgentsProcess(f"cannot be asked for: {error}")
+        return _AgentsProcess()
 
 
 class NearPool(LocalPool):
     """The workers of an agent on this machine.
 
     Args:
-        first: number of its first worker among those of all agents.
-        times: what batches took is added up there.
+        first: The number of its first worker among those of all agents.
+        times: What its batches took is added up there.
     """
 
     name = REMOTE
@@ -79,34 +79,24 @@ class NearPool(LocalPool):
         self._busy_s = self._cpu_s = 0.0
         self._made_here = 0
 
-    def _result(
-        self,
-        worker: LocalWorkerHandle,
-        epoch: int,
-        number: int,
-        kind: int,
-        node: Any,
-        stages: tuple[Any, ...],
-        cpu_s: float,
-        encode_s: float,
-        nbytes: int,
-    ) -> None:
+    def _result(self, worker: LocalWorkerHandle, *result: Any) -> None:
+        *_, stages, cpu_s, encode_s, nbytes = result
         self._made_here += 1
         self._busy_s += stages[0] + stages[1] + encode_s
         self._cpu_s += cpu_s
         self.times.shared_bytes += nbytes
-        super()._result(worker, epoch, number, kind, node, stages, cpu_s, encode_s, nbytes)
+        super()._result(worker, *result)
 
     def take_sums(self) -> NodeSums | None:
-        """What was made since the last call."""
+        """Return the sums since the last call; None: no batch was made."""
         if not self._made_here:
             return None
-        found = node_sums(self._busy_s, self._cpu_s, self._made_here, self._delay.of(self.handles))
+        found = node_sums(self._busy_s, self._cpu_s, self._made_here, self._delay.of(self.pids))
         self._busy_s, self._cpu_s, self._made_here = 0.0, 0.0, 0
         return found
 
     def out(self) -> tuple[int, ...]:
-        """Tickets of this epoch that were sent and not answered."""
+        """Return the tickets of this epoch that were sent and not answered."""
         if self._queue is not None:
             return tuple(ticket.number for tickets in self._queue.groups.values() for ticket in tickets)
         held = [key for worker in self._workers.values() for key in worker.held]
@@ -114,11 +104,11 @@ class NearPool(LocalPool):
 
     @property
     def open_messages(self) -> int:
-        """Messages that any worker may take, which are not done with."""
+        """Messages that any worker may take, which are not answered."""
         return len(self._queue.groups) if self._queue is not None else 0
 
     def leave(self, grace_s: float) -> None:
-        """As `close`, without waiting: the agent's processes see to the rest."""
+        """Close without waiting: the agent's processes see to the rest."""
         if not self._closed:
             self._hang_up_all(grace_s)
             assert isinstance(self._source, TemplateHandle)
@@ -128,7 +118,7 @@ class NearPool(LocalPool):
 
 @dataclass(eq=False, kw_only=True)
 class NearAgentHandle(AgentHandle):
-    """An agent of this machine; what is asked of it, its ``pool`` does."""
+    """An agent of this machine; its ``pool`` does what the agent is asked for."""
 
     pool: NearPool
 

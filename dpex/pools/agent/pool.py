@@ -1,8 +1,9 @@
-"""Workers on other machines: one agent for each, and who has which ticket. Knows no Ray; see `nodes`.
+"""Workers on other machines: one agent on each, and who holds which ticket. Knows no Ray; see `nodes`.
 
-A message of tickets that any worker may make goes to the agent with the fewest messages for each of its workers; one
-of a logical worker goes to the agent where that lives. An agent whose connection ends is lost, with all it held. The
-workers of one on the trainer's own machine are served without it; see `near`.
+A message of tickets that any worker may make goes to the agent with the fewest open messages for each of its workers,
+as long as these are fewer than `REMOTE_WINDOW`. One of a logical worker goes to the agent where that lives. An agent
+whose connection ends is lost, with all it held. Workers of an agent on the trainer's machine are served without it; see
+`near`.
 """
 
 from __future__ import annotations
@@ -18,30 +19,36 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
+from dpex.core.events import (
+    Notice,
+    PoolEvent,
+    Released,
+    Snapshot,
+    SplittingKnown,
+    TicketMade,
+    WorkerGone,
+    WorkerUp,
+    event_of,
+)
 from dpex.core.first_stream import ALL
 from dpex.core.names import REMOTE
+from dpex.core.prefetch import REMOTE_WINDOW
 from dpex.core.schedule import Ticket
-from dpex.measure.sums import NodeSums
-from dpex.pools.agent.agreeing import order_for, told_by
-from dpex.pools.agent.events import plain
-from dpex.pools.agent.handles import AgentHandle, RemoteResult, node_sums, with_traffic
-from dpex.pools.agent.link import Arrived
+from dpex.measure.sums import LinkSums, NodeSums, node_sums
+from dpex.pools.agent.handles import AgentHandle, RemoteResult
+from dpex.pools.agent.link import Arrived, wake_nobody
 from dpex.pools.agent.near import AgentStarter, NearAgentHandle, NearPool
 from dpex.pools.agent.nodes import NodeNews, Nodes
-from dpex.pools.agent.traffic import Traffic
 from dpex.pools.base import PoolCounts, PoolTimes
 from dpex.pools.local.worker_process import END
 from dpex.system.clock import monotonic
+from dpex.system.tcp import TcpCounts
 from dpex.transport.codec import codec_signature
 from dpex.transport.pickling import cloud_dumps
 from dpex.worker.logical_state import RngState
 
 WORKERS_AN_AGENT = 1_000_000
 """Workers are numbered by agent: worker k of agent n is n times this, plus k."""
-MESSAGES_AHEAD = 4
-"""Messages for each worker that an agent may hold, so that the way there and back is hidden."""
-_NO_SUMS = NodeSums()
 _pools = itertools.count(1)
 
 
@@ -49,15 +56,24 @@ class RemotePool:
     """See the module; implements `dpex.pools.base.WorkerPool`.
 
     Args:
-        nodes: where agents come from.
-        shared_queue: any worker makes any ticket.
-        first_workers: workers wanted from the start.
-        probe_index: an index that a node is tried with before it serves, or None.
+        nodes: Where agents come from.
+        shared_queue: Any worker makes any ticket.
+        first_workers: Workers that are wanted from the start.
+        probe_index: An index that a node is tried with before it serves, or None.
+        compression: How batches are compressed for the network: "zstd", or None.
     """
 
     name = REMOTE
 
-    def __init__(self, nodes: Nodes, *, shared_queue: bool, first_workers: int, probe_index: Any = None) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        *,
+        shared_queue: bool,
+        first_workers: int,
+        probe_index: Any = None,
+        compression: str | None = None,
+    ) -> None:
         self.counts = PoolCounts()
         self.times = PoolTimes()
         self.failed: str | None = None
@@ -65,6 +81,7 @@ class RemotePool:
         self._is_hopeless = False
         self._nodes = nodes
         self._shared = shared_queue
+        self._compression = compression
         self._probe_index = pickle.dumps(probe_index, 5)
         self._number = next(_pools)
         self._agents: dict[int, AgentHandle] = {}
@@ -73,26 +90,23 @@ class RemotePool:
         self._last_message = 0
         self._closed = False
         self._owner = os.getpid()
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
         self._epoll = select.epoll()
-        self._epoll.register(self._read, select.EPOLLIN)
+        self._epoll.register(self._woken, select.EPOLLIN)
         nodes.begin(self.wake)
         self.resize(first_workers)
 
     @property
     def is_own(self) -> bool:
-        """Whether this process made it, and no parent of it."""
+        """True if this process made the pool, and not a parent of it."""
         return self._owner == os.getpid()
 
     def wake(self) -> None:
         """Make `descriptors` readable; from any thread."""
         with self._wake_lock:
             if not self._closed:
-                with contextlib.suppress(BlockingIOError):
-                    os.write(self._write, b"\0")
+                os.eventfd_write(self._woken, 1)
 
     # -- size ----------------------------------------------------------------------------------------------------
 
@@ -135,29 +149,26 @@ class RemotePool:
         self._count()
 
     def _open(self, news: NodeNews) -> None:
-        assert news.link is not None
-        news.link.wake = self.wake
+        link, place = news.link, news.place
+        assert link is not None
+        link.wake = self.wake
         probe = self._probe_index if news.probe else None
-        order = (self._shared, news.path, codec_signature(), probe)
-        if news.link.is_near:
-            agent = self._open_near(news, order)
+        order = (self._shared, news.path, codec_signature(), probe, self._compression)
+        agent: AgentHandle
+        if link.is_near:
+            starter, first = AgentStarter(link, order), news.agent * WORKERS_AN_AGENT
+            pool = NearPool(starter, first=first, times=self.times, shared_queue=self._shared)
+            self._epoll.register(pool.descriptors()[0], select.EPOLLIN)
+            agent = NearAgentHandle(number=news.agent, place=place, link=link, pool=pool)
         else:
-            agent = AgentHandle(number=news.agent, place=news.place, link=news.link)
-            self._put(agent, "open", self._number, order_for(news.link, order))
+            agent = AgentHandle(number=news.agent, place=place, link=link)
+            self._put(agent, "open", self._number, order)
         self._agents[news.agent] = agent
         self._put(agent, "epoch", self._epoch)
         self._tell_room(agent)
 
-    def _open_near(self, news: NodeNews, order: tuple[Any, ...]) -> AgentHandle:
-        assert news.link is not None
-        first = news.agent * WORKERS_AN_AGENT
-        starter = AgentStarter(news.link, order)
-        pool = NearPool(starter, first=first, times=self.times, shared_queue=self._shared)
-        self._epoll.register(pool.descriptors()[0], select.EPOLLIN)
-        return NearAgentHandle(number=news.agent, place=news.place, link=news.link, pool=pool)
-
     def _tell_room(self, agent: AgentHandle) -> None:
-        """Let an agent know how many workers it may have, which it keeps up by itself."""
+        """Let an agent know how many workers it may have; it keeps up that number by itself."""
         room = self._nodes.room(agent.number)
         if room != agent.room:
             agent.room = room
@@ -174,7 +185,7 @@ class RemotePool:
 
     def _watch(self, agent: AgentHandle) -> None:
         """Be woken when the connection takes more."""
-        with contextlib.suppress(OSError, ValueError):  # it has just ended, which is heard of
+        with contextlib.suppress(OSError, ValueError):  # it has just ended, which `poll` sees
             fd = agent.link.descriptor
             try:
                 self._epoll.modify(fd, select.EPOLLOUT | select.EPOLLONESHOT)
@@ -189,13 +200,12 @@ class RemotePool:
     # -- tickets -------------------------------------------------------------------------------------------------
 
     def at_work(self) -> int:
-        """Workers that have something to do, at most."""
+        """See `WorkerPool.at_work`."""
         return sum(agent.at_work() for agent in self._agents.values())
 
     def workers(self) -> list[int]:
         """See `WorkerPool.workers`; those that are to leave first are the last."""
-        agents: Iterable[AgentHandle]
-        agents = self._agents.values()
+        agents: Iterable[AgentHandle] = self._agents.values()
         if any(agent.must_shrink for agent in agents):
             agents = sorted(agents, key=lambda agent: agent.must_shrink)
         return [agent.number * WORKERS_AN_AGENT + k for agent in agents for k in agent.serving()]
@@ -209,31 +219,29 @@ class RemotePool:
         *,
         again: bool = False,
     ) -> bool:
-        """See `WorkerPool.send`. A message to a named worker is always taken, one to anybody while somebody has
-        room."""
+        """See `WorkerPool.send`. A message to a named worker is always taken, another one within `REMOTE_WINDOW`."""
         sent = [] if sent is None else sent
-        agent, number = self._emptiest(len(tickets)) if worker is None else self._at(worker)
+        agent, number = (self._emptiest(), None) if worker is None else self._at(worker)
         if agent is None:
             return False
         if isinstance(agent, NearAgentHandle):
-            return agent.pool.send(tickets, epoch, None if worker is None else number, sent, again=again)
+            return agent.pool.send(tickets, epoch, number, sent, again=again)
         data = _packed([(ticket.number, ticket.index) for ticket in tickets])
         self._last_message += 1
         if epoch == self._epoch and not again:
-            agent.sent(tickets, self._last_message, None if worker is None else number, monotonic())
+            agent.sent(tickets, self._last_message, number, monotonic())
         sent += (agent.number,)
-        self._put(agent, "tickets", None if worker is None else number, epoch, tickets[0].queue, data, again)
+        self._put(agent, "tickets", number, epoch, tickets[0].queue, data, again)
         return True
 
-    def _emptiest(self, tickets: int) -> tuple[AgentHandle | None, int]:
-        """The agent with the fewest messages for each worker, out of those whose way carries so many tickets more."""
-        best, best_load = None, float(MESSAGES_AHEAD)
+    def _emptiest(self) -> AgentHandle | None:
+        """Return the agent with the fewest open messages for each worker; None if all have `REMOTE_WINDOW`."""
+        best, best_load = None, float(REMOTE_WINDOW)
         for agent in self._agents.values():
             serving = min(len(agent.up), agent.room)
-            is_emptier = serving > 0 and (load := agent.open_messages / serving) < best_load
-            if is_emptier and agent.pace.allows(len(agent.held), tickets, serving):
+            if serving > 0 and (load := agent.open_messages / serving) < best_load:
                 best, best_load = agent, load
-        return best, -1
+        return best
 
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """See `WorkerPool.adopt`."""
@@ -260,7 +268,7 @@ class RemotePool:
             agent.new_epoch()
             self._put(agent, "epoch", epoch)
 
-    # -- what happened -------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------
 
     def descriptors(self) -> list[int]:
         """See `WorkerPool.descriptors`: the pool's own epoll."""
@@ -271,7 +279,7 @@ class RemotePool:
         if self._closed:
             return self._events
         with contextlib.suppress(BlockingIOError):
-            os.read(self._read, 4096)
+            os.eventfd_read(self._woken)
         self._hear_nodes()
         for agent in list(self._agents.values()):
             self._hear(agent)
@@ -282,7 +290,7 @@ class RemotePool:
         link = agent.link
         has_ended = link.ended  # before what arrived is read: there is nothing after it then
         while link.arrived:
-            self._told(agent, link.arrived.popleft())
+            self._hear_frame(agent, link.arrived.popleft())
         if agent.number not in self._agents:
             return
         if isinstance(agent, NearAgentHandle) and not has_ended:
@@ -293,22 +301,20 @@ class RemotePool:
         elif not link.flush():
             self._watch(agent)
 
-    def _told(self, agent: AgentHandle, arrived: Arrived) -> None:
+    def _hear_frame(self, agent: AgentHandle, arrived: Arrived) -> None:
+        """Take in a frame of an agent of another machine; see `dpex.pools.agent.serving`."""
         _, pool, results, events, failed, delay, traffic = arrived.header
         if pool != self._number:
-            return  # the one before this, which was closed
-        if events and events[0][0] == "splitting":  # it is told before the first result of its stream
-            self._hear_splitting(agent, *events.pop(0)[1:])
+            return  # that is the pool before this one, which was closed
+        while events and events[0][0] == SplittingKnown.__name__:  # it comes before the first result of its stream
+            self._take(agent, event_of(*events.pop(0)))
         if results:
             self._made(agent, results, arrived, delay)
-        if arrived.saved_bytes:
-            self._add(agent, NodeSums(saved_bytes=arrived.saved_bytes))
         if traffic is not None:
-            known = self.times.nodes.get(agent.place, _NO_SUMS)
-            self.times.nodes[agent.place] = with_traffic(known, Traffic(*traffic))
-            agent.round_trip_s = Traffic(*traffic).round_trip_s
+            counts = TcpCounts(*traffic)
+            self._add(agent, LinkSums(**counts._asdict()), links=1, round_trip_s=counts.round_trip_s)
         for event in events:
-            getattr(self, f"_hear_{event[0]}")(agent, *event[1:])
+            self._take(agent, event_of(*event))
         if failed is not None and agent.number in self._agents:
             self._set_aside(agent, failed)
 
@@ -334,10 +340,6 @@ class RemotePool:
         agent.answered_at = arrived.at
         self._add(agent, node_sums(busy_s, cpu_all_s, len(results), delay))
 
-    def _add(self, agent: AgentHandle, more: NodeSums) -> None:
-        known = self.times.nodes.get(agent.place, _NO_SUMS)
-        self.times.nodes[agent.place] = known.plus(more)
-
     def _hear_near(self, agent: NearAgentHandle) -> None:
         """Take in what the workers of an agent on this machine did."""
         pool = agent.pool
@@ -348,59 +350,50 @@ class RemotePool:
                 self.crashes = 0
                 self._events += (event,)
             elif not (isinstance(event, Notice) and event.text == pool.failed):
-                what, *about = plain(event)
-                getattr(self, f"_hear_{what}")(agent, *about)
+                self._take(agent, event)
             del events[0]
         if (more := pool.take_sums()) is not None:
             self._add(agent, more)
         if pool.failed is not None:
             self._set_aside(agent, pool.failed)
 
-    def _hear_up(self, agent: AgentHandle, worker: int) -> None:
-        agent.up.add(worker)
-        self.failed = None
-        self._nodes.runs(agent.number, len(agent.up))
-        self._events.append(WorkerUp(self.name, agent.number * WORKERS_AN_AGENT + worker))
+    def _take(self, agent: AgentHandle, event: PoolEvent) -> None:
+        """Take in an event of an agent's pool, and pass it on with this pool's numbers of workers."""
+        first = agent.number * WORKERS_AN_AGENT
+        match event:
+            case WorkerUp(_, worker):
+                agent.up.add(worker)
+                self.failed = None
+                self._nodes.runs(agent.number, len(agent.up))
+                event = WorkerUp(self.name, first + worker)
+            case WorkerGone():
+                event = self._gone(agent, event)
+            case Released():
+                event = replace(event, worker=first + event.worker)
+            case Notice():
+                event = replace(event, text=f"node {agent.place}: {event.text}")
+            case Snapshot() | SplittingKnown():
+                pass
+        self._events.append(event)
 
-    def _hear_gone(
-        self,
-        agent: AgentHandle,
-        worker: int,
-        epoch: int,
-        lost: tuple[int, ...],
-        guilty: int | None,
-        expected: bool,
-        why: str,
-        pid: int | None,
-        hung: int | None,
-    ) -> None:
+    def _gone(self, agent: AgentHandle, event: WorkerGone) -> WorkerGone:
+        worker, lost = event.worker, event.lost
         agent.up.discard(worker)
-        if epoch == self._epoch:
+        if event.epoch == self._epoch:
             for number in lost:
                 agent.took_back(number)
             lost = (*lost, *(agent.lost_with(worker) if worker >= 0 else ()))
         agent.leaving.discard(worker)
         self._nodes.runs(agent.number, len(agent.up))
-        self.crashes += not expected
+        self.crashes += not event.expected
         number = agent.number * WORKERS_AN_AGENT + worker if worker >= 0 else -1
-        text = why if expected else f"on node {agent.place}: {why}"
-        self._events.append(WorkerGone(self.name, number, epoch, lost, guilty, expected, text, pid, hung))
+        why = event.why if event.expected else f"on node {agent.place}: {event.why}"
+        return replace(event, pool=self.name, worker=number, lost=lost, why=why)
 
-    def _hear_released(self, agent: AgentHandle, logical: int, worker: int, state: RngState) -> None:
-        self._events.append(Released(logical, agent.number * WORKERS_AN_AGENT + worker, state))
-
-    def _hear_snapshot(self, _: AgentHandle, logical: int, epoch: int, number: int, state: RngState | None) -> None:
-        self._events.append(Snapshot(logical, epoch, number, state))
-
-    def _hear_splitting(self, _: AgentHandle, is_split: bool) -> None:
-        self._events.append(SplittingKnown(is_split))
-
-    def _hear_notice(self, agent: AgentHandle, text: str, warning: bool, once: str = "") -> None:
-        self._events.append(Notice(f"node {agent.place}: {text}", warning, once))
-
-    def _hear_uncompressed(self, agent: AgentHandle, is_installed_there: bool) -> None:
-        if text := told_by(agent.place, is_installed_there=is_installed_there):
-            self._events.append(Notice(text, False))
+    def _add(self, agent: AgentHandle, more: LinkSums | NodeSums, **levels: Any) -> None:
+        """Add to the sums of an agent's machine."""
+        known = self.times.nodes.get(agent.place, NodeSums()).plus(more)
+        self.times.nodes[agent.place] = replace(known, **levels)
 
     # -- losses --------------------------------------------------------------------------------------------------
 
@@ -411,14 +404,14 @@ class RemotePool:
         self._lose(agent, text)
 
     def _lose(self, agent: AgentHandle, why: str) -> None:
-        """An agent is no more, and neither are its workers; what they held is nobody's fault."""
+        """Forget an agent and its workers, which are no more. No ticket is blamed for it."""
         del self._agents[agent.number]
         agent.link.close()
         lost = tuple(agent.out())
         if isinstance(agent, NearAgentHandle):
             agent.pool.leave(0.0)
         if agent.place in self.times.nodes:
-            self.times.nodes[agent.place] = replace(self.times.nodes[agent.place], links=0)
+            self._add(agent, NodeSums(), links=0)
         text = f"the agent on node {agent.place}, which keeps its workers, is lost: {why}"
         workers = [agent.number * WORKERS_AN_AGENT + worker for worker in sorted(agent.up)]
         self.crashes += bool(workers)
@@ -436,22 +429,17 @@ class RemotePool:
             return
         with self._wake_lock:
             self._closed = True
-            os.close(self._read)
-            os.close(self._write)
+            os.close(self._woken)
         self._epoll.close()
         if not self.is_own:
             return
         for agent in self._agents.values():
-            agent.link.wake = _nobody
+            agent.link.wake = wake_nobody
             agent.put("close", grace_s)
         self._nodes.close()
         self._agents.clear()
         self._events.clear()
         self.counts = PoolCounts()
-
-
-def _nobody() -> None:
-    """Nobody is to be woken."""
 
 
 def _packed(tickets: list[tuple[int, Any]]) -> bytes:

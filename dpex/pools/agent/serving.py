@@ -1,25 +1,22 @@
 """An agent: a process on a node that keeps a pool of local workers for a trainer elsewhere.
 
-It is a `LocalPool` with a connection in place of an engine. Tickets and requests come as frames, and what the pool
-tells goes back as frames; large buffers go straight from the workers' slots to the connection, and a slot is given back
-when its bytes have been sent, or compressed where that pays (see `compressing`). The process imports torch once, has
-one thread, and knows nothing of Ray. The dataset is unpacked once, in the process that forks the workers, which share
-it.
+It is a `LocalPool` with a connection in place of an engine. Tickets and requests come as frames, and results and events
+go back as frames. Large buffers go straight from the workers' slots to the connection, as they are or compressed by
+Zstandard where the loader says so; a slot is free again once its bytes were sent or compressed. The process imports
+torch once, has one thread, and knows no Ray. The dataset is unpacked once, in the process that forks the workers, which
+share it. The agent ends with its connection and with its guardian.
 
-It ends with its connection and with its guardian. While more than `MOST_UNSENT_BYTES` wait to be sent, workers are not
-listened to: they wait with their results until the network has taken what there is. These are bytes as they travel:
-what is compressed counts for what it is compressed to, as that is what is kept and what the network has to take.
+While `MOST_UNSENT_BYTES` wait to be sent the agent does not listen to its workers: they wait with their results until
+the network has taken what there is.
 
 Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
 queue, pickle, again)`` where the pickle is of numbers and indices, and ``again`` says that the trainer has their
 batches, ``("adopt", worker, logical, state, streams)``, ``("release", worker, logical)``, ``("ask_state", worker,
 logical)``, ``("dismiss", worker)``, ``("epoch", number)``, ``("close", grace_s)``. From a trainer on the same machine
-there is only ``("lend", order)``, with a descriptor: see `dpex.pools.agent.near`.
+there is only ``("fork", order)``, with a descriptor: see `dpex.pools.agent.near`.
 
-Frames from an agent: ``("told", pool, results, events, failed, delay, traffic)``: what the workers made and what else
-happened, why the pool cannot work if so, how long workers wait for a CPU, and what the connection carried, if that is
-news; see `dpex.pools.agent.pool`. An event ``("uncompressed", here)`` comes first where Zstandard is installed at one
-end only: at this one if ``here``.
+Frames from an agent: ``("report", pool, results, events, failed, delay, traffic)``: the results of workers, other
+events, why the pool cannot work, how long workers wait for a CPU, and what the connection carried.
 """
 
 from __future__ import annotations
@@ -35,30 +32,27 @@ from typing import Any
 
 import torch.multiprocessing
 
-from dpex.core.events import Notice, WorkerGone
+from dpex.core.events import Notice, SplittingKnown, WorkerGone, plain
 from dpex.core.schedule import Ticket
-from dpex.pools.agent.compressing import BufferCompressor
-from dpex.pools.agent.connection import TrainerAddress
-from dpex.pools.agent.connections import Connections
-from dpex.pools.agent.delay import DelayMeter
-from dpex.pools.agent.events import plain
-from dpex.pools.agent.frames import FrameReader, FrameWriter
 from dpex.pools.agent.shipped import PoolOrder, ShippedPlan
-from dpex.pools.agent.traffic import TrafficMeter
 from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.system.clock import monotonic
-from dpex.system.cpus import usable_cpus
+from dpex.system.run_queue import DelayMeter
+from dpex.system.tcp import TrafficMeter
 from dpex.transport.codec import slots_of
-from dpex.transport.compression import can_compress
+from dpex.transport.compression import REMEDY, Compressor, can_compress
+from dpex.transport.frames import FrameReader, FrameWriter
 
 MOST_UNSENT_BYTES = 64 << 20
-"""Two large batches: one on the wire and one behind it."""
+"""Two large batches: one on the network and one behind it. Compressed buffers count as they travel."""
 TRY_AGAIN_MS = 10
-"""A worker whose socket is full is tried again after so long, or when anything happens."""
+"""Milliseconds until a worker whose socket is full is tried again, unless anything else happens before."""
+_OF_A_WORKER = ("adopt", "release", "ask_state", "dismiss")
+"""Requests that a worker gets in their order with its tickets."""
 SLEEP_MS = 1000
-"""The pool looks at least so often whether what it started is overdue."""
+"""Milliseconds until the pool looks, at the latest, whether what it started is overdue."""
 
 
 class AgentPool(LocalPool):
@@ -78,37 +72,44 @@ def _starter(order: PoolOrder) -> ForkStarter:
 
 
 class Agent:
-    """Serves a trainer, one pool after the other, until the connection ends, or the process behind the descriptor
-    ``guardian`` (-1: there is none to watch). ``trainer``: where it is reached, if over a network."""
+    """Serves a trainer, one pool after the other, until the connection or the guardian ends.
 
-    def __init__(self, connection: socket.socket, guardian: int, trainer: TrainerAddress | None = None) -> None:
+    Args:
+        connection: The connection to the trainer.
+        guardian: A descriptor of the process with which the agent ends, or -1.
+    """
+
+    def __init__(self, connection: socket.socket, guardian: int) -> None:
         self._connection = connection
-        self._connections = Connections(connection, trainer)
         self._guardian = guardian
         self._reader = FrameReader(connection)
         self._writer = FrameWriter(connection)
+        self._traffic = TrafficMeter(connection)
+        self._delay = DelayMeter()
         self._pool: AgentPool | None = None
         self._number = 0
         self._wanted = 0
+        self._compress: Callable[[Any], Any] | None = None
+        self._has_warned = False
         self._results: list[tuple[Any, ...]] = []
         self._buffers: list[Any] = []
-        self._told: tuple[Any, ...] = ()
+        self._reported: tuple[Any, ...] = ()
         self._backlog: dict[int | None, deque[tuple[Any, ...]]] = {}
         """Requests that the pool does not take yet, in order, by worker; None: of any worker."""
         self._came_at: dict[tuple[int, int], float] = {}
         """When each ticket came here, by epoch and number."""
         self._replays: set[tuple[int, int]] = set()
-        """Tickets whose batches the trainer has, by epoch and number: what is made of them is not sent."""
-        self._delay = DelayMeter()
-        self._traffic = TrafficMeter()
-        self._compressor: BufferCompressor | None = None
+        """Tickets whose batches the trainer has, by epoch and number: their results are not sent."""
         keep_from_templates(connection)
 
     def run(self) -> None:
-        """The loop."""
+        """Serve."""
         while not self._reader.ended:
-            for header in self._reader.read():
-                getattr(self, f"_do_{header[0]}")(*header[1:])
+            for what, *about in self._reader.read():
+                if what in _OF_A_WORKER:
+                    self._submit(about[0], what, *about)
+                else:
+                    getattr(self, f"_do_{what}")(*about)
             self._work_off()
             try:
                 is_sent = self._writer.flush()
@@ -119,12 +120,9 @@ class Agent:
         self._do_close(0.0)
 
     def _wait(self, is_sent: bool) -> bool:
-        """Sleep until there is something to do; True if the guardian has ended."""
+        """Sleep until there is something to do; return True if the guardian has ended."""
         poller = select.poll()
-        blocked = [] if is_sent else self._writer.blocked()
-        for connection in blocked:
-            poller.register(connection, select.POLLOUT)
-        poller.register(self._connection, select.POLLIN | (select.POLLOUT if self._connection in blocked else 0))
+        poller.register(self._connection, select.POLLIN | (0 if is_sent else select.POLLOUT))
         if self._guardian >= 0:
             poller.register(self._guardian, select.POLLIN)
         pool, soon = self._pool, bool(self._backlog)
@@ -141,11 +139,13 @@ class Agent:
         asked = PoolOrder(*order)
         self._pool, self._number = AgentPool(self._take, asked), number
         can = can_compress()
-        self._compressor = BufferCompressor(usable_cpus(), self._flush) if asked.decompresses and can else None
-        if asked.decompresses != can:
-            self._put([("uncompressed", can)])
+        self._compress = Compressor(self._flush).compress if asked.compression and can else None
+        if asked.compression and not can and not self._has_warned:
+            self._has_warned = True
+            why = f"zstandard is not installed there, so its batches are sent uncompressed: {REMEDY} on that node"
+            self._put([plain(Notice(why))])
 
-    def _do_lend(self, order: tuple[Any, ...]) -> None:
+    def _do_fork(self, order: tuple[Any, ...]) -> None:
         """Fork the process that forks workers, for a trainer on this machine, which serves them by itself.
 
         Without a descriptor, as this process had none left for it, the trainer sees its own end closed.
@@ -158,7 +158,7 @@ class Agent:
     def _do_close(self, grace_s: float) -> None:
         if self._pool is not None:
             self._pool.close(grace_s)
-        self._pool, self._told, self._delay = None, (), DelayMeter()
+        self._pool, self._reported, self._delay = None, (), DelayMeter()
         self._backlog.clear()
         self._came_at.clear()
         self._replays.clear()
@@ -170,26 +170,13 @@ class Agent:
 
     def _do_tickets(self, worker: int | None, epoch: int, queue: int, data: bytes, again: bool) -> None:
         tickets = [Ticket(number, index, queue) for number, index in pickle.loads(data)]
-        now = monotonic()
         keys = [(epoch, ticket.number) for ticket in tickets]
         if again:
             self._replays.update(keys)
         else:
             self._replays.difference_update(keys)
-            self._came_at.update(dict.fromkeys(keys, now))
+            self._came_at.update(dict.fromkeys(keys, monotonic()))
         self._submit(worker, "send", tickets, epoch, worker)
-
-    def _do_adopt(self, worker: int, logical: int, state: bytes | None, streams: int) -> None:
-        self._submit(worker, "adopt", worker, logical, state, streams)
-
-    def _do_release(self, worker: int, logical: int) -> None:
-        self._submit(worker, "release", worker, logical)
-
-    def _do_ask_state(self, worker: int, logical: int) -> None:
-        self._submit(worker, "ask_state", worker, logical)
-
-    def _do_dismiss(self, worker: int) -> None:
-        self._submit(worker, "dismiss", worker)
 
     def _do_epoch(self, epoch: int) -> None:
         """Forget what any worker might make; logical workers still make what they hold, as in torch."""
@@ -208,8 +195,8 @@ class Agent:
         self._send_backlog(worker)
 
     def _send_backlog(self, worker: int | None) -> None:
-        """Hand on requests of a worker as far as the pool takes them, in order; those of one that has gone are
-        dropped, as the trainer hears of its end."""
+        """Hand on requests of a worker as far as the pool takes them, in order. Those of a worker that has gone are
+        dropped, as the trainer gets a report of its end."""
         backlog, pool = self._backlog[worker], self._open_pool
         while backlog:
             if worker is None and not self._wanted:
@@ -230,7 +217,7 @@ class Agent:
             self._put([plain(gone)])
         backlog.clear()
 
-    # -- what happened -------------------------------------------------------------------------------------------
+    # -- results and events --------------------------------------------------------------------------------------
 
     def _may_listen(self) -> bool:
         return self._writer.pending_bytes < MOST_UNSENT_BYTES
@@ -242,33 +229,29 @@ class Agent:
         for worker in list(self._backlog):
             self._send_backlog(worker)
         events = pool.poll()
-        told = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
-        told.sort(key=lambda event: event[0] != "splitting")  # before the results
+        news = [plain(event) for event in events if not (isinstance(event, Notice) and event.text == pool.failed)]
+        news.sort(key=lambda event: event[0] != SplittingKnown.__name__)  # it comes before the results
         events.clear()
-        facts = (pool.failed, self._delay.of(pool.handles))
-        if self._results or told or facts != self._told:
-            self._told = facts
-            self._put(told)
+        facts = (pool.failed, self._delay.of(pool.pids))
+        if self._results or news or facts != self._reported:
+            self._reported = facts
+            self._put(news)
 
     def _put(self, events: list[tuple[Any, ...]]) -> None:
-        failed, delay = self._told or (None, None)
-        traffic = self._traffic.news(self._connections.all)
-        if traffic is not None and (told := self._connections.look(traffic, self._writer)) is not None:
-            events.append(plain(Notice(told)))
-        if traffic is not None and self._compressor is not None:
-            waiting_bytes = self._traffic.unsent_bytes + self._writer.pending_bytes
-            self._compressor.look(traffic, waiting_bytes, len(self._open_pool.workers()))
-        header = ("told", self._number, self._results, events, failed, delay, None if traffic is None else (*traffic,))
+        failed, delay = self._reported or (None, None)
+        found = self._traffic.news()
+        traffic = None if found is None else tuple(found)
+        header = ("report", self._number, self._results, events, failed, delay, traffic)
         self._writer.put(header, self._buffers)
         self._results, self._buffers = [], []
 
     def _flush(self) -> None:
-        """Send what waits, while a large buffer is compressed; that the connection has ended shows in `run`."""
+        """Send what waits, while a large buffer is compressed. That the connection has ended shows in `run`."""
         with contextlib.suppress(OSError):
             self._writer.flush()
 
     def _take(self, worker: LocalWorkerHandle, *result: Any, is_wanted: bool) -> None:
-        """A result, and the slots that it lies in, which are lent until they have been sent."""
+        """Keep a result, and lease the slots that it lies in until they have been sent."""
         epoch, number, kind, node, stages, cpu_s, encode_s, nbytes = result
         leased = slots_of(node, worker.lease) if node is not None else {}
         worker.leased = {}
@@ -277,13 +260,10 @@ class Agent:
             is_wanted = False
         if not is_wanted:
             return
-        compressor = self._compressor
-        if compressor is not None:
-            compressor.made(nbytes, stages[0] + stages[1] + encode_s, cpu_s)
         places = []
-        for which, ((segment, slot), base) in enumerate(leased.items()):
+        for (segment, slot), base in leased.items():
             places.append((segment, slot, len(self._buffers)))
-            self._buffers.append(base if compressor is None else compressor.compress(which, base))
+            self._buffers.append(base if self._compress is None else self._compress(base))
         here_s = monotonic() - self._came_at.pop((epoch, number), 0.0)
         self._results.append(
             (worker.number, epoch, number, kind, node, tuple(stages), cpu_s, encode_s, nbytes, places, here_s)

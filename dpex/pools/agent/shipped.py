@@ -1,4 +1,4 @@
-"""What a pool ships to a node, unpacked there: the dataset and what belongs to it, and a look whether it can serve."""
+"""The dataset as a pool ships it to a node, unpacked there, and a look whether the node can serve it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from dpex.transport.codec import codec_signature
 from dpex.transport.pickling import unpack
 from dpex.worker.setup import WorkerSetup
 
-_NOTHING_IS_WRONG = b"."
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShippedContents:
@@ -30,18 +28,18 @@ class ShippedContents:
 
 
 class PoolOrder(NamedTuple):
-    """What an agent is told of a pool that it is to keep.
+    """The pool that an agent is to keep.
 
-    ``shared_queue``: any worker makes any ticket. ``path``: where on its node the shipped file can be opened.
-    ``codec``: see `dpex.transport.codec.codec_signature`. ``probe``: a pickled index that the dataset is tried with
-    first, or None. ``decompresses``: whether the trainer takes compressed buffers.
+    shared_queue: any worker makes any ticket. path: where on its node the shipped file can be opened. codec: see
+    `dpex.transport.codec.codec_signature`. probe: a pickled index that the dataset is tried with first, or None.
+    compression: how buffers are compressed for the network, "zstd" or None.
     """
 
     shared_queue: bool
     path: str
     codec: str
     probe: bytes | None
-    decompresses: bool = False
+    compression: str | None = None
 
 
 class UnfitError(DpexError):
@@ -67,7 +65,7 @@ class ShippedPlan:
 
 
 def open_shipped(path: str) -> ShippedContents:
-    """The contents of a shipped file."""
+    """Return the contents of a shipped file."""
     with Path(path).open("rb+") as file:
         header, *buffers = map_shipped(file.fileno())
     contents: ShippedContents = unpack(header, buffers)
@@ -75,28 +73,29 @@ def open_shipped(path: str) -> ShippedContents:
 
 
 def _probe(setup: WorkerSetup, index: Any) -> None:
-    """Get one sample, in a process of its own, so that it leaves no trace here."""
+    """Get one sample, in a process of its own, so that it leaves no trace here. Raises UnfitError."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
         with contextlib.suppress(BaseException):
-            os.write(write, _why_not(setup, index)[: os.fpathconf(write, "PC_PIPE_BUF")])
+            os.write(write, _what_lacks(setup, index)[: os.fpathconf(write, "PC_PIPE_BUF")])
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        told = pipe.read()
+        lacks = pipe.read()
     os.waitpid(pid, 0)
-    if told not in (b"", _NOTHING_IS_WRONG):
-        raise UnfitError(f"a sample cannot be fetched there: {told.decode(errors='replace')}")
+    if lacks:
+        raise UnfitError(f"a sample cannot be fetched there: {lacks.decode(errors='replace')}")
 
 
-def _why_not(setup: WorkerSetup, index: Any) -> bytes:
-    """What a node lacks. Any other failure is the dataset's own affair: it will show where the sample is wanted."""
+def _what_lacks(setup: WorkerSetup, index: Any) -> bytes:
+    """Return what the node lacks, or b"". Any other failure is the dataset's own: it will show where the sample is
+    wanted."""
     set_worker_info(WorkerInfo(id=0, num_workers=setup.num_workers, seed=setup.base_seed, dataset=setup.dataset))
     try:
         setup.dataset[index]
     except (ImportError, OSError) as error:
         return f"{type(error).__name__}: {error}".encode()
     except Exception:
-        return _NOTHING_IS_WRONG
-    return _NOTHING_IS_WRONG
+        return b""
+    return b""

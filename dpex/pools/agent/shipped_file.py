@@ -1,7 +1,7 @@
 """A file in memory that holds a shipped pickle and its buffers, once for all processes of a node.
 
-Whoever opens it maps it privately, so what a dataset writes into its arrays stays its own, as in a forked worker. This
-module imports no torch, so that what fetches the bytes need not either.
+Each process that opens it maps it privately, so what a dataset writes into its arrays stays its own, as in a forked
+worker. This module imports no torch, so that a guardian, which fetches the bytes, need not either.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class ShippedFiles:
         self._number, self._fd = -1, -1
 
     def expect(self, number: int) -> None:
-        """Forget what was shipped before this one, also what is still under way. Who has opened it keeps it."""
+        """Forget what was shipped before this one, also if it comes later. Processes that opened it keep it."""
         with self._lock:
             self._wanted = max(self._wanted, number)
             if self._number < self._wanted:
                 self._close()
 
     def put(self, number: int, parts: Sequence[Any]) -> str:
-        """Keep a shipment; returns where processes of this machine can open it, "" if it is not wanted any more."""
+        """Keep a shipment; return where processes of this machine can open it, "" if it is not wanted any more."""
         fd = write_shipped(parts)
         with self._lock:
             if number < self._wanted:
@@ -53,8 +53,11 @@ class ShippedFiles:
 
 
 def write_shipped(parts: Sequence[Any]) -> int:
-    """Put the parts (uint8 arrays: the pickle, then its buffers) into a file; returns its descriptor."""
-    layout, size = _lay_out([part.nbytes for part in parts])
+    """Put the parts (uint8 arrays: the pickle, then its buffers) into a file; return its descriptor."""
+    layout, size = [], _ALIGN
+    for part in parts:
+        layout.append((size, part.nbytes))
+        size += -(-part.nbytes // _ALIGN) * _ALIGN
     table = marshal.dumps(layout)
     fd = os.memfd_create("dpex-shipped")
     os.ftruncate(fd, size + len(table))
@@ -67,16 +70,7 @@ def write_shipped(parts: Sequence[Any]) -> int:
 
 
 def map_shipped(fd: int) -> list[memoryview]:
-    """The parts of such a file, private and writable; it may be closed afterwards."""
+    """Return the parts of such a file, private and writable; it may be closed afterwards."""
     memory = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     size = int.from_bytes(memory[:_LENGTH_BYTES], "little")
     return [memory[at : at + nbytes] for at, nbytes in marshal.loads(memory[size:])]
-
-
-def _lay_out(sizes: list[int]) -> tuple[list[tuple[int, int]], int]:
-    """Offset and size of each part, and where they end."""
-    layout, at = [], _ALIGN
-    for size in sizes:
-        layout.append((at, size))
-        at += -(-size // _ALIGN) * _ALIGN
-    return layout, at

@@ -82,6 +82,10 @@ class LocalWorkers(ABC):
         """The latest process at each place, as torch lists its workers."""
         return self._fleet.handles
 
+    def pids(self) -> list[int]:
+        """Return the processes that run."""
+        return [one.pid for one in self.handles if one.pid and one.exitcode is None]
+
     # -- starting -------------------------------------------------------------------------------------------------
 
     def _open_source(self) -> None:

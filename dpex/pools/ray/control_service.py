@@ -1,8 +1,9 @@
-"""Whether the control service of a Ray cluster (GCS, on its head) can be reached.
+"""Watch whether the control service of a Ray cluster (GCS, on its head) can be reached.
 
-Without it nothing is started, placed or replaced, and whoever asks it waits. Workers that run go on, as batches do not
+Without it nothing is started, placed or replaced, and a call to it waits. Workers that run go on, as batches do not
 pass through it. Ray itself ends every process that is connected, the training too, when it stays away for longer than
-`reconnect_s`. So a thread of dpex's own ("dpex-control") knocks at it, tells of its loss, and others do not ask then.
+`reconnect_s`. So a thread of dpex's own ("dpex-control") connects to it now and then and reports its loss, and others
+do not call it then.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections.abc import Callable
 from dpex.pools.agent.nodes import NodeNews
 
 EVERY_S = 1.0
-"""Between two knocks, and how long one may take: a connection on a network that works takes milliseconds."""
+"""Seconds between two knocks, and for one; a connection on a network that works takes milliseconds."""
 SILENT = 3
-"""Knocks in a row without an answer until that is said: a packet may be lost, and a busy head may be late."""
+"""Knocks in a row without an answer until its loss is reported: a packet may be lost, and a busy head may be late."""
 RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 RECONNECT_S = 60
 """Ray's own default."""
@@ -28,7 +29,7 @@ Tell = Callable[[NodeNews], None]
 
 
 def reconnect_s() -> int:
-    """After how many seconds without it Ray ends this process."""
+    """Return after how many seconds without it Ray ends this process."""
     given = os.environ.get(RECONNECT_VARIABLE, "")
     return int(given) if given.isdigit() else RECONNECT_S
 
@@ -46,7 +47,7 @@ class ControlService:
 
     @property
     def answers(self) -> bool:
-        """Whether it is worth while to ask it something."""
+        """True if the latest knock was answered."""
         return self._silent == 0
 
     def listen(self, tell: Tell) -> None:
@@ -59,33 +60,27 @@ class ControlService:
 
     def knock(self) -> None:
         """See whether it is there, and tell of a change."""
-        was_silent, self._silent = self._silent, 0 if _is_there(self._address) else self._silent + 1
+        was_silent, self._silent = self._silent, 0 if self._is_there() else self._silent + 1
         if self._silent == SILENT:
-            self._tell(NodeNews("notice", why=_lost(self._address)))
+            self._tell(
+                f"Ray's control service at {self._address} cannot be reached: workers that run go on, but no worker is "
+                f"started or replaced on the cluster, and Ray ends this process if that lasts for {reconnect_s()} s "
+                f"({RECONNECT_VARIABLE}); a later run can go on from the last state_dict()"
+            )
         elif was_silent >= SILENT and not self._silent:
-            text = f"Ray's control service at {self._address} can be reached again"
-            self._tell(NodeNews("notice", why=text, warning=False))
+            self._tell(f"Ray's control service at {self._address} can be reached again", warning=False)
 
-    def _tell(self, news: NodeNews) -> None:
+    def _is_there(self) -> bool:
+        machine, _, port = self._address.rpartition(":")
+        with contextlib.suppress(OSError):
+            socket.create_connection((machine.strip("[]"), int(port)), timeout=EVERY_S).close()
+            return True
+        return False
+
+    def _tell(self, why: str, *, warning: bool = True) -> None:
         for known in self._listeners:
             if (tell := known()) is not None:
-                tell(news)
-
-
-def _lost(address: str) -> str:
-    return (
-        f"Ray's control service at {address} cannot be reached: workers that run go on, but no worker is started or "
-        f"replaced on the cluster, and Ray ends this process if that lasts for {reconnect_s()} s "
-        f"({RECONNECT_VARIABLE}); a later run can go on from the last state_dict()"
-    )
-
-
-def _is_there(address: str) -> bool:
-    machine, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError):
-        socket.create_connection((machine.strip("[]"), int(port)), timeout=EVERY_S).close()
-        return True
-    return False
+                tell(NodeNews("notice", why=why, warning=warning))
 
 
 def _run(service: weakref.ref[ControlService], stopped: threading.Event) -> None:

@@ -1,26 +1,34 @@
 """The actor that stands for an agent on its node: fetches what is shipped, starts the agent's process, and watches it.
 
 The class is local, so that it travels by value: a node without dpex can say so instead of failing. It imports neither
-torch nor numpy's users; that is left to the agent's process, which has no thread of Ray's.
+torch nor numpy's users; that is left to the agent's process, which has no thread of Ray's. The agent ends with the
+guardian, which it watches. It is not left to PR_SET_PDEATHSIG: that signal comes when the *thread* ends that started
+the process, and Ray's threads come and go.
 
-Where the agent cannot reach the trainer by itself, the guardian relays: `send` and `receive` move bytes between the
-trainer and a socket of the agent's (see `tunnel`). The agent ends with the guardian, which it watches. It is not left
-to PR_SET_PDEATHSIG: that signal comes when the *thread* ends that started the process, and Ray's threads come and go.
+Where the agent cannot reach the trainer by itself, the guardian relays bytes between the trainer and a socket of the
+agent's (`open_tunnel`): from a node that cannot reach the trainer, to a trainer that is no part of the cluster
+(``ray://``), and where Ray encrypts its traffic. Large batches are copied four times more then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import socket
+import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 CALLS_AT_ONCE = 8
-"""Of one guardian: it waits for its agent's end, relays in both directions, and must still answer."""
+"""Calls that one guardian answers at a time: it waits for its agent's end, relays in both directions, and more."""
+PIECE_BYTES = 8 << 20
+"""The most that one call relays; it takes some milliseconds, as long as the call itself or longer."""
 
 
 @cache
 def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cache; a class, which must be local)
-    """The actor's class; ``session`` as in `dpex._ray.client_session`."""
+    """Return the actor's class; ``session`` as in `dpex._ray.client_session`."""
 
     class DpexNode:
         def __init__(self) -> None:
@@ -34,19 +42,17 @@ def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cac
             self._shipped: Any = None
             self._tunnel: Any = None
 
-        def place(self) -> tuple[str, str, int]:
-            """The node's number, a name for people, and this process's number."""
-            import os
-            import socket
-
+        def node(self) -> str:
+            """Return the number of the node, in hex."""
             import ray
 
-            node = ray.get_runtime_context().get_node_id()
-            return node, f"{socket.gethostname()} ({node[:8]})", os.getpid()
+            return str(ray.get_runtime_context().get_node_id())
 
         def ship(self, number: int, refs: list[Any]) -> str:
-            """Fetch the parts of a dataset; returns where processes of this node can open them, "" if another one was
-            shipped or this one forgotten in the meantime: calls are not carried out in their order."""
+            """Fetch the parts of a dataset, and return where processes of this node can open them.
+
+            It is "" if another dataset was shipped or this one forgotten meanwhile: calls may overtake each other.
+            """
             import ray
 
             files = self._files()
@@ -65,19 +71,20 @@ def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cac
                     self._shipped = ShippedFiles()
                 return self._shipped
 
-        def start(self, address: tuple[Any, ...] | None) -> str:
-            """Start the agent's process, which connects to the trainer at this address, or through this actor if there
-            is none. Returns why it cannot be started, or ""."""
+        def start(self, address: tuple[Any, ...] | None) -> tuple[str, int, str]:
+            """Start the agent's process, which connects to the trainer there; None: through this actor. Return
+            the node's name for people, this process's number, and why the agent cannot be started, or ""."""
             import os
             import pickle
             import socket
             import subprocess
             import sys
 
+            me = f"{socket.gethostname()} ({self.node()[:8]})", os.getpid()
             try:
                 import dpex.pools.agent.main  # noqa: F401
             except Exception as error:
-                return f"dpex cannot be imported there: {type(error).__name__}: {error}"
+                return *me, f"dpex cannot be imported there: {type(error).__name__}: {error}"
             self.stop()
             read, write = os.pipe()
             self._report, report = os.pipe()
@@ -96,10 +103,10 @@ def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cac
                 os.close(read)
                 os.close(report)
                 theirs.close()
-            return ""
+            return *me, ""
 
         def watch(self) -> tuple[int, str]:
-            """Wait for the end of the agent's process; returns its exit code, and what it said of it."""
+            """Wait for the end of the agent's process; return its exit code, and what it said of it."""
             import os
 
             code = int(self._process.wait())
@@ -124,3 +131,29 @@ def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cac
             return "dpex node"
 
     return importlib.import_module("ray").remote(DpexNode)
+
+
+def open_tunnel(guardian: Any) -> socket.socket:
+    """Return a socket that leads to the guardian's agent."""
+    get = importlib.import_module("ray").get
+    ours, theirs = socket.socketpair()
+
+    def carry_out() -> None:  # one call after the other, as Ray does not promise their order
+        while data := theirs.recv(PIECE_BYTES):
+            get(guardian.send.remote(data))
+
+    def carry_in() -> None:
+        while data := get(guardian.receive.remote(PIECE_BYTES)):
+            theirs.sendall(data)
+
+    for name, carry in (("dpex-tunnel-out", carry_out), ("dpex-tunnel-in", carry_in)):
+        threading.Thread(target=_carry, args=(carry, theirs), name=name, daemon=True).start()
+    return ours
+
+
+def _carry(carry: Callable[[], None], end: socket.socket) -> None:
+    """Carry bytes until either end is gone, and wake all readers; the descriptor goes with the other thread."""
+    with contextlib.suppress(Exception):
+        carry()
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
 """The nodes of a Ray cluster that work for one pool: who has room for how many workers, and the agents there.
 
-Room is reserved (see `reserved`), and where it is a guardian keeps an agent (see `guardian`), which connects to
-this process or, where it cannot, is reached through Ray (see `tunnel`). All calls of Ray are made by one thread, and
-their answers come to it; the pool leaves wishes and reads news.
+Room is reserved (see `reserved`). Where room is, a guardian keeps an agent (see `guardian`), which connects to this
+process or, where it cannot, is reached through Ray. All calls of Ray are made by one thread, and their answers come to
+it; the pool leaves requests and reads news.
 
 When its pool closes this is parked, with agents, connections and reservations, for the next pool with the same options.
 """
@@ -11,43 +11,82 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from dpex.pools.agent.link import AgentLink
-from dpex.pools.agent.link_server import LinkServer
+from dpex.core.failing_nodes import LeftAlone
+from dpex.pools.agent.admission import AdmissionServer
+from dpex.pools.agent.link import AgentLink, link_over, wake_nobody
 from dpex.pools.agent.main import UNREACHED
-from dpex.pools.agent.nodes import NodeNews
-from dpex.pools.ray.avoided import AvoidedNodes
-from dpex.pools.ray.cluster import PARKED_S, Cluster, living_nodes, stream_address
-from dpex.pools.ray.deaths import reason_of
-from dpex.pools.ray.node import GuardedNode
+from dpex.pools.agent.nodes import NodeNews, Nodes
+from dpex.pools.ray.cluster import PARKED_S, Cluster, living_nodes, reason_of, stream_address
+from dpex.pools.ray.guardian import open_tunnel
 from dpex.pools.ray.reservations import Reservation, end
 from dpex.pools.ray.reserved import ReservedRoom
-from dpex.pools.ray.tunnel import open_tunnel
 from dpex.system.clock import monotonic
 
 logger = logging.getLogger("dpex")
 
 LOOK_S = 0.05
-"""How often reservations that are not placed yet are asked after; the answer comes from the cluster's head."""
+"""Seconds between two looks whether reservations have a place; the answer comes from the cluster's head."""
 NODES_S = 1.0
-"""How often it is asked which nodes there are."""
+"""Seconds between two looks which nodes there are."""
 IDLE_S = 30.0
-"""How long an agent stays without a reservation: an autoscaler keeps a node that has an actor, and a new agent takes a
-second or two of CPU."""
+"""Seconds that an agent stays without a reservation: an autoscaler keeps a node that has an actor, and a new agent
+takes a second or two of CPU."""
 FAILED_STARTS = 3
 """Agents in a row that may end before any worker served, while none runs anywhere."""
 
 
-class RayNodes:
-    """See the module; implements `dpex.pools.agent.nodes.Nodes`.
+@dataclass(eq=False)
+class GuardedNode:
+    """A node that works for a pool: its agent, and the agent's guardian.
+
+    Attributes:
+        key: The agent, as in `Reservation.agent`.
+        number: The agent's number, a new one each time that an agent is started.
+        place: The node's name for people, "" while it is not known.
+        pid: The guardian's process.
+        refs: What was shipped there last; ``shipment`` is its number, and ``path`` where it lies.
+        is_open: The pool knows that the agent is ready.
+        room: The number of workers that the pool knows that it may have.
+        runs: Workers that the pool knows of.
+        served: Some did, since the agent was started.
+        idle_since: When it was first seen without a reservation, None if it has one.
+    """
+
+    key: str
+    node: str
+    guardian: Any
+    number: int = -1
+    pid: int = 0
+    place: str = ""
+    path: str = ""
+    refs: Any = None
+    shipment: int = -1
+    link: AgentLink | None = None
+    is_open: bool = False
+    room: int = -1
+    runs: int = 0
+    served: bool = False
+    idle_since: float | None = None
+
+    @property
+    def name(self) -> str:
+        """A name for people."""
+        return self.place or self.node[:8]
+
+
+class RayNodes(Nodes):
+    """See the module.
 
     Args:
-        cluster: the connection to Ray.
-        key: pools with the same key may use these nodes one after the other.
+        cluster: The connection to Ray.
+        key: Pools with the same key may use these nodes one after the other.
         options: Ray's options of each worker.
     """
 
@@ -57,7 +96,7 @@ class RayNodes:
         self._room = ReservedRoom(options)
         self._kind = ""
         self._refs: list[Any] = []
-        self._wake: Callable[[], None] = _nobody
+        self._wake: Callable[[], None] = wake_nobody
         self._changed = threading.Event()
         self._closed = False
         self._parked_at: float | None = None
@@ -70,28 +109,26 @@ class RayNodes:
         self._looked_at = 0.0
         self._failed = ""
         self._failed_starts = 0
-        self._avoided = AvoidedNodes(cluster, self._tell)
+        self._left_alone: dict[str, LeftAlone] = {}
+        """Nodes that failed repeatedly, as the pool knows."""
         cluster.listen(self._tell)
         self._server = self._listen()
         self._thread = threading.Thread(target=self._run, name="dpex-cluster", daemon=True)
         self._thread.start()
 
-    def _listen(self) -> LinkServer | None:
+    def _listen(self) -> AdmissionServer | None:
         if (address := stream_address()) is None:
             return None
 
-        def linked(agent: int, link: AgentLink) -> None:
-            self._do(lambda: self._linked(agent, link))
+        def admit(connection: socket.socket, agent: int) -> None:
+            if (link := link_over(connection, self._cluster.memory)) is not None:
+                self._do(lambda: self._linked(agent, link))
 
         try:
-            return LinkServer(address, self._cluster.memory, self._link_of, linked)
+            return AdmissionServer(address, admit)
         except OSError as error:
             logger.info("batches travel through Ray's object store: cannot listen on %s: %s", address, error)
             return None
-
-    def _link_of(self, agent: int) -> AgentLink | None:
-        node = self._numbers.get(agent)
-        return None if node is None else node.link
 
     # -- the pool's side -----------------------------------------------------------------------------------------
 
@@ -106,32 +143,27 @@ class RayNodes:
         return [(number, node.node) for number, node in list(self._numbers.items())]
 
     def ship(self, kind: str, refs: list[Any]) -> None:
-        """What the next pool's agents are to open: a dataset of that kind, in Ray's object store."""
+        """Set what the next pool's agents are to open: a dataset of that kind, in Ray's object store."""
         self._kind, self._refs = kind, refs
 
     def begin(self, wake: Callable[[], None]) -> None:
-        """See `Nodes.begin`."""
         self._news.clear()
         self._wake = wake
         self._do(self._begin)
 
     def want(self, workers: int, *, may_shrink: bool) -> None:
-        """See `Nodes.want`."""
         self._room.want(workers, may_shrink)
         self._changed.set()
 
     def room(self, agent: int) -> int:
-        """See `Nodes.room`."""
         node = self._numbers.get(agent)
         return 0 if node is None else self._room.of(node.key)
 
     def give_back(self, agent: int) -> None:
-        """See `Nodes.give_back`."""
         if (node := self._numbers.get(agent)) is not None:
             self._room.give_back(node.key)
 
     def runs(self, agent: int, workers: int) -> None:
-        """See `Nodes.runs`."""
         if (node := self._numbers.get(agent)) is None:
             return
         node.runs = workers
@@ -141,20 +173,17 @@ class RayNodes:
         self._changed.set()
 
     def set_aside(self, agent: int, why: str) -> None:
-        """See `Nodes.set_aside`."""
         self._do(lambda: self._set_aside(agent, why))
 
     def cut_off(self, agent: int) -> None:
-        """See `Nodes.cut_off`."""
         self._do(lambda: self._cut_off(agent))
 
     def news(self) -> list[NodeNews]:
-        """See `Nodes.news`."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def close(self) -> None:
-        """See `Nodes.close`: park this. It does not wait for the cluster."""
-        self._wake, self._refs = _nobody, []
+        """Park this. It does not wait for the cluster."""
+        self._wake, self._refs = wake_nobody, []
         self._room.want(0, may_shrink=False)
         self._do(self._park)
         self._cluster.parked.park(self)
@@ -191,7 +220,7 @@ class RayNodes:
     def _turn(self) -> None:
         while self._requests:
             self._requests.popleft()()
-        self._drop_given_back()
+        self._drop_unreserved()
         if self._parked_at is not None:
             if monotonic() - self._parked_at > PARKED_S and self._cluster.parked.discard(self):
                 self._closed = True
@@ -200,8 +229,8 @@ class RayNodes:
             return
         if monotonic() - self._looked_at > NODES_S:
             self._look()
-        self._room.give_back_what_left(self._runs)
-        self._drop_given_back()
+        self._room.free_what_left(self._runs)
+        self._drop_unreserved()
         if not self._gave_up:
             self._room.reserve()
         for error in self._room.locate():
@@ -209,16 +238,20 @@ class RayNodes:
         for one in self._room.served():
             if one.agent not in self._nodes:
                 self._new_node(one)
-        self._tell_rooms()
+        for node in self._nodes.values():
+            room = self._room.of(node.key)
+            if node.is_open and room != node.room:
+                node.room = room
+                self._tell(NodeNews("room", node.number))
 
     def _runs(self, key: str) -> int:
         node = self._nodes.get(key)
-        return node.runs if node is not None and node.told else 0
+        return node.runs if node is not None and node.is_open else 0
 
     def _look(self) -> None:
-        """Which nodes there are, and whether any of them could take a worker at all."""
+        """Learn which nodes there are, and whether any of them could take a worker at all."""
         self._looked_at = monotonic()
-        self._room.avoid(self._avoided.look())
+        self._avoid()
         nodes = living_nodes()
         there = {node["NodeID"] for node in nodes}
         for node in [node for node in self._nodes.values() if node.node not in there]:
@@ -228,7 +261,17 @@ class RayNodes:
         if (why and not any(node.runs for node in self._nodes.values())) or (not why and not self._gave_up):
             self._fail(why)
 
-    def _drop_given_back(self) -> None:
+    def _avoid(self) -> None:
+        """Have no workers on nodes that failed repeatedly, which the pool learns, or cannot serve the dataset."""
+        before, self._left_alone = self._left_alone, self._cluster.failing.left_alone(monotonic())
+        for gone in [left for node, left in before.items() if node not in self._left_alone]:
+            self._tell(NodeNews("left alone", place=gone.place))
+        for left in [left for node, left in self._left_alone.items() if before.get(node) != left]:
+            self._tell(NodeNews("left alone", place=left.place, why=left.why))
+        unfit = {node: why for (node, kind), why in self._cluster.unfit.items() if kind == self._kind}
+        self._room.avoid({**{node: left.why for node, left in self._left_alone.items()}, **unfit})
+
+    def _drop_unreserved(self) -> None:
         """Forget agents without a reservation: at once those that went with theirs, others after a while."""
         reserved, now = self._room.agents, monotonic()
         keep_s = 0.0 if self._room.way.are_guardians else IDLE_S
@@ -240,35 +283,24 @@ class RayNodes:
             if node.idle_since is not None and now - node.idle_since >= keep_s:
                 self._drop(node, "its room was given back")
 
-    def _tell_rooms(self) -> None:
-        """Tell the pool of agents that may have another number of workers now."""
-        for node in self._nodes.values():
-            room = self._room.of(node.key)
-            if node.told and room != node.room:
-                node.room = room
-                self._tell(NodeNews("room", node.number))
-
     def _ask(self, node: GuardedNode, call: Any, then: Callable[[Any], None]) -> None:
         """Have the answer of a guardian's call come to this thread."""
-
-        def came(future: Any) -> None:
-            self._do(lambda: self._hear(node, future, then))
-
-        call.future().add_done_callback(came)
+        call.future().add_done_callback(lambda future: self._do(lambda: self._hear(node, future, then)))
 
     def _hear(self, node: GuardedNode, future: Any, then: Callable[[Any], None]) -> None:
-        if self._nodes.get(node.key) is not node:
-            return
-        error = future.exception()
-        if error is None:
-            then(future.result())
-        else:
-            self._guardian_died(node, reason_of(error))
+        if self._nodes.get(node.key) is node:
+            if (error := future.exception()) is None:
+                then(future.result())
+            else:
+                self._guardian_died(node, reason_of(error))
 
     def _tell(self, news: NodeNews) -> None:
         if self._parked_at is None:
             self._news.append(news)
             self._wake()
+
+    def _notice(self, why: str, *, warning: bool = True) -> None:
+        self._tell(NodeNews("notice", why=why, warning=warning))
 
     def _fail(self, why: str, *, for_good: bool = False) -> None:
         if why != self._failed:
@@ -283,14 +315,14 @@ class RayNodes:
 
     def _begin(self) -> None:
         self._parked_at, self._failed, self._failed_starts, self._looked_at = None, "", 0, 0.0
-        self._avoided.begin(self._kind)
+        self._left_alone = {}
         for node in [node for node in self._nodes.values() if node.refs is not self._refs]:
-            node.told, node.runs, node.served, node.path = False, 0, False, ""
+            node.is_open, node.runs, node.served, node.path = False, 0, False, ""
             self._ship(node)
 
     def _park(self) -> None:
         self._parked_at = monotonic()
-        self._room.give_back_unplaced()
+        self._room.free(lambda one: one.node is None or one.leaving)
         with contextlib.suppress(Exception):
             for node in self._nodes.values():
                 node.refs = None  # its memory in the object store is free now
@@ -305,7 +337,7 @@ class RayNodes:
         if self._cluster.is_connected():
             for node in self._nodes.values():
                 end(node.guardian)
-            self._room.give_back_all()
+            self._room.free(lambda _: True)
         self._numbers.clear()
         self._nodes.clear()
 
@@ -316,35 +348,31 @@ class RayNodes:
         assert reservation.node is not None
         node = GuardedNode(reservation.agent, reservation.node, self._room.way.guardian(reservation))
         self._nodes[node.key] = node
-        self._ask(node, node.guardian.place.remote(), lambda answer: self._placed(node, *answer[1:]))
         self._start(node)
         self._ship(node)
 
-    def _placed(self, node: GuardedNode, place: str, pid: int) -> None:
-        node.place, node.pid = place, pid
-        self._tell_if_ready(node)
-
     def _start(self, node: GuardedNode) -> None:
         self._numbers.pop(node.number, None)
-        node.number, self._next_number = self._next_number, self._next_number + 1
-        self._numbers[node.number] = node
-        node.told, node.runs, node.served, node.link = False, 0, False, None
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._numbers[number] = node
+        node.number, node.is_open, node.runs, node.served, node.link = number, False, 0, False, None
         server = None if node.node in self._cluster.unreached else self._server
-        address = None if server is None else tuple(server.address_of(node.number))
-        number = node.number
-        self._ask(
-            node, node.guardian.start.remote(address), lambda why: self._started(node, number, why, address is None)
-        )
 
-    def _started(self, node: GuardedNode, number: int, why: str, is_tunnel: bool) -> None:
-        if why:
-            text = f"node {node.place or node.node[:8]} is set aside: {why}"
-            self._tell(NodeNews("notice", why=text))
-            self._set_aside(number, text)
-            return
-        self._ask(node, node.guardian.watch.remote(), lambda answer: self._agent_ended(node, number, *answer))
-        if is_tunnel:
-            self._linked(number, AgentLink(open_tunnel(node.guardian), self._cluster.memory, _nobody, is_tunnel=True))
+        def started(answer: tuple[str, int, str]) -> None:
+            node.place, node.pid, why = answer
+            if why:
+                text = f"node {node.place} is set aside: {why}"
+                self._notice(text)
+                self._set_aside(number, text)
+                return
+            self._ask(node, node.guardian.watch.remote(), lambda end: self._agent_ended(node, number, *end))
+            if server is None:
+                tunnel = open_tunnel(node.guardian)
+                self._linked(number, AgentLink(tunnel, self._cluster.memory, is_tunnel=True))
+            self._tell_if_ready(node)
+
+        address = None if server is None else tuple(server.address_of(number))
+        self._ask(node, node.guardian.start.remote(address), started)
 
     def _linked(self, number: int, link: AgentLink) -> None:
         if (node := self._numbers.get(number)) is None:
@@ -366,8 +394,8 @@ class RayNodes:
             self._ask(node, node.guardian.ship.remote(number, node.refs), shipped)
 
     def _tell_if_ready(self, node: GuardedNode) -> None:
-        if node.place and node.path and node.link is not None and not node.told and self._parked_at is None:
-            node.told = True
+        if node.place and node.path and node.link is not None and not node.is_open and self._parked_at is None:
+            node.is_open = True
             probe = (node.node, self._kind) not in self._cluster.probed
             self._tell(NodeNews("ready", node.number, node.place, node.link, node.path, probe))
 
@@ -376,70 +404,67 @@ class RayNodes:
     def _agent_ended(self, node: GuardedNode, number: int, code: int, why: str) -> None:
         if node.number != number:
             return
-        if code in (0, UNREACHED):
+        has_failed = code not in (0, UNREACHED)
+        if not has_failed:
             broke = "the connection that carried them broke"
             self._go_through_ray(node, f"it cannot reach {why}" if code else broke)
         text = why or f"its process ended with {'exit code' if code >= 0 else 'signal'} {abs(code)}"
         self._tell(NodeNews("lost", number, node.place, why=text))
-        has_failed = code not in (0, UNREACHED)
         if has_failed and not node.served:
-            self._start_failed(f"the agent on node {node.place or node.node[:8]} ended before any worker ran: {text}")
-        if not self._gave_up and not (has_failed and self._is_left_alone(node, f"its agent ended: {text}")):
+            self._start_failed(f"the agent on node {node.name} ended before any worker ran: {text}")
+        if not self._gave_up and not (has_failed and self._leave_alone(node, f"its agent ended: {text}")):
             self._start(node)
 
-    def _is_left_alone(self, node: GuardedNode, why: str) -> bool:
-        """Something failed on a node: whether that is one too many. The only node is never left alone."""
-        can_be_spared = self._room.has_others(node.node)
-        if told := self._avoided.failed(node.node, node.place or node.node[:8], why) if can_be_spared else "":
-            self._leave(node, told)
-        return bool(told)
+    def _leave_alone(self, node: GuardedNode, why: str) -> bool:
+        """Count a failure on a node; return True if it was one too many. The only node is never left alone."""
+        if not self._room.has_others(node.node):
+            return False
+        left = self._cluster.failing.failed(node.node, node.name, why, monotonic())
+        if left is not None:
+            self._notice(left.why)
+            self._leave(node, left.why)
+        return left is not None
 
     def _go_through_ray(self, node: GuardedNode, why: str) -> None:
         if node.node not in self._cluster.unreached and self._parked_at is None:
             self._cluster.unreached.add(node.node)
-            text = f"batches from node {node.place} travel through Ray's object store: {why}"
-            self._tell(NodeNews("notice", why=text, warning=False))
+            self._notice(f"batches from node {node.place} travel through Ray's object store: {why}", warning=False)
 
     def _guardian_died(self, node: GuardedNode, why: str) -> None:
         if not node.served:
-            self._start_failed(f"the agent on node {node.place or node.node[:8]} could not be started: {why}")
-        if not self._is_left_alone(node, f"its guardian ended: {why}"):
+            self._start_failed(f"the agent on node {node.name} could not be started: {why}")
+        if not self._leave_alone(node, f"its guardian ended: {why}"):
             self._drop(node, why)
         self._looked_at = 0.0
 
     def _drop(self, node: GuardedNode, why: str) -> None:
-        """A guardian is no more, or not wanted any more."""
+        """Forget a node whose guardian is no more, or is not wanted any more."""
         self._numbers.pop(node.number, None)
         if self._nodes.get(node.key) is node:
             del self._nodes[node.key]
         end(node.guardian)
-        self._room.remove_guardian(node.guardian)
+        self._room.free(lambda one: one.handle is node.guardian)
         self._tell(NodeNews("lost", node.number, node.place, why=why))
 
     def _start_failed(self, why: str) -> None:
         self._failed_starts += not any(node.runs for node in self._nodes.values())
-        self._tell(NodeNews("notice", why=why))
+        self._notice(why)
         if self._gave_up:
-            self._room.give_back_all()
+            self._room.free(lambda _: True)
             self._fail(f"{self._failed_starts} agents in a row could not start; the last: {why}")
 
     def _set_aside(self, agent: int, why: str) -> None:
-        if (node := self._numbers.get(agent)) is None:
-            return
-        self._avoided.cannot_serve(node.node, why)
-        self._leave(node, why)
+        if (node := self._numbers.get(agent)) is not None:
+            self._cluster.unfit[node.node, self._kind] = why
+            self._leave(node, why)
 
     def _leave(self, node: GuardedNode, why: str) -> None:
         """Have no worker on a node any more."""
-        self._room.avoid(self._avoided.look())
+        self._avoid()
         self._drop(node, why)
-        self._room.give_back_node(node.node)
+        self._room.free(lambda one: one.node == node.node)
         self._looked_at = 0.0
 
     def _cut_off(self, agent: int) -> None:
         if (node := self._numbers.get(agent)) is not None:
             node.guardian.stop.remote()
-
-
-def _nobody() -> None:
-    """Nobody is to be woken."""

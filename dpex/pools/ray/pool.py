@@ -13,7 +13,7 @@ from dpex.pools.agent.pool import RemotePool
 from dpex.pools.agent.shipped import ShippedContents
 from dpex.pools.ray.cluster import connect, release
 from dpex.pools.ray.nodes import RayNodes
-from dpex.pools.ray.options import actor_options
+from dpex.pools.ray.reservations import actor_options
 from dpex.transport.pickling import changed_collate_entries, pack
 from dpex.worker.setup import WorkerSetup
 
@@ -33,6 +33,7 @@ class RayPool(RemotePool):
         shared_queue: bool,
         first_workers: int,
         probe_index: Any = None,
+        compression: str | None = None,
     ) -> None:
         packed = pack(ShippedContents(setup=setup, collate_entries=changed_collate_entries()))
         self._cluster = connect(head_address)
@@ -43,13 +44,19 @@ class RayPool(RemotePool):
             header = np.frombuffer(packed.header, np.uint8)
             kind = f"{type(setup.dataset).__module__}.{type(setup.dataset).__qualname__}"
             nodes.ship(kind, [importlib.import_module("ray").put([header, *packed.buffers])])
-            super().__init__(nodes, shared_queue=shared_queue, first_workers=first_workers, probe_index=probe_index)
+            super().__init__(
+                nodes,
+                shared_queue=shared_queue,
+                first_workers=first_workers,
+                probe_index=probe_index,
+                compression=compression,
+            )
         except BaseException:
             release(self._cluster)
             raise
 
     def close(self, grace_s: float = 5.0) -> None:
-        """See `WorkerPool.close`. Agents are parked for the next pool while anybody holds a share of the cluster."""
+        """See `WorkerPool.close`. Agents are parked for the next pool while the cluster has any share."""
         if self._closed:
             return
         super().close(grace_s)

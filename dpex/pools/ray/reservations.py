@@ -16,23 +16,54 @@ import os
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dpex._ray import client_session, placement_group_near, placement_group_states
 from dpex.pools.ray.guardian import CALLS_AT_ONCE, guardian_class
-from dpex.pools.ray.options import has_an_agent_of_its_own, needs_of
 
 ASKED_AT_ONCE = 4
 """Placement groups without a place that are asked after: Ray places them in their order, so the others wait as well."""
+_DEFAULTS = {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+
+
+def actor_options(ray_remote_args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return Ray's options for a worker: the user's, and dpex's own where the user names none."""
+    given = ray_remote_args or {}  # whose mappings become dicts, as Ray takes no others
+    return {**_DEFAULTS, **{name: dict(one) if isinstance(one, Mapping) else one for name, one in given.items()}}
+
+
+def needs_of(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources that a node must have in all to take a worker with these options."""
+    named = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], "memory": options.get("memory", 0)}
+    return {name: value for name, value in {**named, **options.get("resources", {})}.items() if value}
+
+
+def stands_anywhere(options: Mapping[str, Any]) -> bool:
+    """Return True if a worker may run wherever there is what it needs."""
+    return options["scheduling_strategy"] in ("DEFAULT", "SPREAD") and "accelerator_type" not in options
+
+
+def has_an_agent_of_its_own(options: Mapping[str, Any]) -> bool:
+    """Return True if each worker needs an actor of its own.
+
+    Only in an actor Ray sets up what it reserves (which GPU is its), and some options only an actor has. Other workers
+    share an agent on each node, in bundles.
+    """
+    return bool(options["num_gpus"]) or not stands_anywhere(options) or not needs_of(options)
 
 
 @dataclass(eq=False)
 class Reservation:
     """Room for one worker.
 
-    ``near``: where it was asked for. ``node``: where it is, None while it has no place. ``agent``: which agent serves
-    it. ``leaving``: it is given back once its worker has left. ``error``: what Ray says of one that can have no place
-    any more.
+    Attributes:
+        handle: The placement group, or the actor.
+        near: The node that it was asked for, if any.
+        node: The node where it is, None while it has no place.
+        agent: Which agent serves it: its node, or a name of its own on the node.
+        leaving: It is given back once its worker has left.
+        hello: The answer that an actor gives once it has a place.
+        error: What Ray says of a reservation that can have no place any more.
     """
 
     handle: Any
@@ -44,34 +75,12 @@ class Reservation:
     error: BaseException | None = None
 
 
-class Reservations(Protocol):
-    """A way to reserve. ``are_guardians``: each is its agent's guardian, which goes with it."""
-
-    are_guardians: bool
-
-    def reserve(self, avoided: Collection[str], near: str | None) -> Reservation:
-        """Ask for room for one worker, not on the nodes ``avoided``, and preferably on the one ``near``."""
-
-    def locate(self, waiting: list[Reservation]) -> None:
-        """Find out which of these have a place."""
-
-    def displaced(self, reservation: Reservation) -> bool:
-        """Its node is gone; True if Ray finds another place for it by itself."""
-
-    def guardian(self, reservation: Reservation) -> Any:
-        """The guardian of its agent; asked for once for each agent."""
-
-    def give_back(self, reservation: Reservation) -> None:
-        """Free it; harmless if it is gone, or Ray is."""
-
-
-def reservations_for(options: Mapping[str, Any]) -> Reservations:
-    """The way that suits these options of a worker."""
-    return Actors(options) if has_an_agent_of_its_own(options) else Bundles(options)
-
-
 class Bundles:
-    """Placement groups; see `Reservations`."""
+    """Reserve by placement groups.
+
+    Attributes:
+        are_guardians: True if each reservation is its agent's guardian, which goes with it.
+    """
 
     are_guardians = False
 
@@ -81,12 +90,12 @@ class Bundles:
         self._spreads = options["scheduling_strategy"] == "SPREAD"
 
     def reserve(self, avoided: Collection[str], near: str | None) -> Reservation:
-        """See `Reservations.reserve`."""
+        """Ask for room for one worker, not on the nodes ``avoided``, and preferably on the one ``near``."""
         labels = _labels(self._options, avoided)
         return Reservation(placement_group_near(self._bundle, near if self._spreads else None, labels), near)
 
     def locate(self, waiting: list[Reservation]) -> None:
-        """See `Reservations.locate`."""
+        """Find out which of these have a place."""
         for at in range(0, len(waiting), ASKED_AT_ONCE):
             asked = waiting[at : at + ASKED_AT_ONCE]
             states = placement_group_states([one.handle for one in asked])
@@ -97,12 +106,12 @@ class Bundles:
                 return
 
     def displaced(self, reservation: Reservation) -> bool:
-        """See `Reservations.displaced`."""
+        """Note that its node is gone; return True if Ray finds another place for it by itself."""
         reservation.node = reservation.agent = None
         return True
 
     def guardian(self, reservation: Reservation) -> Any:
-        """See `Reservations.guardian`."""
+        """Return the guardian of its agent; called once for each agent."""
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         environment = {name: value for name, value in self._options.items() if name == "runtime_env"}
         return _guardian(
@@ -110,28 +119,26 @@ class Bundles:
         )
 
     def give_back(self, reservation: Reservation) -> None:
-        """See `Reservations.give_back`."""
+        """Free it; harmless if it is gone, or Ray is."""
         with contextlib.suppress(Exception):
             importlib.import_module("ray.util").remove_placement_group(reservation.handle)
 
 
-class Actors:
-    """An actor for each worker; see `Reservations`."""
+class Actors(Bundles):
+    """Reserve by an actor for each worker."""
 
     are_guardians = True
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options = options
+        super().__init__(options)
         self._numbers = itertools.count(1)
 
     def reserve(self, avoided: Collection[str], near: str | None) -> Reservation:
-        """See `Reservations.reserve`."""
         labels = _labels(self._options, avoided)
         guardian = _guardian(**{**self._options, **({"label_selector": labels} if labels else {})})
-        return Reservation(guardian, near, hello=guardian.place.remote())
+        return Reservation(guardian, near, hello=guardian.node.remote())
 
     def locate(self, waiting: list[Reservation]) -> None:
-        """See `Reservations.locate`."""
         ray = importlib.import_module("ray")
         by_hello = {reservation.hello: reservation for reservation in waiting}
         if not by_hello:
@@ -139,21 +146,18 @@ class Actors:
         for hello in ray.wait(list(by_hello), num_returns=len(by_hello), timeout=0)[0]:
             reservation = by_hello[hello]
             try:
-                reservation.node = ray.get(hello)[0]
+                reservation.node = ray.get(hello)
                 reservation.agent = f"{reservation.node}/{next(self._numbers)}"
             except Exception as error:
                 reservation.error = error
 
     def displaced(self, reservation: Reservation) -> bool:
-        """See `Reservations.displaced`."""
         return False
 
     def guardian(self, reservation: Reservation) -> Any:
-        """See `Reservations.guardian`."""
         return reservation.handle
 
     def give_back(self, reservation: Reservation) -> None:
-        """See `Reservations.give_back`."""
         end(reservation.handle)
 
 
@@ -169,6 +173,6 @@ def _guardian(**options: Any) -> Any:
 
 
 def _labels(options: Mapping[str, Any], avoided: Collection[str]) -> dict[str, str]:
-    """What the user asks of nodes, and that they be none of those."""
+    """Return the labels that the user wants of nodes, and that they be none of the nodes ``avoided``."""
     others = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
     return {**options.get("label_selector", {}), **others}

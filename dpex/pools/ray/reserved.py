@@ -1,7 +1,7 @@
 """Room on the cluster for one pool's workers: how much is wanted, what is reserved where, and what is on its way back.
 
-The pool's thread says how much is wanted, and asks how much an agent has; all else is done by the thread that calls Ray
-(see `nodes`).
+The pool's thread says how much is wanted, and asks how much an agent has; the thread that calls Ray does the rest (see
+`nodes`).
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpex._ray import draining_nodes
-from dpex.pools.ray.options import needs_of
-from dpex.pools.ray.reservations import Reservation, reservations_for
+from dpex.pools.ray.reservations import Actors, Bundles, Reservation, has_an_agent_of_its_own, needs_of
 
 
 class ReservedRoom:
-    """Reservations.
+    """The reservations of one pool.
 
-    ``avoided``: nodes that get no workers, and why not. ``needs``: what a node must have for one worker.
+    Args:
+        options: Ray's options of each worker.
+
+    Attributes:
+        avoided: Nodes that get no workers, and why not.
+        way: How room is reserved.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.avoided: dict[str, str] = {}
-        self.needs = needs_of(options)
-        self.way = reservations_for(options)
+        self.way = Actors(options) if has_an_agent_of_its_own(options) else Bundles(options)
+        self._needs = needs_of(options)
         self._wanted = 0
-        self._may_shrink = True
         self._lock = threading.Lock()
         self._reserved: list[Reservation] = []
         self._living: set[str] = set()
@@ -46,27 +49,23 @@ class ReservedRoom:
     def want(self, workers: int, may_shrink: bool) -> None:
         """See `dpex.pools.agent.nodes.Nodes.want`."""
         with self._lock:
-            self._wanted, self._may_shrink = workers, may_shrink
+            self._wanted = workers
             staying = [one for one in self._reserved if not one.leaving]
-            self._keep(workers - len(staying))
+            leaving = [one for one in self._reserved if one.leaving and one.node in self._living]
+            for one in [one for one in leaving if one.node not in self.avoided][: max(0, workers - len(staying))]:
+                one.leaving = False
             unplaced = [one for one in staying if one.node is None]
             placed = [one for one in staying if one.node is not None] if may_shrink else []
             for one in [*unplaced[::-1], *placed[::-1]][: max(0, len(staying) - workers)]:
                 one.leaving = True
 
-    def _keep(self, count: int) -> None:
-        """Let so many stay after all, where they may."""
-        leaving = [one for one in self._reserved if one.leaving and one.node in self._living]
-        for one in [one for one in leaving if one.node not in self.avoided][: max(0, count)]:
-            one.leaving = False
-
     def of(self, agent: str) -> int:
-        """How many workers that agent may have."""
+        """Return how many workers that agent may have."""
         with self._lock:
             return sum(one.agent == agent and not one.leaving for one in self._reserved)
 
     def give_back(self, agent: str) -> None:
-        """One of that agent's workers leaves and takes its reservation with it."""
+        """Have one of that agent's workers take its reservation with it when it leaves."""
         with self._lock:
             for one in [one for one in self._reserved if one.agent == agent and not one.leaving][-1:]:
                 one.leaving = True
@@ -75,20 +74,20 @@ class ReservedRoom:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a reservation has no place yet."""
+        """True if a reservation has no place yet."""
         return any(one.node is None for one in self._reserved)
 
     @property
     def agents(self) -> set[str | None]:
-        """Agents that have any."""
+        """Agents that have any reservation."""
         return {one.agent for one in self._reserved}
 
     def served(self) -> list[Reservation]:
-        """Reservations that need an agent."""
+        """Return the reservations that need an agent."""
         return [one for one in self._reserved if one.agent is not None and not one.leaving]
 
     def reserve(self) -> None:
-        """As many as are wanted, each near the node that has the fewest."""
+        """Reserve room for workers that have none, each near the node that has the fewest."""
         missing = self._wanted - sum(not one.leaving for one in self._reserved)
         load = Counter(one.node or one.near for one in self._reserved)
         for _ in range(missing):
@@ -99,82 +98,62 @@ class ReservedRoom:
                 self._reserved.append(reservation)
 
     def locate(self) -> list[BaseException]:
-        """Find out what has a place by now; returns what Ray says of reservations that can have none."""
+        """Find out what has a place by now; return what Ray says of reservations that can have none."""
         waiting = [one for one in self._reserved if one.node is None and not one.leaving]
         if waiting:
             self.way.locate(waiting)
-        for one in waiting:
-            if one.error is not None or one.node in self.avoided:
-                self.remove(one)
+            self.free(lambda one: one in waiting and (one.error is not None or one.node in self.avoided))
         return [one.error for one in waiting if one.error is not None]
 
     def look(self, nodes: list[dict[str, Any]]) -> None:
-        """These nodes live, as Ray has them. Workers on one that is being drained leave, and others take over."""
+        """Learn which nodes live, as Ray has them. Workers on one that is being drained leave; others take over."""
         there = {node["NodeID"] for node in nodes}
         self._living = set(there)
         with contextlib.suppress(Exception):
             self._living -= draining_nodes()
         for one in [one for one in self._reserved if one.node is not None]:
-            if one.node not in there:
-                if not self.way.displaced(one):
-                    self.remove(one)
-            elif one.node not in self._living:
-                one.leaving = True
+            if one.node in there:
+                one.leaving = one.leaving or one.node not in self._living
+            elif not self.way.displaced(one):
+                self._remove(one)
         fit = [node["NodeID"] for node in nodes if self._suffices(node["Resources"])]
         self._fit = [node for node in fit if node in self._living and node not in self.avoided]
 
     def _suffices(self, resources: Mapping[str, float]) -> bool:
-        return all(resources.get(name, 0) >= need for name, need in self.needs.items())
+        return all(resources.get(name, 0) >= need for name, need in self._needs.items())
 
     def avoid(self, nodes: dict[str, str]) -> None:
         """Have no workers on these nodes, for these reasons. If one may serve again, what has no place yet is asked for
         anew."""
         if not self.avoided.keys() <= nodes.keys():
-            for one in [one for one in self._reserved if one.node is None]:
-                self.remove(one)
+            self.free(lambda one: one.node is None)
         self.avoided = nodes
 
     def has_others(self, node: str) -> bool:
-        """Whether another node than this could take a worker."""
+        """Return True if another node than this could take a worker."""
         return any(other != node for other in self._fit)
 
     def why_none(self, nodes: list[dict[str, Any]]) -> str:
-        """Why no node could take a worker, or ""."""
+        """Return why no node could take a worker, or ""."""
         if self._fit:
             return ""
         some_would = any(self._suffices(node["Resources"]) for node in nodes)
         reasons = "; ".join(sorted(set(self.avoided.values()))) if some_would else ""
-        return reasons or f"no node of the cluster has {self.needs}"
+        return reasons or f"no node of the cluster has {self._needs}"
 
-    def give_back_what_left(self, runs: Callable[[str], int]) -> None:
+    def free_what_left(self, runs: Callable[[str], int]) -> None:
         """Free the reservations whose workers have left, or never came; ``runs``: how many an agent has."""
         for one in [one for one in self._reserved if one.leaving]:
             reserved = sum(other.agent == one.agent for other in self._reserved)
             if one.agent is None or reserved > runs(one.agent):
-                self.remove(one)
+                self._remove(one)
 
-    def give_back_unplaced(self) -> None:
-        """Free what has no place, or is on its way back."""
-        for one in [one for one in self._reserved if one.node is None or one.leaving]:
-            self.remove(one)
+    def free(self, which: Callable[[Reservation], bool]) -> None:
+        """Free these reservations."""
+        for one in [one for one in self._reserved if which(one)]:
+            self._remove(one)
 
-    def give_back_node(self, node: str) -> None:
-        """Free all that is on a node."""
-        for one in [one for one in self._reserved if one.node == node]:
-            self.remove(one)
-
-    def give_back_all(self) -> None:
-        """Free everything."""
-        for one in list(self._reserved):
-            self.remove(one)
-
-    def remove_guardian(self, guardian: Any) -> None:
-        """Forget the reservation that is this actor, if one is."""
-        for one in [one for one in self._reserved if one.handle is guardian]:
-            self.remove(one)
-
-    def remove(self, reservation: Reservation) -> None:
-        """Free one."""
+    def _remove(self, reservation: Reservation) -> None:
         with self._lock:
             self._reserved.remove(reservation)
         self.way.give_back(reservation)

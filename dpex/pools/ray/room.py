@@ -1,9 +1,12 @@
-"""How many more remote workers a loader may ask for: what the cluster has free, up to the loader's share of it.
+"""The number of remote workers that a loader may ask for: free ones, up to the loader's share of the cluster.
 
 Loaders of all processes that are connected to one cluster divide it by need: one of them starts a small named actor,
 which keeps `dpex.core.fair_shares.ClusterShares`, and each reports to it about once a second. The actor belongs to who
 started it and ends with that; the next report of another starts a new one, which knows all within a second. Where it
 cannot be had, the ranks of a job divide the cluster evenly.
+
+A cluster is asked to grow by placement groups without a place, which are demand that an autoscaler adds nodes for.
+`dpex.core.demand` says how many, and when they go back.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ from typing import Any
 
 from dpex._ray import client_session
 from dpex.autotune.room import KnownNeed, NodeLink, RoomFound, RoomWanted, room_found
+from dpex.core.demand import Demand, Places
 from dpex.core.fair_shares import Claim
-from dpex.pools.ray.cluster import answers, slots
-from dpex.pools.ray.growth import ClusterGrowth
-from dpex.pools.ray.options import actor_options, needs_of
+from dpex.pools.ray.cluster import answers, living_nodes, own_node, slots
+from dpex.pools.ray.reservations import Bundles, Reservation, actor_options, needs_of, stands_anywhere
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import is_ray_connected
 
@@ -35,9 +38,9 @@ logger = logging.getLogger("dpex")
 
 ACTOR, NAMESPACE = "dpex-shares", "dpex"
 PATIENCE_S = 5.0
-"""How long who only looks waits for it."""
+"""Seconds that a command that shows the cluster waits for the coordinator."""
 ANSWER_S = 0.2
-"""How long the tuner waits for the coordinator, which answers within milliseconds once it runs."""
+"""Seconds that the tuner waits for the coordinator, which answers within milliseconds once it runs."""
 _numbers = count(1)
 
 
@@ -68,30 +71,26 @@ class RemoteRoom:
     def look(self, wanted: RoomWanted) -> RoomFound | None:
         """See `dpex.autotune.room.Room.look`; None while no cluster is connected."""
         with self._lock:
-            return self._room(wanted)
+            told = ""
+            self._need.learn(wanted)
+            if (now := monotonic()) - self._looked_at >= self._every_s:
+                self._looked_at, self._found = now, self._look()
+                if self._found is not None:
+                    free, capacity = self._found
+                    told = self._grow(wanted, free, now)
+                    self._found = free + self._growth.held, capacity
+                self._granted = None if self._found is None else self._report(wanted, *self._found)
+            if self._found is None:
+                return None
+            free, capacity = self._found
+            most = capacity // self._world_size if self._granted is None else capacity
+            return room_found(wanted, free, most, self._granted, told)
 
     def rest(self) -> None:
         """See `dpex.autotune.room.Room.rest`."""
         with self._lock:
             self._looked_at = -math.inf
             self._growth.end()
-
-    def _room(self, wanted: RoomWanted) -> RoomFound | None:
-        now, told = monotonic(), ""
-        self._need.learn(wanted)
-        if now - self._looked_at >= self._every_s:
-            self._looked_at = now
-            self._found = self._look()
-            if self._found is not None:
-                told = self._grow(wanted, self._found[0], now)
-                self._found = self._found[0] + self._growth.held, self._found[1]
-            self._granted = None if self._found is None else self._report(wanted, *self._found)
-        if self._found is None:
-            return None
-        free, capacity = self._found
-        if self._granted is None:
-            capacity //= self._world_size
-        return room_found(wanted, free, capacity, self._granted, told)
 
     def _grow(self, wanted: RoomWanted, free: int, now: float) -> str:
         if not wanted.may_grow:
@@ -112,8 +111,61 @@ class RemoteRoom:
         return self._share.report(claim, free=free * cpus, total=capacity * cpus, links=wanted.links)
 
 
+class ClusterGrowth:
+    """Places that a loader asks for beyond those of the cluster. Used by one thread at a time, which may wait for Ray.
+
+    A place that has come is kept, and with it its node, until the loader takes it: then the placement group goes, and
+    the pool's own reservation gets its room. None lies on the trainer's node, which serves local workers. Workers that
+    only an actor can place wait as actors of their pool, and not here.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._bundles = Bundles(options) if stands_anywhere(options) and needs_of(options) else None
+        self._demand = Demand()
+        self._reserved: list[Reservation] = []
+
+    @property
+    def held(self) -> int:
+        """Places that have come and were not taken yet."""
+        return sum(one.node is not None for one in self._reserved)
+
+    def look(self, useful: int | None, requested: int, free: int, now: float) -> str:
+        """Ask for places, or give some back; see `Places`. Return what users should know, or ""."""
+        if self._bundles is None:
+            return ""
+        living = {node["NodeID"] for node in living_nodes()} if self.held else set()
+        for one in self._reserved:
+            if one.node is not None and one.node not in living:
+                self._bundles.displaced(one)
+        self._bundles.locate([one for one in self._reserved if one.node is None])
+        held = self.held
+        places = Places(useful=useful, requested=requested, free=free, held=held, awaited=len(self._reserved) - held)
+        change = self._demand.look(places, now)
+        self._give_back([one for one in self._reserved if one.node is None][::-1][: change.awaited])
+        self._give_back([one for one in self._reserved if one.node is not None][: change.held])
+        if change.ask:
+            own = own_node()
+            self._reserved += [self._bundles.reserve([own] if own else [], None) for _ in range(change.ask)]
+        return change.told
+
+    def _give_back(self, reservations: list[Reservation]) -> None:
+        for one in reservations:
+            self._reserved.remove(one)
+            if self._bundles is not None:
+                self._bundles.give_back(one)
+
+    def end(self) -> None:
+        """Give everything back. Idempotent."""
+        if self._reserved and is_ray_connected():
+            self._give_back(list(self._reserved))
+        self._reserved = []
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+
 class ClusterShare:
-    """This loader's share of a cluster, as the coordinator tells it."""
+    """A loader's share of a cluster, as the coordinator says."""
 
     def __init__(self, weight: float) -> None:
         self._weight = weight
@@ -125,7 +177,7 @@ class ClusterShare:
     def report(
         self, claim: Mapping[str, Any], *, free: float, total: float, links: Mapping[str, NodeLink]
     ) -> int | None:
-        """Report a `Claim` without its weight; returns the workers that were granted last, None if nobody answers."""
+        """Report a `Claim` without its weight; return the workers granted last, None without a coordinator."""
         try:
             ray = importlib.import_module("ray")
             if self._coordinator is None:
@@ -144,18 +196,17 @@ class ClusterShare:
 
 
 def shares() -> dict[str, tuple[Claim, int]]:
-    """Return what the loaders of this cluster ask for, and what was granted, by loader; nothing where no loader tunes
-    itself on it. Asks Ray."""
+    """Return what the loaders that tune themselves on this cluster ask for, and what was granted, by loader."""
     return {name: (Claim(**claim), granted) for name, (claim, granted) in _asked("claims").items()}
 
 
 def links() -> list[tuple[str, NodeLink]]:
-    """Return the ways from nodes to loaders that tune themselves, each with the node's name. Asks Ray."""
+    """Return the connections from nodes to loaders that tune themselves, each with the node's name."""
     return [(place, NodeLink(*way)) for ways in _asked("links").values() for place, way in ways.items()]
 
 
 def _asked(what: str) -> dict[str, Any]:
-    """What the coordinator answers; nothing where there is none."""
+    """Return what the coordinator answers; nothing where there is none. Asks Ray."""
     ray = importlib.import_module("ray")
     try:
         method = getattr(ray.get_actor(ACTOR, namespace=NAMESPACE), what)
@@ -165,7 +216,7 @@ def _asked(what: str) -> dict[str, Any]:
 
 
 def coordinator() -> Any:
-    """The actor of this cluster; it is started beside whoever is first to need it. Asks Ray."""
+    """Return the actor of this cluster, started beside the first that needs it. Asks Ray."""
     ray = importlib.import_module("ray")
     affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     here = affinity(ray.get_runtime_context().get_node_id(), soft=True)

@@ -108,9 +108,9 @@ function showLoader(loader) {
 function showMachines({ machines, left_alone }) {
   $("network").hidden = machines.length + left_alone === 0;
   const rate = (bytes) => `${count(bytes / 1e6)} MB/s`;
-  $("machines").replaceChildren(row("th", ["machine", "sends", "bandwidth", "round trip", "sent again", "compressed by"]),
+  $("machines").replaceChildren(row("th", ["machine", "sends", "bandwidth", "round trip", "sent again"]),
     ...machines.map((one) => row("td", [one.name, rate(one.bytes_per_s), rate(one.bandwidth),
-      `${count(1e3 * one.round_trip_s)} ms`, percent(one.loss), percent(one.saved_ratio)])));
+      `${count(1e3 * one.round_trip_s)} ms`, percent(one.loss)])));
   $("left-alone").hidden = left_alone === 0;
   put("left-alone", `${plural(left_alone, "node")} of the cluster ${left_alone === 1 ? "gets" : "get"} no workers for a while, as what ran there failed repeatedly. The diagnosis says why.`);
 }

@@ -66,29 +66,6 @@ def test_work_that_is_cheaper_to_do_than_to_hand_over_goes_in_process() -> None:
     assert controller.decisions[-1].new.workers == 0
 
 
-@pytest.mark.parametrize(
-    ("batch_bytes", "encode_s", "cpus", "tried"),
-    [
-        pytest.param(4e4, 0.0, 2, 0, id="two full CPUs: workers make twice as much"),
-        pytest.param(4e4, 0.002, 2, 1, id="two full CPUs, and a good part of the time goes into handing over"),
-        pytest.param(4e4, 0.0, 3, 0, id="three CPUs: no crowding makes up for two of them"),
-        pytest.param(4e7, 0.0, 3, 1, id="three CPUs that copy: memory may be the limit"),
-    ],
-)
-def test_in_process_is_tried_where_it_may_be_faster_and_undone_if_it_is_slower(
-    batch_bytes: float, encode_s: float, cpus: float, tried: int
-) -> None:
-    work = Phase(work=Work(cpu_s=0.005, encode_s=encode_s, batch_bytes=batch_bytes), step=Step(gpu_s=0.0005))
-    history, controller = run(world(work, cpus=cpus), seconds=20)
-    alone = [decision for decision in controller.decisions if not decision.new.workers]
-    assert len(alone) == tried
-    for decision in alone:
-        back = controller.decisions[controller.decisions.index(decision) + 1]
-        assert back.new.workers
-        assert back.at - decision.at < 1.0, "a few batches tell that it is hopeless"
-    assert history.rate(3, 20) > 0.93 * cpus / (0.005 + encode_s)
-
-
 def _uneven(seed: int, sigma: float = 0.7) -> list[float]:
     rng, state, found = random.Random(seed), 0.0, []
     for _ in range(20_000):

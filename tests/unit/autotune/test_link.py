@@ -109,19 +109,6 @@ def test_machines_that_send_all_the_time_show_what_the_way_carries() -> None:
     assert found.rate(1e6) == pytest.approx(1250)
 
 
-def test_a_way_carries_more_compressed_batches() -> None:
-    """20 MB a second of batches of 1 MB, of which a quarter travels: 5 MB/s are the way's, which carries 20 batches."""
-    whole = sending(1.0)
-    compressed = replace(whole, remote=replace(whole.remote, saved_bytes=15_000_000))
-    found = link(*[compressed] * 3)
-    assert found.rate(1e6) == pytest.approx(20)
-    for _ in range(2):
-        found.add(replace(whole, remote=replace(whole.remote, tickets=5)))
-    assert found.rate(1e6) == pytest.approx(10)
-    found.add(replace(whole, remote=replace(whole.remote, tickets=5)))
-    assert found.rate(1e6) == pytest.approx(5)
-
-
 def test_nothing_queues_on_a_way_that_is_mostly_idle() -> None:
     """Forty batches wait for local workers, while remote ones have time to spare."""
     assert link(*[window(42, replace(FOUR, links=1, sending_s=0.95))] * 3).jammed > 30

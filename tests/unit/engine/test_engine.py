@@ -262,3 +262,11 @@ def test_nobody_runs_further_ahead_than_torch_where_that_could_be_told(why: str)
         assert engine._attend([], monotonic()) is not None
     assert engine.schedule.drawn == 8
     engine.close()
+
+
+def test_a_pass_with_workers_keeps_at_least_one(engine: Engine) -> None:
+    """Batches in flight would never be made, and ``next()`` would wait for ever."""
+    for ask in (engine.resize, engine.request):
+        with pytest.raises(ValueError, match="local=0, remote=0: a pass with workers needs at least one"):
+            ask(Sizes(local=0, remote=0, prefetch=None))
+    engine.request(Sizes(local=1, remote=0, prefetch=None))

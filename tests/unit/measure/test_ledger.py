@@ -206,7 +206,7 @@ def test_a_driver_that_counts_anew_does_not_make_a_counter_shrink() -> None:
     for count in (100, 150, 20, 30):
         gpus.gpus = (replace(BARE, pcie_rx_bytes=count),)
         seen.append(samples(collector)[key])
-    assert seen == [0.0, 50.0, 70.0, 80.0]
+    assert seen == [100.0, 150.0, 170.0, 180.0]
 
 
 def test_a_source_that_fails_is_counted_and_the_rest_is_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dpex.core.schedule import Ticket
-from dpex.measure.sums import NodeSums
-from dpex.pools.agent.handles import AgentHandle, node_sums
+from dpex.measure.sums import NodeSums, node_sums
+from dpex.pools.agent.handles import AgentHandle
 
 
 @pytest.fixture

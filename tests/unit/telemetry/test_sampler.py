@@ -98,13 +98,12 @@ def test_now_is_five_seconds(world: World) -> None:
 def test_the_way_from_each_machine_is_told(world: World) -> None:
     assert (world.loader()["machines"], world.loader()["left_alone"]) == ([], 0)
     for sent in (1000, 3500):
-        node = NodeSums(links=1, sent_bytes=sent, saved_bytes=3 * sent, sending_s=0.5, round_trip_s=0.02)
+        node = NodeSums(links=1, sent_bytes=sent, sending_s=0.5, round_trip_s=0.02)
         remote = PoolSums(nodes={"a": node, "here": NodeSums(tickets=3)}, nodes_left_alone=2)
         world.engine.now = replace(world.engine.now, pools={"remote": remote})
         world.now += 1.0
         world.sampler.turn()
     way = {"name": "a", "bytes_per_s": 2500.0, "bandwidth": 7000.0, "round_trip_s": 0.02, "loss": 0.0}
-    way["saved_ratio"] = 0.75
     assert (world.loader()["machines"], world.loader()["left_alone"]) == ([way], 2)
 
 

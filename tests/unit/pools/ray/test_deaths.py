@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpex.pools.ray.deaths import LONGEST_TEXT, reason_of
+from dpex.pools.ray.cluster import LONGEST_TEXT, reason_of
 
 pytest.importorskip("ray")
 

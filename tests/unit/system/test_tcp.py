@@ -1,0 +1,57 @@
+"""What the kernel counts of a TCP connection, and differences of that."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from waiting import until
+
+from dpex.system.tcp import LOOK_EVERY_S, TcpCounts, TrafficMeter, counts_in, tcp_counts
+
+
+def test_the_kernel_counts_what_a_connection_carries() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        other, _ = server.accept()
+        with other:
+            client.sendall(bytes(100_000))
+            left = 100_000
+            while left:
+                left -= len(other.recv(1 << 16))
+            until(lambda: (found := tcp_counts(client)) is not None and found.sent_bytes >= 100_000)
+            counts = tcp_counts(client)
+    assert counts is not None
+    assert counts.sending_s >= 0
+    assert 0 < counts.round_trip_s < 1.0
+
+
+def test_what_is_no_tcp_connection_has_no_counts() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert tcp_counts(ours) is None
+        assert TrafficMeter(ours, lambda: 1e9).news() is None
+
+
+def test_the_fields_are_those_of_linux() -> None:
+    whole = bytearray(232)
+    for at, value in ((120, 1000), (168, 2_000_000), (208, 200)):
+        struct.pack_into("@Q", whole, at, value)
+    struct.pack_into("@I", whole, 68, 5000)
+    struct.pack_into("@I", whole, 148, 4000)
+    assert counts_in(bytes(whole)) == TcpCounts(1000, 200, 2.0, 0.004)
+    struct.pack_into("@I", whole, 148, 0xFFFFFFFF)
+    assert counts_in(bytes(whole)) == TcpCounts(1000, 200, 2.0, 0.005)
+    assert counts_in(bytes(whole[:192])) is None
+
+
+def test_news_are_of_what_was_sent_since_the_last_look() -> None:
+    earlier, later = TcpCounts(100, 10, 1.0, 0.01), TcpCounts(300, 20, 2.5, 0.02)
+    assert later.since(earlier) == TcpCounts(200, 10, 1.5, 0.02)
+    now = [100.0]
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        meter = TrafficMeter(client, lambda: now[0])
+        assert meter.news() is not None
+        now[0] += LOOK_EVERY_S / 2
+        assert meter.news() is None
+        now[0] += LOOK_EVERY_S
+        assert meter.news() is not None
