@@ -18,7 +18,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from dpex.core.names import encodable
@@ -40,38 +40,29 @@ logger = logging.getLogger("dpex")
 PORT_VARIABLE = "DPEX_METRICS_PORT"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """The requested endpoint. ``port`` is the one of ``config`` or of the environment; 0 is any free port."""
-
-    port: int
-    config: MetricsConfig
-
-
-def endpoint_from(config: MetricsConfig | None, environment: Mapping[str, str]) -> Endpoint | None:
-    """Return the endpoint that a configuration or ``$DPEX_METRICS_PORT`` asks for; None if neither does.
+def requested(config: MetricsConfig | None, environment: Mapping[str, str]) -> MetricsConfig | None:
+    """Return the configuration with its port, or that of ``$DPEX_METRICS_PORT``; None if nothing asks for an endpoint.
 
     Raises:
         OptionError: The variable is not a port.
     """
     text = environment.get(PORT_VARIABLE, "")
     if config is not None and (config.port is not None or not text):
-        return Endpoint(port=config.port or 0, config=config)
+        return replace(config, port=config.port or 0)
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and int(text) <= 65535):
         raise OptionError(f"{PORT_VARIABLE}={text!r}: give a port from 1 to 65535, or 0 for a free one")
-    return Endpoint(port=int(text), config=config or MetricsConfig())
+    return replace(config or MetricsConfig(), port=int(text))
 
 
 class _MetricsServer:
     """The running server with its registry, sampler, announcement, and view of the GPUs."""
 
     def __init__(
-        self, endpoint: Endpoint, collector: Collector, ledgers: Callable[[], Iterable[LoaderMetrics]]
+        self, config: MetricsConfig, collector: Collector, ledgers: Callable[[], Iterable[LoaderMetrics]]
     ) -> None:
-        self.endpoint = endpoint
-        config = endpoint.config
+        self.config = config
         client = importlib.import_module("prometheus_client")
         client.disable_created_metrics()
         registry = client.CollectorRegistry()
@@ -79,7 +70,7 @@ class _MetricsServer:
         diagnoses = Diagnoses(ledgers)
         self._sampler = HistorySampler(ledgers, identity(os.environ), diagnoses.mark)
         site = Site(client.make_wsgi_app(registry), self._sampler, diagnoses)
-        self._http = _listening(endpoint, site)
+        self._http = _listening(config, site)
         self.port = self._http.port
         if config.tls is None:
             given = config.allowed_hosts
@@ -96,8 +87,8 @@ class _MetricsServer:
 
     def _announce(self) -> Announcement | None:
         """Write the announcement into the given directory, or into the first safe one of this user."""
-        given = self.endpoint.config.directory or os.environ.get(DIRECTORY_VARIABLE)
-        labels = identity(os.environ) | ({"__scheme__": "https"} if self.endpoint.config.tls else {})
+        given = self.config.directory or os.environ.get(DIRECTORY_VARIABLE)
+        labels = identity(os.environ) | ({"__scheme__": "https"} if self.config.tls else {})
         refused = []
         for directory in [Path(given)] if given else own_directories(os.environ):
             try:
@@ -115,8 +106,8 @@ class _MetricsServer:
 
     def _report_port(self) -> None:
         """Warn if the port is not the requested one."""
-        wanted, config, found = self.endpoint.port, self.endpoint.config, self._announcement
-        if wanted not in (0, self.port):
+        wanted, config, found = self.config.port, self.config, self._announcement
+        if wanted and wanted != self.port:
             logger.warning(
                 "metrics: port %d is taken on %s by %s; this process serves its metrics on port %d%s. Give "
                 "metrics_port=0 (or DPEX_METRICS_PORT=0) where several processes of a machine train",
@@ -152,9 +143,9 @@ def _holder(port: int, directory: str | None) -> str:
     return "another program"
 
 
-def _listening(endpoint: Endpoint, app: App) -> Server:
+def _listening(config: MetricsConfig, app: App) -> Server:
     """Listen on the requested port, or on a free one if another process has it. Raises OptionError."""
-    files, host, port = endpoint.config.tls, endpoint.config.host, endpoint.port
+    files, host, port = config.tls, config.host, config.port or 0
     try:
         context = None if files is None else tls(files.certfile, files.keyfile, files.client_cafile)
     except OSError as error:
@@ -213,7 +204,7 @@ class Exporter:
         server = self._server
         return None if server is None else server.url
 
-    def join(self, endpoint: Endpoint, ledger: LoaderMetrics) -> int | None:
+    def join(self, config: MetricsConfig, ledger: LoaderMetrics) -> int | None:
         """Export a ledger, on a free port if the requested one is taken.
 
         Returns:
@@ -228,23 +219,23 @@ class Exporter:
             token = next(self._tokens)
             self._members[token] = ledger  # first, so that no loader that ends meanwhile stops the server
             try:
-                self._serve(endpoint)
+                self._serve(config)
             except BaseException:
                 del self._members[token]
                 raise
             return token
 
-    def _serve(self, endpoint: Endpoint) -> None:
+    def _serve(self, config: MetricsConfig) -> None:
         if not self._hooked:
             self._hooked = True
             os.register_at_fork(after_in_child=self._leave_to_parent)
         if self._server is None:
-            self._server = _MetricsServer(endpoint, self.collector, self.ledgers)
-        elif endpoint.port not in (0, self._server.port, self._server.endpoint.port):
+            self._server = _MetricsServer(config, self.collector, self.ledgers)
+        elif config.port not in (0, self._server.port, self._server.config.port):
             logger.warning(
                 "metrics: port %d is not opened: the loaders of a process share one endpoint, and this one's metrics "
                 "are served with those of the others on port %d",
-                endpoint.port,
+                config.port,
                 self._server.port,
             )
 
@@ -298,10 +289,10 @@ def enrol(
     """Export this loader's metrics; None if nothing asks for it or this process never exports.
 
     Raises:
-        OptionError: See `Exporter.join` and `endpoint_from`.
+        OptionError: See `Exporter.join` and `requested`.
     """
-    endpoint = endpoint_from(config, os.environ)
+    config = requested(config, os.environ)
     ledger = exporter.ledger(name, info)
-    seat = exporter.join(endpoint, ledger) if endpoint is not None else None
+    seat = exporter.join(config, ledger) if config is not None else None
     mirrored = mirror.join(ledger) if in_ray else None
     return None if seat is None and mirrored is None else Registration(loader, ledger, seat, mirrored)

@@ -109,6 +109,8 @@ class Server(ThreadingHTTPServer):
         while not self._stopping.is_set():
             self.handle_request()  # not serve_forever, which wakes up twice a second
         self.socket.close()
+        for connection in list(self._open):  # one may have been accepted while `stop` ran
+            _hang_up(connection)
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection. The TLS handshake takes place in the connection's own thread, at its first read."""
@@ -123,8 +125,8 @@ class Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a new thread, after the oldest connection has made room for it if need be."""
-        while len(self._open) >= MOST_CONNECTIONS:
-            oldest, thread = next(iter(self._open.items()))
+        while len(held := list(self._open.items())) >= MOST_CONNECTIONS:
+            oldest, thread = held[0]
             _hang_up(oldest)
             thread.join()
         self._open[request] = threading.Thread(

@@ -231,4 +231,6 @@ def _file(name: str, request: Request) -> Answer:
 
 
 def _error(status: HTTPStatus, text: str) -> Answer:
-    return Answer(status, [("Content-Type", KINDS["txt"]), *_headers()], f"{status.value} {text}\n".encode())
+    return Answer(
+        status, [("Content-Type", KINDS["txt"]), *_headers()], f"{status.value} {status.phrase}: {text}\n".encode()
+    )
