@@ -12,11 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import dpex
 from dpex.system.clock import monotonic
-from dpex.system.gpu.nvml import GpuSample
+from dpex.system.gpu.watch import GpuView
 from dpex.telemetry.catalog import BY_NAME, METRICS
 from dpex.telemetry.loader_metrics import Key, LoaderMetrics
 from dpex.telemetry.metric import Metric
@@ -32,14 +32,6 @@ _GPU_GAUGES = {
     "memory_total_bytes": "dpex_gpu_memory_size_bytes",
 }
 """Metrics by the field of `GpuSample` that they export."""
-
-
-class GpuSource(Protocol):
-    """The source of GPU readings; see `dpex.system.gpu.watch.GpuView`."""
-
-    @property
-    def gpus(self) -> tuple[GpuSample, ...]:
-        """Return the latest readings of the GPUs that training uses, without waiting."""
 
 
 def _family(metric: Metric) -> Any:
@@ -72,7 +64,7 @@ class Collector:
     There is no series about GPUs, their collection included, until a GPU has been seen.
     """
 
-    def __init__(self, ledgers: Callable[[], Iterable[LoaderMetrics]], gpu: GpuSource | None = None) -> None:
+    def __init__(self, ledgers: Callable[[], Iterable[LoaderMetrics]], gpu: GpuView | None = None) -> None:
         self.gpu = gpu
         self._ledgers = ledgers
         self._lock = threading.Lock()

@@ -172,9 +172,7 @@ def tls(certfile: str, keyfile: str | None, client_cafile: str | None) -> ssl.SS
 
     With ``client_cafile`` only clients with a certificate of that authority are served.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_cafile)
     context.load_cert_chain(certfile, keyfile)
-    if client_cafile is not None:
-        context.load_verify_locations(client_cafile)
-        context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode = ssl.CERT_NONE if client_cafile is None else ssl.CERT_REQUIRED
     return context

@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from dpex.system.clock import Clock, monotonic
+from dpex.system.user_warnings import is_first
 from dpex.telemetry.http.diagnoses import STRETCHES, Diagnoses, as_html, as_json
 from dpex.telemetry.http.history import HistorySampler
 from dpex.telemetry.http.server import Answer, Request
@@ -131,7 +132,6 @@ class Site:
         clock: Clock = monotonic,
     ) -> None:
         self.hosts = hosts
-        self._warned = False
         self._wsgi = metrics
         self._sampler = sampler
         self._diagnoses = diagnoses
@@ -163,8 +163,7 @@ class Site:
             f"{HOSTS_VARIABLE} in the environment of the training process (names separated by commas; .example.org for "
             "a whole domain; * for any name)"
         )
-        if not self._warned:
-            self._warned = True
+        if is_first("metrics: a request was refused"):
             logger.warning("metrics: a request was refused: %s", text)
         return _error(HTTPStatus.MISDIRECTED_REQUEST, text)
 
