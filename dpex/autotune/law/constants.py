@@ -11,6 +11,8 @@ class Constants:
 
     start: int = 8
     """Workers at the start, at most."""
+    worker_bytes: float = 1.2e9
+    """Free memory per worker at the start, bytes: as long as nothing is known of it, a worker may take so much."""
     start_depth: int = 2
     """Batches in flight per worker at the start, when nothing is known of memory."""
     headroom: float = 1.2

@@ -201,6 +201,10 @@ class Record:
         """Whether it is mostly the next batch in turn that is missing."""
         return self.head_s > 0.5 * self.wait_s
 
+    def is_draining(self, headroom: float) -> bool:
+        """Whether the loop takes what was made before rather than what is made now."""
+        return headroom * sum(row[1] for row in self._rows) < sum(row[0] for row in self._rows)
+
     def rate(self, *, made: bool = False) -> tuple[float, float]:
         """Batches per second that were delivered, or made, and the standard error of that."""
         seconds = sum(row[2] for row in self._rows)

@@ -22,7 +22,7 @@ from dpex.autotune.law import wording
 from dpex.autotune.law.constants import CONSTANTS, Constants
 from dpex.autotune.law.evidence import Evidence, Record
 from dpex.autotune.law.model import Model, Place, Start
-from dpex.autotune.law.walls import allowed, walls
+from dpex.autotune.law.walls import Walls, allowed, walls
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal, Veto
 from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
 
@@ -39,10 +39,13 @@ _ROUNDING_S = 1e-9
 GROW, PROBE, BACK, GIVE_BACK = "grow", "probe", "back", "give back"
 
 
-def start(config: AutotuneConfig, cpus: float, constants: Constants = CONSTANTS) -> Settings:
-    """The setting to begin with, on ``cpus`` CPUs that are granted to this rank."""
+def start(
+    config: AutotuneConfig, cpus: float, constants: Constants = CONSTANTS, *, memory: float | None = None
+) -> Settings:
+    """The setting to begin with, on ``cpus`` CPUs and ``memory`` free bytes that are granted to this rank."""
     most = math.inf if config.max_local is None else config.max_local
-    local = int(max(config.min_local, min(constants.start, max(1, int(cpus)), most)))
+    room = math.inf if memory is None else max(constants.start // 2, memory // constants.worker_bytes)
+    local = int(max(config.min_local, min(constants.start, max(1, int(cpus)), most, room)))
     local = max(local, int(not config.min_remote))
     prefetch = max(1, constants.start_depth * (local + config.min_remote))
     return Settings(local=local, remote=config.min_remote, prefetch=min(prefetch, config.max_prefetch or prefetch))
@@ -65,6 +68,7 @@ class Trial:
     wall_s: float
     lost: float = math.inf
     made: int = 0
+    windows: int = 0
     worker_s: float = 0.0
 
 
@@ -113,6 +117,7 @@ class Law:
         self._asked_at = self._settled_at = 0.0
         self._running, self._before = -1, 0
         self._pass, self._started = (-1, 0.0), 1
+        self._patience = 1
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
         self.vetoes: tuple[Veto, ...] = ()
@@ -148,17 +153,17 @@ class Law:
         return self._step(felt.sample)
 
     def _step(self, sample: Sample) -> Decision | None:
-        if self._evidence.changes(sample):
+        changes = self._evidence.changes(sample)
+        if "step" in changes or (changes and self._trial is None):
             self._forget()
         self._evidence.add(sample)
         inside = self._inside(sample)
-        if inside.workers < sample.settings.workers or inside.prefetch < min(
-            sample.settings.prefetch, sample.settings.workers
-        ):
+        if inside != sample.settings:
             self._asked_at = sample.at
             return self._decided(sample, inside, "limit")
         if self._trial is not None:
             self._trial.made += sample.local.tickets
+            self._trial.windows += 1
             at_work = min(self._before, sample.local.running, sample.settings.prefetch)
             self._trial.worker_s += at_work * sample.seconds
         self._before = sample.local.running
@@ -171,12 +176,11 @@ class Law:
         """The present setting within the limits, with no more local workers than there is memory for their batches."""
         inside = allowed(self.config, sample, sample.settings)
         if inside.prefetch >= inside.workers:
-            return inside
+            is_near = inside.workers == sample.settings.workers and inside.prefetch > sample.settings.prefetch / WORTH
+            return sample.settings if is_near else inside
         hard = walls(self.config, sample)
         local = max(min(inside.local, hard.most_local(1.0), hard.prefetch), hard.least_local, int(not inside.remote))
-        return replace(
-            inside, local=local, prefetch=max(1, min(2 * (local + inside.remote), hard.most_prefetch(local)))
-        )
+        return replace(inside, local=local, prefetch=max(1, min(sample.settings.prefetch, hard.most_prefetch(local))))
 
     def _decide_early(self, sample: Sample) -> Decision | None:
         """Before the setting has been running for the time of a batch: end growth that has gone wrong, or take the
@@ -198,18 +202,15 @@ class Law:
         self._record = Record(self._k)
         self._trial: Trial | None = None
         self._depth = self._k.depth
-        self._keeps = False
         self._is_fresh = True
         self._open()
 
     def _open(self) -> None:
         """Nothing is known to have failed."""
-        self._link = math.inf
         self._failed: tuple[int, int] | None = None
         self._failed_growths, self._grow_at = 0, 0.0
         self._failures: dict[tuple[int, int], Failure] = {}
         self._probe_at, self._failed_probes = 0.0, 0
-        self._falls = False
 
     def _is_settled(self, sample: Sample) -> bool:
         """Return True if what was asked for has been running for the time of a batch when the window began."""
@@ -259,10 +260,9 @@ class Law:
         pool, k = self._evidence.pools[name], self._k
         service_s = max(self._evidence.service_s(name), pool.net.lately(4 * k.start))
         other = self._evidence.pools[REMOTE if name == LOCAL else LOCAL]
-        most = math.inf if name == LOCAL or math.isinf(self._link) else self._link / max(1e-9, service_s)
         known = pool if pool.net.count else other
         share = known.cpu.value / max(1e-9, known.net.value)
-        return Place(service_s=service_s, cpu_s=min(1.0, share) * service_s, most_rate=most)
+        return Place(service_s=service_s, cpu_s=min(1.0, share) * service_s)
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
@@ -280,11 +280,7 @@ class Law:
 
     def _grow(self, sample: Sample) -> Decision | None:
         """Towards what the model asks for."""
-        k, now, record = self._k, sample.settings, self._record
-        if now.remote and len(record) >= k.least and record.pending > k.least / 2:
-            busy = record.remote_busy_s / record.seconds
-            if busy < 0.7 * sample.remote.running:  # batches wait to be made: the link is full
-                self._link = min(self._link, max(1, math.ceil(k.headroom * busy)))
+        now = sample.settings
         if sample.at < self._grow_at:
             return None
         local, remote = self._target(sample)
@@ -299,22 +295,19 @@ class Law:
         model, k, now = self.model, self._k, sample.settings
         soon = max(math.ceil(k.jump * now.workers), 2 * k.start)
         near = max(soon, model.filling()) if model.cpu_share > 0.5 else soon
-        most: dict[str, float] = {LOCAL: near, REMOTE: min(soon, self._link)}
+        wanted = dict(zip(WORKER_POOLS, model.best(k.headroom, self._most()), strict=True))
+        most = {LOCAL: near, REMOTE: soon}
         for name, count in zip(WORKER_POOLS, self._failed or (), strict=False):
             have = getattr(now, name)
-            if count > have:
+            if count > k.step * have:
                 most[name] = min(most[name], math.ceil(math.sqrt(max(1, have) * count)))
-        hard = model.walls
-        inside = replace(
-            hard,
-            local=int(min(hard.local, max(most[LOCAL], hard.least_local), self._most_waiting)),
-            remote=int(min(hard.remote, max(most[REMOTE], hard.least_remote))),
-        )
-        return model.best(k.headroom, inside)
+        return min(wanted[LOCAL], most[LOCAL]), min(wanted[REMOTE], most[REMOTE])
 
-    @property
-    def _most_waiting(self) -> int:
-        return max(self.config.max_waiting, self.config.min_local)
+    def _most(self) -> Walls:
+        """Limits, and what the user has for workers that wait."""
+        assert self.model is not None
+        hard = self.model.walls
+        return replace(hard, local=min(hard.local, max(self.config.max_waiting, self.config.min_local)))
 
     def _widen(self, sample: Sample) -> Decision | None:
         """More batches in flight, or a probe."""
@@ -341,13 +334,9 @@ class Law:
         k, now, model = self._k, sample.settings, self.model
         filling = model.filling()
         fit = model.walls.most_local(model.unevenness)
-        most = {LOCAL: min(fit, self._most_waiting, filling), REMOTE: model.walls.remote}
+        most = {LOCAL: min(fit, self._most().local, filling), REMOTE: model.walls.remote}
         if sample.at < self._probe_at or model.start is not None:  # no window shows what more workers cost at the start
             return None
-        if self._falls:
-            fewer = now.local - max(1, round(now.local * (1.0 - 1.0 / k.step)))
-            if max(1, model.walls.least_local) <= fewer and self._may_try(sample, fewer, now.remote):
-                return self._change(sample, fewer, now.remote, "explore", PROBE)
         for name in WORKER_POOLS:
             have = getattr(now, name)
             to = min(most[name], max(have + 1, math.ceil(have * k.step)))
@@ -371,7 +360,11 @@ class Law:
         if record.queued > k.goal and now.local > local:
             to = max(local, math.floor(now.local / k.step)), max(now.remote, remote)
             return self._change(sample, *to, "too many", GIVE_BACK) if self._may_try(sample, *to) else None
-        if self._keeps or record.calm < k.calm or record.seconds < 3.0:
+        if (
+            record.is_draining(k.headroom)
+            or record.calm < k.calm * self._patience
+            or record.seconds < 3.0 * self._patience
+        ):
             return None
         at_work = k.spare * max(record.busy_s / record.seconds, self.model.local.service_s * self.model.demand)
         wanted = math.ceil(at_work)
@@ -391,7 +384,10 @@ class Law:
         trial, running = self._trial, sample.local.running
         if trial is None or trial.kind != GROW or sample.settings.local <= trial.old.local:
             return False
-        return trial.worker_s > self._k.early * trial.net_s * (trial.made + running)
+        if trial.windows < self._k.least:
+            return False
+        times = max(self._k.early, running / max(1, trial.old.local))
+        return trial.worker_s > times * trial.net_s * (trial.made + running)
 
     def _judge(self, sample: Sample, trial: Trial) -> Decision | None:
         """What a change of workers has brought; a decision if that must be undone."""
@@ -404,9 +400,10 @@ class Law:
         if verdict.is_fine and not is_slow:
             self._close(sample, trial, kept=True)
         elif trial.kind == BACK:
-            self._close(sample, trial, kept=True)
-            if verdict.gain < verdict.wanted:  # it is not as before: the growth was not to blame
-                self._absolve()
+            is_good = verdict.gain > verdict.wanted
+            self._close(sample, trial, kept=is_good)
+            if not is_good:  # what was taken back was better, if no good
+                return self._change(sample, trial.old.local, trial.old.remote, "undo", None)
         elif trial.kind == GROW:
             if is_slow or verdict.is_worse or verdict.has_met_limit:
                 return self._back_to_limit(sample, trial, verdict, took_s)
@@ -440,16 +437,16 @@ class Law:
         bound = max(1.1, ratio**k.part)
         wanted = -SAME if trial.kind == GIVE_BACK else SAME
         if trial.kind == BACK:
-            wanted = -k.part * (trial.lost if len(trial.before) else math.inf)
+            wanted = -SAME
         is_free = False
         if trial.kind == GROW:
             wanted = min(ratio, max(1.0, 1.0 / max(1e-9, self._evidence.step.value * rate0))) ** k.part - 1.0
             is_free = record.net.count >= 2 * now.workers and grown < bound
         is_enough = len(record) >= k.least
-        is_fine = is_enough and record.wait <= k.goal
+        is_fine = is_enough and record.wait <= k.goal and not record.is_draining(k.headroom)
         return Verdict(
             is_fine=is_fine,
-            is_sure=is_free or (is_enough and (is_fine or abs(gain - wanted) > wide)),
+            is_sure=is_free or (is_enough and (is_fine or (abs(gain - wanted) > wide and record.net.count >= k.start))),
             is_worse=gain < -wide,
             is_held_up=record.net.count >= k.start and grown > bound,
             gain=gain,
@@ -464,24 +461,24 @@ class Law:
 
     def _absolve(self) -> None:
         """Growth may go on: nothing was wrong with it, or no longer is. How often it failed is remembered."""
-        self._failed, self._grow_at, self._link = None, 0.0, math.inf
+        self._grow_at = 0.0
 
     def _undo(self, sample: Sample, trial: Trial, verdict: Verdict, took_s: float) -> Decision | None:
         self._fail(sample, sample.settings, took_s)
         if trial.kind == PROBE:
-            self._falls = False
             self._failed_probes += 1
             self._probe_at = sample.at + self._k.pause * took_s * 2**self._failed_probes
-        self._keeps |= trial.kind == GIVE_BACK
         self._close(sample, trial, kept=False)
         return self._change(sample, trial.old.local, trial.old.remote, "undo", BACK)
 
     def _go_back(self, sample: Sample, trial: Trial, to: tuple[int, int], verdict: Verdict) -> Decision | None:
         """Watch whether the rate is what it was before the change that is undone."""
-        decision = self._change(sample, *to, "undo", BACK)
-        if decision is not None and self._trial is not None:
-            self._trial.before, self._trial.wall_s, self._trial.lost = trial.before, trial.wall_s, -verdict.gain
-        return decision
+        seen = self._record
+        if not len(seen):
+            seen.add(
+                replace(sample, batches=trial.made, seconds=max(sample.seconds, sample.at - trial.at)), self._k.goal
+            )
+        return self._change(sample, *to, "undo", BACK)
 
     def _back_to_limit(self, sample: Sample, trial: Trial, verdict: Verdict, took_s: float) -> Decision | None:
         """As many workers as the limit that was met can keep busy.
@@ -495,8 +492,7 @@ class Law:
         remote = min(now.remote, max(old.remote, fewest - local))
         self._failed = now.local, now.remote
         self._failed_growths += 1
-        self._grow_at = sample.at + self._k.pause * took_s * 2**self._failed_growths
-        self._falls = verdict.is_held_up or verdict.is_worse
+        self._grow_at = sample.at + self._k.pause * took_s * 2 ** (self._failed_growths - 1)
         self._close(sample, trial, kept=False)
         return self._go_back(sample, trial, (local, remote), verdict)
 
@@ -538,6 +534,8 @@ class Law:
                 net_s=self._record.net.value or model.local.service_s,
                 wall_s=self._record.wall.value or model.local.service_s,
             )
+        if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
+            self._patience *= 2  # what was given back is wanted again
         self._record = Record(k)
         self._is_fresh = False
         self._asked_at = self._settled_at = sample.at

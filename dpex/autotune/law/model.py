@@ -210,7 +210,7 @@ class Model:
             local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
             near = min(local / max(_TINY, self.local.service_s), self.free_cpus / max(_TINY, self._cpu_s))
             far = max(0.0, headroom * self.demand - near) * self.remote.service_s
-            remote = min(walls.remote, math.ceil(far - 0.05), max(0, walls.prefetch - local))
+            remote = min(walls.remote, math.ceil(far - 0.05), max(0, walls.most_prefetch(local) - local))
             if remote >= far / headroom:
                 break
         local = max(local, walls.least_local, int(not remote))
