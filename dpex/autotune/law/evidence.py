@@ -103,9 +103,9 @@ class Evidence:
         self._watched: dict[object, Cusum] = {}
         self._others: deque[float] = deque(maxlen=constants.recent)
 
-    def add(self, sample: Sample) -> None:
-        """Take in a window."""
-        self.step.add(stepping_s(sample), sample.batches)
+    def add(self, sample: Sample, *, is_first: bool = False) -> None:
+        """Take in a window. is_first: of a pass, whose first batch counts in no window while its step does."""
+        self.step.add(stepping_s(sample), sample.batches + is_first * bool(sample.batches))
         self.trainer_cpu.add(sample.machine.trainer_cpu_s, sample.batches)
         for name, pool in self.pools.items():
             pool.add(getattr(sample, name))
@@ -161,10 +161,9 @@ class Record:
 
     def __init__(self, constants: Constants) -> None:
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=constants.recent)
-        self.seconds = self.wait_s = self.queued_s = self.head_s = self.busy_s = self.remote_busy_s = 0.0
+        self.seconds = self.wait_s = self.queued_s = self.head_s = self.busy_s = 0.0
         self.wall = Mean(constants.recent)
         self.net = Mean(constants.recent)
-        self.pending = 0
         self.calm = 0
 
     def add(self, sample: Sample, goal: float) -> None:
@@ -177,10 +176,8 @@ class Record:
         self.head_s += sample.head_s
         self.queued_s += sample.machine.trainer_queued_s or 0.0
         self.busy_s += local.busy_s + remote.busy_s
-        self.remote_busy_s += remote.busy_s
         self.wall.add(local.busy_s + remote.busy_s, made)
         self.net.add(net_s(local) + net_s(remote), made)
-        self.pending += sample.in_flight > local.running + remote.running
         self.calm = self.calm + 1 if sample.wait_s <= goal * sample.seconds else 0
 
     def __len__(self) -> int:

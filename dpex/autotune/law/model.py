@@ -204,15 +204,11 @@ class Model:
         walls = walls or self.walls
         most = min(walls.most_local(self.unevenness), walls.local, walls.prefetch)
         wanted = max(1.0, headroom * self.local.service_s * self.demand)
-        local = remote = 0
-        for is_sparing in (True, False) if walls.remote else (False,):
-            spared = min(1.0, 4.0 * self.step_cpu_s * self.demand) if is_sparing else None
-            local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
-            near = min(local / max(_TINY, self.local.service_s), self.free_cpus / max(_TINY, self._cpu_s))
-            far = max(0.0, headroom * self.demand - near) * self.remote.service_s
-            remote = min(walls.remote, math.ceil(far - 0.05), max(0, walls.most_prefetch(local) - local))
-            if remote >= far / headroom:
-                break
+        spared = min(1.0, 4.0 * self.step_cpu_s * self.demand) if walls.remote else None
+        local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
+        near = min(local / max(_TINY, self.local.service_s), self.free_cpus / max(_TINY, self._cpu_s))
+        far = max(0.0, headroom * self.demand - near) * self.remote.service_s
+        remote = min(walls.remote, math.ceil(far - 0.05), max(0, walls.most_prefetch(local) - local))
         local = max(local, walls.least_local, int(not remote))
         return self._quick_to_start(local), max(remote, walls.least_remote)
 
