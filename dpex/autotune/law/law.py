@@ -354,7 +354,7 @@ class Law:
         if not is_slow and not verdict.is_sure and len(self._record) < self._k.longest:
             return None
         is_bad = is_slow or verdict.is_bad
-        if trial.kind in (GROW, BACK) and not is_slow:
+        if trial.kind == BACK:
             is_bad = is_bad and verdict.is_sure
         self._close(sample, trial, kept=not is_bad)
         if not is_bad:
