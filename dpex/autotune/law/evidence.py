@@ -11,9 +11,6 @@ from dpex.autotune.types import Sample
 from dpex.core.names import WORKER_POOLS
 from dpex.measure.samples import PoolSample
 
-_OUTLIER, _LEARNING, _WINDOWS = 4.0, 4, 16
-"""A single window counts for no more deviations than the first; after the second number of windows deviations are
-known; the mean is over about the third."""
 _MOST_QUEUED = 0.9
 """Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
 
@@ -33,15 +30,6 @@ class Mean:
             self.count = sum(number for _, number in self._rows)
             self.value = sum(total for total, _ in self._rows) / self.count
 
-    def lately(self, least: int) -> float:
-        """The mean over the latest windows that hold ``least`` batches; 0 if there was none."""
-        seconds, count = 0.0, 0
-        for total, number in reversed(self._rows):
-            seconds, count = seconds + total, count + number
-            if count >= least:
-                break
-        return seconds / count if count else 0.0
-
 
 class Cusum:
     """A two-sided CUSUM on the logarithm of a time (Page, 1954)."""
@@ -56,12 +44,12 @@ class Cusum:
         if seconds <= 0:
             return False
         k, x = self._constants, math.log(seconds)
-        if self._count >= _LEARNING:
+        if self._count >= k.least:
             z = (x - self._mean) / max(k.floor, math.sqrt(self._variance))
-            self._up = max(0.0, self._up + min(z, _OUTLIER) - k.drift)
-            self._down = max(0.0, self._down + min(-z, _OUTLIER) - k.drift)
+            self._up = max(0.0, self._up + min(z, k.alarm) - k.drift)
+            self._down = max(0.0, self._down + min(-z, k.alarm) - k.drift)
         self._count += 1
-        weight, apart = 1.0 / min(self._count, _WINDOWS), x - self._mean
+        weight, apart = 1.0 / min(self._count, 2 * k.longest), x - self._mean
         self._mean += weight * apart
         self._variance = (1 - weight) * (self._variance + weight * apart * apart)
         return max(self._up, self._down) > k.alarm

@@ -231,8 +231,8 @@ class Law:
         return Start(seconds=sample.start_s, workers=self._started, batches=sample.pass_batches)
 
     def _place(self, name: str) -> Place:
-        pool, k = self._evidence.pools[name], self._k
-        service_s = max(self._evidence.service_s(name), pool.net.lately(4 * k.start))
+        pool = self._evidence.pools[name]
+        service_s = self._evidence.service_s(name)
         other = self._evidence.pools[REMOTE if name == LOCAL else LOCAL]
         known = pool if pool.net.count else other
         share = known.cpu.value / max(1e-9, known.net.value)

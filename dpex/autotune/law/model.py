@@ -25,8 +25,6 @@ _LEAST_FREE = 0.5
 """Part of the CPUs that this job gets beside other programs, at least: a kernel gives them to whoever wants one."""
 _FAR = 0.1
 """Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
-_ALMOST = 0.2
-"""A worker for which the CPUs are enough but for this part of it is one that they are enough for."""
 _NEAR_FLAT = 0.02
 """Rates that differ by less are equal."""
 
@@ -193,10 +191,10 @@ class Model:
         each that wants a CPU the same; or those for which ``spared`` of the free CPUs stay idle."""
         share = self.cpu_share
         if spared is not None:
-            return math.floor(max(0.0, self.free_cpus - spared) / share + _ALMOST)
+            return round(max(0.0, self.free_cpus - spared) / share)
         used = self.step_cpu_s * min(self.demand, self.free_cpus / max(_TINY, self._cpu_s))
         beside = min(self.others, self.cpus)
-        return max(1, math.ceil((2.0 - share) * max(0.0, self.cpus - used + beside) / share))
+        return max(1, math.ceil((1.0 + (1.0 - share) ** 2) * max(0.0, self.cpus - used + beside) / share))
 
     def best(self, headroom: float, walls: Walls | None = None) -> tuple[int, int]:
         """The fewest workers of each place that make ``headroom`` times what the training loop takes, or what comes
@@ -208,7 +206,7 @@ class Model:
         local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
         near = min(local / max(_TINY, self.local.service_s), self.free_cpus / max(_TINY, self._cpu_s))
         far = max(0.0, headroom * self.demand - near) * self.remote.service_s
-        remote = min(walls.remote, math.ceil(far - 0.05), max(0, walls.most_prefetch(local) - local))
+        remote = min(walls.remote, math.ceil(far - _TINY), max(0, walls.most_prefetch(local) - local))
         local = max(local, walls.least_local, int(not remote))
         return self._quick_to_start(local), max(remote, walls.least_remote)
 

@@ -35,8 +35,7 @@ class Walls:
     def most_local(self, unevenness: float) -> int:
         """Local workers that leave memory for the batches that keep them busy: one for each, more where some take
         ``unevenness`` times the mean, as the others go on meanwhile."""
-        at_once = min(unevenness * self.batch_bytes, max(2.0 * self.batch_bytes, 0.1 * self.worker_bytes))
-        each = self.worker_bytes + at_once
+        each = self.worker_bytes + min(unevenness, 2.0) * self.batch_bytes
         if math.isinf(self.memory) or not each:
             return self.local
         return max(1, min(self.local, int(self.memory / each)))
