@@ -17,7 +17,8 @@ from benchmarks.simulation.report import decisions, plain, summary, table, worst
 from benchmarks.simulation.scenarios import SETS, Scenario, load
 from benchmarks.simulation.score import Result, play
 
-_Job, _Found = TypeVar("_Job"), TypeVar("_Found")
+_Job = TypeVar("_Job")
+_Found = TypeVar("_Found")
 _AGAIN = "python -m benchmarks.simulation --decisions --world"
 
 

@@ -6,13 +6,10 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from dpex.autotune.law.constants import Constants
+from dpex.autotune.law.constants import CONSTANTS, Constants
 from dpex.autotune.types import Sample
 from dpex.core.names import WORKER_POOLS
 from dpex.measure.samples import PoolSample
-
-_MOST_QUEUED = 0.9
-"""Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
 
 
 class Mean:
@@ -78,7 +75,7 @@ class PoolEvidence:
 
 def net_s(pool: PoolSample) -> float:
     """Seconds of a pool's batches, without queueing for a CPU."""
-    return pool.busy_s - min(pool.queued_s or 0.0, _MOST_QUEUED * pool.busy_s)
+    return pool.busy_s - min(pool.queued_s or 0.0, CONSTANTS.queued * pool.busy_s)
 
 
 class Evidence:
@@ -141,7 +138,7 @@ def _pool(constants: Constants) -> PoolEvidence:
 def stepping_s(sample: Sample) -> float:
     """Seconds of steps in the window, without what the training thread waited for a CPU."""
     total_s = sample.work_s + sample.own_s
-    return max((1.0 - _MOST_QUEUED) * total_s, total_s - (sample.machine.trainer_queued_s or 0.0))
+    return max((1.0 - CONSTANTS.queued) * total_s, total_s - (sample.machine.trainer_queued_s or 0.0))
 
 
 class Record:

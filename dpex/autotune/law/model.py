@@ -15,18 +15,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.walls import Walls
 from dpex.autotune.types import Settings
 
 _TINY = 1e-9
-_LEAST_SHARE = 0.02
-"""CPU share of a worker's time, at least: work that hardly computes would have any number of workers."""
-_LEAST_FREE = 0.5
-"""Part of the CPUs that this job gets beside other programs, at least: a kernel gives them to whoever wants one."""
-_FAR = 0.1
-"""Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
-_NEAR_FLAT = 0.02
-"""Rates that differ by less are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +129,7 @@ class Model:
         """Batches per second."""
         value = min(self._capacity(settings) * self._correction, self.demand)
         apart = abs(math.log(max(1, settings.workers) / max(1, self.now.workers)))
-        error = math.hypot(self.error, _FAR * apart / math.log(2.0))
+        error = math.hypot(self.error, CONSTANTS.far * apart / math.log(2.0))
         return Range(value=value, low=value / (1.0 + 2 * error), high=min(value * (1.0 + 2 * error), self.demand))
 
     def wait(self, settings: Settings) -> Range:
@@ -153,12 +146,12 @@ class Model:
     @property
     def free_cpus(self) -> float:
         """CPUs that this job can have: those that other programs do not use, but at least half of all."""
-        return max(self.cpus - self.others, _LEAST_FREE * self.cpus)
+        return max(self.cpus - self.others, CONSTANTS.least_free * self.cpus)
 
     @property
     def cpu_share(self) -> float:
         """CPU time of a local worker over its time."""
-        return min(1.0, max(_LEAST_SHARE, self.local.cpu_s / max(_TINY, self.local.service_s)))
+        return min(1.0, max(_TINY, self.local.cpu_s / max(_TINY, self.local.service_s)))
 
     def _capacity(self, settings: Settings) -> float:
         """Batches per second that workers make, as far as CPUs and the link let them.
@@ -223,7 +216,7 @@ class Model:
 
         seconds = {workers: pass_s(workers) for workers in range(1, local + 1)}
         least_s = min(seconds.values())
-        return min(workers for workers, each in seconds.items() if each <= (1.0 + _NEAR_FLAT) * least_s)
+        return min(workers for workers, each in seconds.items() if each <= (1.0 + CONSTANTS.same) * least_s)
 
     def prefetch(self, local: int, remote: int, depth: float) -> int:
         """``depth`` batches in flight per worker, as far as memory allows."""

@@ -9,9 +9,6 @@ from dpex.autotune.checked import MOST_WORKERS
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Sample, Settings
 
-MOST_PREFETCH = 4096
-"""Batches in flight where neither configuration nor memory limits them: as many as 128 workers with 32 each."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Walls:
@@ -19,7 +16,7 @@ class Walls:
 
     local: int
     remote: int
-    prefetch: int = MOST_PREFETCH
+    prefetch: int = MOST_WORKERS
     least_local: int = 0
     least_remote: int = 0
     memory: float = math.inf
@@ -58,7 +55,7 @@ def walls(config: AutotuneConfig, sample: Sample) -> Walls:
     local = MOST_WORKERS if config.max_local is None else config.max_local
     if each > 0 and math.isfinite(memory):
         local = min(local, max(1, int((memory - batch_bytes) / each)))
-    prefetch = MOST_PREFETCH if config.max_prefetch is None else config.max_prefetch
+    prefetch = MOST_WORKERS if config.max_prefetch is None else config.max_prefetch
     if machine.batch_budget is not None and batch_bytes > 0:
         prefetch = max(1, min(prefetch, int(machine.batch_budget / batch_bytes)))
     return Walls(
