@@ -13,6 +13,8 @@ class Constants:
     """Workers at the start, at most."""
     worker_bytes: float = 1.2e9
     """Free memory per worker at the start, bytes: as long as nothing is known of it, a worker may take so much."""
+    uneven_room: float = 0.1
+    """Memory for batches beside a worker, as a part of its own, where some batches take much longer than others."""
     headroom: float = 1.2
     """Capacity that is looked for, over what the training loop takes."""
     jump: float = 4.0
@@ -59,6 +61,8 @@ class Constants:
     """Part of the CPUs that this job gets beside other programs, at least: a kernel gives them to whoever wants one."""
     far: float = 0.1
     """Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
+    latest: int = 32
+    """Batches whose time counts instead of the mean of all where it is longer."""
     recent: int = 64
     """Windows that are remembered."""
 

@@ -28,6 +28,16 @@ class Mean:
             self.value = sum(total for total, _ in self._rows) / self.count
 
 
+    def lately(self, least: int) -> float:
+        """The mean over the latest windows that hold ``least`` batches; 0 if there was none."""
+        seconds, count = 0.0, 0
+        for total, number in reversed(self._rows):
+            seconds, count = seconds + total, count + number
+            if count >= least:
+                break
+        return seconds / count if count else 0.0
+
+
 class Cusum:
     """A two-sided CUSUM on the logarithm of a time (Page, 1954)."""
 

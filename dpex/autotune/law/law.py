@@ -131,7 +131,7 @@ class Law:
 
     def _step(self, sample: Sample) -> Decision | None:
         changes = self._evidence.changes(sample)
-        if "step" in changes or (changes and self._trial is None):
+        if "step" in changes or (changes and (self._trial is None or self._trial.kind != GROW)):
             self._forget()
         self._evidence.add(sample, is_first=sample.epoch != self._epoch)
         self._epoch = sample.epoch if sample.batches else self._epoch
@@ -232,7 +232,7 @@ class Law:
 
     def _place(self, name: str) -> Place:
         pool = self._evidence.pools[name]
-        service_s = self._evidence.service_s(name)
+        service_s = max(self._evidence.service_s(name), pool.net.lately(self._k.latest))
         other = self._evidence.pools[REMOTE if name == LOCAL else LOCAL]
         known = pool if pool.net.count else other
         share = known.cpu.value / max(1e-9, known.net.value)
@@ -273,6 +273,9 @@ class Law:
         soon = max(math.ceil(k.jump * now.workers), 2 * k.start)
         near = max(soon, model.filling()) if model.cpu_share > 0.5 else soon
         wanted = dict(zip(WORKER_POOLS, model.best(k.headroom, self._most()), strict=True))
+        if not self.decisions:  # memory is known now
+            usual = start(self.config, model.cpus, k).local
+            wanted[LOCAL] = max(wanted[LOCAL], min(usual, model.walls.most_local(model.unevenness)))
         most = {LOCAL: near, REMOTE: soon}
         for name, count in zip(WORKER_POOLS, self._failed or (), strict=False):
             have = getattr(now, name)

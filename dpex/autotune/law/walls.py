@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from dpex.autotune.checked import MOST_WORKERS
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.types import Sample, Settings
 
 
@@ -32,7 +33,8 @@ class Walls:
     def most_local(self, unevenness: float) -> int:
         """Local workers that leave memory for the batches that keep them busy: one for each, more where some take
         ``unevenness`` times the mean, as the others go on meanwhile."""
-        each = self.worker_bytes + min(unevenness, 2.0) * self.batch_bytes
+        at_once = min(unevenness * self.batch_bytes, self.batch_bytes + CONSTANTS.uneven_room * self.worker_bytes)
+        each = self.worker_bytes + at_once
         if math.isinf(self.memory) or not each:
             return self.local
         return max(1, min(self.local, int(self.memory / each)))
