@@ -45,8 +45,6 @@ class Constants:
     """Deviation that is no change, in standard deviations."""
     floor: float = 0.1
     """Standard deviation of the logarithm of a window's mean time, at least."""
-    spare: float = 1.05
-    """Workers over those that are at work on average, beyond which workers are given back."""
     same: float = 0.02
     """Relative difference of rates that is none."""
     worth: float = 1.1

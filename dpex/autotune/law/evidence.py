@@ -27,7 +27,6 @@ class Mean:
             self.count = sum(number for _, number in self._rows)
             self.value = sum(total for total, _ in self._rows) / self.count
 
-
     def lately(self, least: int) -> float:
         """The mean over the latest windows that hold ``least`` batches; 0 if there was none."""
         seconds, count = 0.0, 0

@@ -264,6 +264,9 @@ class Law:
             return None
         if local + remote < self._k.worth * now.workers or local + remote == now.workers:
             return None
+        model, new = self.model, Settings(local=local, remote=remote)
+        if model.rate(new).value < (1.0 + self._k.same) * model.rate(now).value:
+            return None
         return self._change(sample, local, remote, "too few", GROW)
 
     def _target(self, sample: Sample) -> tuple[int, int]:
@@ -331,9 +334,7 @@ class Law:
             return self._change(sample, *to, "too many", GIVE_BACK)
         if record.is_draining(k.headroom) or record.calm < k.longest * self._patience:
             return None
-        wanted = math.ceil(
-            k.spare * max(record.busy_s / record.seconds, self.model.local.service_s * self.model.demand)
-        )
+        wanted = math.ceil(max(record.busy_s / record.seconds, self.model.local.service_s * self.model.demand))
         remote = max(min(now.remote, wanted - now.local), least.least_remote)
         local = max(min(now.local, wanted - remote), least.least_local, int(not remote))
         if k.worth * (local + remote) > now.workers:
