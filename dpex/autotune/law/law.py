@@ -93,7 +93,7 @@ class Law:
         self._running, self._before = -1, 0
         self._pass, self._started = (-1, 0.0), 1
         self._epoch = -1
-        self._patience, self._turn = 1, 0
+        self._patience, self._turn = 2, 0
         self._depth = constants.depth
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
