@@ -49,8 +49,6 @@ class Constants:
     """Relative difference of rates that is none."""
     worth: float = 1.1
     """Ratio of numbers of workers, or of prefetches, below which a change is not worth a decision."""
-    unsure: float = 0.1
-    """Relative error of a rate by Little's law from the first batches."""
     patience_s: float = 30.0
     """Workers that have not started by then are not waited for, seconds."""
     queued: float = 0.9

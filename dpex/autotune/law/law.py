@@ -274,7 +274,7 @@ class Law:
         assert self.model is not None
         model, k, now = self.model, self._k, sample.settings
         soon = max(math.ceil(k.jump * now.workers), 2 * k.start)
-        near = max(soon, model.filling()) if model.cpu_share > 0.5 else soon
+        near = max(soon, math.ceil(model.free_cpus))
         wanted = dict(zip(WORKER_POOLS, model.best(k.headroom, self._most()), strict=True))
         if not self.decisions:  # memory is known now
             usual = start(self.config, model.cpus, k).local
@@ -387,7 +387,7 @@ class Law:
         (rate0, error0), (rate1, error1) = trial.before.rate(made=made), record.rate(made=made)
         if not rate0:  # by Little's law
             rate0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._evidence.step.value))
-            error0 = k.unsure * rate0
+            error0 = 0.0
         gain, wide = rate1 / rate0 - 1.0, 2.0 * math.hypot(error0, error1) / rate0
         least, is_held_up, is_free = (k.same if trial.kind == PROBE else -k.same), True, False
         if trial.kind == GROW:

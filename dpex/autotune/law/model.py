@@ -195,7 +195,7 @@ class Model:
         walls = walls or self.walls
         most = min(walls.most_local(self.unevenness), walls.local, walls.prefetch)
         wanted = max(1.0, headroom * self.local.service_s * self.demand)
-        spared = min(1.0, 4.0 * self.step_cpu_s * self.demand) if walls.remote else None
+        spared = 1.0 if walls.remote else None
         local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
         near = min(local / max(_TINY, self.local.service_s), self.free_cpus / max(_TINY, self._cpu_s))
         far = max(0.0, headroom * self.demand - near) * self.remote.service_s
