@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dpex.autotune.checked import SampleChecker
+from dpex.autotune.checked import MOST_WORKERS, SampleChecker
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.felt import Felt
 from dpex.autotune.law import wording
@@ -273,13 +273,14 @@ class Law:
         """The model's best within a jump, and half-way at most to what has failed, in the ratio."""
         assert self.model is not None
         model, k, now = self.model, self._k, sample.settings
-        soon = max(math.ceil(k.jump * now.workers), 2 * k.start)
-        near = max(soon, math.ceil(model.free_cpus))
         wanted = dict(zip(WORKER_POOLS, model.best(k.headroom, self._most()), strict=True))
         if not self.decisions:  # memory is known now
             usual = start(self.config, model.cpus, k).local
             wanted[LOCAL] = max(wanted[LOCAL], min(usual, model.walls.most_local(model.unevenness)))
-        most = {LOCAL: near, REMOTE: soon}
+        soon = max(math.ceil(k.jump * now.workers), 2 * k.start)
+        if model.cpu_share > 0.5:  # the CPUs are the limit, which are known; remote workers have their own
+            soon = MOST_WORKERS
+        most = dict.fromkeys(WORKER_POOLS, soon)
         for name, count in zip(WORKER_POOLS, self._failed or (), strict=False):
             have = getattr(now, name)
             if count > have:
