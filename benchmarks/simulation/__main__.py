@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks.simulation import baseline, kept
+from benchmarks.simulation import baseline, beside, kept
 from benchmarks.simulation.generate import described, generate
 from benchmarks.simulation.report import decisions, plain, summary, table, worst
 from benchmarks.simulation.scenarios import SETS, Scenario, load
 from benchmarks.simulation.score import Result, play
 
+_Job = TypeVar("_Job")
+_Found = TypeVar("_Found")
 _AGAIN = "python -m benchmarks.simulation --decisions --world"
 
 
@@ -27,6 +29,8 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     """
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.beside is not None:
+        return _beside(options, parser, write)
     if options.fuzz or options.world:
         return _fuzz(options, write)
     known = {name: load(name) for name in ([options.set] if options.set else SETS)}
@@ -105,6 +109,26 @@ def _fuzz_report(results: Sequence[Result], options: argparse.Namespace) -> Iter
         yield from worst(results, _AGAIN)
 
 
+# -- the law beside the controller before it ---------------------------------------------------------------------------
+
+
+def _beside(options: argparse.Namespace, parser: argparse.ArgumentParser, write: Callable[[str], object]) -> int:
+    """A line for each set; 1 if the law raised or passed a limit."""
+    has_failed = False
+    write(beside.head())
+    for of in options.beside or beside.KNOWN:
+        try:
+            worlds = beside.worlds(of, options.fuzz)
+        except ValueError as error:
+            parser.error(str(error))
+        found = list(_in_parallel(beside.figures, [(of, each) for each in worlds]))
+        write(beside.row(of, found))
+        for line in beside.worst(found) if options.decisions else ():
+            write(line)
+        has_failed |= any(each.errors or each.limits for each in found)
+    return int(has_failed)
+
+
 def _seed_and_number(text: str) -> tuple[int, int]:
     seed, _, number = text.partition(":")
     return int(seed), int(number)
@@ -114,7 +138,7 @@ def _play_anew(scenario: Scenario) -> Result:
     return play(scenario, kept.cached(scenario))
 
 
-def _in_parallel(work: Callable[[Scenario], Result], scenarios: Sequence[Scenario]) -> Iterable[Result]:
+def _in_parallel(work: Callable[[_Job], _Found], scenarios: Sequence[_Job]) -> Iterable[_Found]:
     if len(scenarios) < 2:
         yield from map(work, scenarios)
         return
@@ -126,6 +150,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=(__doc__ or "").strip())
     parser.add_argument("--set", choices=SETS, help="one set only")
     parser.add_argument("--only", action="append", metavar="NAME", help="a scenario or a family; may be repeated")
+    told = "the law beside the controller before it: all sets, or those named, as busy:1 or generated:307"
+    parser.add_argument("--beside", nargs="*", metavar="SET", help=told)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--decisions", action="store_true", help="list decisions too")
     parser.add_argument("--refresh", action="store_true", help="search again for the best fixed settings (minutes)")

@@ -11,8 +11,10 @@ class Constants:
 
     start: int = 8
     """Workers at the start, at most."""
-    start_depth: int = 2
-    """Batches in flight per worker at the start, when nothing is known of memory."""
+    worker_bytes: float = 1.2e9
+    """Free memory per worker at the start, bytes: as long as nothing is known of it, a worker may take so much."""
+    uneven_room: float = 0.1
+    """Memory for batches beside a worker, as a part of its own, where some batches take much longer than others."""
     headroom: float = 1.2
     """Capacity that is looked for, over what the training loop takes."""
     jump: float = 4.0
@@ -28,7 +30,7 @@ class Constants:
     least: int = 3
     """Windows under a setting before its rate counts."""
     longest: int = 8
-    """Windows after which a trial is decided by what is known."""
+    """Windows after which a trial is decided by what is known, and without waiting before workers are given back."""
     pause: float = 3.0
     """How long a setting that failed is left alone, as a multiple of its trial; doubled with each failure."""
     goal: float = 0.01
@@ -36,17 +38,27 @@ class Constants:
     part: float = 0.5
     """Exponent of the growth of service times beside that of workers, from which workers hold each other up."""
     early: float = 2.0
-    """Service time over the one before, from which a trial ends before its batches are there."""
+    """Growth of the number of workers, as a factor, from which a trial may end before its batches are there."""
     alarm: float = 5.0
     """Sum of deviations from which the work has changed, in standard deviations (CUSUM)."""
     drift: float = 1.0
     """Deviation that is no change, in standard deviations."""
     floor: float = 0.1
     """Standard deviation of the logarithm of a window's mean time, at least."""
-    spare: float = 1.05
-    """Workers over those that are at work on average, beyond which workers are given back."""
-    calm: int = 8
-    """Windows without waiting before workers are given back."""
+    same: float = 0.02
+    """Relative difference of rates that is none."""
+    worth: float = 1.1
+    """Ratio of numbers of workers, or of prefetches, below which a change is not worth a decision."""
+    patience_s: float = 30.0
+    """Workers that have not started by then are not waited for, seconds."""
+    queued: float = 0.9
+    """Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
+    least_free: float = 0.5
+    """Part of the CPUs that this job gets beside other programs, at least: a kernel gives them to whoever wants one."""
+    far: float = 0.1
+    """Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
+    latest: int = 32
+    """Batches whose time counts instead of the mean of all where it is longer."""
     recent: int = 64
     """Windows that are remembered."""
 

@@ -6,16 +6,10 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from dpex.autotune.law.constants import Constants
+from dpex.autotune.law.constants import CONSTANTS, Constants
 from dpex.autotune.types import Sample
 from dpex.core.names import WORKER_POOLS
 from dpex.measure.samples import PoolSample
-
-_OUTLIER, _LEARNING, _WINDOWS = 4.0, 4, 16
-"""A single window counts for no more deviations than the first; after the second number of windows deviations are
-known; the mean is over about the third."""
-_MOST_QUEUED = 0.9
-"""Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
 
 
 class Mean:
@@ -56,12 +50,12 @@ class Cusum:
         if seconds <= 0:
             return False
         k, x = self._constants, math.log(seconds)
-        if self._count >= _LEARNING:
+        if self._count >= k.least:
             z = (x - self._mean) / max(k.floor, math.sqrt(self._variance))
-            self._up = max(0.0, self._up + min(z, _OUTLIER) - k.drift)
-            self._down = max(0.0, self._down + min(-z, _OUTLIER) - k.drift)
+            self._up = max(0.0, self._up + min(z, k.alarm) - k.drift)
+            self._down = max(0.0, self._down + min(-z, k.alarm) - k.drift)
         self._count += 1
-        weight, apart = 1.0 / min(self._count, _WINDOWS), x - self._mean
+        weight, apart = 1.0 / min(self._count, 2 * k.longest), x - self._mean
         self._mean += weight * apart
         self._variance = (1 - weight) * (self._variance + weight * apart * apart)
         return max(self._up, self._down) > k.alarm
@@ -90,7 +84,7 @@ class PoolEvidence:
 
 def net_s(pool: PoolSample) -> float:
     """Seconds of a pool's batches, without queueing for a CPU."""
-    return pool.busy_s - min(pool.queued_s or 0.0, _MOST_QUEUED * pool.busy_s)
+    return pool.busy_s - min(pool.queued_s or 0.0, CONSTANTS.queued * pool.busy_s)
 
 
 class Evidence:
@@ -103,9 +97,9 @@ class Evidence:
         self._watched: dict[object, Cusum] = {}
         self._others: deque[float] = deque(maxlen=constants.recent)
 
-    def add(self, sample: Sample) -> None:
-        """Take in a window."""
-        self.step.add(stepping_s(sample), sample.batches)
+    def add(self, sample: Sample, *, is_first: bool = False) -> None:
+        """Take in a window. is_first: of a pass, whose first batch counts in no window while its step does."""
+        self.step.add(stepping_s(sample), sample.batches + is_first * bool(sample.batches))
         self.trainer_cpu.add(sample.machine.trainer_cpu_s, sample.batches)
         for name, pool in self.pools.items():
             pool.add(getattr(sample, name))
@@ -153,7 +147,7 @@ def _pool(constants: Constants) -> PoolEvidence:
 def stepping_s(sample: Sample) -> float:
     """Seconds of steps in the window, without what the training thread waited for a CPU."""
     total_s = sample.work_s + sample.own_s
-    return max((1.0 - _MOST_QUEUED) * total_s, total_s - (sample.machine.trainer_queued_s or 0.0))
+    return max((1.0 - CONSTANTS.queued) * total_s, total_s - (sample.machine.trainer_queued_s or 0.0))
 
 
 class Record:
@@ -161,10 +155,9 @@ class Record:
 
     def __init__(self, constants: Constants) -> None:
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=constants.recent)
-        self.seconds = self.wait_s = self.queued_s = self.head_s = self.busy_s = self.remote_busy_s = 0.0
+        self.seconds = self.wait_s = self.queued_s = self.head_s = self.busy_s = 0.0
         self.wall = Mean(constants.recent)
         self.net = Mean(constants.recent)
-        self.pending = 0
         self.calm = 0
 
     def add(self, sample: Sample, goal: float) -> None:
@@ -177,10 +170,8 @@ class Record:
         self.head_s += sample.head_s
         self.queued_s += sample.machine.trainer_queued_s or 0.0
         self.busy_s += local.busy_s + remote.busy_s
-        self.remote_busy_s += remote.busy_s
         self.wall.add(local.busy_s + remote.busy_s, made)
         self.net.add(net_s(local) + net_s(remote), made)
-        self.pending += sample.in_flight > local.running + remote.running
         self.calm = self.calm + 1 if sample.wait_s <= goal * sample.seconds else 0
 
     def __len__(self) -> int:
@@ -200,6 +191,10 @@ class Record:
     def is_late(self) -> bool:
         """Whether it is mostly the next batch in turn that is missing."""
         return self.head_s > 0.5 * self.wait_s
+
+    def is_draining(self, headroom: float) -> bool:
+        """Whether the loop takes what was made before rather than what is made now."""
+        return headroom * sum(row[1] for row in self._rows) < sum(row[0] for row in self._rows)
 
     def rate(self, *, made: bool = False) -> tuple[float, float]:
         """Batches per second that were delivered, or made, and the standard error of that."""

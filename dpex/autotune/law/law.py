@@ -1,13 +1,15 @@
 """The law: how many workers and how large a prefetch, from one model and a few rules. PURE, time is in the samples.
 
-1. *Start* with the CPUs that are granted, at most 8.
+1. *Start* with the CPUs that are granted, at most 8, fewer where memory may be short.
 2. *Jump* to the workers that the model asks for (`Model.best`) while the training loop waits.
-3. *Little's law*: growth that makes batches slower instead of more has met a limit, whatever it is. Go back to as many
-   workers as the limit can have busy, R * S, and leave the larger setting alone for a while.
-4. *Probe* what the model cannot know, a step up or down, where the loop waits and the model knows nothing better.
-5. *Change*: forget all but the setting.
-6. *Give back* workers that are not at work once the loop has not waited for a while.
-7. Limits hold in every window.
+3. *Judge* each change by the windows before and after it. Growth is bad that makes batches slower instead of more
+   (Little's law), or fewer: go back to as many workers as the limit that was met can have busy. Going back is judged
+   too. What was bad is tried again after a pause, at half the size in the ratio.
+4. *Probe* a step up where the loop waits and the model knows nothing better.
+5. *Give back* workers that are not at work once the loop has not waited for a while; if they are wanted again, that
+   while is doubled.
+6. *Change* of the work: forget all but the setting, and go to 2.
+7. *Limits* hold in every window.
 """
 
 from __future__ import annotations
@@ -15,36 +17,31 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from dpex.autotune.checked import SampleChecker
+from dpex.autotune.checked import MOST_WORKERS, SampleChecker
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.felt import Felt
 from dpex.autotune.law import wording
 from dpex.autotune.law.constants import CONSTANTS, Constants
 from dpex.autotune.law.evidence import Evidence, Record
 from dpex.autotune.law.model import Model, Place, Start
-from dpex.autotune.law.walls import allowed, walls
+from dpex.autotune.law.walls import Walls, allowed, walls
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal, Veto
 from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
 
-PATIENCE_S = 30.0
-"""Workers that have not started by then are not waited for."""
-SAME = 0.02
-"""Rates that differ by less are the same."""
-WORTH = 1.1
-"""Ratio of numbers of workers below which a change is not worth a decision."""
-UNSURE = 0.2
-"""Relative error of a rate by Little's law from the first batches."""
 _ROUNDING_S = 1e-9
 
 GROW, PROBE, BACK, GIVE_BACK = "grow", "probe", "back", "give back"
 
 
-def start(config: AutotuneConfig, cpus: float, constants: Constants = CONSTANTS) -> Settings:
-    """The setting to begin with, on ``cpus`` CPUs that are granted to this rank."""
+def start(
+    config: AutotuneConfig, cpus: float, constants: Constants = CONSTANTS, *, memory: float | None = None
+) -> Settings:
+    """The setting to begin with, on ``cpus`` CPUs and ``memory`` free bytes that are granted to this rank."""
     most = math.inf if config.max_local is None else config.max_local
-    local = int(max(config.min_local, min(constants.start, max(1, int(cpus)), most)))
+    room = math.inf if memory is None else max(constants.start // 2, memory // constants.worker_bytes)
+    local = int(max(config.min_local, min(constants.start, max(1, int(cpus)), most, room)))
     local = max(local, int(not config.min_remote))
-    prefetch = max(1, constants.start_depth * (local + config.min_remote))
+    prefetch = max(1, int(constants.uneven * (local + config.min_remote)))
     return Settings(local=local, remote=config.min_remote, prefetch=min(prefetch, config.max_prefetch or prefetch))
 
 
@@ -52,8 +49,8 @@ def start(config: AutotuneConfig, cpus: float, constants: Constants = CONSTANTS)
 class Trial:
     """A change of workers that is watched. number: of its decision. old, before: the setting and the windows before it.
 
-    net_s, wall_s: service times before, without and with queueing for a CPU. lost: what the change that this one undoes
-    has lost, as a share of the rate.
+    service_s, wall_s: times of a batch before, without and with queueing for a CPU. made, worker_s, windows: batches,
+    seconds of local workers, and windows since.
     """
 
     kind: str
@@ -61,39 +58,21 @@ class Trial:
     at: float
     old: Settings
     before: Record
-    net_s: float
+    service_s: float
     wall_s: float
-    lost: float = math.inf
     made: int = 0
     worker_s: float = 0.0
+    windows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """On a trial. gain: relative, of the rate; wanted: what that should be. is_sure: more windows would not change it.
+    """On a trial. gain: relative, of the rate. is_sure: more windows would not change it."""
 
-    is_fine: the loop no longer waits. is_held_up: batches take longer than the number of workers alone explains.
-    """
-
-    is_fine: bool = False
-    is_sure: bool = True
-    is_worse: bool = False
-    is_held_up: bool = False
     gain: float = 0.0
-    wanted: float = 0.0
-
-    @property
-    def has_met_limit(self) -> bool:
-        """Return True if growth made batches slower instead of more."""
-        return self.is_held_up and self.gain < self.wanted
-
-
-@dataclass
-class Failure:
-    """A number of workers that was no good: until when it is left alone, and how often that was so."""
-
-    until: float
-    times: int
+    is_good: bool = False
+    is_bad: bool = False
+    is_sure: bool = True
 
 
 class Law:
@@ -113,6 +92,9 @@ class Law:
         self._asked_at = self._settled_at = 0.0
         self._running, self._before = -1, 0
         self._pass, self._started = (-1, 0.0), 1
+        self._epoch = -1
+        self._patience, self._turn = 2, 0
+        self._depth = constants.depth
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
         self.vetoes: tuple[Veto, ...] = ()
@@ -148,17 +130,18 @@ class Law:
         return self._step(felt.sample)
 
     def _step(self, sample: Sample) -> Decision | None:
-        if self._evidence.changes(sample):
+        changes = self._evidence.changes(sample)
+        if "step" in changes or (changes and (self._trial is None or self._trial.kind != GROW)):
             self._forget()
-        self._evidence.add(sample)
+        self._evidence.add(sample, is_first=sample.epoch != self._epoch)
+        self._epoch = sample.epoch if sample.batches else self._epoch
         inside = self._inside(sample)
-        if inside.workers < sample.settings.workers or inside.prefetch < min(
-            sample.settings.prefetch, sample.settings.workers
-        ):
+        if inside != sample.settings:
             self._asked_at = sample.at
             return self._decided(sample, inside, "limit")
         if self._trial is not None:
             self._trial.made += sample.local.tickets
+            self._trial.windows += 1
             at_work = min(self._before, sample.local.running, sample.settings.prefetch)
             self._trial.worker_s += at_work * sample.seconds
         self._before = sample.local.running
@@ -171,18 +154,20 @@ class Law:
         """The present setting within the limits, with no more local workers than there is memory for their batches."""
         inside = allowed(self.config, sample, sample.settings)
         if inside.prefetch >= inside.workers:
-            return inside
+            is_near = (
+                inside.workers == sample.settings.workers and inside.prefetch > sample.settings.prefetch / self._k.worth
+            )
+            return sample.settings if is_near else inside
         hard = walls(self.config, sample)
         local = max(min(inside.local, hard.most_local(1.0), hard.prefetch), hard.least_local, int(not inside.remote))
-        return replace(
-            inside, local=local, prefetch=max(1, min(2 * (local + inside.remote), hard.most_prefetch(local)))
-        )
+        return replace(inside, local=local, prefetch=max(1, min(sample.settings.prefetch, hard.most_prefetch(local))))
 
     def _decide_early(self, sample: Sample) -> Decision | None:
         """Before the setting has been running for the time of a batch: end growth that has gone wrong, or take the
         first jump since the work became known, which needs no windows to compare with."""
-        if self._trial is not None:
-            return self._judge(sample, self._trial) if self._is_slow(sample) else None
+        trial = self._trial
+        if trial is not None:
+            return self._judge(sample, trial) if self._is_slow(trial, sample.local.running) else None
         made = sum(pool.net.count for pool in self._evidence.pools.values())
         waits = sample.wait_s > self._k.goal * sample.seconds
         if not self._is_fresh or not waits or not self._evidence.step.count or made < min(self._k.start, self._running):
@@ -197,30 +182,20 @@ class Law:
         self._evidence = Evidence(self._k)
         self._record = Record(self._k)
         self._trial: Trial | None = None
-        self._depth = self._k.depth
-        self._keeps = False
         self._is_fresh = True
-        self._open()
-
-    def _open(self) -> None:
-        """Nothing is known to have failed."""
-        self._link = math.inf
         self._failed: tuple[int, int] | None = None
-        self._failed_growths, self._grow_at = 0, 0.0
-        self._failures: dict[tuple[int, int], Failure] = {}
-        self._probe_at, self._failed_probes = 0.0, 0
-        self._falls = False
+        self._tries, self._try_at = 0, 0.0
 
     def _is_settled(self, sample: Sample) -> bool:
         """Return True if what was asked for has been running for the time of a batch when the window began."""
         running = sample.local.running + sample.remote.running
         missing = sample.settings.workers - sample.remote.unplaced - running
-        if missing > 0 and sample.at - self._asked_at < PATIENCE_S:
+        if missing > 0 and sample.at - self._asked_at < self._k.patience_s:
             return False
         if running != self._running:
             self._running, self._settled_at = running, sample.at
             self._record = Record(self._k)
-        since = min(self._evidence.service_s(LOCAL), PATIENCE_S)
+        since = min(self._evidence.service_s(LOCAL), self._k.patience_s)
         return sample.at - sample.seconds >= self._settled_at + since - _ROUNDING_S
 
     def _known(self, sample: Sample) -> Model:
@@ -256,13 +231,12 @@ class Law:
         return Start(seconds=sample.start_s, workers=self._started, batches=sample.pass_batches)
 
     def _place(self, name: str) -> Place:
-        pool, k = self._evidence.pools[name], self._k
-        service_s = max(self._evidence.service_s(name), pool.net.lately(4 * k.start))
+        pool = self._evidence.pools[name]
+        service_s = max(self._evidence.service_s(name), pool.net.lately(self._k.latest))
         other = self._evidence.pools[REMOTE if name == LOCAL else LOCAL]
-        most = math.inf if name == LOCAL or math.isinf(self._link) else self._link / max(1e-9, service_s)
         known = pool if pool.net.count else other
         share = known.cpu.value / max(1e-9, known.net.value)
-        return Place(service_s=service_s, cpu_s=min(1.0, share) * service_s, most_rate=most)
+        return Place(service_s=service_s, cpu_s=min(1.0, share) * service_s)
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
@@ -280,16 +254,18 @@ class Law:
 
     def _grow(self, sample: Sample) -> Decision | None:
         """Towards what the model asks for."""
-        k, now, record = self._k, sample.settings, self._record
-        if now.remote and len(record) >= k.least and record.pending > k.least / 2:
-            busy = record.remote_busy_s / record.seconds
-            if busy < 0.7 * sample.remote.running:  # batches wait to be made: the link is full
-                self._link = min(self._link, max(1, math.ceil(k.headroom * busy)))
-        if sample.at < self._grow_at:
+        now = sample.settings
+        if sample.at < self._try_at:
             return None
         local, remote = self._target(sample)
         local, remote = max(local, now.local), max(remote, now.remote)
-        if local + remote < WORTH * now.workers or local + remote == now.workers:
+        assert self.model is not None
+        if local + remote > max(now.workers, self.model.walls.most_prefetch(local)):
+            return None
+        if local + remote < self._k.worth * now.workers or local + remote == now.workers:
+            return None
+        model, new = self.model, Settings(local=local, remote=remote)
+        if model.rate(new).value < (1.0 + self._k.same) * model.rate(now).value:
             return None
         return self._change(sample, local, remote, "too few", GROW)
 
@@ -297,24 +273,25 @@ class Law:
         """The model's best within a jump, and half-way at most to what has failed, in the ratio."""
         assert self.model is not None
         model, k, now = self.model, self._k, sample.settings
+        wanted = dict(zip(WORKER_POOLS, model.best(k.headroom, self._most()), strict=True))
+        if not self.decisions:  # memory is known now
+            usual = start(self.config, model.cpus, k).local
+            wanted[LOCAL] = max(wanted[LOCAL], min(usual, model.walls.most_local(model.unevenness)))
         soon = max(math.ceil(k.jump * now.workers), 2 * k.start)
-        near = max(soon, model.filling()) if model.cpu_share > 0.5 else soon
-        most: dict[str, float] = {LOCAL: near, REMOTE: min(soon, self._link)}
+        if model.cpu_share > 0.5:  # the CPUs are the limit, which are known; remote workers have their own
+            soon = MOST_WORKERS
+        most = dict.fromkeys(WORKER_POOLS, soon)
         for name, count in zip(WORKER_POOLS, self._failed or (), strict=False):
             have = getattr(now, name)
             if count > have:
                 most[name] = min(most[name], math.ceil(math.sqrt(max(1, have) * count)))
-        hard = model.walls
-        inside = replace(
-            hard,
-            local=int(min(hard.local, max(most[LOCAL], hard.least_local), self._most_waiting)),
-            remote=int(min(hard.remote, max(most[REMOTE], hard.least_remote))),
-        )
-        return model.best(k.headroom, inside)
+        return min(wanted[LOCAL], most[LOCAL]), min(wanted[REMOTE], most[REMOTE])
 
-    @property
-    def _most_waiting(self) -> int:
-        return max(self.config.max_waiting, self.config.min_local)
+    def _most(self) -> Walls:
+        """Limits, and what the user has for workers that wait."""
+        assert self.model is not None
+        hard = self.model.walls
+        return replace(hard, local=min(hard.local, max(self.config.max_waiting, self.config.min_local)))
 
     def _widen(self, sample: Sample) -> Decision | None:
         """More batches in flight, or a probe."""
@@ -323,167 +300,113 @@ class Law:
         if len(record) < k.least:
             return None
         fit = model.walls.most_local(model.unevenness)
-        if (
-            record.is_late
-            and now.local > fit
-            and model.unevenness > k.uneven
-            and self._may_try(sample, fit, now.remote)
-        ):
+        if record.is_late and now.local > fit and model.unevenness > k.uneven:
             return self._change(sample, fit, now.remote, "limit", None)  # their memory is worth more as prefetch
         if record.is_late or now.workers * model.step_s > model.local.service_s:
             self._depth = k.most_depth
         return self._probe(sample) or self._change(sample, now.local, now.remote, "spread", None)
 
     def _probe(self, sample: Sample) -> Decision | None:
-        """A step up, not beyond what fills the CPUs; first one down where growth has made batches slower: the limit may
-        be exceeded already."""
+        """A step up, not beyond what fills the CPUs, in one place and after a failure in the other."""
         assert self.model is not None
         k, now, model = self._k, sample.settings, self.model
-        filling = model.filling()
-        fit = model.walls.most_local(model.unevenness)
-        most = {LOCAL: min(fit, self._most_waiting, filling), REMOTE: model.walls.remote}
-        if sample.at < self._probe_at or model.start is not None:  # no window shows what more workers cost at the start
+        if sample.at < self._try_at or model.start is not None:  # no window shows what more workers cost at the start
             return None
-        if self._falls:
-            fewer = now.local - max(1, round(now.local * (1.0 - 1.0 / k.step)))
-            if max(1, model.walls.least_local) <= fewer and self._may_try(sample, fewer, now.remote):
-                return self._change(sample, fewer, now.remote, "explore", PROBE)
-        for name in WORKER_POOLS:
+        fit = model.walls.most_local(model.unevenness)
+        most = {LOCAL: min(fit, self._most().local, model.filling()), REMOTE: model.walls.remote}
+        for name in WORKER_POOLS if self._turn % 2 == 0 else reversed(WORKER_POOLS):
             have = getattr(now, name)
-            to = min(most[name], max(have + 1, math.ceil(have * k.step)))
-            sizes = {LOCAL: now.local, REMOTE: now.remote, name: to}
-            if to > have and self._may_try(sample, sizes[LOCAL], sizes[REMOTE]):
+            sizes = {LOCAL: now.local, REMOTE: now.remote}
+            sizes[name] = min(most[name], max(have + 1, math.ceil(have * k.step)))
+            if sizes[name] > have and sum(sizes.values()) <= model.walls.most_prefetch(sizes[LOCAL]):
                 return self._change(sample, sizes[LOCAL], sizes[REMOTE], "explore", PROBE)
         return None
-
-    def _may_try(self, sample: Sample, local: int, remote: int) -> bool:
-        failure = self._failures.get((local, remote))
-        return failure is None or failure.until <= sample.at
 
     def _give_back(self, sample: Sample) -> Decision | None:
         """Fewer workers where those there are do not all work, and the loop has not waited for a while; or where they
         take the training thread's CPU."""
         assert self.model is not None
-        k, now, record = self._k, sample.settings, self._record
-        if len(record) < k.least:
+        k, now, record, least = self._k, sample.settings, self._record, self.model.walls
+        if sample.at < self._try_at or len(record) < k.least * self._patience:
             return None
         local, remote = self._target(sample)
         if record.queued > k.goal and now.local > local:
             to = max(local, math.floor(now.local / k.step)), max(now.remote, remote)
-            return self._change(sample, *to, "too many", GIVE_BACK) if self._may_try(sample, *to) else None
-        if self._keeps or record.calm < k.calm or record.seconds < 3.0:
+            return self._change(sample, *to, "too many", GIVE_BACK)
+        if record.is_draining(k.headroom) or record.calm < k.longest * self._patience:
             return None
-        at_work = k.spare * max(record.busy_s / record.seconds, self.model.local.service_s * self.model.demand)
-        wanted = math.ceil(at_work)
-        fewer_remote = max(min(now.remote, wanted - now.local), 0, self.model.walls.least_remote)
-        fewer = max(min(now.local, wanted - fewer_remote), self.model.walls.least_local, int(not fewer_remote))
-        if fewer + fewer_remote > now.workers / WORTH or not self._may_try(sample, fewer, fewer_remote):
+        wanted = math.ceil(max(record.busy_s / record.seconds, self.model.local.service_s * self.model.demand))
+        remote = max(min(now.remote, wanted - now.local), least.least_remote)
+        local = max(min(now.local, wanted - remote), least.least_local, int(not remote))
+        if k.worth * (local + remote) > now.workers:
             return None
-        return self._change(sample, fewer, fewer_remote, "too many", GIVE_BACK)
+        return self._change(sample, local, remote, "too many", GIVE_BACK)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def _is_slow(self, sample: Sample) -> bool:
-        """Return True if local batches take so much longer than before that it shows before they have come.
-
-        By Little's law workers that have run for ``worker_s`` seconds in all would have made ``worker_s / s`` by now.
-        """
-        trial, running = self._trial, sample.local.running
-        if trial is None or trial.kind != GROW or sample.settings.local <= trial.old.local:
+    def _is_slow(self, trial: Trial, running: int) -> bool:
+        """Return True if growth has made fewer batches than there would have been without it, were all that are under
+        way done now: that shows before they are. Smaller growth cannot do much harm meanwhile."""
+        times = running / max(1, trial.old.local)
+        if trial.kind != GROW or times < self._k.early or trial.windows < self._k.least:
             return False
-        return trial.worker_s > self._k.early * trial.net_s * (trial.made + running)
+        return trial.worker_s > times * trial.service_s * (trial.made + running)
 
     def _judge(self, sample: Sample, trial: Trial) -> Decision | None:
-        """What a change of workers has brought; a decision if that must be undone."""
-        k, seen = self._k, len(self._record)
-        is_slow = self._is_slow(sample)
+        """End a trial if it can be told what it has brought; a decision if that must be undone."""
+        is_slow = self._is_slow(trial, sample.local.running)
         verdict = self._verdict(sample, trial)
-        if not is_slow and not verdict.is_sure and seen < k.longest:
+        if not is_slow and not verdict.is_sure and len(self._record) < self._k.longest:
             return None
-        took_s = max(0.1, sample.at - trial.at)
-        if verdict.is_fine and not is_slow:
-            self._close(sample, trial, kept=True)
-        elif trial.kind == BACK:
-            self._close(sample, trial, kept=True)
-            if verdict.gain < verdict.wanted:  # it is not as before: the growth was not to blame
-                self._absolve()
-        elif trial.kind == GROW:
-            if is_slow or verdict.is_worse or verdict.has_met_limit:
-                return self._back_to_limit(sample, trial, verdict, took_s)
-            self._close(sample, trial, kept=True)
-        elif verdict.gain > verdict.wanted:
-            self._close(sample, trial, kept=True)
-            if trial.kind == PROBE:
-                self._probed(sample, trial, verdict)
-        else:
-            return self._undo(sample, trial, verdict, took_s)
-        return None
+        is_bad = is_slow or verdict.is_bad
+        if trial.kind == BACK:
+            is_bad = is_bad and verdict.is_sure
+        self._close(sample, trial, kept=not is_bad)
+        if not is_bad:
+            if trial.kind == PROBE and self._failed is not None and sample.settings.workers >= sum(self._failed):
+                self._failed = None
+            return None
+        self._tries += 1
+        self._try_at = sample.at + self._k.pause * (sample.at - trial.at) * 2 ** (self._tries - 1)
+        if trial.kind == GROW:
+            return self._back_to_limit(sample, trial, verdict)
+        if trial.kind == PROBE:
+            self._turn += 1
+        return self._change(sample, trial.old.local, trial.old.remote, "undo", None)
 
     def _verdict(self, sample: Sample, trial: Trial) -> Verdict:
         """What the windows so far say of a change.
 
-        Growth was expected to raise the rate by ``ratio``, as far as the training loop takes that much; it has met a
-        limit where the rate rose by less than the root of that and batches take longer by more than the root of
-        ``ratio``. Anything else must be no worse.
+        Growth by ``ratio`` is good if the rate rises by the root of that, as far as the training loop takes it; it is
+        bad if it does not and batches take longer by more than that root, or come more slowly than before. A probe must
+        gain, anything else must not lose.
         """
         k, record, now = self._k, self._record, sample.settings
+        if not len(record):
+            return Verdict(is_sure=False)
         made = trial.before.is_late or record.is_late
         (rate0, error0), (rate1, error1) = trial.before.rate(made=made), record.rate(made=made)
-        if not rate0:
-            rate0 = min(trial.old.workers / max(1e-9, trial.wall_s), 1.0 / max(1e-9, self._evidence.step.value))
-            error0 = UNSURE * rate0
-        if not rate0 or not len(record):
-            return Verdict(is_fine=bool(len(record)), is_worse=not len(record), gain=-0.5 if rate0 else 0.0)
+        if not rate0:  # by Little's law
+            rate0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._evidence.step.value))
+            error0 = 0.0
         gain, wide = rate1 / rate0 - 1.0, 2.0 * math.hypot(error0, error1) / rate0
-        ratio = now.workers / max(1, trial.old.workers)
-        grown = record.wall.value / max(1e-9, trial.wall_s)
-        bound = max(1.1, ratio**k.part)
-        wanted = -SAME if trial.kind == GIVE_BACK else SAME
-        if trial.kind == BACK:
-            wanted = -k.part * (trial.lost if len(trial.before) else math.inf)
-        is_free = False
+        least, is_held_up, is_free = (k.same if trial.kind == PROBE else -k.same), True, False
         if trial.kind == GROW:
-            wanted = min(ratio, max(1.0, 1.0 / max(1e-9, self._evidence.step.value * rate0))) ** k.part - 1.0
-            is_free = record.net.count >= 2 * now.workers and grown < bound
-        is_enough = len(record) >= k.least
-        is_fine = is_enough and record.wait <= k.goal
+            ratio = now.workers / max(1, trial.old.workers)
+            least = min(ratio, max(1.0, 1.0 / max(1e-9, self._evidence.step.value * rate0))) ** k.part - 1.0
+            slower, bound = record.wall.value / trial.wall_s, max(k.worth, ratio**k.part)
+            is_held_up = slower > bound or gain < -k.same
+            is_free = slower < bound and record.wall.count >= 2 * now.workers and now.remote <= trial.old.remote
+        is_enough = len(record) >= k.least and record.wall.count >= k.start
+        is_fine = len(record) >= k.least and record.wait <= k.goal and not record.is_draining(k.headroom)
         return Verdict(
-            is_fine=is_fine,
-            is_sure=is_free or (is_enough and (is_fine or abs(gain - wanted) > wide)),
-            is_worse=gain < -wide,
-            is_held_up=record.net.count >= k.start and grown > bound,
             gain=gain,
-            wanted=wanted,
+            is_good=is_fine or gain > least,
+            is_bad=not is_fine and not is_free and gain <= least and is_held_up,
+            is_sure=is_fine or is_free or (is_enough and abs(gain - least) > wide),
         )
 
-    def _probed(self, sample: Sample, trial: Trial, verdict: Verdict) -> None:
-        """A probe was worth it: the limit to growth there is here, further on, or gone."""
-        if sample.settings.workers > trial.old.workers and not verdict.is_held_up:
-            self._absolve()
-        self._failed_probes = 0
-
-    def _absolve(self) -> None:
-        """Growth may go on: nothing was wrong with it, or no longer is. How often it failed is remembered."""
-        self._failed, self._grow_at, self._link = None, 0.0, math.inf
-
-    def _undo(self, sample: Sample, trial: Trial, verdict: Verdict, took_s: float) -> Decision | None:
-        self._fail(sample, sample.settings, took_s)
-        if trial.kind == PROBE:
-            self._falls = False
-            self._failed_probes += 1
-            self._probe_at = sample.at + self._k.pause * took_s * 2**self._failed_probes
-        self._keeps |= trial.kind == GIVE_BACK
-        self._close(sample, trial, kept=False)
-        return self._change(sample, trial.old.local, trial.old.remote, "undo", BACK)
-
-    def _go_back(self, sample: Sample, trial: Trial, to: tuple[int, int], verdict: Verdict) -> Decision | None:
-        """Watch whether the rate is what it was before the change that is undone."""
-        decision = self._change(sample, *to, "undo", BACK)
-        if decision is not None and self._trial is not None:
-            self._trial.before, self._trial.wall_s, self._trial.lost = trial.before, trial.wall_s, -verdict.gain
-        return decision
-
-    def _back_to_limit(self, sample: Sample, trial: Trial, verdict: Verdict, took_s: float) -> Decision | None:
+    def _back_to_limit(self, sample: Sample, trial: Trial, verdict: Verdict) -> Decision | None:
         """As many workers as the limit that was met can keep busy.
 
         By Little's law that is the rate now times the time of a batch before; all workers were busy then, so it is
@@ -494,11 +417,10 @@ class Law:
         local = min(now.local, max(old.local, fewest - old.remote))
         remote = min(now.remote, max(old.remote, fewest - local))
         self._failed = now.local, now.remote
-        self._failed_growths += 1
-        self._grow_at = sample.at + self._k.pause * took_s * 2**self._failed_growths
-        self._falls = verdict.is_held_up or verdict.is_worse
-        self._close(sample, trial, kept=False)
-        return self._go_back(sample, trial, (local, remote), verdict)
+        if not len(self._record):
+            seen = replace(sample, batches=trial.made, seconds=sample.at - trial.at)
+            self._record.add(seen, self._k.goal)
+        return self._change(sample, local, remote, "undo", BACK)
 
     def _close(self, sample: Sample, trial: Trial, *, kept: bool) -> None:
         """The trial is over."""
@@ -507,11 +429,6 @@ class Law:
         wait = self._record.wait
         outcome = Outcome(rate=rate or sample.rate, wait=wait, kept=kept, at=sample.at)
         self.decisions[trial.number] = replace(self.decisions[trial.number], outcome=outcome)
-
-    def _fail(self, sample: Sample, settings: Settings, took_s: float) -> None:
-        key = settings.local, settings.remote
-        times = self._failures[key].times + 1 if key in self._failures else 1
-        self._failures[key] = Failure(sample.at + self._k.pause * took_s * 2**times, times)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -525,7 +442,7 @@ class Law:
         if new == now:
             return None
         if (new.local, new.remote) == (now.local, now.remote):
-            if kind is not None or abs(new.prefetch - now.prefetch) < 0.3 * now.prefetch:
+            if kind is not None or new.prefetch < k.step * now.prefetch:
                 return None
             return self._decided(sample, new, reason)
         if kind is not None:
@@ -535,9 +452,11 @@ class Law:
                 at=sample.at,
                 old=now,
                 before=self._record,
-                net_s=self._record.net.value or model.local.service_s,
+                service_s=self._record.net.value or model.local.service_s,
                 wall_s=self._record.wall.value or model.local.service_s,
             )
+        if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
+            self._patience *= 2  # what was given back is wanted again
         self._record = Record(k)
         self._is_fresh = False
         self._asked_at = self._settled_at = sample.at

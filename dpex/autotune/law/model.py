@@ -15,20 +15,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.walls import Walls
 from dpex.autotune.types import Settings
 
 _TINY = 1e-9
-_LEAST_SHARE = 0.02
-"""CPU share of a worker's time, at least: work that hardly computes would have any number of workers."""
-_LEAST_FREE = 0.5
-"""Part of the CPUs that this job gets beside other programs, at least: a kernel gives them to whoever wants one."""
-_FAR = 0.1
-"""Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
-_ALMOST = 0.2
-"""A worker for which the CPUs are enough but for this part of it is one that they are enough for."""
-_NEAR_FLAT = 0.02
-"""Rates that differ by less are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +129,7 @@ class Model:
         """Batches per second."""
         value = min(self._capacity(settings) * self._correction, self.demand)
         apart = abs(math.log(max(1, settings.workers) / max(1, self.now.workers)))
-        error = math.hypot(self.error, _FAR * apart / math.log(2.0))
+        error = math.hypot(self.error, CONSTANTS.far * apart / math.log(2.0))
         return Range(value=value, low=value / (1.0 + 2 * error), high=min(value * (1.0 + 2 * error), self.demand))
 
     def wait(self, settings: Settings) -> Range:
@@ -155,12 +146,12 @@ class Model:
     @property
     def free_cpus(self) -> float:
         """CPUs that this job can have: those that other programs do not use, but at least half of all."""
-        return max(self.cpus - self.others, _LEAST_FREE * self.cpus)
+        return max(self.cpus - self.others, CONSTANTS.least_free * self.cpus)
 
     @property
     def cpu_share(self) -> float:
         """CPU time of a local worker over its time."""
-        return min(1.0, max(_LEAST_SHARE, self.local.cpu_s / max(_TINY, self.local.service_s)))
+        return min(1.0, max(_TINY, self.local.cpu_s / max(_TINY, self.local.service_s)))
 
     def _capacity(self, settings: Settings) -> float:
         """Batches per second that workers make, as far as CPUs and the link let them.
@@ -193,10 +184,10 @@ class Model:
         each that wants a CPU the same; or those for which ``spared`` of the free CPUs stay idle."""
         share = self.cpu_share
         if spared is not None:
-            return math.floor(max(0.0, self.free_cpus - spared) / share + _ALMOST)
+            return round(max(0.0, self.free_cpus - spared) / share)
         used = self.step_cpu_s * min(self.demand, self.free_cpus / max(_TINY, self._cpu_s))
         beside = min(self.others, self.cpus)
-        return max(1, math.ceil((2.0 - share) * max(0.0, self.cpus - used + beside) / share))
+        return max(1, math.ceil((1.0 + (1.0 - share) ** 2) * max(0.0, self.cpus - used + beside) / share))
 
     def best(self, headroom: float, walls: Walls | None = None) -> tuple[int, int]:
         """The fewest workers of each place that make ``headroom`` times what the training loop takes, or what comes
@@ -204,15 +195,11 @@ class Model:
         walls = walls or self.walls
         most = min(walls.most_local(self.unevenness), walls.local, walls.prefetch)
         wanted = max(1.0, headroom * self.local.service_s * self.demand)
-        local = remote = 0
-        for is_sparing in (True, False) if walls.remote else (False,):
-            spared = min(1.0, 4.0 * self.step_cpu_s * self.demand) if is_sparing else None
-            local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
-            near = min(local / max(_TINY, self.local.service_s), self.free_cpus / max(_TINY, self._cpu_s))
-            far = max(0.0, headroom * self.demand - near) * self.remote.service_s
-            remote = min(walls.remote, math.ceil(far - 0.05), max(0, walls.prefetch - local))
-            if remote >= far / headroom:
-                break
+        spared = 1.0 if walls.remote else None
+        local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
+        near = min(local / max(_TINY, self.local.service_s), self.free_cpus / max(_TINY, self._cpu_s))
+        far = max(0.0, headroom * self.demand - near) * self.remote.service_s
+        remote = min(walls.remote, math.ceil(far - _TINY), max(0, walls.most_prefetch(local) - local))
         local = max(local, walls.least_local, int(not remote))
         return self._quick_to_start(local), max(remote, walls.least_remote)
 
@@ -229,7 +216,7 @@ class Model:
 
         seconds = {workers: pass_s(workers) for workers in range(1, local + 1)}
         least_s = min(seconds.values())
-        return min(workers for workers, each in seconds.items() if each <= (1.0 + _NEAR_FLAT) * least_s)
+        return min(workers for workers, each in seconds.items() if each <= (1.0 + CONSTANTS.same) * least_s)
 
     def prefetch(self, local: int, remote: int, depth: float) -> int:
         """``depth`` batches in flight per worker, as far as memory allows."""

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 
 from dpex.autotune.checked import MOST_WORKERS
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.types import Sample, Settings
-
-MOST_PREFETCH = 4096
-"""Batches in flight where neither configuration nor memory limits them: as many as 128 workers with 32 each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +17,7 @@ class Walls:
 
     local: int
     remote: int
-    prefetch: int = MOST_PREFETCH
+    prefetch: int = MOST_WORKERS
     least_local: int = 0
     least_remote: int = 0
     memory: float = math.inf
@@ -35,7 +33,7 @@ class Walls:
     def most_local(self, unevenness: float) -> int:
         """Local workers that leave memory for the batches that keep them busy: one for each, more where some take
         ``unevenness`` times the mean, as the others go on meanwhile."""
-        at_once = min(unevenness * self.batch_bytes, max(2.0 * self.batch_bytes, 0.1 * self.worker_bytes))
+        at_once = min(unevenness * self.batch_bytes, self.batch_bytes + CONSTANTS.uneven_room * self.worker_bytes)
         each = self.worker_bytes + at_once
         if math.isinf(self.memory) or not each:
             return self.local
@@ -54,11 +52,12 @@ def walls(config: AutotuneConfig, sample: Sample) -> Walls:
     machine, batch_bytes = sample.machine, sample.batch_bytes
     memory, each = math.inf, machine.worker_bytes
     if machine.memory_free is not None:
-        memory = machine.memory_free + sample.held * batch_bytes + sample.local.requested * each
+        held = sample.ready + min(sample.in_flight, sample.local.running)
+        memory = machine.memory_free + held * batch_bytes + sample.local.requested * each
     local = MOST_WORKERS if config.max_local is None else config.max_local
     if each > 0 and math.isfinite(memory):
         local = min(local, max(1, int((memory - batch_bytes) / each)))
-    prefetch = MOST_PREFETCH if config.max_prefetch is None else config.max_prefetch
+    prefetch = MOST_WORKERS if config.max_prefetch is None else config.max_prefetch
     if machine.batch_budget is not None and batch_bytes > 0:
         prefetch = max(1, min(prefetch, int(machine.batch_budget / batch_bytes)))
     return Walls(
