@@ -169,7 +169,7 @@ def test_a_file_that_is_gone_does_not_disturb_training(tmp_path: Path, caplog: p
 def test_no_tuner_is_disturbed_where_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     tuner = Tuner(AutotuneConfig(), Settings(local=2), Limits(), clock=ManualClock())
-    assert type(tuner._controller).__name__ == "Controller"
+    assert type(tuner._law).__name__ == "Law"
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.controller import Controller
+from dpex.autotune.law import law_for
 from dpex.autotune.trace.format import Trace, TraceSection, read
 from dpex.autotune.types import Decision, Sample, Veto
 from dpex.errors import OptionError, TraceError
@@ -65,10 +65,10 @@ def _decide(section: TraceSection, changes: Mapping[str, Any]) -> list[tuple[Dec
     """What a new controller decides on each sample, with what it found later that each decision had brought; and what
     it does not do."""
     origin = section.origin
-    controller = Controller(replace(origin.config, **changes), origin.start)
-    controller.begin()
-    decided = [(controller.step(step.sample), controller.vetoes) for step in section.steps]
-    judged = iter(controller.decisions)
+    law = law_for(replace(origin.config, **changes), origin.start)
+    law.begin()
+    decided = [(law.step(step.sample), ()) for step in section.steps]
+    judged = iter(law.decisions)
     return [(None if decision is None else next(judged), vetoes) for decision, vetoes in decided]
 
 

@@ -17,10 +17,10 @@ from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune import replay as command
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.controller import Controller
+from dpex.autotune.law import law_for
 from dpex.autotune.replay import load, parse_changes, replay
 from dpex.autotune.trace.explain import quantity, report, summary
-from dpex.autotune.trace.format import Recorder, RecordingController, RunFacts, TraceOrigin, line
+from dpex.autotune.trace.format import Recorder, RecordingLaw, RunFacts, TraceOrigin, line
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli.main import parser
 from dpex.cli.replay import run
@@ -38,9 +38,9 @@ def recorder(path: Path) -> Recorder:
 
 def recorded(
     into: Recorder, config: AutotuneConfig | None = None, start: Settings | None = None, why: str = ""
-) -> RecordingController:
+) -> RecordingLaw:
     config, start = config or AutotuneConfig(), start or Settings(local=2, prefetch=4)
-    return RecordingController(Controller(config, start), into, TraceOrigin(config=config, start=start, why=why))
+    return RecordingLaw(law_for(config, start), into, TraceOrigin(config=config, start=start, why=why))
 
 
 @pytest.fixture
@@ -58,15 +58,15 @@ def renewed(tmp_path: Path) -> Path:
     into = recorder(path)
     pinned = AutotuneConfig(min_local=3, max_local=3)
 
-    class Pinning(RecordingController):
+    class Pinning(RecordingLaw):
         def step(self, sample: Sample) -> Decision | None:
-            if sample.at > 8 and self.controller.config == AutotuneConfig():  # type: ignore[attr-defined]
+            if sample.at > 8 and self.law.config == AutotuneConfig():  # type: ignore[attr-defined]
                 self.__dict__ |= vars(recorded(into, pinned, Settings(local=3, prefetch=6), "local=3 is fixed"))
             return super().step(sample)
 
     start = Settings(local=2, prefetch=4)
     origin = TraceOrigin(config=AutotuneConfig(), start=start)
-    simulate(SHIFT, [Pinning(Controller(AutotuneConfig(), start), into, origin)], 20)
+    simulate(SHIFT, [Pinning(law_for(AutotuneConfig(), start), into, origin)], 20)
     return path
 
 
@@ -131,17 +131,6 @@ def test_a_run_is_explained(shift: Path) -> None:
     assert 3 <= len(rows) <= 12
     assert "[1]" in rows[0]
     assert rows[0].count("#") > rows[len(rows) // 3].count("#")
-
-
-def test_what_is_suggested_and_not_done_is_told_with_the_reason(shift: Path) -> None:
-    """From 12 s on fewer workers would do, which several windows must agree on."""
-    _, lines = shown(shift)
-    first = next(index for index, text in enumerate(lines) if text.endswith("by this version of dpex, and not done:"))
-    assert any(" s  shrink: " in text and text.endswith("windows in a row agree") for text in lines[first + 1 :])
-    _, for_programs = shown(shift, "--json")
-    vetoes = json.loads("\n".join(for_programs))["vetoes"]
-    assert {"policy", "wanted", "why"} == vetoes[0]["veto"].keys()
-    assert any(each["veto"]["policy"] == "shrink" and each["at"] > 12 for each in vetoes)
 
 
 def test_figures_of_a_run(shift: Path) -> None:
@@ -231,7 +220,7 @@ def test_another_controller_decides_otherwise(shift: Path, monkeypatch: pytest.M
         def step(self, _: Sample) -> None:
             return None
 
-    monkeypatch.setattr(command, "Controller", Still)
+    monkeypatch.setattr(command, "law_for", Still)
     code, lines = shown(shift)
     assert code == 1
     assert "    replayed  nothing" in lines

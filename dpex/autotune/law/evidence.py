@@ -14,8 +14,9 @@ from dpex.measure.samples import PoolSample
 _OUTLIER, _LEARNING, _WINDOWS = 4.0, 4, 16
 """A single window counts for no more deviations than the first; after the second number of windows deviations are
 known; the mean is over about the third."""
-_MOST_QUEUED = 0.9
-"""Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
+_MOST_QUEUED, _LEAST_NET = 0.9, 0.01
+"""Part of a step that can have been queueing for a CPU, at most, and part of a batch that was not, at least: both are
+measured with errors."""
 
 
 class Mean:
@@ -89,8 +90,8 @@ class PoolEvidence:
 
 
 def net_s(pool: PoolSample) -> float:
-    """Seconds of a pool's batches, without queueing for a CPU."""
-    return pool.busy_s - min(pool.queued_s or 0.0, _MOST_QUEUED * pool.busy_s)
+    """Seconds of a pool's batches, without queueing for a CPU; at least their CPU time."""
+    return max(pool.busy_s - (pool.queued_s or 0.0), min(pool.cpu_s, pool.busy_s), _LEAST_NET * pool.busy_s)
 
 
 class Evidence:

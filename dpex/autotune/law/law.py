@@ -23,7 +23,7 @@ from dpex.autotune.law.constants import CONSTANTS, Constants
 from dpex.autotune.law.evidence import Evidence, Record
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import allowed, walls
-from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal, Veto
+from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal
 from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
 
 PATIENCE_S = 30.0
@@ -101,7 +101,6 @@ class Law:
 
     Attributes:
         decisions: All that were taken, oldest first, with what they brought.
-        vetoes: Nothing; for those who read the records of other controllers.
         model: What is known of the work; None before the first batches.
     """
 
@@ -115,7 +114,6 @@ class Law:
         self._pass, self._started = (-1, 0.0), 1
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
-        self.vetoes: tuple[Veto, ...] = ()
         self.model: Model | None = None
         self._forget()
 
@@ -503,9 +501,8 @@ class Law:
     def _close(self, sample: Sample, trial: Trial, *, kept: bool) -> None:
         """The trial is over."""
         self._trial = None
-        rate, _ = self._record.rate()
-        wait = self._record.wait
-        outcome = Outcome(rate=rate or sample.rate, wait=wait, kept=kept, at=sample.at)
+        seen = wording.measured(self._record, sample)
+        outcome = Outcome(rate=seen["rate"], wait=seen["wait"], kept=kept, at=sample.at)
         self.decisions[trial.number] = replace(self.decisions[trial.number], outcome=outcome)
 
     def _fail(self, sample: Sample, settings: Settings, took_s: float) -> None:
@@ -538,26 +535,29 @@ class Law:
                 net_s=self._record.net.value or model.local.service_s,
                 wall_s=self._record.wall.value or model.local.service_s,
             )
+        decision = self._decided(sample, new, reason)
         self._record = Record(k)
         self._is_fresh = False
         self._asked_at = self._settled_at = sample.at
-        return self._decided(sample, new, reason)
+        return decision
 
     def _decided(self, sample: Sample, new: Settings, reason: Reason) -> Decision:
         model = self.model
         rate = model.rate(new).value if model is not None else 0.0
         wait = model.wait(new).value if model is not None else 0.0
-        evidence = wording.evidence(model, self._record) if model is not None else {}
+        evidence = wording.evidence(model, self._record, sample) if model is not None else {}
         decision = Decision(
             at=sample.at,
             old=sample.settings,
             new=new,
             reason=reason,
-            text=wording.decided(sample.settings, new, reason, evidence),
+            text="",
             evidence=evidence,
             predicted_rate=rate,
             predicted_wait=wait,
             signal=self._signal,
         )
+        failed = self.decisions[-1] if self.decisions else None
+        decision = replace(decision, text=wording.decided(decision, sample, failed))
         self.decisions.append(decision)
         return decision

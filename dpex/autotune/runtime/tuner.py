@@ -1,4 +1,4 @@
-"""Tunes a running loader: takes windows of measurements, asks the controller, carries out what it decides.
+"""Tunes a running loader: takes windows of measurements, asks the law, carries out what it decides.
 
 One daemon thread ("dpex-tuner") per loader looks at the loader's engines while there are any. It never waits for the
 consumer and never makes it wait: what it reads it reads without the engine's lock, and what it requests the consumer's
@@ -23,9 +23,10 @@ from functools import partial
 from typing import Protocol
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.controller import Controller
 from dpex.autotune.course import Course
 from dpex.autotune.felt import by_events
+from dpex.autotune.law import Law, law_for
+from dpex.autotune.law.wording import named
 from dpex.autotune.rank_load import load_of, with_cpus
 from dpex.autotune.room import Room, RoomWanted, made_without, node_links, remote_need
 from dpex.autotune.runtime.allowed import Limits, brought_inside, within
@@ -33,9 +34,8 @@ from dpex.autotune.runtime.recorder import recorder
 from dpex.autotune.runtime.short_passes import quickest
 from dpex.autotune.runtime.window_sample import Window
 from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows
-from dpex.autotune.trace.format import RecordingController, TraceOrigin
+from dpex.autotune.trace.format import RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Reason, Sample, Settings
-from dpex.autotune.wording import named
 from dpex.core.names import KNOBS, LOCAL, REMOTE
 from dpex.core.prefetch import Sizes
 from dpex.measure.consumer_time import EngineLook
@@ -122,24 +122,24 @@ class Tuner:
     # -- what is wanted ----------------------------------------------------------------------------------------------
 
     def _renew(self, why: str) -> None:
-        """A controller for the limits as they are now, from the present setting, brought inside them."""
+        """A law for the limits as they are now, from the present setting, brought inside them."""
         config = self._allowed()
         self.settings = brought_inside(self.settings, config)
-        self._controller = self._on_record(Controller(config, self.settings), config, why)
-        self.settings = self._controller.begin()
+        self._law = self._on_record(law_for(config, self.settings), config, why)
+        self.settings = self._law.begin()
 
     def _allowed(self) -> AutotuneConfig:
         remote = self._room is not None and not self._refused
         return within(self._config, self._limits, self.settings, remote=remote)
 
-    def _on_record(self, controller: Controller, config: AutotuneConfig, why: str) -> Controller | RecordingController:
+    def _on_record(self, law: Law, config: AutotuneConfig, why: str) -> Law | RecordingLaw:
         if self._recorder is None:
-            return controller
+            return law
         limits = asdict(replace(self._limits, pins=dict(self._limits.pins or {})))
         limits["streams"] = bool(self._limits.streams)
         del limits["reading"]
-        return RecordingController(
-            controller, self._recorder, TraceOrigin(config=config, start=self.settings, limits=limits, why=why)
+        return RecordingLaw(
+            law, self._recorder, TraceOrigin(config=config, start=self.settings, limits=limits, why=why)
         )
 
     @property
@@ -154,7 +154,7 @@ class Tuner:
     @property
     def decisions(self) -> list[Decision]:
         """All so far, oldest first."""
-        decisions = [*self._past, *self._controller.decisions]
+        decisions = [*self._past, *self._law.decisions]
         return sorted([*decisions, *self._notes], key=lambda decision: decision.at) if self._notes else decisions
 
     @property
@@ -169,7 +169,7 @@ class Tuner:
             now = self.settings
             self._limits = replace(self._limits, pins=dict(pins))
             self.settings = replace(now, local=pins.get(LOCAL, now.local), remote=pins.get(REMOTE, now.remote))
-            self._past += self._controller.decisions
+            self._past += self._law.decisions
             self._renew(f"{fixed} is fixed by resize()")
             self._windows.clear()
         logger.info("auto: %s is fixed by resize()%s", fixed, "; nothing is tuned any more" if self.is_frozen else "")
@@ -221,8 +221,8 @@ class Tuner:
         """One look; returns the seconds until the next."""
         now = self._clock()
         if self.is_frozen:
-            if isinstance(self._controller, RecordingController):
-                self._controller.announce(0.0 if self._began_at is None else now - self._began_at)
+            if isinstance(self._law, RecordingLaw):
+                self._law.announce(0.0 if self._began_at is None else now - self._began_at)
             if self._room is not None:
                 self._room.rest()
             return self._config.interval_s
@@ -307,7 +307,7 @@ class Tuner:
             running=sample.remote.running,
             need=remote_need(felt, self._config.wait_goal),
             own=made_without(sample),
-            useful=self._controller.useful_remote(most) if most else None,
+            useful=self._law.useful_remote(most) if most else None,
             may_grow=bool(most),
         )
 
@@ -331,10 +331,10 @@ class Tuner:
         if self._learn_quickest(sample):
             return
         self.course.add(sample)
-        controller = self._controller
-        decision = controller.step(sample)
+        law = self._law
+        decision = law.step(sample)
         if decision is not None:
-            self._carry_out(decision, controller)
+            self._carry_out(decision, law)
         self._windows.go_on(sample, self._config.interval_s, is_changed=decision is not None)
 
     def _refuse(self, look: EngineLook) -> None:
@@ -342,7 +342,7 @@ class Tuner:
         with self._changing:
             self._refused = True
             self.settings = replace(self.settings, local=look.sizes.local, remote=0)
-            self._past += self._controller.decisions
+            self._past += self._law.decisions
             self._renew(f"there can be no remote workers: {look.refused}")
             self._request()
 
@@ -354,7 +354,7 @@ class Tuner:
         """The system refused to start a worker: what runs is the most there can be."""
         with self._changing:
             self._limits = replace(self._limits, most_local=most)
-            self._past += self._controller.decisions
+            self._past += self._law.decisions
             self._renew(f"no more than {most} local workers can be started: {why}")
             self._windows.clear()
             self._request()
@@ -379,7 +379,7 @@ class Tuner:
                 f"Each pass of {sample.pass_batches} batches starts its own workers, which takes "
                 f"{sample.start_s:.2f} s: {found} local workers make a pass the quickest."
             )
-            self._past += self._controller.decisions
+            self._past += self._law.decisions
             self.settings = replace(now, local=min(now.local, found))
             self._past.append(replace(_stays(sample.at, self.settings, "limit", why), old=now))
             self._renew(why)
@@ -394,17 +394,17 @@ class Tuner:
         with self._changing:
             now, local = self.settings, min(1, self.settings.local)
             self._limits = replace(self._limits, streams=why)
-            self._past += self._controller.decisions
+            self._past += self._law.decisions
             self.settings = replace(now, local=local, remote=1 - local)
             self._past.append(replace(_stays(at, self.settings, "limit", why), old=now))
             self._renew(why)
             self._windows.clear()
             self._request()
 
-    def _carry_out(self, decision: Decision, controller: Controller | RecordingController) -> None:
-        """Unless the user fixed a size meanwhile, and another controller decides."""
+    def _carry_out(self, decision: Decision, law: Law | RecordingLaw) -> None:
+        """Unless the user fixed a size meanwhile, and another law decides."""
         with self._changing:
-            if controller is not self._controller:
+            if law is not self._law:
                 return
             logger.info("auto: %s", decision.text)
             self.settings = decision.new
@@ -418,7 +418,7 @@ class Tuner:
             now = self._clock() - (self._began_at if self._began_at is not None else self._clock())
             self._past = [*self.decisions, _given_up(now, old, new, error)]
             self._notes = []
-            self._controller = Controller(self._allowed(), new)
+            self._law = law_for(self._allowed(), new)
             self.settings = new
             self._request()
 

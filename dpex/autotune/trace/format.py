@@ -110,7 +110,7 @@ class Controls(Protocol):
         """Take a window in."""
 
     def useful_remote(self, most: int) -> int | None:
-        """See `Controller.useful_remote`."""
+        """See `Law.useful_remote`."""
 
 
 class Recorder:
@@ -151,11 +151,11 @@ class Recorder:
         self._emit({"kind": "outcome", "number": number} | plain(outcome))
 
 
-class RecordingController:
-    """A controller on record. Lines are written in `step`, or by `announce` where no step may come."""
+class RecordingLaw:
+    """A law on record. Lines are written in `step`, or by `announce` where no step may come."""
 
-    def __init__(self, controller: Controls, recorder: Recorder, origin: TraceOrigin) -> None:
-        self.controller = controller
+    def __init__(self, law: Controls, recorder: Recorder, origin: TraceOrigin) -> None:
+        self.law = law
         self._recorder = recorder
         self._origin = origin
         self._is_announced = False
@@ -163,29 +163,29 @@ class RecordingController:
 
     @property
     def decisions(self) -> list[Decision]:
-        """The controller's."""
-        return self.controller.decisions
+        """The law's."""
+        return self.law.decisions
 
     def begin(self) -> Settings:
-        """The controller's."""
-        return self.controller.begin()
+        """The law's."""
+        return self.law.begin()
 
     def useful_remote(self, most: int) -> int | None:
-        """The controller's."""
-        return self.controller.useful_remote(most)
+        """The law's."""
+        return self.law.useful_remote(most)
 
     def announce(self, at: float = 0.0) -> None:
-        """Write down that this controller begins; once."""
+        """Write down that this law begins; once."""
         if not self._is_announced:
             self._is_announced = True
             self._recorder.origin(self._origin, at)
 
     def step(self, sample: Sample) -> Decision | None:
-        """The controller's, and the lines about it."""
+        """The law's, and the lines about it."""
         self.announce(sample.at)
         self._recorder.sample(sample)
-        decision = self.controller.step(sample)
-        decisions = self.controller.decisions
+        decision = self.law.step(sample)
+        decisions = self.law.decisions
         for index, number in list(self._numbers.items()):
             outcome = decisions[index].outcome
             if outcome is not None:

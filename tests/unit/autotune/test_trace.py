@@ -16,7 +16,7 @@ from dpex.autotune.trace.format import (
     FORMAT,
     VERSION,
     Recorder,
-    RecordingController,
+    RecordingLaw,
     RunFacts,
     Trace,
     TraceOrigin,
@@ -83,7 +83,7 @@ class Player:
 def record(samples: Iterable[Sample], answers: Iterable[Decision | None]) -> list[bytes]:
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
-    recorded = RecordingController(Player(answers), recorder, ORIGIN)
+    recorded = RecordingLaw(Player(answers), recorder, ORIGIN)
     for each in samples:
         recorded.step(each)
     return lines
@@ -94,12 +94,12 @@ def a_trace() -> list[bytes]:
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
     player = Player([DECISION, None, DECISION])
-    recorded = RecordingController(player, recorder, ORIGIN)
+    recorded = RecordingLaw(player, recorder, ORIGIN)
     recorded.step(sample(1.0, local=PoolSample(services_s=(0.1, 0.2))))
     player.judge(0, Outcome(rate=1.5, wait=0.25, kept=False, at=2.0))
     recorded.step(sample(2.0))
     recorded.step(sample(3.0))
-    RecordingController(Player([None]), recorder, replace(ORIGIN, why="local=3 is fixed by resize()")).step(sample(4.0))
+    RecordingLaw(Player([None]), recorder, replace(ORIGIN, why="local=3 is fixed by resize()")).step(sample(4.0))
     return lines
 
 
@@ -127,7 +127,7 @@ def test_decisions_come_back(decision: Decision) -> None:
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
     player = Player([replace(decision, outcome=None), None])
-    recorded = RecordingController(player, recorder, ORIGIN)
+    recorded = RecordingLaw(player, recorder, ORIGIN)
     recorded.step(sample(1.0))
     if decision.outcome is not None:
         player.judge(0, decision.outcome)
@@ -156,7 +156,7 @@ def test_a_run_comes_back() -> None:
 def test_a_controller_that_sees_nothing_is_announced_once() -> None:
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
-    recorded = RecordingController(Player([None]), recorder, ORIGIN)
+    recorded = RecordingLaw(Player([None]), recorder, ORIGIN)
     recorded.announce()
     recorded.announce()
     assert len(lines) == 1
@@ -171,7 +171,7 @@ def test_a_sample_that_breaks_the_controller_is_the_last_line() -> None:
     lines: list[bytes] = []
     recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
     with pytest.raises(ZeroDivisionError):
-        RecordingController(Broken([]), recorder, ORIGIN).step(sample(1.0))
+        RecordingLaw(Broken([]), recorder, ORIGIN).step(sample(1.0))
     assert read(lines, "t").samples == [sample(1.0)]
 
 
