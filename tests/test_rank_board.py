@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpex.autotune.rank_load import load_of, with_cpus
+from dpex.autotune.need import load_of, with_cpus
 from dpex.autotune.types import Sample, Settings
 from dpex.core.rank_shares import RankLoad
 from dpex.measure.samples import MachineSample, PoolSample

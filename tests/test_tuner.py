@@ -24,13 +24,13 @@ from workload import wait_as_work
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.law.wording import named
-from dpex.autotune.room import RoomFound, RoomWanted
 from dpex.autotune.runtime.allowed import Limits, cold_start, within
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
 from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.rank_shares import RankLoad
+from dpex.core.room import RoomFound, RoomWanted
 from dpex.errors import OptionError
 from dpex.measure.consumer_time import EngineLook, Tally, Times
 from dpex.measure.samples import MachineSample, PoolSample
@@ -428,7 +428,6 @@ class FakeEngine:
             ready=0,
             in_flight=4,
             batch_bytes=100.0,
-            made_here=none,
             local=PoolSample(requested=2, running=2),
             remote=none,
             pids=(),
@@ -566,7 +565,7 @@ def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
 
     tuner.turn()
     for number, stall_s in enumerate((None, 0.0, 0.5, 1.5)):
-        steps = {"gpu_steps": 40 * number, "gpu_step_s": 0.8 * number, "gpu_step_squared": 0.02 * number}
+        steps = {"gpu_steps": 40 * number, "gpu_step_s": 0.8 * number}
         engine.shown = replace(engine.shown, gpu_stall_s=stall_s, feed_wait_s=0.1 * number, ready=number % 2, **steps)
         engine.work(40, 0.6, 0.6)
         tuner.turn()
@@ -575,7 +574,6 @@ def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
     assert [sample.gpu_busy for sample in listener.samples] == [None, 0.75, 0.75, 0.75]
     assert [sample.gpu_steps for sample in listener.samples] == [0, 40, 40, 40]
     assert [sample.gpu_step_s for sample in listener.samples] == pytest.approx([0.0, 0.8, 0.8, 0.8])
-    assert [sample.gpu_step_spread for sample in listener.samples] == [None, *[pytest.approx(0.5)] * 3]
     assert [sample.feed_wait_s for sample in listener.samples] == pytest.approx([0.0, 0.1, 0.1, 0.1])
     use, known_s = tuner.gpu_use, sum(sample.seconds for sample in listener.samples[1:])
     assert (use.busy_ratio, use.supplied_busy_ratio) == pytest.approx((0.75, 0.75))

@@ -15,15 +15,16 @@ from benchmarks.simulation.scenarios import load as scenarios
 from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
-from dpex.autotune import replay as command
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import law_for
-from dpex.autotune.replay import load, parse_changes, replay
-from dpex.autotune.trace.explain import quantity, report, summary
-from dpex.autotune.trace.format import Recorder, RecordingLaw, RunFacts, TraceOrigin, line
+from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli.main import parser
-from dpex.cli.replay import run
+from dpex.cli.replay import again
+from dpex.cli.replay.again import load, parse_changes, replay
+from dpex.cli.replay.command import run
+from dpex.cli.replay.text import quantity, report, summary
+from dpex.core.json_values import line
 
 ROOT = Path(__file__).parents[2]
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))
@@ -33,7 +34,9 @@ SHIFT = World(cpus=2, noise=0.02, phases=(WAIT, SLOW_STEP))
 
 def recorder(path: Path) -> Recorder:
     file = path.open("a")
-    return Recorder(lambda record: (file.write(line(record)), file.flush()), lambda: RunFacts(dpex="0.1.0", wall_s=1e9))
+    return Recorder(
+        lambda record: (file.write(line(record)), file.flush()), lambda at: Header(dpex="0.1.0", started_s=1e9 - at)
+    )
 
 
 def recorded(
@@ -212,7 +215,6 @@ def test_another_controller_decides_otherwise(shift: Path, monkeypatch: pytest.M
     class Still:
         def __init__(self, *_: object) -> None:
             self.decisions: list[Decision] = []
-            self.vetoes = ()
 
         def begin(self) -> Settings:
             return Settings()
@@ -220,7 +222,7 @@ def test_another_controller_decides_otherwise(shift: Path, monkeypatch: pytest.M
         def step(self, _: Sample) -> None:
             return None
 
-    monkeypatch.setattr(command, "law_for", Still)
+    monkeypatch.setattr(again, "law_for", Still)
     code, lines = shown(shift)
     assert code == 1
     assert "    replayed  nothing" in lines

@@ -14,4 +14,5 @@ __all__ = ["Law", "law_for", "start"]
 
 def law_for(config: AutotuneConfig, begin: Settings) -> Law:
     """A law that begins with the setting ``begin``, with the constants that the configuration gives."""
-    return Law(config, begin, replace(CONSTANTS, goal=config.wait_goal))
+    constants = replace(CONSTANTS, goal=config.wait_goal, headroom=config.headroom, calm=config.shrink_after)
+    return Law(config, begin, constants)

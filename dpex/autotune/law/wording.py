@@ -52,7 +52,8 @@ def decided(decision: Decision, sample: Sample, failed: Decision | None = None) 
     if decision.reason == "undo":
         return f"Back from {named(old)} to {named(new)}, because {_failure(failed)}.{_expected(decision, 0.0)}"
     why = _limit(old, new, sample) if decision.reason == "limit" else _reason(decision)
-    return f"From {named(old)} to {named(new)}, because {why}.{_costs(decision)}{_expected(decision, decision.evidence.get('rate', 0.0))}"
+    expected = _expected(decision, decision.evidence.get("rate", 0.0))
+    return f"From {named(old)} to {named(new)}, because {why}.{_costs(decision)}{expected}"
 
 
 def brought(decision: Decision) -> str:

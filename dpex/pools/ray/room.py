@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from dpex._ray import client_session
-from dpex.autotune.room import KnownNeed, NodeLink, RoomFound, RoomWanted, room_found
 from dpex.core.fair_shares import Claim
+from dpex.core.room import KnownNeed, NodeLink, RoomFound, RoomWanted, room_found
 from dpex.pools.ray.cluster import answers, slots
 from dpex.pools.ray.growth import ClusterGrowth
 from dpex.pools.ray.options import actor_options, needs_of
@@ -42,7 +42,7 @@ _numbers = count(1)
 
 
 class RemoteRoom:
-    """See the module; a `dpex.autotune.room.Room`.
+    """See the module; a `dpex.core.room.Room`.
 
     Args:
         world_size: Ranks of this job, which divide the cluster evenly while there is no coordinator.
@@ -66,12 +66,12 @@ class RemoteRoom:
         self._lock = threading.Lock()
 
     def look(self, wanted: RoomWanted) -> RoomFound | None:
-        """See `dpex.autotune.room.Room.look`; None while no cluster is connected."""
+        """See `dpex.core.room.Room.look`; None while no cluster is connected."""
         with self._lock:
             return self._room(wanted)
 
     def rest(self) -> None:
-        """See `dpex.autotune.room.Room.rest`."""
+        """See `dpex.core.room.Room.rest`."""
         with self._lock:
             self._looked_at = -math.inf
             self._growth.end()
