@@ -71,7 +71,8 @@ def test_a_run_is_recorded_and_replays(tmp_path: Path) -> None:
 def test_the_environment_names_a_file_and_epochs_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "run-{pid}-{rank}.jsonl"))
     monkeypatch.setenv("RANK", "3")
-    loader = DpexDataLoader(Augmented(400, 0.001), batch_size=4, num_workers="auto", autotune=QUICK)
+    data, kept = Augmented(400, 0.001), {"persistent_workers": True}  # starting them would be a limit, with a section
+    loader = DpexDataLoader(data, batch_size=4, num_workers="auto", autotune=QUICK, **kept)
     assert list(tmp_path.iterdir()) == []  # nothing before the first window
     ends = []
     for _ in range(2):
