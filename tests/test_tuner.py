@@ -826,7 +826,7 @@ def test_room_on_the_cluster(
     assert reported == [told]
 
 
-def test_a_budget_bounds_the_memory_that_the_controller_sees(parts: Any) -> None:
+def test_a_budget_bounds_the_memory_that_the_law_sees(parts: Any) -> None:
     tuner, engine, listener = parts
     tuner._limits = Limits(memory_budget=2_000)
     tuner.turn()

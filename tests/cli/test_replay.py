@@ -98,7 +98,7 @@ def test_scenarios_are_decided_again_as_they_were(family: str, tmp_path: Path) -
         assert all(window.is_same for window in windows)
 
 
-def test_each_controller_is_made_anew_where_it_was(renewed: Path) -> None:
+def test_each_law_is_made_anew_where_it_was(renewed: Path) -> None:
     trace = load(str(renewed))
     assert [section.origin.why for section in trace.sections] == ["", "local=3 is fixed"]
     assert all(trace.sections[1].steps)
@@ -211,7 +211,7 @@ def test_another_configuration_decides_otherwise_and_the_first_difference_is_sho
     assert any("recorded under the recorded settings" in text for text in lines)
 
 
-def test_another_controller_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_law_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Still:
         def __init__(self, *_: object) -> None:
             self.decisions: list[Decision] = []

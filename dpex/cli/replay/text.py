@@ -288,7 +288,7 @@ def _verdict(windows: Sequence[ReplayedWindow], changes: Mapping[str, Any]) -> I
     later = [window for window in windows if window.number > first.number and (window.recorded or window.replayed)]
     yield ""
     yield "All later windows were recorded under the recorded settings, not under those that are decided now. What is"
-    yield "decided on them shows what this controller tends to, not what would have happened; only a new run shows it."
+    yield "decided on them shows what the law tends to, not what would have happened; only a new run shows it."
     if later:
         yield ""
     for window in later:

@@ -10,7 +10,7 @@ from dpex.system.clock import Clock, monotonic
 from dpex.system.tcp import TcpCounts, tcp_counts
 
 TELL_EVERY_S = 0.25
-"""A look takes some microseconds, and a window of the controller is rarely shorter."""
+"""A look takes some microseconds, and a window of the tuner is rarely shorter."""
 
 
 class Traffic(NamedTuple):
