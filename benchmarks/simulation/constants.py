@@ -23,7 +23,7 @@ Regrets = Mapping[str, Mapping[str, Sequence[float]]]
 HEAD = """
 # Constants of the law
 
-Nobody needs to set these: [`AutotuneConfig`](python.md) has what a user may want to change. The page
+No user needs to set these: [`AutotuneConfig`](python.md) has what a user may want to change. The page
 [Tuning](../explanation/tuning.md) says what each of them is for. *Regret* is the part of the batches that was lost
 against the best fixed settings, in the mean over a set of simulated worlds; *without it* is with the value at which the
 constant has no effect, or half or twice its own.
