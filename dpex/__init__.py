@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpex.autotune.config import AutotuneConfig
-    from dpex.autotune.run_plot import RunPlot
     from dpex.autotune.types import Decision, Outcome, Settings
     from dpex.dataloader import DpexDataLoader
     from dpex.diagnose.diagnosis import Diagnosis
@@ -62,7 +61,6 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "dpex.autotune.config": ("AutotuneConfig",),
-    "dpex.autotune.run_plot": ("RunPlot",),
     "dpex.autotune.types": ("Decision", "Outcome", "Settings"),
     "dpex.dataloader": ("DpexDataLoader",),
     "dpex.diagnose.diagnosis": ("Diagnosis",),
@@ -136,7 +134,6 @@ __all__ = [
     "Prefetched",
     "Profile",
     "ProfiledStep",
-    "RunPlot",
     "SampleFacts",
     "SampleTimeoutError",
     "ScoredPrediction",

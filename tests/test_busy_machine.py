@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from workload import wait_as_work
 
 from dpex import DpexDataLoader
-from dpex.autotune.model import Estimate
+from dpex.autotune.law.model import Model
 from dpex.system.cpus import usable_cpus
 
 pytestmark = [
@@ -55,25 +55,25 @@ def neighbours() -> Iterator[None]:
         process.wait()
 
 
-def tuned(data: Work) -> tuple[Estimate, DpexDataLoader[Any]]:
-    """What the tuner makes of the work once it has seen enough of it; and the loader."""
+def tuned(data: Work) -> tuple[Model, DpexDataLoader[Any]]:
+    """The law's model of the work once it has seen enough of it; and the loader."""
     deadline = time.monotonic() + PATIENCE_S
     with DpexDataLoader(data, batch_size=4, num_workers="auto") as loader:
-        for _ in loader:
+        for number, _ in enumerate(loader):
             assert loader._runtime.tuner is not None
-            windows = loader._runtime.tuner._controller._work  # type: ignore[union-attr]
-            if windows.tickets >= TICKETS:
-                break
-            assert time.monotonic() < deadline, f"{windows.tickets} batches were seen"
-        return windows.estimate(usable_cpus(), float("inf"), float("inf")), loader
+            model: Model | None = loader._runtime.tuner._law.model  # type: ignore[union-attr]
+            if number >= TICKETS and model is not None:
+                return model, loader
+            assert time.monotonic() < deadline, f"{number} batches were seen"
+    raise AssertionError("the data ended")
 
 
 def test_queueing_is_not_taken_for_waiting(neighbours: None) -> None:
-    work, loader = tuned(Work(cpu_s=0.002, wait_s=0.0))
-    assert work.waiting < 0.25
-    assert all(decision.new.local <= 2 * CPUS for decision in loader.decisions), loader.decisions
+    model, loader = tuned(Work(cpu_s=0.002, wait_s=0.0))
+    assert model.cpu_share > 0.75
+    assert all(decision.new.local <= 4 * CPUS for decision in loader.decisions), loader.decisions
 
 
 def test_waiting_beside_busy_programs_is_seen(neighbours: None) -> None:
-    work, _ = tuned(Work(cpu_s=0.0005, wait_s=0.01))
-    assert work.waiting > 0.75
+    model, _ = tuned(Work(cpu_s=0.0005, wait_s=0.01))
+    assert model.cpu_share < 0.5

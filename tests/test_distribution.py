@@ -32,10 +32,7 @@ SCRIPTS = Path(__file__).parent / "fresh_scripts"
 DATA_FILES = {
     "dpex/py.typed",
     "dpex/dropin/sitehook/sitecustomize.py",
-    *(
-        f"dpex/telemetry/static/{name}"
-        for name in ("index.html", "page.css", "page.js", "charts.js", "saved.js", "icon.svg")
-    ),
+    *(f"dpex/telemetry/static/{name}" for name in ("index.html", "page.css", "page.js", "charts.js", "icon.svg")),
     *(f"dpex/telemetry/static/uPlot.{end}" for end in ("iife.min.js", "min.css", "LICENSE.txt")),
 }
 """Files that are opened by their names, which no import would miss."""

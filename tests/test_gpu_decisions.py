@@ -16,7 +16,7 @@ from tests.telemetry.test_gpu_export import PRETEND, forker_with, run
 
 LOOP = """
 from dpex import AutotuneConfig
-from dpex.autotune.controller import Controller
+from dpex.autotune.law import Law
 
 class Data:
     def __len__(self):
@@ -43,14 +43,14 @@ class NoStream(Stream):
     is_open = staticmethod(lambda: False)
 
 windows = []
-step = Controller.step
+step = Law.step
 
 def watched(self, sample):
     decision = step(self, sample)
-    windows.append((sample, decision, self.vetoes))
+    windows.append((sample, decision))
     return decision
 
-Controller.step = watched
+Law.step = watched
 used[0] = ""
 
 def train(stream, busy, enough):
@@ -63,18 +63,17 @@ def train(stream, busy, enough):
             if enough(windows):
                 break
             assert time.monotonic() < deadline, windows[-3:]
-        waited_s = sum(sample.wait_s + sample.own_s for sample, _, _ in windows)
+        waited_s = sum(sample.wait_s + sample.own_s for sample, _ in windows)
         return (
             [(d.new.workers - d.old.workers, d.signal, d.text) for d in loader.decisions],
-            [(veto.policy, veto.why) for _, _, vetoes in windows for veto in vetoes],
-            waited_s / sum(sample.seconds for sample, _, _ in windows),
+            waited_s / sum(sample.seconds for sample, _ in windows),
         )
 
 def seen_for_long(windows):
-    return sum(sample.seconds for sample, _, _ in windows) > 4
+    return sum(sample.seconds for sample, _ in windows) > 4
 
 def has_grown(windows):
-    return any(d is not None and d.new.workers > d.old.workers for _, d, _ in windows)
+    return any(d is not None and d.new.workers > d.old.workers for _, d in windows)
 """
 
 
@@ -90,7 +89,7 @@ answer = {
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """By run: changes of the number of workers with their signal and text; vetoes; the share of the loop's waiting."""
+    """By run: changes of the number of workers with their signal and text; the share of the loop's waiting."""
     folder = tmp_path_factory.mktemp("gpu")
     with closing(forker_with(str(built_in(folder)), folder)) as forker:
         return run(RUNS, forker, PRETEND + LOOP)
@@ -98,17 +97,16 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("signal", ["events", "nvml"])
 def test_a_loop_that_waits_under_a_busy_gpu_gets_no_more_workers(answers: Any, signal: str) -> None:
-    decisions, vetoes, waited = answers[f"busy, {signal}"]
+    decisions, waited = answers[f"busy, {signal}"]
     assert waited > 0.5
     assert [change for change, _, _ in decisions if change > 0] == []
     assert {said for _, said, _ in decisions} <= {signal}
     assert all("GPU" in text for _, _, text in decisions)
-    assert all(why.startswith("the GPU is busy for 98 %") for policy, why in vetoes if policy == "grow")
 
 
 @pytest.mark.parametrize(("signal", "clock"), [("events", "CUDA events"), ("nvml", "NVML")])
 def test_a_loop_whose_gpu_starves_gets_more(answers: Any, signal: str, clock: str) -> None:
-    decisions, _, waited = answers[f"starved, {signal}"]
+    decisions, waited = answers[f"starved, {signal}"]
     assert waited > 0.5
     change, said, text = decisions[-1]
     assert change > 0

@@ -38,7 +38,6 @@ FOR_OTHER_LOADERS = {
         "dpex.system.directories",
         "dpex.system.gpu.nvml",
         "dpex.system.gpu.watch",
-        "dpex.system.chart",
         "dpex.system.html_page",
     ),
     *("dpex.system.listening", "dpex.system.rank_board", "dpex.system.tcp"),

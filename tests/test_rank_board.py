@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dpex.autotune.rank_load import load_of, with_cpus
+from dpex.autotune.need import load_of, with_cpus
 from dpex.autotune.types import Sample, Settings
 from dpex.core.rank_shares import RankLoad
 from dpex.measure.samples import MachineSample, PoolSample
@@ -231,7 +231,7 @@ import torch, torch.distributed as dist
 from torch.utils.data import Dataset
 import dpex.system.rank_board as board
 from dpex import DpexDataLoader
-from dpex.autotune.controller import Controller
+from dpex.autotune.law import Law
 
 rank = int(os.environ["LOCAL_RANK"])
 board.usable_cpus = lambda: 8.0
@@ -247,13 +247,13 @@ class Data(Dataset):
         return torch.zeros(4)
 
 seen = []
-step = Controller.step
+step = Law.step
 
 def watched(self, sample):
     seen.append(sample.machine.cpus)
     return step(self, sample)
 
-Controller.step = watched
+Law.step = watched
 held, apart = 4.0, torch.zeros(2)
 deadline = time.monotonic() + 90
 with DpexDataLoader(Data(), batch_size=2, num_workers="auto") as loader:

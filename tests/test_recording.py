@@ -17,16 +17,18 @@ import pytest
 from families import Augmented
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.replay import load
-from dpex.autotune.replay import replay as replayed
 from dpex.autotune.runtime.allowed import Limits
-from dpex.autotune.runtime.recorder import VARIABLE, TraceFile, check, rank, wanted
+from dpex.autotune.runtime.recorder import VARIABLE, check, wanted
 from dpex.autotune.runtime.tuner import Tuner
-from dpex.autotune.trace.format import Recorder
+from dpex.autotune.trace import Recorder
 from dpex.autotune.types import Sample, Settings
 from dpex.cli.main import main
+from dpex.cli.replay.again import load
+from dpex.cli.replay.again import replay as replayed
 from dpex.errors import OptionError
 from dpex.system.clock import ManualClock
+from dpex.system.cpus import rank
+from dpex.system.trace_file import TraceFile
 
 ENDLESS = 10**7
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
@@ -69,7 +71,8 @@ def test_a_run_is_recorded_and_replays(tmp_path: Path) -> None:
 def test_the_environment_names_a_file_and_epochs_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "run-{pid}-{rank}.jsonl"))
     monkeypatch.setenv("RANK", "3")
-    loader = DpexDataLoader(Augmented(400, 0.001), batch_size=4, num_workers="auto", autotune=QUICK)
+    data, kept = Augmented(400, 0.001), {"persistent_workers": True}  # starting them would be a limit, with a section
+    loader = DpexDataLoader(data, batch_size=4, num_workers="auto", autotune=QUICK, **kept)
     assert list(tmp_path.iterdir()) == []  # nothing before the first window
     ends = []
     for _ in range(2):
@@ -169,7 +172,7 @@ def test_a_file_that_is_gone_does_not_disturb_training(tmp_path: Path, caplog: p
 def test_no_tuner_is_disturbed_where_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     tuner = Tuner(AutotuneConfig(), Settings(local=2), Limits(), clock=ManualClock())
-    assert type(tuner._controller).__name__ == "Controller"
+    assert type(tuner._law).__name__ == "Law"
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

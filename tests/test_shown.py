@@ -1,4 +1,4 @@
-"""A loader in a notebook, drawn, and below progress bars."""
+"""A loader in a terminal, in a notebook, and below progress bars."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dpex import AutotuneConfig, DpexDataLoader
-from dpex.autotune.trace.story import NOTHING
+from dpex import DpexDataLoader
 from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.loader.decision_list import DecisionList
-from dpex.loader.shown import story_of
 from tests.unit.diagnose.test_report import Tags
 
 DECISION = Decision(
@@ -28,7 +26,6 @@ DECISION = Decision(
     outcome=Outcome(rate=9.0, wait=0.2, kept=True, at=2.0),
 )
 DATA = TensorDataset(torch.arange(400))
-ENDLESS = 10_000_000
 
 
 def html_of(loader: Any) -> str:
@@ -40,7 +37,7 @@ def html_of(loader: Any) -> str:
 def test_a_loader_that_was_not_iterated_says_so() -> None:
     text = html_of(DpexDataLoader(DATA, 4, num_workers="auto", name="<train>"))
     assert "DpexDataLoader &lt;train&gt;" in text
-    assert "TensorDataset, batch size 4, num_workers=&quot;auto&quot;, not iterated yet" in text
+    assert "TensorDataset, batch size 4, num_workers=&quot;auto&quot;" in text
     assert "No batch was delivered yet." in text
 
 
@@ -48,22 +45,8 @@ def test_a_loader_with_a_fixed_number_says_what_it_did() -> None:
     loader = DpexDataLoader(DATA, 4, num_workers=1)
     assert sum(len(batch) for (batch,) in loader) == 400
     text = html_of(loader)
-    assert "num_workers=1, not tuned, so nothing is measured over time" in text
+    assert "num_workers=1" in text
     assert "Pass 1: 100 batches, " in text
-    assert str(loader.plot()) == NOTHING
-
-
-def test_a_tuned_loader_shows_its_wait_over_time_while_it_runs() -> None:
-    config = AutotuneConfig(interval_s=0.05, max_local=1)
-    with DpexDataLoader(range(ENDLESS), num_workers="auto", autotune=config, name="train") as loader:
-        iterator: Any = iter(loader)
-        assert any(len(story_of(loader).points) > 1 for _ in iterator)
-        text, plot = html_of(loader), loader.plot()
-        assert "Wait: the training loop" in text
-        assert 'class="dpex-chart"' in text
-        assert "<h1>train</h1>" in plot.html()
-        assert "lost to loading" in str(plot)
-        assert html_of(plot).startswith('<section class="dpex-run">')
 
 
 def test_what_a_loader_tells_fits_a_terminal_and_a_notebook() -> None:
@@ -78,7 +61,10 @@ def test_what_a_loader_tells_fits_a_terminal_and_a_notebook() -> None:
         assert html_of(one)
     for one in told[:2]:
         assert "\n" not in repr(one)
-    assert all(line in repr(DecisionList([DECISION])) for line in ("1. in-process → 2 local", "measured 9 batches/s"))
+    assert all(
+        line in repr(DecisionList([DECISION]))
+        for line in ("1. in-process → 2 local", "measured 9 batches/s with a wait of 20 %, kept")
+    )
     assert "<ol><li" in html_of(DecisionList([DECISION]))
     assert repr(DpexDataLoader.__new__(DpexDataLoader)).startswith("<dpex.dataloader.DpexDataLoader object")
 

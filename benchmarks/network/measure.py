@@ -20,7 +20,7 @@ from benchmarks.network.nodes import ProcessNodes
 from benchmarks.network.work import WaitingSamples
 from benchmarks.process import MeasurementError
 from dpex import AutotuneConfig, DpexDataLoader, LoaderStats, PoolStats
-from dpex.autotune.room import RoomFound, RoomWanted
+from dpex.core.room import RoomFound, RoomWanted
 from dpex.loader.runtime import LoaderRuntime
 from dpex.options import Compression
 from dpex.pools.agent.pool import RemotePool
@@ -67,11 +67,11 @@ class Room:
         pass
 
     def look(self, wanted: RoomWanted) -> RoomFound:
-        """See `dpex.autotune.room.Room.look`."""
+        """See `dpex.core.room.Room.look`."""
         return RoomFound(more=max(0, self.most - wanted.requested))
 
     def rest(self) -> None:
-        """See `dpex.autotune.room.Room.rest`."""
+        """See `dpex.core.room.Room.rest`."""
 
 
 @contextmanager

@@ -152,16 +152,12 @@ def measured_table(options: argparse.Namespace) -> Run:
 
 
 def measured_trainings(options: argparse.Namespace) -> Run:
-    """The courses of several trainings; each is drawn beside the results, too."""
+    """The courses of several trainings."""
     times = times_of(options)
 
     def measure(key: str) -> dict[str, Any]:
         asked = json.dumps({"count": int(key.split()[0]), "times": asdict(times)})
-        course = _last_line(run_module("benchmarks.remote.trainings", asked, START_LIMIT_S + times.end_s))
-        drawing = options.results.with_name(f"{options.results.stem}-{key.replace(' ', '-')}.html")
-        drawing.parent.mkdir(parents=True, exist_ok=True)
-        drawing.write_text(trainings.drawn(course))
-        return course
+        return _last_line(run_module("benchmarks.remote.trainings", asked, START_LIMIT_S + times.end_s))
 
     return measured(options, measure)
 

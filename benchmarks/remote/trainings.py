@@ -19,7 +19,6 @@ from typing import Any
 
 from benchmarks.cluster import two_raylets
 from benchmarks.process import MeasurementError, Surroundings
-from dpex.system.chart import Panel, Series, chart
 
 COUNTS = (2, 4)
 ROOM = 12
@@ -31,7 +30,6 @@ ALIKE = 0.1
 """Shares of time that are less than that apart are equal."""
 SETTLED_S = 3
 """Seconds in a row that they must be."""
-COLOURS = ("#4a5a8f", "#c26a3d", "#3d8f6a", "#8f3d7c")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,26 +149,6 @@ def equal_after_s(course: Mapping[str, Any]) -> float | None:
 def _are_equal(each: Sequence[Mapping[int, tuple[float, float]]], second: int) -> bool:
     waits = [one[second][0] for one in each if second in one]
     return len(waits) == len(each) and max(waits) - min(waits) <= ALIKE
-
-
-def drawn(course: Mapping[str, Any]) -> str:
-    """Return the course as a page: each training's share of time waited, and its workers."""
-    each = [by_stretch(lines) for lines in course["trainings"]]
-    seconds = sorted({second for one in each for second in one})
-
-    def series(part: int) -> list[Series]:
-        return [
-            Series(name=f"training {number + 1}", colour=colour, values=[one.get(s, (0.0, 0.0))[part] for s in seconds])
-            for number, (one, colour) in enumerate(zip(each, COLOURS, strict=False))
-        ]
-
-    panels = [
-        Panel(title="share of the time waited", series=series(0), is_share=True),
-        Panel(title="remote workers", series=series(1), least_top=ROOM),
-    ]
-    label = f"{len(each)} trainings on one cluster"
-    shown = chart([(second, second + 1) for second in seconds], panels, label=label)
-    return f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{label}</title>\n{shown}\n</html>\n'
 
 
 def main(arguments: Sequence[str]) -> None:

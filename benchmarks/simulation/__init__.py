@@ -1,4 +1,4 @@
-"""A simulated loader on virtual time, in which the controller is judged: `python -m benchmarks.simulation`.
+"""A simulated loader on virtual time, in which tuning is judged: `python -m benchmarks.simulation`.
 
 event_loop.py     virtual time, and resources that are shared on it
 world.py          what a world consists of, what is hostile in it, and how it changes
@@ -8,13 +8,14 @@ rank.py           one training process: loader, workers, consumer
 gpu.py            its GPU, and what CUDA events and NVML say of that
 pool_counts.py    what its workers have made so far
 tuning.py         windows and samples of it, by the tuner's own code
-steering.py       who sets the number of workers: a controller, or nobody
+steering.py       who sets the number of workers: a law, or nobody
 history.py        what a rank did
-scenarios/        worlds by name, and what a controller must achieve in them
+scenarios/        worlds by name, and what a law must achieve in them
 generate.py       worlds by the hundred, from a seed: `--fuzz N --seed S`
 recorded.py       worlds from recordings of real runs
 oracle.py         the best fixed settings of a scenario; kept.py: those that were found before
-score.py          the controller in a scenario, beside these; report.py: tables
-ablation.py       the controller with and without each GPU signal
-baseline.py       what was achieved when last recorded
+score.py          the law in a scenario, beside these; report.py: tables
+ablation.py       the law with and without each GPU signal
+baseline.py       what was achieved when last recorded; before.json: by the controller that was there before the law
+constants.py      the reference page of the law's constants
 """

@@ -1,6 +1,6 @@
-"""The controller with and without each GPU signal, in all worlds with a GPU: `python -m benchmarks.simulation.ablation`
+"""The law with and without each GPU signal, in all worlds with a GPU: `python -m benchmarks.simulation.ablation`
 
-A signal is taken away from the samples, so that the controller is the same each time. The table is Markdown: for each
+A signal is taken away from the samples, so that the law is the same each time. The table is Markdown: for each
 scenario and variant the regret, the workers above those needed (the mean in the calm part), and the decisions while
 settling; of several intervals the worst. What misses its target is in bold.
 """
@@ -16,7 +16,7 @@ from multiprocessing import Pool
 from benchmarks.simulation import kept
 from benchmarks.simulation.scenarios import GPU, Scenario, load
 from benchmarks.simulation.score import MOST_DECISIONS, MOST_REGRET, Result, cold_start, play
-from dpex.autotune.controller import Controller
+from dpex.autotune.law import Law, law_for
 from dpex.autotune.types import Decision, Sample, Settings
 
 MOST_SPARE = 1.0
@@ -30,14 +30,14 @@ def _without_nvml(sample: Sample) -> Sample:
 
 
 def _without_events(sample: Sample) -> Sample:
-    return replace(sample, gpu_stall_s=None, gpu_steps=0, gpu_step_s=0.0, gpu_step_spread=None)
+    return replace(sample, gpu_stall_s=None, gpu_steps=0, gpu_step_s=0.0)
 
 
 def _without_step(sample: Sample) -> Sample:
     """The stall is known, and a step is what it is for the training loop."""
     if sample.gpu_stall_s is None:
         return sample
-    return replace(sample, gpu_steps=sample.batches, gpu_step_s=sample.work_s, gpu_step_spread=sample.step_spread)
+    return replace(sample, gpu_steps=sample.batches, gpu_step_s=sample.work_s)
 
 
 def _without_queue(sample: Sample) -> Sample:
@@ -65,18 +65,18 @@ VARIANTS: Mapping[str, Mask] = {
 
 @dataclass(frozen=True)
 class Masked:
-    """A controller that is shown less."""
+    """A law that is shown less."""
 
-    controller: Controller
+    law: Law
     mask: Mask
 
     def begin(self) -> Settings:
         """See `Steering.begin`."""
-        return self.controller.begin()
+        return self.law.begin()
 
     def step(self, sample: Sample) -> Decision | None:
         """See `Steering.step`."""
-        return self.controller.step(self.mask(sample))
+        return self.law.step(self.mask(sample))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +112,14 @@ class Figures:
 
 
 def figures(scenario: Scenario, mask: Mask) -> Figures:
-    """What a controller achieves that is shown samples through ``mask``."""
+    """What a law achieves that is shown samples through ``mask``."""
     start = cold_start(scenario.world.cpus / scenario.world.ranks, scenario.config)
     steering = partial(_masked, scenario, start, mask)
     return Figures.of(play(scenario, kept.truths(GPU, scenario), steering))
 
 
 def _masked(scenario: Scenario, start: Settings, mask: Mask) -> Masked:
-    return Masked(Controller(scenario.config, start), mask)
+    return Masked(law_for(scenario.config, start), mask)
 
 
 def table(found: Mapping[str, Sequence[Figures]]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Many trainings on one cluster: `python -m benchmarks.simulation.cluster`.
 
-Each trainer has a machine, a network and the controller that ships; they share the nodes as `dpex.pools.ray.room` does,
+Each trainer has a machine, a network and the law that ships; they share the nodes as `dpex.pools.ray.room` does,
 by `dpex.core.fair_shares`. Nodes fail and come back. Every trainer runs on a clock of its own, and none is ahead of
 another by more than `SLICE_S`.
 """
@@ -22,12 +22,13 @@ from benchmarks.simulation.simulator import Simulator
 from benchmarks.simulation.tuning import Tuning
 from benchmarks.simulation.world import Phase, Step, Work, World
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.controller import Controller
-from dpex.autotune.room import KnownNeed, RoomFound, RoomWanted, made_without, remote_need, room_found
+from dpex.autotune.law import law_for
+from dpex.autotune.need import made_without, remote_need
 from dpex.autotune.runtime.tuner import ROOM_EVERY_S
 from dpex.autotune.runtime.window_sample import Window
 from dpex.autotune.types import Sample
 from dpex.core.fair_shares import Claim, ClusterShares
+from dpex.core.room import KnownNeed, RoomFound, RoomWanted, room_found
 
 SLICE_S = 0.05
 """Small beside the second between two reports to the coordinator."""
@@ -142,7 +143,7 @@ class Trainer(Simulator):
     def __init__(self, name: str, world: World, cluster: Cluster) -> None:
         self.cluster = cluster
         config = AutotuneConfig()
-        self.steering = Guarded(Controller(config, cold_start(world.cpus, config)))
+        self.steering = Guarded(law_for(config, cold_start(world.cpus, config)))
         super().__init__(world, [self.steering], is_tuned=False)
         self.tuning = SharedTuning(self, name, self.ranks[0], self.steering, world.seed, config)
         self.tuning.begin()
@@ -283,7 +284,7 @@ def report(ended: Ended) -> Iterator[str]:
     )
     steps = sum(trainer.tuning.steps_s for trainer in ended.trainers) / len(plan.wants) / plan.seconds
     yield (
-        f"CPU: a controller {steps:.2%} of a core, the coordinator {ended.cluster.coordinator_s / plan.seconds:.3%} "
+        f"CPU: a law {steps:.2%} of a core, the coordinator {ended.cluster.coordinator_s / plan.seconds:.3%} "
         f"({ended.cluster.reports} reports)"
     )
     for error in _errors(ended.trainers):
@@ -295,7 +296,7 @@ def _errors(trainers: Iterable[Trainer]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 1 if a controller has raised."""
+    """The command; 1 if a law has raised."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation.cluster", description=__doc__)
     parser.add_argument("--trainers", type=int, default=8)
     parser.add_argument("--nodes", type=int, default=64)

@@ -1,94 +1,72 @@
-"""Write the reference page of the controller's constants: `python -m benchmarks.simulation.constants`.
+"""Write the reference page of the law's constants: `python -m benchmarks.simulation.constants`.
 
-It is made from the descriptions in `dpex.autotune.constants`, and from what `benchmarks.simulation.without` measured.
+Names, values and meanings are those of `dpex.autotune.law.constants`. `without.json` beside this module has, for each
+constant that was measured, the mean regret of sets of worlds with it ("as it is") and without it: ``{"headroom":
+{"development": [0.0133, 0.0151]}}``.
 """
 
 from __future__ import annotations
 
-import math
-import re
+import ast
+import inspect
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.simulation.without import Without, read
-from dpex.autotune.constants import Constants, Description
-from dpex.autotune.constants.groups import PARTS
+from dpex.autotune.law.constants import CONSTANTS, Constants
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "controller-constants.md"
+MEASURED = Path(__file__).parent / "without.json"
 WRITE = "python -m benchmarks.simulation.constants"
+Regrets = Mapping[str, Mapping[str, Sequence[float]]]
 HEAD = """
-# Constants of the controller
+# Constants of the law
 
-Nobody needs to set these: [`AutotuneConfig`](python.md) has what a user may want to change. This page says what the
-controller takes for granted, and why, for those who read its decisions or change it.
+No user needs to set these: [`AutotuneConfig`](python.md) has what a user may want to change. The page
+[Tuning](../explanation/tuning.md) says what each of them is for. *Regret* is the part of the batches that was lost
+against the best fixed settings, in the mean over a set of simulated worlds; *without it* is with the value at which the
+constant has no effect, or half or twice its own.
 
-*Without it* says what became of the simulator's scenarios with another value: that with which the constant has no
-effect ("off"), or else half or twice its own. It names the scenario whose regret grew most (the part of the batches
-that was lost against the best fixed settings), or else one that missed a target that it had met. Where no scenario got
-worse, the constant stands for a case that these scenarios do not have, or other constants make up for it.
+<!-- Made by `python -m benchmarks.simulation.constants` from dpex/autotune/law/constants.py; do not edit. -->
 
-<!-- Made by `python -m benchmarks.simulation.constants` from dpex/autotune/constants; do not edit. -->
+| constant | value | meaning and unit | regret with it, and without it |
+|---|---|---|---|
 """
 
 
-def page(entries: Mapping[str, Sequence[Without]]) -> str:
+def page(regrets: Regrets) -> str:
     """The reference page."""
-    return "\n".join(_page(entries)) + "\n"
+    return HEAD.lstrip() + "".join(f"{line}\n" for line in _rows(regrets))
 
 
-def _page(entries: Mapping[str, Sequence[Without]]) -> Iterator[str]:
-    yield HEAD.strip()
-    for part, groups in PARTS.items():
-        yield ""
-        yield f"## {part}"
-        for group in groups:
-            yield from _group(group, entries)
+def _rows(regrets: Regrets) -> Iterator[str]:
+    for name, meaning in meanings().items():
+        yield f"| `{name}` | {getattr(CONSTANTS, name):g} | {meaning} | {_told(regrets.get(name, {}))} |"
 
 
-def _group(group: Constants, entries: Mapping[str, Sequence[Without]]) -> Iterator[str]:
-    yield ""
-    yield f"### `{group.group()}`"
-    yield ""
-    yield (group.__doc__ or "").strip()
-    yield ""
-    yield "| constant | value | range | meaning, and why this value | without it |"
-    yield "|---|---|---|---|---|"
-    for each in group.described():
-        name = each.name.partition(".")[2]
-        cells = (f"`{name}`", _quantity(each.value, each.unit), f"{_number(each.low)} to {_number(each.high)}")
-        yield f"| {' | '.join(cells)} | {each.meaning} {each.why} | {_told(each, entries.get(each.name, ()))} |"
+def meanings() -> dict[str, str]:
+    """What each constant means, by its name: the text below its definition."""
+    (definition,) = ast.parse(inspect.getsource(Constants)).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for before, after in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
+            found[before.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
+    return found
 
 
-def _told(constant: Description, found: Sequence[Without]) -> str:
-    current = [each for each in found if each.value == constant.value]
-    if not current:
-        return "not measured"
-    worst = max(current, key=lambda each: (bool(each.worst), each.target == "regret", each.after - each.before))
-    instead = "off" if constant.off is not None else f"at {_number(worst.instead)}"
-    if worst.worst:
-        return f"{instead}: `{worst.worst}` {_change(worst)}"
-    different = max(each.different for each in current)
-    decided = f"{different} of {worst.scenarios} decide otherwise" if different else "no decision changes"
-    return f"none gets worse; {decided}"
+def _told(regrets: Mapping[str, Sequence[float]]) -> str:
+    told = [f"{name} {with_it:.2%}, {without:.2%}" for name, (with_it, without) in regrets.items()]
+    return "; ".join(told) or "not measured"
 
 
-def _change(found: Without) -> str:
-    if found.target == "regret":
-        return f"has a regret of {found.after:.1%} instead of {found.before:.1%}"
-    return f"misses its target of {found.target} ({found.after:g})"
-
-
-def _quantity(value: float, unit: str) -> str:
-    return _number(value) if unit in ("share", "ratio") else f"{_number(value)} {unit}"
-
-
-def _number(value: float) -> str:
-    return "∞" if math.isinf(value) else re.sub(r"e([+-])0*", _exponent, f"{value:g}")
-
-
-def _exponent(found: re.Match[str]) -> str:
-    return f"e{found[1].strip('+')}"
+def read() -> Regrets:
+    """What was measured; empty where nothing was."""
+    if not MEASURED.exists():
+        return {}
+    found: Regrets = json.loads(MEASURED.read_text())
+    return found
 
 
 def main() -> int:

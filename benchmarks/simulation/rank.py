@@ -81,7 +81,7 @@ class Rank:
         self._peak = 0.0
         self._pauses = 0
         self._tally = Tally()
-        self.here, self.local, self.remote = PoolCounts(), PoolCounts(), PoolCounts()
+        self.local, self.remote = PoolCounts(), PoolCounts()
         self.trainer_cpu_s = self._trainer_queued_s = 0.0
         self.gpu = simulator.make_gpu()
         self.begin_stream(simulator.stream)
@@ -377,7 +377,7 @@ class Rank:
 
     def _make_here(self, ticket: int) -> None:
         wait_s, cpu_s, read = self._work_of(ticket, None)
-        began = asked_at = self._answered()
+        asked_at = self._answered()
 
         def compute() -> None:
             nonlocal asked_at
@@ -386,7 +386,6 @@ class Rank:
 
         def made() -> None:
             queued_s = max(0.0, self._loop.now - asked_at - cpu_s)
-            self.here.made(cpu_s, 0.0, self._loop.now - began, queued_s)
             self.trainer_cpu_s += cpu_s
             self._trainer_queued_s += queued_s
             self._take()
@@ -525,13 +524,11 @@ class Rank:
             ready=len(self._ready),
             in_flight=len(self._making) + len(self._pending),
             batch_bytes=self._simulator.work.batch_bytes,
-            made_here=self.here.look(),
             local=self.local.look(len(self.workers) - remotes, running[0]),
             remote=replace(self.remote.look(remotes, running[1]), **self._link_look()),
             pids=(),
             gpu_stall_s=None if self.gpu is None else self.gpu.stall_s,
             gpu_steps=gpu_steps.number,
             gpu_step_s=gpu_steps.seconds,
-            gpu_step_squared=gpu_steps.squares,
             **self._pass_look(),
         )

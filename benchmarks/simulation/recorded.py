@@ -15,9 +15,9 @@ from itertools import cycle, islice
 from statistics import fmean
 from typing import Any
 
-from dpex.autotune.replay import load
-from dpex.autotune.trace.format import Trace
 from dpex.autotune.types import Sample
+from dpex.cli.replay.again import load
+from dpex.cli.replay.reading import Trace
 from dpex.measure.samples import PoolSample
 
 SECONDS = 60.0
@@ -54,7 +54,7 @@ def described(trace: Trace, name: str, why: str) -> dict[str, Any]:
 
 def _batches(sample: Sample) -> Iterator[tuple[float, float]]:
     """Waiting and CPU of each batch of a window; of many the measured ones stand for the others."""
-    for pool in (sample.made_here, sample.local, sample.remote):
+    for pool in (sample.local, sample.remote):
         services = [service for service in pool.services_s if 0 < service < _MOST_SERVICE_S]
         if pool.tickets and services and pool.busy_s > 0:
             cpu, waiting = _parts(pool)

@@ -7,7 +7,6 @@ calm, and regret a second time; time and decisions while settling; memory and li
 
 from __future__ import annotations
 
-import math
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -20,7 +19,8 @@ from benchmarks.simulation.scenarios import Scenario, calm_from
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.steering import Steering
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.controller import Controller
+from dpex.autotune.law import law_for
+from dpex.autotune.law import start as law_start
 from dpex.autotune.types import Decision, Sample, Settings
 
 MOST_REGRET = 0.05
@@ -41,11 +41,7 @@ _GRAIN_S = 0.1
 
 def cold_start(cpus: float, config: AutotuneConfig | None = None) -> Settings:
     """What a loader begins with when nothing is known yet, within its limits."""
-    limits = config or AutotuneConfig()
-    most = math.inf if limits.max_local is None else limits.max_local
-    local = int(max(limits.min_local, min(4, max(1, int(cpus)), most)))
-    prefetch = max(1, 2 * (local + limits.min_remote))
-    return Settings(local=local, remote=limits.min_remote, prefetch=min(prefetch, limits.max_prefetch or prefetch))
+    return law_start(config or AutotuneConfig(), cpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,10 +197,10 @@ class Guarded:
 
 
 def play(scenario: Scenario, truths: Sequence[Truth], steering: Callable[[], Steering] | None = None) -> Result:
-    """Let the controller, or whatever ``steering`` makes for each rank, loose on a scenario."""
+    """Let the law, or whatever ``steering`` makes for each rank, loose on a scenario."""
     world = scenario.world
     start = cold_start(world.cpus / world.ranks, scenario.config)
-    steer = steering or (lambda: Controller(scenario.config, start))
+    steer = steering or (lambda: law_for(scenario.config, start))
     ranks = [Guarded(steer()) for _ in range(world.ranks)]
     histories = simulate(world, ranks, scenario.seconds, scenario.config.interval_s)
     scores = _scores(scenario, histories, truths)

@@ -81,7 +81,6 @@ class Tuning:
         return replace(
             sample,
             **self._with_noise(sample, _NOISY),
-            made_here=self._pool(sample.made_here),
             local=self._pool(sample.local),
             remote=replace(self._pool(sample.remote), room=room, unplaced=unplaced),
             machine=self._machine(window),

@@ -20,29 +20,19 @@ from typing import Any
 from dpex.autotune.types import Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
 
-LONGEST_S = 1e6
-"""Eleven days: a sum of times in one window beyond it comes from a clock that jumped."""
-SHORTEST_S = 1e-9
-"""Clocks count nanoseconds: what is less is nothing."""
+LONGEST_S, SHORTEST_S = 1e6, 1e-9
+"""Eleven days: a sum of times in one window beyond it comes from a clock that jumped. Clocks count nanoseconds."""
 STOPPED_S, STOPPED = 30.0, 10.0
-"""A window that took so long, and so many times what the one before took, was no wait for a batch: nobody looked at the
-clock meanwhile."""
+"""A window that took so long, and so many times what the one before took, was no wait for a batch: no thread looked at
+the clock meanwhile."""
 MOST_TIMES = 2.0
 """A call that began before the window adds what is left of it; times that add up to more are wrong."""
 TICK_S = 0.01
 """What the coarsest clock of CPU time counts in."""
-MOST_TICKETS = 10**9
-"""No window has so many batches, and no queue."""
-MOST_WORKERS = 10**5
-"""More than any cluster gives one loader."""
-MOST_CPUS = 1e5
-"""Of one machine; the largest have some thousand."""
-MOST_BYTES = 2**60
-"""An exbibyte: a larger size is no size."""
+MOST_TICKETS, MOST_WORKERS, MOST_CPUS, MOST_BYTES = 10**9, 10**5, 1e5, 2**60
+"""More than any window, cluster, or machine has; a larger size is no size."""
 LEAST_CPUS = 0.01
 """The smallest share that a container is given."""
-MOST_SPREAD = 100.0
-"""Standard deviation of steps over their mean: with more, one step in ten thousand would take all the time."""
 
 
 class SampleChecker:
@@ -68,11 +58,11 @@ class SampleChecker:
             own_s=own_s,
             work_s=work_s,
             head_s=min(wait_s, _time(sample.head_s)),
-            step_spread=_known(sample.step_spread, MOST_SPREAD),
             ready=_count(sample.ready, MOST_TICKETS),
             in_flight=_count(sample.in_flight, MOST_TICKETS),
             batch_bytes=_bytes(sample.batch_bytes),
-            made_here=_pool(sample.made_here, machine.cpus),
+            pass_batches=_count(sample.pass_batches, MOST_TICKETS),
+            start_s=_time(sample.start_s),
             local=_pool(sample.local, machine.cpus),
             remote=_pool(sample.remote, MOST_CPUS),
             machine=machine,
@@ -126,7 +116,6 @@ def _gpu(sample: Sample) -> dict[str, Any]:
         "gpu_stall_s": stall_s if stall_s is not None and _is_time(stall_s) else None,
         "gpu_steps": steps,
         "gpu_step_s": _time(sample.gpu_step_s) if steps else 0.0,
-        "gpu_step_spread": _known(sample.gpu_step_spread, MOST_SPREAD),
         "feed_wait_s": _time(sample.feed_wait_s),
     }
 
@@ -176,16 +165,9 @@ def _settings(settings: Settings) -> Settings:
 def _pool(pool: PoolSample, cpus: float) -> PoolSample:
     """What a pool of a machine with so many CPUs can have reported."""
     stages = (pool.load_s, pool.collate_s, pool.encode_s, pool.cpu_s)
-    known = replace(
-        pool,
-        requested=_count(pool.requested, MOST_WORKERS),
-        running=_count(pool.running, MOST_WORKERS),
-        room=None if pool.room is None else _count(pool.room, MOST_WORKERS),
-        unplaced=_count(pool.unplaced, MOST_WORKERS),
-        granted=None if pool.granted is None else _count(pool.granted, MOST_WORKERS),
-        links=_count(pool.links, MOST_WORKERS),
-        sending_s=_time(pool.sending_s) if _is_time(pool.sending_s) else 0.0,
-    )
+    counts = {name: getattr(pool, name) for name in ("requested", "running", "unplaced", "room", "granted")}
+    counts = {name: None if count is None else _count(count, MOST_WORKERS) for name, count in counts.items()}
+    known = replace(pool, **counts)
     if not all(_is_time(value) for value in stages):
         return replace(
             known, tickets=0, load_s=0.0, collate_s=0.0, encode_s=0.0, cpu_s=0.0, queued_s=None, services_s=()

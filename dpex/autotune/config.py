@@ -1,4 +1,4 @@
-"""The settings of the controller: the meaning, the range, and the reason for the default of each."""
+"""The settings of the tuner: the meaning, the range, and the reason for the default of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _knob(value: object, low: float, high: float = math.inf, *, whole: bool = Fa
 
 @dataclass(frozen=True, kw_only=True)
 class AutotuneConfig:
-    """Settings of the controller behind ``num_workers="auto"``; what is left out is found from measurements.
+    """Settings of the law behind ``num_workers="auto"``; what is left out is found from measurements.
 
     Args:
         max_local: The most local workers (0 or more). None: as many as memory allows; for work that needs CPUs as many
@@ -38,16 +38,12 @@ class AutotuneConfig:
             are never tuned: their number decides what each of them reads.
         wait_goal: The share of the training loop's time lost to loading that is as good as none (0 to 0.5). 0.01:
             below one percent, a measurement of a second cannot tell it from noise.
-        headroom: Capacity beyond what the training loop needs that is looked for first (1 to 3), so that a slower
-            moment is not felt. Fewer workers are taken where measured times, played through them, say that these are as
-            fast. 1.05: the rates of successive windows of steady work vary by some percent.
-        gain: The relative gain in rate that a change must promise (0.005 to 1). 0.04: windows cannot show less.
-        shrink_after: The number of windows in a row that must agree before capacity is given back (1 to 100). 4: giving
-            back too early costs a wait, too late costs only CPUs.
-        remember_s: Seconds for which a change that did not help is not tried again while the work stays the same (1 to
-            1e6). 60: doubled with each further failure, up to ten times.
-        explore_s: Seconds in which there is at most one exploration, once settled (1 to 1e6). 20: with a trial of two
-            windows it costs less than a percent even if it fails.
+        headroom: Capacity for which workers are started, over what the training loop takes (1 to 3), so that a slower
+            moment is not felt. 1.2: the times of batches vary by a fifth from one moment to the next.
+        gain: The relative gain in rate from which a cluster is asked for places that no node has yet (0.005 to 1).
+            0.04: windows cannot show less.
+        shrink_after: Windows in a row without waiting before workers are given back (1 to 100). 16: giving back too
+            early costs a wait, too late costs only CPUs.
         cluster_weight: What this loader's wait counts against that of other loaders on the same Ray cluster (0.01 to
             100), which divide it so that all wait equally long. 1: all count the same.
         memory_share: The part of the memory that is free without them that workers and batches in flight may fill (0.01
@@ -78,11 +74,9 @@ class AutotuneConfig:
     max_prefetch: int | None = None
     max_streams: int | None = None
     wait_goal: float = 0.01
-    headroom: float = 1.05
+    headroom: float = 1.2
     gain: float = 0.04
-    shrink_after: int = 4
-    remember_s: float = 60.0
-    explore_s: float = 20.0
+    shrink_after: int = 16
     cluster_weight: float = 1.0
     memory_share: float = 0.5
     interval_s: float = 1.0
@@ -118,8 +112,6 @@ _RANGES: tuple[tuple[str, float, float, bool, bool], ...] = (
     ("headroom", 1, 3, False, False),
     ("gain", 0.005, 1, False, False),
     ("shrink_after", 1, 100, True, False),
-    ("remember_s", 1, 1e6, False, False),
-    ("explore_s", 1, 1e6, False, False),
     ("cluster_weight", 0.01, 100, False, False),
     ("memory_share", 0.01, 0.9, False, False),
     ("interval_s", 0.05, 60, False, False),

@@ -1,10 +1,10 @@
-"""The values that go in and out of the controller. Times are seconds, sizes bytes, rates per second.
+"""The values that go in and out of the law. Times are seconds, sizes bytes, rates per second.
 
 A legal sample is whatever clocks, counters and the system may report. Whole numbers and times are 0 or more, and any
 of them may jump from one window to the next. A time may be 0 where a clock stood still, and infinite, negative or NaN
 where one jumped or failed; ``at`` may stand still or go back. What nobody can tell is None where that is allowed, else
-0. Memory, room and CPUs may vanish. The controller takes any sequence of legal samples: it raises nothing, stays within
-its limits, and proposes settings only on what `dpex.autotune.checked` accepts as measured.
+0. Memory, room and CPUs may vanish. The law takes any sequence of legal samples: it raises nothing, stays within its
+limits, and proposes settings only on what `dpex.autotune.checked` accepts as measured.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from dpex.measure.samples import MachineSample, PoolSample
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Settings:
-    """What the controller can set.
+    """What the law can set.
 
     Attributes:
         local: The number of workers on this machine.
-        remote: The number of workers on the cluster. No worker at all means that batches are made in the training
-            process.
+        remote: The number of workers on the cluster.
         prefetch: The prefetch: the most batches that are drawn and not yet delivered.
     """
 
@@ -48,15 +47,14 @@ class Settings:
 class Sample:
     """What was measured between ``at - seconds`` and ``at``, under ``settings``.
 
-    wait_s: the consumer was blocked in ``next()``. own_s: it was busy there (decoding, handing out work, or making the
-    batch itself). work_s: between two calls. The three add up to ``seconds``, but for the call that is under way.
+    wait_s: the consumer was blocked in ``next()``. own_s: it was busy there (decoding, or handing out work). work_s:
+    between two calls. The three add up to ``seconds``, but for the call that is under way.
     head_s: part of ``wait_s`` in which later batches were ready and the next one in turn was not.
-    step_spread: standard deviation of steps within the window over their mean, None if unknown.
     ready, in_flight: batches at the end of the window. batch_bytes: mean size.
     gpu_busy: share of about the last second in which the GPU ran kernels (NVML). By CUDA events, read in the window:
     gpu_stall_s: its stream waited for data; gpu_steps, gpu_step_s: steps of that stream, from one return of ``next()``
-    to the next entry, and their seconds; gpu_step_spread: standard deviation of these over their mean; feed_wait_s: the
-    stream waited for batches that were made and not copied to the device, or not transformed there, yet.
+    to the next entry, and their seconds; feed_wait_s: the stream waited for batches that were made and not copied to
+    the device, or not transformed there, yet.
     pass_batches: batches of a whole pass, 0 if unknown. start_s: seconds from the beginning of the latest pass to its
     first batch. starts_anew: each pass starts workers of its own.
     """
@@ -70,11 +68,9 @@ class Sample:
     own_s: float = 0.0
     work_s: float = 0.0
     head_s: float = 0.0
-    step_spread: float | None = None
     ready: int = 0
     in_flight: int = 0
     batch_bytes: float = 0.0
-    made_here: PoolSample = field(default_factory=PoolSample)
     local: PoolSample = field(default_factory=PoolSample)
     remote: PoolSample = field(default_factory=PoolSample)
     machine: MachineSample = field(default_factory=MachineSample)
@@ -82,7 +78,6 @@ class Sample:
     gpu_stall_s: float | None = None
     gpu_steps: int = 0
     gpu_step_s: float = 0.0
-    gpu_step_spread: float | None = None
     feed_wait_s: float = 0.0
     pass_batches: int = 0
     start_s: float = 0.0
@@ -100,7 +95,7 @@ class Sample:
 
     @property
     def wait(self) -> float:
-        """Share of the consumer's time spent waiting for batches or making them, 0 to 1."""
+        """Share of the consumer's time spent in ``next()``, 0 to 1."""
         total = self.wait_s + self.own_s + self.work_s
         return (self.wait_s + self.own_s) / total if total > 0 else 0.0
 
@@ -108,21 +103,9 @@ class Sample:
 Signal = Literal["wait", "events", "nvml"]
 """By which clock loading is judged: the training loop's in ``next()``, CUDA events on the GPU's stream, or NVML."""
 
-Reason = Literal[
-    "start",
-    "too few",
-    "too many",
-    "elsewhere",
-    "in-process",
-    "spread",
-    "explore",
-    "undo",
-    "limit",
-    "lost",
-    "demand",
-    "changed",
-    "failed",
-]
+Reason = Literal["start", "too few", "too many", "spread", "explore", "undo", "limit", "demand", "failed"]
+"""In one word: "spread" is for a larger prefetch, "explore" for a trial of what the model does not know, "demand" for a
+request to the cluster, "failed" for an error in tuning itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,21 +124,6 @@ class Outcome:
     wait: float
     kept: bool
     at: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Veto:
-    """A suggestion that was not followed.
-
-    Attributes:
-        policy: The policy whose it was.
-        wanted: The settings that it was to lead to.
-        why: Why it was not followed, as a part of a sentence.
-    """
-
-    policy: str
-    wanted: Settings
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True)

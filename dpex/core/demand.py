@@ -1,7 +1,7 @@
 """Whether a cluster should grow: how many places to ask for that no node has yet, and when to give them back. PURE.
 
 A loader that would use more remote workers than the cluster has room for asks for places beyond that room; an
-autoscaler sees those that wait and adds nodes. Nobody waits for them: the controller plans with the places that are
+autoscaler sees those that wait and adds nodes. Nobody waits for them: the tuner plans with the places that are
 there, and those that came are such places until it takes them.
 
 Places go back when they are not useful any more, when no node comes for them, and when nobody takes them after they
@@ -19,7 +19,7 @@ SPARE_S = 5.0
 NODE_S = 600.0
 """Seconds without a new place after which no node is expected any more: clouds take one to five minutes for one."""
 UNTAKEN_S = 30.0
-"""Seconds for which places may be there and not be taken: the controller decides within a few windows."""
+"""Seconds for which places may be there and not be taken: the tuner decides within a few windows."""
 PAUSE_S = 60.0
 """Pause after places that did not come, or were not taken; doubled each time."""
 LONGEST_PAUSE = 16

@@ -2,8 +2,6 @@
 
 Each clock has an error of its own, so a part may be measured as longer than the whole. A duration is never below 0, and
 every difference of two measurements that a person may read, or that something is decided by, goes through `remainder`.
-The one exception is a mean over many differences: cutting each of them off would turn their errors into a duration.
-`dpex.autotune.noise.Level` adds them as they are, and cuts off what it tells.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from dpex.autotune.course import Course
 from dpex.autotune.types import Decision, Settings
 from dpex.diagnose.gathered import Context, facts_of
 from dpex.engine.loader_counters import LoaderCounters
@@ -18,10 +17,9 @@ if TYPE_CHECKING:
 
 
 class HasTuner(Protocol):
-    """What of a tuner is read. settings: those of now. course: the run so far. gpu_use: what NVML said meanwhile."""
+    """What of a tuner is read. settings: those of now. gpu_use: what NVML said meanwhile."""
 
     settings: Settings
-    course: Course
     gpu_use: GpuUse | None
 
     @property

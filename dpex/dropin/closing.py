@@ -10,16 +10,16 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpex.autotune.runtime.recorder import rank
-from dpex.autotune.trace.story import RunStory, ends
+from dpex.autotune.types import Decision
 from dpex.core.readable import percent, rounded
 from dpex.diagnose.diagnosis import Diagnosis
 from dpex.diagnose.source import DiagnosisSource
 from dpex.loader.proxies import describe
+from dpex.system.cpus import rank
 
 _SHOWN = 6
 """Loaders that get a line each: those in which most time passed."""
@@ -121,16 +121,16 @@ def _workers(served: _Served) -> str:
 
 
 def _wait(served: _Served, ratio: float) -> str:
-    """The wait, and where it was measured over time, how it began and ended."""
-    first, last = (_story(source) for source in (served.first, served.last))
-    before, after = percent(ends(first)[0]), percent(ends(last)[1])
-    if not first.points or not last.points or before == after:
+    """The wait, and where decisions were judged, how it began and ended."""
+    first, last = _decisions(served.first), _decisions(served.last)
+    outcomes = [one.outcome for one in last if one.outcome is not None]
+    if not first or not outcomes or "wait" not in first[0].evidence:
+        return f"wait {percent(ratio)}"
+    before, after = percent(first[0].evidence["wait"]), percent(outcomes[-1].wait)
+    if before == after:
         return f"wait {percent(ratio)}"
     return f"wait {percent(ratio)} in all, {before} at first and {after} at the end"
 
 
-def _story(source: DiagnosisSource) -> RunStory:
-    tuner = source.tuner
-    if tuner is None:
-        return RunStory(title="")
-    return RunStory(title="", points=tuner.course.points, decisions=tuple(tuner.decisions))
+def _decisions(source: DiagnosisSource) -> Sequence[Decision]:
+    return [] if source.tuner is None else source.tuner.decisions

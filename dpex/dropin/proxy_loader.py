@@ -15,11 +15,11 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from dpex._torch import DatasetKind
-from dpex.autotune.runtime.recorder import rank
 from dpex.dataloader import DpexDataLoader
 from dpex.dropin.closing import note
 from dpex.dropin.options import Count, RunOptions
 from dpex.loader.proxies import describe, proxy_of, why_not
+from dpex.system.cpus import rank
 
 
 class ProxyLoader(DpexDataLoader[Any]):

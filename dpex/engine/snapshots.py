@@ -120,7 +120,6 @@ class EngineView:
             gpu_stall_s=self._gpu.stall_s if self._gpu is not None else None,
             gpu_steps=steps.number,
             gpu_step_s=steps.seconds,
-            gpu_step_squared=steps.squares,
             feed_wait_s=0.0 if self._feed is None else self._feed.counts.wait_s,
             thread=thread,
             local=_pool_sample(pools[LOCAL]) if LOCAL in pools else PoolSample(),

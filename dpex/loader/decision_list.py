@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from dpex.autotune.law.wording import brought
 from dpex.autotune.types import Decision
 from dpex.core.readable import percent, rounded
 
@@ -22,13 +23,5 @@ class DecisionList(list[Decision]):
 
 def described(one: Decision) -> str:
     """A decision on one line: what changed and why, what it should bring, and what it brought."""
-    outcome = one.outcome
-    brought = "not judged yet"
-    if outcome is not None:
-        brought = f"measured {_figures(outcome.rate, outcome.wait)}: {'kept' if outcome.kept else 'undone'}"
-    expected = _figures(one.predicted_rate, one.predicted_wait)
-    return f"{one.old} → {one.new} ({one.reason}): expected {expected}; {brought}"
-
-
-def _figures(rate: float, wait: float) -> str:
-    return f"{rounded(rate)} batches/s, wait {percent(wait)}"
+    expected = f"{rounded(one.predicted_rate)} batches/s with a wait of {percent(one.predicted_wait)}"
+    return f"{one.old} → {one.new} ({one.reason}): expected {expected}; {brought(one)}"

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def diagnosis_source(loader: Any, runtime: LoaderRuntime, options: SizeOptions) -> DiagnosisSource:
     """The counts of all iterators so far, and what is known of the loader without counting. It holds no loader."""
-    from dpex.autotune.runtime.recorder import rank
     from dpex.diagnose.gathered import Context
     from dpex.diagnose.source import DiagnosisSource
     from dpex.profile.live_timer import SWITCH, is_switched_on
+    from dpex.system.cpus import rank
 
     context = Context(
         name=encodable(loader.name or ""),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from dpex.autotune.runtime.recorder import rank
 from dpex.core.names import encodable
 from dpex.diagnose.gathered import Context
 from dpex.diagnose.source import DiagnosisSource
@@ -21,6 +20,7 @@ from dpex.loader.background import Background
 from dpex.loader.runtime import LoaderRuntime
 from dpex.options import DEVICE_BUDGET_BYTES, MetricsConfig, Options, check_count
 from dpex.stats import LastStats, LoaderStats
+from dpex.system.cpus import rank
 from dpex.system.gpu.events import cuda_stall
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from dpex.loader.diagnosing import diagnosis_source
 from dpex.loader.sizing import size_options
 
 if TYPE_CHECKING:
-    from dpex.autotune.run_plot import RunPlot
     from dpex.autotune.types import Decision
     from dpex.diagnose.diagnosis import Diagnosis
     from dpex.diagnose.source import DiagnosisSource
@@ -33,7 +32,7 @@ class ReportingLoader:
 
     @property
     def decisions(self) -> list[Decision]:
-        """What the controller decided for this loader so far, and why; the oldest decision comes first.
+        """What the tuner decided for this loader so far, and why; the oldest decision comes first.
 
         The list is empty for a loader that is not tuned. Its ``repr`` is a line for each. See `dpex.Decision`.
         """
@@ -77,20 +76,6 @@ class ReportingLoader:
         if reset:
             self._runtime.counters.restart()
         return found
-
-    def plot(self) -> RunPlot:
-        """Draw the run so far: wait, rate and workers over time, and each decision with its reasons.
-
-        Only a loader that is tuned is measured over time. For any other the drawing says so; its `diagnose` tells what
-        was measured over all passes.
-
-        Returns:
-            A value that a notebook shows, and that ``write_html(path)`` writes as a page; see `RunPlot`.
-        """
-        from dpex.autotune.run_plot import RunPlot
-        from dpex.loader.shown import story_of
-
-        return RunPlot(story_of(self))
 
     def __repr__(self) -> str:
         from dpex.loader.shown import loader_text

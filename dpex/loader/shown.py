@@ -1,4 +1,4 @@
-"""The representations of a loader: in a notebook, in a terminal, and as a page of its run. None makes it wait."""
+"""How a loader is shown in a terminal and a notebook. It reads, and never makes the loader wait."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dpex.autotune.trace.story import RunStory, wait_chart
 from dpex.autotune.types import Decision
 from dpex.core.readable import duration, percent
 
@@ -14,34 +13,22 @@ if TYPE_CHECKING:
     from dpex.stats import LoaderStats
 
 _DECISIONS = 3
-"""Latest decisions that a notebook shows; `plot` shows all of them."""
+"""The latest that a notebook shows; ``loader.decisions`` has all of them."""
 _STYLE = """
 .dpex-loader { max-width: 46rem; line-height: 1.45; } .dpex-loader p { margin: .2rem 0; }
 .dpex-loader .faint { opacity: .65; font-size: .9em; }
 """
 
 
-def story_of(loader: Any) -> RunStory:
-    """Return the run of a loader; one that is not tuned has no course."""
-    tuner = loader._runtime.tuner
-    return RunStory(
-        title=loader.name or type(loader.dataset).__name__,
-        points=() if tuner is None else tuner.course.points,
-        decisions=tuple(loader.decisions),
-        facts=tuple(_settings(loader)) if tuner is not None else (*_settings(loader), _why_no_course(loader)),
-    )
-
-
 def loader_html(loader: Any) -> str:
-    """Return the HTML for a notebook: settings, state, the wait over time, and the last decisions."""
-    story, stats = story_of(loader), loader.stats()
+    """What a notebook shows of a loader: settings, state, and the last decisions."""
+    title, stats = loader.name or type(loader.dataset).__name__, loader.stats()
     parts = [
         f"<style>{_STYLE}</style>",
-        f"<p><strong>{escape(type(loader).__name__)} {escape(story.title)}</strong></p>",
-        f'<p class="faint">{escape(", ".join(story.facts))}</p>',
+        f"<p><strong>{escape(type(loader).__name__)} {escape(title)}</strong></p>",
+        f'<p class="faint">{escape(", ".join(_settings(loader)))}</p>',
         f"<p>{escape(_state(stats))}</p>",
-        wait_chart(story),
-        *_latest(story.decisions),
+        *_latest(loader.decisions),
     ]
     if loader.metrics_url is not None:
         parts.append(f'<p><a href="{escape(loader.metrics_url)}">live page</a></p>')
@@ -62,10 +49,6 @@ def _settings(loader: Any) -> Iterator[str]:
     if loader.batch_size is not None:
         yield f"batch size {loader.batch_size}"
     yield 'num_workers="auto"' if loader.auto_workers else f"num_workers={loader.num_workers}"
-
-
-def _why_no_course(loader: Any) -> str:
-    return "not iterated yet" if loader.auto_workers else "not tuned, so nothing is measured over time"
 
 
 def _state(stats: LoaderStats) -> str:

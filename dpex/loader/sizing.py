@@ -73,7 +73,7 @@ class SizeOptions:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether a controller changes the sizes."""
+        """Return True if a tuner changes the sizes."""
         if self.autotune is False or (self.autotune is None and not self.auto_workers):
             return False
         if not self.may_be_remote and is_daemonic():
@@ -91,7 +91,7 @@ class SizeOptions:
         )
 
     def limits(self) -> Limits:
-        """What the controller may not go beyond, whatever its configuration allows."""
+        """What tuning may not go beyond, whatever its configuration allows."""
         from dpex.autotune.runtime.allowed import Limits
 
         return Limits(
@@ -126,7 +126,7 @@ class SizeOptions:
         )
 
     def start(self, limits: Limits) -> Settings:
-        """Where the controller begins."""
+        """Where tuning begins."""
         from dpex.autotune.runtime.allowed import cold_start
         from dpex.autotune.types import Settings
 

@@ -301,8 +301,8 @@ class EngineLook:
     resizing: a request for other sizes was not granted yet. refused: why there can be no remote worker, if so.
     most_local: how many local workers the system allows, and why, once it refused one. away_s: how long the consumer
     has been between two calls, 0 inside ``next()`` and between passes. pids: local workers. thread: the consumer's
-    native id, 0 if unknown. gpu_stall_s: see `dpex.system.gpu.stall`; None: no GPU. gpu_steps, gpu_step_s,
-    gpu_step_squared: steps of its stream, their seconds, and the sum of the squares of these. feed_wait_s: the stream
+    native id, 0 if unknown. gpu_stall_s: see `dpex.system.gpu.stall`; None: no GPU. gpu_steps,
+    gpu_step_s: steps of its stream, and their seconds. feed_wait_s: the stream
     waited for batches that were made and not on the device yet. nodes: machines of the cluster. pass_batches: batches
     of a whole pass, 0 if unknown. start_s: seconds from the beginning of the latest pass to its first batch, 0 before
     that. starts_anew: each pass starts workers of its own. has_one_stream: an iterable dataset turned out to have a
@@ -326,12 +326,10 @@ class EngineLook:
     gpu_stall_s: float | None = None
     gpu_steps: int = 0
     gpu_step_s: float = 0.0
-    gpu_step_squared: float = 0.0
     feed_wait_s: float = 0.0
     most_local: tuple[int, str] | None = None
     pass_batches: int = 0
     start_s: float = 0.0
     starts_anew: bool = False
     nodes: Mapping[str, NodeSums] = field(default_factory=dict)
-    made_here: PoolSample = field(default_factory=PoolSample)
     has_one_stream: bool = False

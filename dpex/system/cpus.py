@@ -12,6 +12,8 @@ from pathlib import Path
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
 
 def parse_cpu_max(text: str) -> float | None:
     """CPUs granted by a cgroup-v2 ``cpu.max`` file (``"200000 100000"`` is 2.0), None for ``"max ..."``."""
@@ -69,6 +71,12 @@ def _quota_v1(place: Path) -> float | None:
 
 
 _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+
+
+def rank(environ: Mapping[str, str]) -> int:
+    """Of this training process among all, as launchers tell it; 0 when unsaid."""
+    said = (environ.get(name, "") for name in _RANKS)
+    return next((int(value) for value in said if value.isascii() and value.isdigit()), 0)
 
 
 def local_ranks(environ: Mapping[str, str]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.utils.data import default_collate
 
-from dpex.autotune.forecast import MeasuredWork, fastest, need, rates
+from dpex.cli.bench.forecast import MeasuredWork, fastest, need, rates
 from dpex.cli.bench.measure import BenchError, DatasetTimes
 from dpex.cli.bench.target import subject
 from dpex.profile.spans import Spans
@@ -63,13 +63,12 @@ def work(**changes: Any) -> MeasuredWork:
 
 def test_work_that_needs_cpus_scales_to_the_cpus() -> None:
     found = {row.workers: row.rate for row in rates(work())}
-    assert list(found) == [0, 1, 2, 4, 5]
+    assert list(found) == [0, 1, 2, 4]
     assert found[0] == pytest.approx(10, rel=0.01)
     assert found[2] == pytest.approx(20, rel=0.02)
     assert found[4] == pytest.approx(40, rel=0.05)
-    assert found[5] == pytest.approx(40, rel=0.05)
     settings, rate = fastest(work())
-    assert settings.local in (4, 5)
+    assert settings.local == 4
     assert rate == pytest.approx(40, rel=0.05)
 
 
@@ -81,8 +80,8 @@ def test_work_that_waits_scales_beyond_them() -> None:
 def test_threads_of_a_library_take_their_cpus() -> None:
     """A decoder that keeps four CPUs busy: one worker of it is as fast as the machine."""
     threaded = work(here_s=0.025, at_once=4.0)
-    assert [row.rate for row in rates(threaded)] == [pytest.approx(40, rel=0.05)] * 5
-    assert fastest(threaded)[0].workers <= 1
+    assert {round(row.rate) for row in rates(threaded)} == {40}
+    assert fastest(threaded)[0].workers == 1
 
 
 def measured(**changes: float) -> DatasetTimes:

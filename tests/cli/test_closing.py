@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from dpex.autotune.course import Course
-from dpex.autotune.types import Decision, Settings
+from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.dropin import closing
 from dpex.dropin.closing import _Served, lines, note, say_all
-from tests.unit.autotune.test_story import decision, sample
 from tests.unit.diagnose.test_verdict import PLANTED
 
 FACTS = PLANTED["reading"][2]
@@ -22,12 +20,21 @@ FACTS = PLANTED["reading"][2]
 class Tuner:
     """What of a tuner is read."""
 
-    def __init__(self, *waits: float, decided_at: float) -> None:
+    def __init__(self, before: float, after: float) -> None:
         self.settings = Settings(local=7, prefetch=14)
-        self.decisions: list[Decision] = [decision(decided_at)]
-        self.course = Course()
-        for number, wait in enumerate(waits):
-            self.course.add(sample(number, wait))
+        self.decisions: list[Decision] = [
+            Decision(
+                at=1.0,
+                old=Settings(local=2, prefetch=4),
+                new=self.settings,
+                reason="too few",
+                text="why",
+                evidence={"wait": before},
+                predicted_rate=40.0,
+                predicted_wait=0.0,
+                outcome=Outcome(rate=40.0, wait=after, kept=True, at=2.0),
+            )
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +63,7 @@ def served(source: Any, given: int = 2, first: Any = None) -> _Served:
 
 
 def test_workers_and_the_wait_from_what_to_what_and_what_to_do_next() -> None:
-    (line,) = lines([served(Source(tuner=Tuner(0.63, 0.63, 0.2, 0.02, decided_at=2.0)))])
+    (line,) = lines([served(Source(tuner=Tuner(0.63, 0.11)))])
     before, after = line.split(" First: ")
     assert before == (
         "a D of a R: 2 workers became 7 local, prefetch 14, wait 61 % in all, 63 % at first and 11 % at the end, "
@@ -66,13 +73,13 @@ def test_workers_and_the_wait_from_what_to_what_and_what_to_do_next() -> None:
 
 
 def test_a_loader_that_was_made_anew_is_told_of_from_its_first_pass_to_its_last() -> None:
-    first = Source(tuner=Tuner(0.8, 0.5, decided_at=1.0))
-    (line,) = lines([served(Source(tuner=Tuner(0.3, 0.02, decided_at=1.0)), first=first)])
+    first = Source(tuner=Tuner(0.8, 0.5))
+    (line,) = lines([served(Source(tuner=Tuner(0.3, 0.02)), first=first)])
     assert "80 % at first and 2 % at the end" in line
 
 
 def test_a_number_that_stays_is_not_said_to_become_something() -> None:
-    (line,) = lines([served(Source(tuner=Tuner(0.5, 0.5, decided_at=1.0)), given=7)])
+    (line,) = lines([served(Source(tuner=Tuner(0.5, 0.5)), given=7)])
     assert line.startswith(f"a D of a R: 7 workers, wait {100 * FACTS.wait_ratio:.0f} %, 40 batches/s.")
     (line,) = lines([served(Source(), given=1)])
     assert line.startswith("a D of a R: 1 worker, ")
@@ -81,7 +88,7 @@ def test_a_number_that_stays_is_not_said_to_become_something() -> None:
 def test_numbers_are_those_of_the_script_and_those_that_served() -> None:
     """Of a number that is tuned nothing is said as if the script gave it."""
     facts = replace(FACTS, is_tuned=True, pools={})
-    (line,) = lines([served(Source(tuner=Tuner(0.5, 0.5, decided_at=1.0), facts=facts))])
+    (line,) = lines([served(Source(tuner=Tuner(0.5, 0.5), facts=facts))])
     assert "num_workers=" not in line
     fixed = served(Source())
     fixed.served_by = 4

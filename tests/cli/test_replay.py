@@ -15,15 +15,16 @@ from benchmarks.simulation.scenarios import load as scenarios
 from benchmarks.simulation.score import cold_start
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
-from dpex.autotune import replay as command
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.controller import Controller
-from dpex.autotune.replay import load, parse_changes, replay
-from dpex.autotune.trace.explain import quantity, report, summary
-from dpex.autotune.trace.format import Recorder, RecordingController, RunFacts, TraceOrigin, line
+from dpex.autotune.law import law_for
+from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli.main import parser
-from dpex.cli.replay import run
+from dpex.cli.replay import again
+from dpex.cli.replay.again import load, parse_changes, replay
+from dpex.cli.replay.command import run
+from dpex.cli.replay.text import quantity, report, summary
+from dpex.core.json_values import line
 
 ROOT = Path(__file__).parents[2]
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))
@@ -33,14 +34,16 @@ SHIFT = World(cpus=2, noise=0.02, phases=(WAIT, SLOW_STEP))
 
 def recorder(path: Path) -> Recorder:
     file = path.open("a")
-    return Recorder(lambda record: (file.write(line(record)), file.flush()), lambda: RunFacts(dpex="0.1.0", wall_s=1e9))
+    return Recorder(
+        lambda record: (file.write(line(record)), file.flush()), lambda at: Header(dpex="0.1.0", started_s=1e9 - at)
+    )
 
 
 def recorded(
     into: Recorder, config: AutotuneConfig | None = None, start: Settings | None = None, why: str = ""
-) -> RecordingController:
+) -> RecordingLaw:
     config, start = config or AutotuneConfig(), start or Settings(local=2, prefetch=4)
-    return RecordingController(Controller(config, start), into, TraceOrigin(config=config, start=start, why=why))
+    return RecordingLaw(law_for(config, start), into, TraceOrigin(config=config, start=start, why=why))
 
 
 @pytest.fixture
@@ -58,15 +61,15 @@ def renewed(tmp_path: Path) -> Path:
     into = recorder(path)
     pinned = AutotuneConfig(min_local=3, max_local=3)
 
-    class Pinning(RecordingController):
+    class Pinning(RecordingLaw):
         def step(self, sample: Sample) -> Decision | None:
-            if sample.at > 8 and self.controller.config == AutotuneConfig():  # type: ignore[attr-defined]
+            if sample.at > 8 and self.law.config == AutotuneConfig():  # type: ignore[attr-defined]
                 self.__dict__ |= vars(recorded(into, pinned, Settings(local=3, prefetch=6), "local=3 is fixed"))
             return super().step(sample)
 
     start = Settings(local=2, prefetch=4)
     origin = TraceOrigin(config=AutotuneConfig(), start=start)
-    simulate(SHIFT, [Pinning(Controller(AutotuneConfig(), start), into, origin)], 20)
+    simulate(SHIFT, [Pinning(law_for(AutotuneConfig(), start), into, origin)], 20)
     return path
 
 
@@ -95,7 +98,7 @@ def test_scenarios_are_decided_again_as_they_were(family: str, tmp_path: Path) -
         assert all(window.is_same for window in windows)
 
 
-def test_each_controller_is_made_anew_where_it_was(renewed: Path) -> None:
+def test_each_law_is_made_anew_where_it_was(renewed: Path) -> None:
     trace = load(str(renewed))
     assert [section.origin.why for section in trace.sections] == ["", "local=3 is fixed"]
     assert all(trace.sections[1].steps)
@@ -131,17 +134,6 @@ def test_a_run_is_explained(shift: Path) -> None:
     assert 3 <= len(rows) <= 12
     assert "[1]" in rows[0]
     assert rows[0].count("#") > rows[len(rows) // 3].count("#")
-
-
-def test_what_is_suggested_and_not_done_is_told_with_the_reason(shift: Path) -> None:
-    """From 12 s on fewer workers would do, which several windows must agree on."""
-    _, lines = shown(shift)
-    first = next(index for index, text in enumerate(lines) if text.endswith("by this version of dpex, and not done:"))
-    assert any(" s  shrink: " in text and text.endswith("windows in a row agree") for text in lines[first + 1 :])
-    _, for_programs = shown(shift, "--json")
-    vetoes = json.loads("\n".join(for_programs))["vetoes"]
-    assert {"policy", "wanted", "why"} == vetoes[0]["veto"].keys()
-    assert any(each["veto"]["policy"] == "shrink" and each["at"] > 12 for each in vetoes)
 
 
 def test_figures_of_a_run(shift: Path) -> None:
@@ -219,11 +211,10 @@ def test_another_configuration_decides_otherwise_and_the_first_difference_is_sho
     assert any("recorded under the recorded settings" in text for text in lines)
 
 
-def test_another_controller_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_law_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Still:
         def __init__(self, *_: object) -> None:
             self.decisions: list[Decision] = []
-            self.vetoes = ()
 
         def begin(self) -> Settings:
             return Settings()
@@ -231,7 +222,7 @@ def test_another_controller_decides_otherwise(shift: Path, monkeypatch: pytest.M
         def step(self, _: Sample) -> None:
             return None
 
-    monkeypatch.setattr(command, "Controller", Still)
+    monkeypatch.setattr(again, "law_for", Still)
     code, lines = shown(shift)
     assert code == 1
     assert "    replayed  nothing" in lines

@@ -86,7 +86,6 @@ def test_a_class_that_was_changed_and_run_again_is_the_one_that_counts(kernel: K
     assert kernel.run("batches(num_workers=1)")["text/plain"] == "[[0, 3, 6, 9], [12, 15, 18, 21]]"
 
 
-def test_a_loader_and_its_plot_are_shown(kernel: Kernel) -> None:
+def test_a_loader_is_shown(kernel: Kernel) -> None:
     shown = kernel.run("loader = DpexDataLoader(Numbers(), 4, num_workers='auto', name='mine')\nlist(loader)\nloader")
     assert "DpexDataLoader mine" in shown["text/html"]
-    assert "<h1>mine</h1>" in kernel.run("loader.plot()")["text/html"]

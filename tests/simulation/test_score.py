@@ -59,7 +59,7 @@ def test_each_target_can_be_missed(hold: str, changes: dict[str, object], figure
 
 
 def test_the_cold_start_knows_only_the_cpus_and_the_limits() -> None:
-    assert [cold_start(cpus).local for cpus in (0.5, 1.0, 3.5, 64.0)] == [1, 1, 3, 4]
+    assert [cold_start(cpus).local for cpus in (0.5, 1.0, 3.5, 64.0)] == [1, 1, 3, 8]
     assert cold_start(2.0) == Settings(local=2, prefetch=4)
     assert cold_start(8.0, AutotuneConfig(max_local=3, max_prefetch=4)) == Settings(local=3, prefetch=4)
     assert cold_start(1.0, AutotuneConfig(min_local=2, min_remote=1)) == Settings(local=2, remote=1, prefetch=6)

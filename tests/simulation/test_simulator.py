@@ -281,12 +281,6 @@ def test_the_trainer_s_cpu_time() -> None:
     assert handed_over.machine.trainer_cpu_s / handed_over.batches == pytest.approx(0.01, rel=0.05)
 
 
-def test_in_process_wall_time_counts_what_others_take() -> None:
-    of = world(Work(cpu_s=0.02), Step(gpu_s=0.01), cpus=1)
-    pool = recorded(replace(of, phases=(*of.phases, Phase(others=1))), Settings())[-1].made_here
-    assert (pool.busy_s / pool.tickets, pool.cpu_s / pool.tickets) == pytest.approx((0.04, 0.02))
-
-
 @pytest.mark.parametrize(("local", "others", "had"), [(1, 1.0, 1.0), (1, 8.0, 3.556), (4, 4.0, 2.0)])
 def test_others_are_a_mean_over_the_window(local: int, others: float, had: float) -> None:
     of = world(Work(cpu_s=0.05), cpus=4)

@@ -19,12 +19,9 @@ import pytest
 from packages import need
 from waiting import until
 
-from dpex.autotune.run_plot import RunPlot
 from dpex.core.names import encodable
 from dpex.telemetry.http.frames import COLUMNS
 from dpex.telemetry.http.history import EVERY_S, NOW_S
-from tests.unit.autotune.test_story import HOSTILE as STORY_TITLE
-from tests.unit.autotune.test_story import story
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -290,21 +287,6 @@ def test_contrast(training: Training, opened: Callable[..., Seen], scheme: str) 
     lines = seen.page.evaluate(CONTRAST, ["--orange", "--violet", "--blue", "--green", "--gray"])
     assert min(text) >= 4.5
     assert min(lines) >= 3
-
-
-# -- saved pages -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_charts_of_a_saved_run_are_drawn(opened: Callable[..., Seen], tmp_path: Path, scheme: str) -> None:
-    seen = opened(color_scheme=scheme)
-    seen.page.goto(f"file://{RunPlot(story()).write_html(tmp_path / 'run.html')}")
-    seen.page.wait_for_selector(".dpex-chart canvas >> nth=2")
-    until(lambda: min(drawn(seen)) > 500)
-    assert seen.text(".dpex-chart").count("\ntime") == 3
-    assert seen.page.locator("h1").inner_text() == STORY_TITLE
-    assert seen.complaints == []
-    assert len(seen.urls) == 1
 
 
 # -- tests after which the others would not hold: new causes of waits, and the end ------------------------------------

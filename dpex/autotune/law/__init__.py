@@ -1,5 +1,18 @@
 """One law for the number of workers and the prefetch: what is measured, the model of it, and what follows. PURE."""
 
-from dpex.autotune.law.law import Law, start
+from __future__ import annotations
 
-__all__ = ["Law", "start"]
+from dataclasses import replace
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.law.law import Law, start
+from dpex.autotune.types import Settings
+
+__all__ = ["Law", "law_for", "start"]
+
+
+def law_for(config: AutotuneConfig, begin: Settings) -> Law:
+    """A law that begins with the setting ``begin``, with the constants that the configuration gives."""
+    constants = replace(CONSTANTS, goal=config.wait_goal, headroom=config.headroom)
+    return Law(config, begin, constants)

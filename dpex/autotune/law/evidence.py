@@ -83,8 +83,8 @@ class PoolEvidence:
 
 
 def net_s(pool: PoolSample) -> float:
-    """Seconds of a pool's batches, without queueing for a CPU."""
-    return pool.busy_s - min(pool.queued_s or 0.0, CONSTANTS.queued * pool.busy_s)
+    """Seconds of a pool's batches, without queueing for a CPU; at least their CPU time."""
+    return max(pool.busy_s - min(pool.queued_s or 0.0, CONSTANTS.queued * pool.busy_s), min(pool.cpu_s, pool.busy_s))
 
 
 class Evidence:

@@ -25,7 +25,7 @@ from dpex.autotune.law.constants import CONSTANTS, Constants
 from dpex.autotune.law.evidence import Evidence, Record
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls, allowed, walls
-from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal, Veto
+from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal
 from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
 
 _ROUNDING_S = 1e-9
@@ -80,7 +80,6 @@ class Law:
 
     Attributes:
         decisions: All that were taken, oldest first, with what they brought.
-        vetoes: Nothing; for those who read the records of other controllers.
         model: What is known of the work; None before the first batches.
     """
 
@@ -93,11 +92,11 @@ class Law:
         self._running, self._before = -1, 0
         self._pass, self._started = (-1, 0.0), 1
         self._epoch = -1
-        self._patience, self._turn = 2, 0
+        self._patience = config.shrink_after / constants.longest
+        self._turn = 0
         self._depth = constants.depth
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
-        self.vetoes: tuple[Veto, ...] = ()
         self.model: Model | None = None
         self._forget()
 
@@ -425,9 +424,8 @@ class Law:
     def _close(self, sample: Sample, trial: Trial, *, kept: bool) -> None:
         """The trial is over."""
         self._trial = None
-        rate, _ = self._record.rate()
-        wait = self._record.wait
-        outcome = Outcome(rate=rate or sample.rate, wait=wait, kept=kept, at=sample.at)
+        seen = wording.measured(self._record, sample)
+        outcome = Outcome(rate=seen["rate"], wait=seen["wait"], kept=kept, at=sample.at)
         self.decisions[trial.number] = replace(self.decisions[trial.number], outcome=outcome)
 
     # -- changing ------------------------------------------------------------------------------------------------------
@@ -457,26 +455,29 @@ class Law:
             )
         if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
             self._patience *= 2  # what was given back is wanted again
+        decision = self._decided(sample, new, reason)
         self._record = Record(k)
         self._is_fresh = False
         self._asked_at = self._settled_at = sample.at
-        return self._decided(sample, new, reason)
+        return decision
 
     def _decided(self, sample: Sample, new: Settings, reason: Reason) -> Decision:
         model = self.model
         rate = model.rate(new).value if model is not None else 0.0
         wait = model.wait(new).value if model is not None else 0.0
-        evidence = wording.evidence(model, self._record) if model is not None else {}
+        evidence = wording.evidence(model, self._record, sample) if model is not None else {}
         decision = Decision(
             at=sample.at,
             old=sample.settings,
             new=new,
             reason=reason,
-            text=wording.decided(sample.settings, new, reason, evidence),
+            text="",
             evidence=evidence,
             predicted_rate=rate,
             predicted_wait=wait,
             signal=self._signal,
         )
+        failed = self.decisions[-1] if self.decisions else None
+        decision = replace(decision, text=wording.decided(decision, sample, failed))
         self.decisions.append(decision)
         return decision

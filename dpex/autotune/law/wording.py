@@ -1,4 +1,7 @@
-"""Decisions of the law in sentences. PURE."""
+"""Put a decision of the law into sentences: what changes, why, on what evidence, and what is expected. PURE.
+
+Every text begins with both settings, gives its evidence with units, and ends with the predicted rate and wait.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,111 @@ from collections.abc import Mapping
 
 from dpex.autotune.law.evidence import Record
 from dpex.autotune.law.model import Model
-from dpex.autotune.types import Reason, Settings
+from dpex.autotune.types import Decision, Reason, Sample, Settings, Signal
+from dpex.core.names import WORKER_POOLS
+from dpex.core.readable import duration, percent, rounded, size
+from dpex.core.streams import plural
+
+_WAITS: Mapping[Signal, str] = {
+    "wait": "the training loop waits for data",
+    "events": "the GPU waits for data, by CUDA events,",
+    "nvml": "the GPU idles while the training loop waits, by NVML,",
+}
 
 
-def evidence(model: Model, record: Record) -> dict[str, float]:
-    """The measurements that a decision rests on, by name."""
-    return {
+def evidence(model: Model, record: Record, sample: Sample) -> dict[str, float]:
+    """The measurements that a decision rests on, by name; the ending of a name is its unit."""
+    return measured(record, sample) | {
         "service_s": model.local.service_s,
         "cpu_s": model.local.cpu_s,
         "step_s": model.step_s,
-        "wait": record.wait,
         "cpus": model.cpus,
         "others": model.others,
     }
 
 
-def decided(old: Settings, new: Settings, reason: Reason, known: Mapping[str, float]) -> str:
-    """What changes, and why."""
-    return f"{reason}: {old} -> {new} {dict(known)}"
+def measured(record: Record, sample: Sample) -> dict[str, float]:
+    """Rate and wait under the present setting; those of the latest window before the first one that counts for it."""
+    if len(record):
+        return {"rate": record.rate()[0], "wait": min(1.0, record.wait)}
+    return {"rate": sample.rate, "wait": min(1.0, sample.wait_s / max(1e-9, sample.seconds))}
+
+
+def named(settings: Settings) -> str:
+    """A setting in words, such as "6 local workers (prefetch 12)"."""
+    counts = [(place, getattr(settings, place)) for place in WORKER_POOLS]
+    workers = [plural(count, f"{place} worker") for place, count in counts if count]
+    return f"{' and '.join(workers) or 'no worker'} (prefetch {settings.prefetch})"
+
+
+def decided(decision: Decision, sample: Sample, failed: Decision | None = None) -> str:
+    """The text of a decision that has none yet. failed: the one that it takes back."""
+    old, new = decision.old, decision.new
+    if decision.reason == "undo":
+        return f"Back from {named(old)} to {named(new)}, because {_failure(failed)}.{_expected(decision, 0.0)}"
+    why = _limit(old, new, sample) if decision.reason == "limit" else _reason(decision)
+    expected = _expected(decision, decision.evidence.get("rate", 0.0))
+    return f"From {named(old)} to {named(new)}, because {why}.{_costs(decision)}{expected}"
+
+
+def brought(decision: Decision) -> str:
+    """What a decision brought, in a few words."""
+    outcome = decision.outcome
+    if outcome is None:
+        return "not judged yet"
+    verdict = "kept" if outcome.kept else "undone"
+    return f"measured {_rate(outcome.rate)} with a wait of {percent(outcome.wait)}, {verdict}"
+
+
+def _reason(decision: Decision) -> str:
+    known, told = decision.evidence, _WAITS[decision.signal]
+    waits = f"{told} for {percent(known.get('wait', 0.0))} of the time"
+    reasons: Mapping[Reason, str] = {
+        "too few": waits,
+        "too many": f"fewer workers are enough: {waits}",
+        "spread": f"{waits} and batches take unequal times",
+        "explore": f"{waits} and the model knows no better setting; this trial is undone unless the rate rises",
+    }
+    return reasons.get(decision.reason, decision.reason)
+
+
+def _failure(failed: Decision | None) -> str:
+    if failed is None or failed.outcome is None:
+        return "the change before did not help"
+    before, after = failed.evidence.get("rate", 0.0), failed.outcome.rate
+    compared = f"{_rate(after)} since the change, {_rate(before)} before" if before else f"{_rate(after)} since then"
+    return f"it did not help ({compared}, {_rate(failed.predicted_rate)} were expected)"
+
+
+def _limit(old: Settings, new: Settings, sample: Sample) -> str:
+    """Which of the limits it was."""
+    remote, free = sample.remote, sample.machine.memory_free
+    if new.remote < old.remote:
+        if remote.granted is not None and remote.granted < old.remote:
+            return f"{remote.granted} of the cluster's workers are this loader's share"
+        return f"the cluster has no room for {plural(old.remote - new.remote, 'remote worker')}"
+    if free is not None and free < 0:
+        return f"loading takes {size(-free)} more memory than the training process can spare"
+    if free is not None and new.workers < old.workers:
+        return f"loading may take only {size(free)} more memory than it takes now"
+    return "the memory for batches allows no more" if new.workers >= old.workers else "the limits allow no more"
+
+
+def _costs(decision: Decision) -> str:
+    """Time and CPU time of a batch, and time of a step."""
+    known = decision.evidence
+    if not known.get("service_s"):
+        return ""
+    batch = f"{duration(known['service_s'])}, {duration(known['cpu_s'])} of it CPU time"
+    return f" A batch takes a worker {batch}; a training step takes {duration(known['step_s'])}."
+
+
+def _expected(decision: Decision, measured_rate: float) -> str:
+    if not decision.predicted_rate:
+        return ""
+    measured = f"; measured so far: {_rate(measured_rate)}" if measured_rate else ""
+    return f" Expected: {_rate(decision.predicted_rate)} with a wait of {percent(decision.predicted_wait)}{measured}."
+
+
+def _rate(rate: float) -> str:
+    return f"{rounded(rate)} batches/s"

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.law import start
 from dpex.autotune.types import Settings
 from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.system.cpus import local_ranks, usable_cpus
 
-COLD_WORKERS = 4
-"""Workers at the start, at most: few enough to start quickly, and enough to see what one costs."""
-
 
 def cold_start(cpus: float | None = None, ranks: int | None = None) -> Settings:
-    """Where tuning begins when nothing is known: few enough to start quickly, enough to see what a worker costs."""
+    """Where tuning begins when nothing is known: the law's start, on this rank's part of the CPUs."""
     cpus = usable_cpus() if cpus is None else cpus
     ranks = local_ranks(os.environ) if ranks is None else ranks
-    local = max(1, min(COLD_WORKERS, math.floor(cpus / ranks)))
-    return Settings(local=local, prefetch=2 * local)
+    return start(AutotuneConfig(), cpus / ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

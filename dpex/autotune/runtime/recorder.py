@@ -1,37 +1,22 @@
-"""Where a run is recorded: the file's name, its lines, and what is known of this process.
-
-The tuner's thread alone writes, and only in the process that made the `TraceFile`. Nothing is held between two lines,
-neither a buffer nor a descriptor, so that a killed run leaves a readable file and a fork shares nothing. What goes
-wrong while writing is said once, and ends recording, not tuning.
-"""
+"""Where a run is recorded: the file's name, and what is known of this process. The tuner's thread alone writes."""
 
 from __future__ import annotations
 
-import logging
 import os
-import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import dpex
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.trace.format import Recorder, RunFacts, line
+from dpex.autotune.trace import Header, Recorder
 from dpex.errors import OptionError
-from dpex.system.cpus import local_ranks, usable_cpus
+from dpex.system.cpus import local_ranks, rank, usable_cpus
+from dpex.system.trace_file import TraceFile, problem_of
 
-logger = logging.getLogger("dpex")
 VARIABLE = "DPEX_TRACE"
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-
-
-def rank(environ: Mapping[str, str]) -> int:
-    """Of this training process among all, as launchers tell it; 0 when unsaid."""
-    said = (environ.get(name, "") for name in _RANKS)
-    return next((int(value) for value in said if value.isascii() and value.isdigit()), 0)
 
 
 def wanted(config: AutotuneConfig, environ: Mapping[str, str]) -> Path | None:
@@ -49,10 +34,9 @@ def check(config: AutotuneConfig, environ: Mapping[str, str]) -> None:
     Raises:
         OptionError: the name is that of a folder or device, or its folder is not there or not to be written to.
     """
-    problem = None
     try:
         path = wanted(config, environ)
-        problem = None if path is None else _problem(path)
+        problem = None if path is None else problem_of(path)
     except (OSError, RuntimeError, ValueError) as error:
         problem = str(error)
     if problem is not None:
@@ -60,71 +44,8 @@ def check(config: AutotuneConfig, environ: Mapping[str, str]) -> None:
         raise OptionError(f"{said}: {problem}; give a file in a folder that exists and can be written to")
 
 
-def _problem(path: Path) -> str | None:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return f"{path} is no file"
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            return f"there is no folder {path.parent}"
-    return None if os.access(path.parent, os.W_OK | os.X_OK) else f"no file can be made in {path.parent}"
-
-
-class TraceFile:
-    """See the module. The file is made with its first line, under the first name that is not taken."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._wanted = path
-        self._is_made = False
-        self._is_broken = False
-        self._pid = os.getpid()
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Append a line; never raises."""
-        if self._is_broken or self._pid != os.getpid():
-            return
-        try:
-            text = line(record).encode("ascii")
-            if not self._is_made:
-                self._make()
-            self._append(text)
-        except (OSError, TypeError, ValueError) as error:
-            self._is_broken = True
-            logger.warning(
-                "auto: %s cannot be written to (%s): what follows is not recorded; tuning goes on", self.path, error
-            )
-
-    def _make(self) -> None:
-        for path in _names(self._wanted):
-            try:
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-            except FileExistsError:
-                continue
-            self.path, self._is_made = path, True
-            break
-        if self.path == self._wanted:
-            logger.info("auto: recording to %s", self.path)
-        else:
-            logger.warning("auto: recording to %s, as there is a file %s already", self.path, self._wanted.name)
-
-    def _append(self, text: bytes) -> None:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if os.write(descriptor, text) != len(text):
-                raise OSError("no space is left")
-        finally:
-            os.close(descriptor)
-
-
-def _names(path: Path) -> Iterator[Path]:
-    yield path
-    for number in count(2):
-        yield path.with_name(f"{path.stem}-{number}{path.suffix}")
-
-
-def facts() -> RunFacts:
-    """About this process and its machine."""
+def header(at: float) -> Header:
+    """Of a run that began ``at`` seconds ago in this process, on this machine."""
     torch = sys.modules.get("torch")
     machine: dict[str, Any] = {
         "name": os.uname().nodename,
@@ -137,10 +58,10 @@ def facts() -> RunFacts:
         "cpus": os.cpu_count(),
         "usable_cpus": usable_cpus(),
     }
-    return RunFacts(dpex=dpex.__version__, wall_s=time.time(), machine=machine)
+    return Header(dpex=dpex.__version__, started_s=time.time() - at, machine=machine)
 
 
 def recorder(config: AutotuneConfig) -> Recorder | None:
     """Of a new run, if it is to be recorded."""
     path = wanted(config, os.environ)
-    return None if path is None else Recorder(TraceFile(path).write, facts)
+    return None if path is None else Recorder(TraceFile(path).write, header)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dpex.autotune.checked import LONGEST_S
 from dpex.autotune.types import Sample
 
 _EACH = 0.3
@@ -24,7 +25,9 @@ def quickest(sample: Sample) -> int | None:
     and c CPU seconds of a worker for a batch, C CPUs, and a step of t seconds.
     """
     made, batches, cpus = sample.local, sample.pass_batches, max(1.0, sample.machine.cpus)
-    if not (sample.starts_anew and batches and sample.start_s and made.tickets and sample.batches):
+    if not (sample.starts_anew and batches and made.tickets and sample.batches):
+        return None
+    if not 0.0 < sample.start_s + made.busy_s + made.cpu_s + sample.work_s < LONGEST_S or not sample.start_s > 0.0:
         return None
     service_s = max(1e-9, made.busy_s / made.tickets)
     cpu_s = max(1e-9, made.cpu_s / made.tickets)

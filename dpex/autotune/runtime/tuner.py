@@ -1,4 +1,4 @@
-"""Tunes a running loader: takes windows of measurements, asks the controller, carries out what it decides.
+"""Tunes a running loader: takes windows of measurements, asks the law, carries out what it decides.
 
 One daemon thread ("dpex-tuner") per loader looks at the loader's engines while there are any. It never waits for the
 consumer and never makes it wait: what it reads it reads without the engine's lock, and what it requests the consumer's
@@ -20,26 +20,26 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.controller import Controller
-from dpex.autotune.course import Course
 from dpex.autotune.felt import by_events
-from dpex.autotune.rank_load import load_of, with_cpus
-from dpex.autotune.room import Room, RoomWanted, made_without, node_links, remote_need
+from dpex.autotune.law import Law, law_for
+from dpex.autotune.law.wording import named
+from dpex.autotune.need import load_of, made_without, remote_need, with_cpus
 from dpex.autotune.runtime.allowed import Limits, brought_inside, within
 from dpex.autotune.runtime.recorder import recorder
 from dpex.autotune.runtime.short_passes import quickest
 from dpex.autotune.runtime.window_sample import Window
 from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows
-from dpex.autotune.trace.format import RecordingController, TraceOrigin
+from dpex.autotune.trace import RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Reason, Sample, Settings
-from dpex.autotune.wording import named
-from dpex.core.names import KNOBS, LOCAL, REMOTE
+from dpex.core.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
 from dpex.core.prefetch import Sizes
+from dpex.core.room import Room, RoomWanted
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.gpu_use import GpuUse
+from dpex.measure.node_links import node_links
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks
@@ -51,26 +51,25 @@ logger = logging.getLogger("dpex")
 
 JOIN_S = 2.0
 """The thread only looks and asks, and is done by then, unless the machine hardly runs it."""
-RANKS_EVERY_S = 0.5
-"""How often ranks tell each other of their need, at most: it takes a tenth of a millisecond."""
+RANKS_EVERY_S, ROOM_EVERY_S = 0.5, 1.0
+"""How often ranks tell each other of their need, which takes a tenth of a millisecond, and how often the cluster is
+asked for room, which is a call to Ray's head node, at most."""
 _DIFFERS = 1.5
 """Numbers of workers for short passes that differ by less than this factor count as the same."""
-ROOM_EVERY_S = 1.0
-"""How often the cluster is asked for room, at most: each question is a call to Ray's head node."""
 
 
 class Tunable(Protocol):
     """What of an engine the tuner uses."""
+
+    @property
+    def closed(self) -> bool:
+        """True if it has ended."""
 
     def look(self) -> EngineLook:
         """What there is to see."""
 
     def request(self, sizes: Sizes) -> None:
         """Have other sizes within the consumer's next turn."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended."""
 
 
 class Tuner:
@@ -111,36 +110,53 @@ class Tuner:
         self._changing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._recorder = recorder(config)
-        self.course = Course()
         self.gpu_use: GpuUse | None = None
         self.settings = start
+        self._law: Law | RecordingLaw = law_for(self._allowed(), start)
         self._renew("")
         if said := limits.streams or limits.reading:
-            self._past.append(_stays(0.0, self.settings, "start", said))
+            self._past.append(_noted(0.0, self.settings, self.settings, "start", said))
             logger.info("auto: %s", said)
 
     # -- what is wanted ----------------------------------------------------------------------------------------------
 
-    def _renew(self, why: str) -> None:
-        """A controller for the limits as they are now, from the present setting, brought inside them."""
-        config = self._allowed()
-        self.settings = brought_inside(self.settings, config)
-        self._controller = self._on_record(Controller(config, self.settings), config, why)
-        self.settings = self._controller.begin()
+    def _renew(
+        self,
+        why: str,
+        *,
+        limits: Mapping[str, Any] | None = None,
+        sizes: Mapping[str, int] | None = None,
+        told: str = "",
+        at: float = 0.0,
+    ) -> None:
+        """Have another law, for these limits and from the present setting with these sizes, brought inside the limits.
+
+        told: what a decision of it says, which was taken at the time ``at``; "" for none.
+        """
+        with self._changing:
+            old, self._limits = self.settings, replace(self._limits, **limits or {})
+            self.settings = replace(old, **sizes or {})
+            config = self._allowed()
+            self.settings = brought_inside(self.settings, config)
+            self._past += self._law.decisions
+            if told:
+                self._past.append(_noted(at, old, self.settings, "limit", told))
+            self._law = self._on_record(law_for(config, self.settings), config, why)
+            self._windows.clear()
+            self._request()
 
     def _allowed(self) -> AutotuneConfig:
         remote = self._room is not None and not self._refused
         return within(self._config, self._limits, self.settings, remote=remote)
 
-    def _on_record(self, controller: Controller, config: AutotuneConfig, why: str) -> Controller | RecordingController:
+    def _on_record(self, law: Law, config: AutotuneConfig, why: str) -> Law | RecordingLaw:
         if self._recorder is None:
-            return controller
+            return law
         limits = asdict(replace(self._limits, pins=dict(self._limits.pins or {})))
-        limits["streams"] = bool(self._limits.streams)
+        limits |= {"streams": bool(limits["streams"])}
         del limits["reading"]
-        return RecordingController(
-            controller, self._recorder, TraceOrigin(config=config, start=self.settings, limits=limits, why=why)
-        )
+        origin = TraceOrigin(config=config, start=self.settings, limits=limits, why=why)
+        return RecordingLaw(law, self._recorder, origin)
 
     @property
     def sizes(self) -> Sizes:
@@ -154,7 +170,7 @@ class Tuner:
     @property
     def decisions(self) -> list[Decision]:
         """All so far, oldest first."""
-        decisions = [*self._past, *self._controller.decisions]
+        decisions = [*self._past, *self._law.decisions]
         return sorted([*decisions, *self._notes], key=lambda decision: decision.at) if self._notes else decisions
 
     @property
@@ -164,15 +180,10 @@ class Tuner:
 
     def pin(self, pins: Mapping[str, int]) -> None:
         """From now on these are the user's; the rest is tuned on."""
-        fixed = ", ".join(f"{name}={count}" for name, count in pins.items())
-        with self._changing:
-            now = self.settings
-            self._limits = replace(self._limits, pins=dict(pins))
-            self.settings = replace(now, local=pins.get(LOCAL, now.local), remote=pins.get(REMOTE, now.remote))
-            self._past += self._controller.decisions
-            self._renew(f"{fixed} is fixed by resize()")
-            self._windows.clear()
-        logger.info("auto: %s is fixed by resize()%s", fixed, "; nothing is tuned any more" if self.is_frozen else "")
+        why = f"{', '.join(f'{name}={count}' for name, count in pins.items())} is fixed by resize()"
+        sizes = {name: count for name, count in pins.items() if name in WORKER_POOLS}
+        self._renew(why, limits={"pins": dict(pins)}, sizes=sizes)
+        logger.info("auto: %s%s", why, "; nothing is tuned any more" if self.is_frozen else "")
 
     # -- engines -----------------------------------------------------------------------------------------------------
 
@@ -221,8 +232,8 @@ class Tuner:
         """One look; returns the seconds until the next."""
         now = self._clock()
         if self.is_frozen:
-            if isinstance(self._controller, RecordingController):
-                self._controller.announce(0.0 if self._began_at is None else now - self._began_at)
+            if isinstance(self._law, RecordingLaw):
+                self._law.announce(0.0 if self._began_at is None else now - self._began_at)
             if self._room is not None:
                 self._room.rest()
             return self._config.interval_s
@@ -295,116 +306,85 @@ class Tuner:
         if found is None:
             return remote
         if found.told:
-            self._note(sample.at, found.told)
+            logger.info("auto: %s", found.told)
+            self._notes.append(_noted(sample.at, self.settings, self.settings, "demand", found.told))
         return replace(remote, room=found.more, unplaced=found.unplaced, granted=found.granted)
 
     def _wanted(self, sample: Sample) -> RoomWanted:
         """What is told of the need for remote workers. Nodes are asked for only up to a number that the user gave."""
         most = self._allowed().max_remote
-        felt = sample if sample.gpu_stall_s is None else by_events(sample).sample
         return RoomWanted(
             requested=sample.remote.requested,
             running=sample.remote.running,
-            need=remote_need(felt, self._config.wait_goal),
+            need=remote_need(by_events(sample), self._config.wait_goal),
             own=made_without(sample),
-            useful=self._controller.useful_remote(most) if most else None,
+            useful=self._law.useful_remote(most) if most else None,
             may_grow=bool(most),
         )
-
-    def _note(self, at: float, text: str) -> None:
-        """Tell of a request to the cluster, which changes no setting."""
-        logger.info("auto: %s", text)
-        self._notes.append(_stays(at, self.settings, "demand", text))
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def _step(self, look: EngineLook, sample: Sample) -> None:
-        if look.refused is not None and not self._refused:
-            self._refuse(look)
+        if self._learn(look, sample):
             return
-        if look.most_local is not None and self._is_news(*look.most_local):
-            self._learn_most_local(*look.most_local)
-            return
-        if look.has_one_stream and self._limits.streams and self.settings.workers > 1:
-            self._learn_one_stream(sample.at)
-            return
-        if self._learn_quickest(sample):
-            return
-        self.course.add(sample)
-        controller = self._controller
-        decision = controller.step(sample)
+        law = self._law
+        decision = law.step(sample)
         if decision is not None:
-            self._carry_out(decision, controller)
+            self._carry_out(decision, law)
         self._windows.go_on(sample, self._config.interval_s, is_changed=decision is not None)
 
-    def _refuse(self, look: EngineLook) -> None:
-        """There can be no remote workers for this loader: its dataset cannot travel, or the cluster is gone."""
-        with self._changing:
+    def _learn(self, look: EngineLook, sample: Sample) -> bool:
+        """Take in limits that were met; return True if another law decides now."""
+        limits = self._limits
+        if look.refused is not None and not self._refused:  # its dataset cannot travel, or the cluster is gone
             self._refused = True
-            self.settings = replace(self.settings, local=look.sizes.local, remote=0)
-            self._past += self._controller.decisions
-            self._renew(f"there can be no remote workers: {look.refused}")
-            self._request()
+            sizes = {LOCAL: look.sizes.local, REMOTE: 0}
+            self._renew(f"there can be no remote workers: {look.refused}", sizes=sizes)
+            return True
+        if look.most_local is not None and self._is_news(look.most_local[0]):
+            most, reason = look.most_local
+            why = f"no more than {most} local workers can be started: {reason}"
+            self._renew(why, limits={"most_local": most})
+            logger.info("auto: %s", why)
+            return True
+        if look.has_one_stream and limits.streams and self.settings.workers > 1:  # the engine has one worker by now
+            why = "The dataset does not split itself, so it is read in one stream; only the prefetch is tuned."
+            local = min(1, self.settings.local)
+            self._renew(why, limits={"streams": why}, sizes={LOCAL: local, REMOTE: 1 - local}, told=why, at=sample.at)
+            return True
+        return self._learn_quickest(sample)
 
-    def _is_news(self, most: int, _why: str) -> bool:
+    def _is_news(self, most: int) -> bool:
+        """True if the system refused to start a worker, where more were thought possible."""
         known = self._limits.most_local
         return (known is None or most < known) and LOCAL not in (self._limits.pins or {})
-
-    def _learn_most_local(self, most: int, why: str) -> None:
-        """The system refused to start a worker: what runs is the most there can be."""
-        with self._changing:
-            self._limits = replace(self._limits, most_local=most)
-            self._past += self._controller.decisions
-            self._renew(f"no more than {most} local workers can be started: {why}")
-            self._windows.clear()
-            self._request()
-        logger.info("auto: no more than %d local workers can be started: %s", most, why)
 
     def _learn_quickest(self, sample: Sample) -> bool:
         """Where passes are short and start workers anew, have no more than make a pass the quickest.
 
-        Returns whether the setting is another now.
+        Return True if the setting is another now.
         """
         found, known, now = quickest(sample), self._limits.quickest_local, self.settings
         if found is None or self._limits.streams or LOCAL in (self._limits.pins or {}):
             return False
         if known is not None and found <= _DIFFERS * known and now.local <= _DIFFERS * found:
             return False
-        with self._changing:
-            self._limits = replace(self._limits, quickest_local=found)
-            if now.local <= found and known is None:
-                self._renew("")
-                return False
-            why = (
-                f"Each pass of {sample.pass_batches} batches starts its own workers, which takes "
-                f"{sample.start_s:.2f} s: {found} local workers make a pass the quickest."
-            )
-            self._past += self._controller.decisions
-            self.settings = replace(now, local=min(now.local, found))
-            self._past.append(replace(_stays(sample.at, self.settings, "limit", why), old=now))
-            self._renew(why)
-            self._windows.clear()
-            self._request()
+        limits = {"quickest_local": found}
+        if now.local <= found and known is None:
+            self._renew("", limits=limits)
+            return False
+        why = (
+            f"Each pass of {sample.pass_batches} batches starts its own workers, which takes {sample.start_s:.2f} s: "
+            f"{found} local workers make a pass the quickest."
+        )
+        self._renew(why, limits=limits, told=why, at=sample.at)
         logger.info("auto: %s", why)
         return True
 
-    def _learn_one_stream(self, at: float) -> None:
-        """The engine has found that the dataset does not split itself, said so, and has one worker."""
-        why = "The dataset does not split itself, so it is read in one stream; only the prefetch is tuned."
+    def _carry_out(self, decision: Decision, law: Law | RecordingLaw) -> None:
+        """Unless the user fixed a size meanwhile, and another law decides."""
         with self._changing:
-            now, local = self.settings, min(1, self.settings.local)
-            self._limits = replace(self._limits, streams=why)
-            self._past += self._controller.decisions
-            self.settings = replace(now, local=local, remote=1 - local)
-            self._past.append(replace(_stays(at, self.settings, "limit", why), old=now))
-            self._renew(why)
-            self._windows.clear()
-            self._request()
-
-    def _carry_out(self, decision: Decision, controller: Controller | RecordingController) -> None:
-        """Unless the user fixed a size meanwhile, and another controller decides."""
-        with self._changing:
-            if controller is not self._controller:
+            if law is not self._law:
                 return
             logger.info("auto: %s", decision.text)
             self.settings = decision.new
@@ -415,10 +395,12 @@ class Tuner:
         with self._changing:
             self._has_failed = True
             old, new = self.settings, self._last_good()
-            now = self._clock() - (self._began_at if self._began_at is not None else self._clock())
-            self._past = [*self.decisions, _given_up(now, old, new, error)]
-            self._notes = []
-            self._controller = Controller(self._allowed(), new)
+            back = f"Back from {named(old)} to {named(new)}, the last that worked"
+            stay = "The present setting stays" if old == new else back
+            text = f"Tuning has stopped because of an error in dpex: {error!r}. {stay}, and nothing is tuned any more."
+            at = 0.0 if self._began_at is None else self._clock() - self._began_at
+            self._past, self._notes = [*self.decisions, _noted(at, old, new, "failed", text)], []
+            self._law = law_for(self._allowed(), new)
             self.settings = new
             self._request()
 
@@ -436,41 +418,28 @@ class Tuner:
 def _run(
     reference: weakref.ReferenceType[Tuner], stop: threading.Event, room: Room | None, leave: Callable[[], None]
 ) -> None:
+    pause_s = SHORTEST_S
     try:
-        _turns(reference, stop)
+        while not stop.wait(pause_s):
+            tuner = reference()
+            if tuner is None:
+                return
+            try:
+                pause_s = tuner.turn()
+            except Exception as error:
+                if not stop.is_set():
+                    tuner.give_up(error)
+                    logger.exception("auto: %s", tuner.decisions[-1].text)
+                return
+            del tuner
     finally:
         leave()
         if room is not None:
             room.rest()
 
 
-def _turns(reference: weakref.ReferenceType[Tuner], stop: threading.Event) -> None:
-    pause_s = SHORTEST_S
-    while not stop.wait(pause_s):
-        tuner = reference()
-        if tuner is None:
-            return
-        try:
-            pause_s = tuner.turn()
-        except Exception as error:
-            if not stop.is_set():
-                tuner.give_up(error)
-                logger.exception("auto: %s", tuner.decisions[-1].text)
-            return
-        del tuner
-
-
-def _stays(at: float, now: Settings, reason: Reason, text: str) -> Decision:
+def _noted(at: float, old: Settings, new: Settings, reason: Reason, text: str) -> Decision:
+    """What the tuner itself decides, without the law."""
     return Decision(
-        at=at, old=now, new=now, reason=reason, text=text, evidence={}, predicted_rate=0.0, predicted_wait=0.0
-    )
-
-
-def _given_up(at: float, old: Settings, new: Settings, error: Exception) -> Decision:
-    stay = (
-        "The present setting stays" if old == new else f"Back from {named(old)} to {named(new)}, the last that worked"
-    )
-    text = f"Tuning has stopped because of an error in dpex: {error!r}. {stay}, and nothing is tuned any more."
-    return Decision(
-        at=at, old=old, new=new, reason="failed", text=text, evidence={}, predicted_rate=0.0, predicted_wait=0.0
+        at=at, old=old, new=new, reason=reason, text=text, evidence={}, predicted_rate=0.0, predicted_wait=0.0
     )

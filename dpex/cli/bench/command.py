@@ -45,7 +45,7 @@ def register(subparsers: Any) -> None:
 
 
 def _command(given: argparse.Namespace) -> int:
-    from dpex.autotune.forecast import need
+    from dpex.cli.bench.forecast import need
     from dpex.cli.bench.measure import BenchError, measure
     from dpex.cli.bench.report import as_json, as_text
     from dpex.cli.bench.target import subject

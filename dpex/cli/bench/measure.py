@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate
 
-from dpex.autotune.forecast import MeasuredWork
+from dpex.cli.bench.forecast import MeasuredWork
 from dpex.core.durations import remainder
 from dpex.errors import DpexError
 from dpex.profile.instrument import Profile

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dpex.autotune.forecast import MeasuredWork, Rate, WorkersNeeded, fastest, rates
+from dpex.cli.bench.forecast import MeasuredWork, Rate, WorkersNeeded, fastest, rates
 from dpex.cli.bench.measure import BenchSubject, DatasetTimes
 from dpex.core.readable import duration, rounded, size
 from dpex.profile.spans import Spans, percentile

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpex._torch import DatasetKind
-from dpex.autotune.runtime.recorder import rank
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts, TransformFacts, of_all
 from dpex.diagnose.gathered import Context, facts_of
@@ -26,6 +25,7 @@ from dpex.dropin.options import DiagnoseOptions
 from dpex.dropin.stock.probe import ProbeError, transforms_of
 from dpex.engine.loader_counters import LoaderCounters
 from dpex.loader.at_exit import free_path
+from dpex.system.cpus import rank
 from dpex.system.html_page import write_text
 
 _SHOWN = 6

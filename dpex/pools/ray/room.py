@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from dpex._ray import client_session
-from dpex.autotune.room import KnownNeed, NodeLink, RoomFound, RoomWanted, room_found
 from dpex.core.demand import Demand, Places
 from dpex.core.fair_shares import Claim
+from dpex.core.room import KnownNeed, NodeLink, RoomFound, RoomWanted, room_found
 from dpex.pools.ray.cluster import answers, living_nodes, own_node, slots
 from dpex.pools.ray.reservations import Bundles, Reservation, actor_options, needs_of, stands_anywhere
 from dpex.system.clock import monotonic
@@ -45,7 +45,7 @@ _numbers = count(1)
 
 
 class RemoteRoom:
-    """See the module; a `dpex.autotune.room.Room`.
+    """See the module; a `dpex.core.room.Room`.
 
     Args:
         world_size: Ranks of this job, which divide the cluster evenly while there is no coordinator.
@@ -69,7 +69,7 @@ class RemoteRoom:
         self._lock = threading.Lock()
 
     def look(self, wanted: RoomWanted) -> RoomFound | None:
-        """See `dpex.autotune.room.Room.look`; None while no cluster is connected."""
+        """See `dpex.core.room.Room.look`; None while no cluster is connected."""
         with self._lock:
             told = ""
             self._need.learn(wanted)
@@ -87,7 +87,7 @@ class RemoteRoom:
             return room_found(wanted, free, most, self._granted, told)
 
     def rest(self) -> None:
-        """See `dpex.autotune.room.Room.rest`."""
+        """See `dpex.core.room.Room.rest`."""
         with self._lock:
             self._looked_at = -math.inf
             self._growth.end()

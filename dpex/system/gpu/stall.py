@@ -63,15 +63,14 @@ class Events(Protocol[Mark]):
 
 
 class GpuSteps(NamedTuple):
-    """Steps of the stream so far: how many, their seconds, and the sum of the squares of these."""
+    """Steps of the stream so far: how many, and their seconds."""
 
     number: int = 0
     seconds: float = 0.0
-    squares: float = 0.0
 
     def with_one(self, step_s: float) -> GpuSteps:
         """One more."""
-        return GpuSteps(self.number + 1, self.seconds + step_s, self.squares + step_s * step_s)
+        return GpuSteps(self.number + 1, self.seconds + step_s)
 
     @property
     def mean_s(self) -> float:

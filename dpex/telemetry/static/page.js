@@ -8,9 +8,8 @@ const HIDDEN_MS = 10000;
 const DIAGNOSED_MS = 5000;
 const PATIENCE_MS = 5000;
 const REASONS = {
-  start: "start", "too few": "too few workers", "too many": "too many workers", elsewhere: "better elsewhere",
-  "in-process": "no workers needed", spread: "uneven batches", explore: "trial", undo: "undone", limit: "limit reached",
-  lost: "workers lost", changed: "work has changed", failed: "tuning failed",
+  start: "start", "too few": "too few workers", "too many": "too many workers", spread: "uneven batches",
+  explore: "trial", undo: "undone", limit: "limit reached", demand: "asked the cluster", failed: "tuning failed",
 };
 
 const $ = (id) => document.getElementById(id);

@@ -50,7 +50,7 @@ def test_a_slow_step_needs_one_worker() -> None:
 
 
 @pytest.mark.parametrize("long", [{"pass_batches": 100_000}, {"work_s": 10.0}])
-def test_a_long_pass_is_left_to_the_controller(long: dict[str, Any]) -> None:
+def test_a_long_pass_is_left_to_the_law(long: dict[str, Any]) -> None:
     assert quickest(replace(SHORT, **long)) is None
 
 

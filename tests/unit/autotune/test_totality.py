@@ -1,4 +1,4 @@
-"""The controller takes any sequence of legal samples: it raises nothing, stays within its limits, and recovers."""
+"""The law takes any sequence of legal samples: it raises nothing, stays within its limits, and recovers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.world import Phase, Step, Work, World
-from dpex.autotune.ceiling import Ceiling
 from dpex.autotune.checked import LONGEST_S, SampleChecker
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.controller import Controller
-from dpex.autotune.noise import Level
+from dpex.autotune.law import Law, law_for
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.measure.samples import MachineSample, PoolSample
 
@@ -68,11 +66,9 @@ SAMPLES = st.builds(
     own_s=number(1.0),
     work_s=number(1.0),
     head_s=number(1.0),
-    step_spread=st.none() | number(2.0),
     ready=whole(50),
     in_flight=whole(100),
     batch_bytes=number(1e8),
-    made_here=POOLS,
     local=POOLS,
     remote=POOLS,
     machine=MACHINES,
@@ -80,8 +76,10 @@ SAMPLES = st.builds(
     gpu_stall_s=st.none() | number(1.0),
     gpu_steps=whole(200),
     gpu_step_s=number(1.0),
-    gpu_step_spread=st.none() | number(2.0),
     feed_wait_s=number(1.0),
+    pass_batches=whole(200),
+    start_s=number(10.0),
+    starts_anew=st.booleans(),
 )
 CONFIGS = st.sampled_from(
     [
@@ -108,12 +106,12 @@ def plausible(sample: Sample) -> Sample:
     return replace(sample, **times, own_s=0.01, work_s=0.2)
 
 
-def play(controller: Controller, turns: Iterable[tuple[Sample, bool]]) -> list[tuple[Sample, Decision]]:
-    now, wanted, taken = controller.begin(), controller.begin(), []
+def play(law: Law, turns: Iterable[tuple[Sample, bool]]) -> list[tuple[Sample, Decision]]:
+    now, wanted, taken = law.begin(), law.begin(), []
     for sample, carried_out in turns:
         now = wanted if carried_out else now
         shown = replace(sample, settings=now)
-        decision = controller.step(shown)
+        decision = law.step(shown)
         if decision is not None:
             wanted = decision.new
             taken.append((shown, decision))
@@ -143,8 +141,7 @@ def test_any_sequence_of_legal_samples_is_taken_and_the_limits_are_kept(
 ) -> None:
     if is_plausible:
         turns = [(plausible(sample), carried_out) for sample, carried_out in turns]
-    controller = Controller(config, first(config))
-    for sample, decision in play(controller, turns):
+    for sample, decision in play(law_for(config, first(config)), turns):
         assert_within(config, sample, decision)
 
 
@@ -152,17 +149,17 @@ WAITS = World(cpus=4, phases=(Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=St
 
 
 class After:
-    """A controller that was shown something else before."""
+    """A law that was shown something else before."""
 
     def __init__(self, turns: Sequence[tuple[Sample, bool]]) -> None:
-        self.controller = Controller(AutotuneConfig(), Settings(local=2, prefetch=4))
-        play(self.controller, turns)
+        self.law = law_for(AutotuneConfig(), Settings(local=2, prefetch=4))
+        play(self.law, turns)
 
     def begin(self) -> Settings:
-        return self.controller.begin()
+        return self.law.begin()
 
     def step(self, sample: Sample) -> Decision | None:
-        return self.controller.step(sample)
+        return self.law.step(sample)
 
 
 @pytest.mark.long
@@ -176,21 +173,13 @@ def test_it_recovers_from_whatever_it_was_shown(turns: Sequence[tuple[Sample, bo
     assert history.rate(180, 240) > 0.9 / 0.0203
 
 
-def test_windows_without_a_batch_teach_no_ceiling() -> None:
-    ceiling = Ceiling(60.0)
-    ceiling.learn(0.0, now=1.0)
-    assert ceiling.at(2.0) == math.inf
-    ceiling.learn(5.0, now=2.0)
-    assert ceiling.at(3.0) == 5.0
-
-
 @pytest.mark.long
 def test_waits_with_a_heavy_tail_end_neither_tuning_nor_growth() -> None:
     """Log-normal waits of a second on average: whole windows pass without a batch."""
     for sigma in (1.0, 1.5):
         phase = Phase(work=Work(wait_s=1.0, cpu_s=0.002, spread=sigma, batch_bytes=1e5), step=Step(gpu_s=0.02))
-        controller = Controller(AutotuneConfig(), Settings(local=4, prefetch=8))
-        (history,) = simulate(World(cpus=4, seed=3, phases=(phase,)), [controller], 120)
+        law = law_for(AutotuneConfig(), Settings(local=4, prefetch=8))
+        (history,) = simulate(World(cpus=4, seed=3, phases=(phase,)), [law], 120)
         assert history.rate(60, 120) > 20.0
 
 
@@ -250,17 +239,5 @@ def test_what_nobody_knows_of_the_machine_is_what_was_known_before() -> None:
 
 def test_a_plausible_sample_stays_as_it_is() -> None:
     pool = PoolSample(requested=3, running=2, tickets=9, load_s=0.5, cpu_s=0.25, queued_s=0.125, services_s=(0.0625,))
-    given_sample = sample(batches=9, head_s=0.25, step_spread=0.5, batch_bytes=1e6, local=pool, remote=pool)
+    given_sample = sample(batches=9, head_s=0.25, batch_bytes=1e6, local=pool, remote=pool)
     assert SampleChecker().check(given_sample) == given_sample
-
-
-@pytest.mark.parametrize("spread", [1.0, 13.0])
-def test_a_level_that_was_measured_wrongly_comes_down_again(spread: float) -> None:
-    level = Level()
-    for count in (1, 3, 2, 5):
-        level.add(1e6 * count * count, count, 1.0)
-    for _ in range(20):
-        if level.has_moved(0.5, 10, spread):
-            level.restart(0.5, 10)
-        level.add(0.5, 10, spread)
-    assert level.value == pytest.approx(0.05)

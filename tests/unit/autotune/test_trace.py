@@ -12,23 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.trace.format import (
-    FORMAT,
-    VERSION,
-    Recorder,
-    RecordingController,
-    RunFacts,
-    Trace,
-    TraceOrigin,
-    line,
-    plain,
-    read,
-)
+from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
+from dpex.cli.replay.reading import Trace, read
+from dpex.core.json_values import line, plain
 from dpex.errors import TraceError
 from dpex.measure.samples import MachineSample, PoolSample
 
-FACTS = RunFacts(dpex="0.1.0", wall_s=1_800_000_000.25, machine={"name": "here", "cpus": 8})
+NOW_S = 1_800_000_000.25
+MACHINE = {"name": "here", "cpus": 8}
 ORIGIN = TraceOrigin(
     config=AutotuneConfig(max_local=3), start=Settings(local=2, prefetch=4), limits={"pins": {"local": 3}}
 )
@@ -44,15 +36,17 @@ DECISION = Decision(
 )
 
 
+def a_header(at: float) -> Header:
+    return Header(dpex="0.1.0", started_s=NOW_S - at, machine=MACHINE)
+
+
 def complete(kind: type, **some: Any) -> Any:
     return st.builds(kind, **{field.name: ... for field in fields(kind)} | some)
 
 
 POOLS = complete(PoolSample)
 SETTINGS = complete(Settings)
-SAMPLES = complete(
-    Sample, settings=SETTINGS, made_here=POOLS, local=POOLS, remote=POOLS, machine=complete(MachineSample)
-)
+SAMPLES = complete(Sample, settings=SETTINGS, local=POOLS, remote=POOLS, machine=complete(MachineSample))
 DECISIONS = complete(Decision, old=SETTINGS, new=SETTINGS, outcome=st.none() | complete(Outcome))
 
 
@@ -82,24 +76,24 @@ class Player:
 
 def record(samples: Iterable[Sample], answers: Iterable[Decision | None]) -> list[bytes]:
     lines: list[bytes] = []
-    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
-    recorded = RecordingController(Player(answers), recorder, ORIGIN)
+    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
+    recorded = RecordingLaw(Player(answers), recorder, ORIGIN)
     for each in samples:
         recorded.step(each)
     return lines
 
 
 def a_trace() -> list[bytes]:
-    """Header, three samples, two decisions of which the first is judged, another controller, a sample."""
+    """Header, three samples, two decisions of which the first is judged, another law, a sample."""
     lines: list[bytes] = []
-    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
+    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
     player = Player([DECISION, None, DECISION])
-    recorded = RecordingController(player, recorder, ORIGIN)
+    recorded = RecordingLaw(player, recorder, ORIGIN)
     recorded.step(sample(1.0, local=PoolSample(services_s=(0.1, 0.2))))
     player.judge(0, Outcome(rate=1.5, wait=0.25, kept=False, at=2.0))
     recorded.step(sample(2.0))
     recorded.step(sample(3.0))
-    RecordingController(Player([None]), recorder, replace(ORIGIN, why="local=3 is fixed by resize()")).step(sample(4.0))
+    RecordingLaw(Player([None]), recorder, replace(ORIGIN, why="local=3 is fixed by resize()")).step(sample(4.0))
     return lines
 
 
@@ -125,9 +119,9 @@ def test_samples_come_back(samples: list[Sample]) -> None:
 @given(DECISIONS)
 def test_decisions_come_back(decision: Decision) -> None:
     lines: list[bytes] = []
-    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
+    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
     player = Player([replace(decision, outcome=None), None])
-    recorded = RecordingController(player, recorder, ORIGIN)
+    recorded = RecordingLaw(player, recorder, ORIGIN)
     recorded.step(sample(1.0))
     if decision.outcome is not None:
         player.judge(0, decision.outcome)
@@ -141,8 +135,8 @@ def test_a_run_comes_back() -> None:
     kinds = [strict(text)["kind"] for text in lines]
     assert kinds == ["header", "sample", "decision", "sample", "outcome", "sample", "decision", "renewed", "sample"]
     trace = read(lines, "t")
-    assert (trace.header.dpex, trace.header.machine) == ("0.1.0", FACTS.machine)
-    assert trace.header.started_s == FACTS.wall_s - 1.0  # the first sample's ``at`` is 1 s later
+    assert (trace.header.dpex, trace.header.machine) == ("0.1.0", MACHINE)
+    assert trace.header.started_s == NOW_S - 1.0  # the first sample's ``at`` is 1 s later
     first, second = trace.sections
     assert first.origin == ORIGIN
     assert [step.decision for step in first.steps] == [0, None, 1]
@@ -153,25 +147,25 @@ def test_a_run_comes_back() -> None:
     assert not trace.is_torn
 
 
-def test_a_controller_that_sees_nothing_is_announced_once() -> None:
+def test_a_law_that_sees_nothing_is_announced_once() -> None:
     lines: list[bytes] = []
-    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
-    recorded = RecordingController(Player([None]), recorder, ORIGIN)
+    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
+    recorded = RecordingLaw(Player([None]), recorder, ORIGIN)
     recorded.announce()
     recorded.announce()
     assert len(lines) == 1
     assert read(lines, "t").sections[0].steps == ()
 
 
-def test_a_sample_that_breaks_the_controller_is_the_last_line() -> None:
+def test_a_sample_that_breaks_the_law_is_the_last_line() -> None:
     class Broken(Player):
         def step(self, sample: Sample) -> Decision | None:
             raise ZeroDivisionError
 
     lines: list[bytes] = []
-    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), lambda: FACTS)
+    recorder = Recorder(lambda record: lines.append(line(record).encode("ascii")), a_header)
     with pytest.raises(ZeroDivisionError):
-        RecordingController(Broken([]), recorder, ORIGIN).step(sample(1.0))
+        RecordingLaw(Broken([]), recorder, ORIGIN).step(sample(1.0))
     assert read(lines, "t").samples == [sample(1.0)]
 
 

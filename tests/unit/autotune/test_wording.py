@@ -1,98 +1,101 @@
-"""Each text of a decision says once what changes, why, and what is expected."""
+"""Each text of a decision says once what changes, why, on what evidence, and what is expected."""
 
 from __future__ import annotations
 
-import math
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from benchmarks.simulation.kept import truths
-from benchmarks.simulation.scenarios import load
-from benchmarks.simulation.score import play
-from dpex.autotune import wording
-from dpex.autotune.types import Settings
+from dpex.autotune.law.constants import CONSTANTS
+from dpex.autotune.law.evidence import Record
+from dpex.autotune.law.wording import brought, decided, measured, named
+from dpex.autotune.types import Decision, Outcome, Sample, Settings
+from dpex.measure.samples import MachineSample, PoolSample
 
 OLD, NEW = Settings(local=1, prefetch=2), Settings(local=20, prefetch=60)
-EVIDENCE = {
-    "wait": 0.63,
-    "blocked": 0.6,
-    "rate": 12.5,
-    "worker_cpu_ms": 1e-13,
-    "worker_wait_ms": 1360.0,
-    "step_ms": 20.0,
-}
-TEXTS = {
-    "faster": wording.faster(OLD, NEW, 48.0, EVIDENCE),
-    "fewer": wording.fewer(OLD, NEW, 48.0, EVIDENCE),
-    "memory": wording.too_much_memory(OLD, NEW, -1e8),
-    "no place": wording.no_place(OLD, NEW, 1, 48.0),
-    "out of turn": wording.longer_queue(OLD, NEW, wording.out_of_turn(0.2), 48.0),
-    "burst": wording.longer_queue(OLD, NEW, wording.burst(6, 8), 48.0),
-    "short queue": wording.longer_queue(OLD, NEW, wording.SHORT_QUEUE, 48.0),
-    "held up": wording.held_up(OLD, NEW, 7.25),
-    "trial": wording.trial(OLD, NEW, EVIDENCE),
-    "in-process": wording.trial_in_process(NEW, OLD, 48.0, EVIDENCE),
-    "undone": wording.undone(NEW, OLD, -0.4, 0.1, (20.0, 12.0, 30.0)),
-}
+EVIDENCE = {"rate": 12.5, "wait": 0.63, "service_s": 0.08, "cpu_s": 0.004, "step_s": 0.02, "cpus": 4.0, "others": 0.5}
+GROWTH = Decision(
+    at=1.0,
+    old=OLD,
+    new=NEW,
+    reason="too few",
+    text="",
+    evidence=EVIDENCE,
+    predicted_rate=48.0,
+    predicted_wait=0.04,
+)
+WINDOW = Sample(at=1.0, seconds=1.0, settings=OLD, batches=12, wait_s=0.63, work_s=0.37)
+FAILED = replace(GROWTH, outcome=Outcome(rate=11.0, wait=0.66, kept=False, at=2.0))
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_both_settings_are_named_once(name: str) -> None:
-    text = TEXTS[name]
-    assert text.count(wording.named(OLD)) == text.count(wording.named(NEW)) == 1
-    assert text.endswith(".")
-    assert "instead" not in text
+def changed(**changes: Any) -> Decision:
+    return replace(GROWTH, **changes)
 
 
-def test_numbers_have_units_that_can_be_read() -> None:
-    assert TEXTS["faster"] == (
-        "From 1 local worker (prefetch 2) to 20 local workers (prefetch 60), because 63 % of the time is lost to "
-        "loading. A batch takes 0 s of CPU time and 1.36 s of waiting; a training step takes 20 ms. "
-        "Expected: 48 batches/s; measured so far: 12.5 batches/s."
+def test_a_decision_says_what_changes_and_why_and_what_is_expected() -> None:
+    assert decided(GROWTH, WINDOW) == (
+        "From 1 local worker (prefetch 2) to 20 local workers (prefetch 60), because the training loop waits for data "
+        "for 63 % of the time. A batch takes a worker 80 ms, 4 ms of it CPU time; a training step takes 20 ms. "
+        "Expected: 48 batches/s with a wait of 4 %; measured so far: 12.5 batches/s."
     )
-    crowded = wording.faster(OLD, NEW, 48.0, EVIDENCE | {"blocked": 0.05})
-    assert "because 63 % of the time is lost to loading or to waiting for a CPU. A batch" in crowded
-    assert "loading takes 100 MB more memory than the training process can spare" in TEXTS["memory"]
-    assert "may take only 100 MB more memory than it takes now" in wording.too_much_memory(OLD, NEW, 1e8)
-    assert wording.named(Settings(local=2, remote=1, prefetch=8)) == "2 local workers and 1 remote worker (prefetch 8)"
-    assert wording.named(Settings(local=0, prefetch=1)) == "in-process loading"
-    assert wording.changed(["step 5 ms → 20 ms"], "So it is.") == "The work has changed: step 5 ms → 20 ms. So it is."
+
+
+def test_what_is_undone_says_what_it_brought() -> None:
+    text = decided(changed(old=NEW, new=OLD, reason="undo", predicted_rate=12.5, predicted_wait=0.6), WINDOW, FAILED)
+    assert text == (
+        "Back from 20 local workers (prefetch 60) to 1 local worker (prefetch 2), because it did not help "
+        "(11 batches/s since the change, 12.5 batches/s before, 48 batches/s were expected). "
+        "Expected: 12.5 batches/s with a wait of 60 %."
+    )
 
 
 @pytest.mark.parametrize(
-    ("gain", "error", "since", "reason"),
+    ("remote", "machine", "new", "why"),
     [
-        (-0.4, 0.1, 12.0, "batches became 40 % slower"),
-        (9.85, 20.0, 60.0, "a gain of 985 % is within its error of ±2000 %"),
-        (9.85, math.inf, 60.0, "a gain of 985 % cannot be told from chance"),
-        (0.02, 0.005, 20.4, "a gain of 2.0 % ± 0.5 % is too small"),
-        (-1.0, 0.0, 0.0, "no batch has arrived since then"),
+        ({"granted": 2}, {}, Settings(remote=2), "2 of the cluster's workers are this loader's share"),
+        ({"unplaced": 3}, {}, Settings(remote=1), "the cluster has no room for 3 remote workers"),
+        ({}, {"memory_free": -(10**8)}, Settings(remote=4, prefetch=4), "loading takes 100 MB more memory than"),
+        ({}, {"memory_free": 10**7}, Settings(local=1), "the cluster has no room for 4 remote workers"),
+        ({}, {}, Settings(remote=4, prefetch=1), "the memory for batches allows no more"),
     ],
 )
-def test_what_is_undone_says_why_without_contradiction(gain: float, error: float, since: float, reason: str) -> None:
-    text = wording.undone(NEW, OLD, gain, error, (20.0, since, 30.0))
-    assert text.startswith(f"Back from {wording.named(NEW)} to {wording.named(OLD)}, because {reason}")
+def test_a_limit_is_named(remote: dict[str, Any], machine: dict[str, Any], new: Settings, why: str) -> None:
+    old = Settings(remote=4, prefetch=8)
+    window = replace(WINDOW, remote=PoolSample(**remote), machine=MachineSample(**machine))
+    assert f"because {why}" in decided(changed(old=old, new=new, reason="limit"), window)
 
 
-def test_workers_that_queue_are_told_of_with_what_they_queue_for() -> None:
-    text = wording.queueing(NEW, OLD, (0.05, 0.5), (80.0, 76.0))
-    assert text.startswith(
-        f"Back from {wording.named(NEW)} to {wording.named(OLD)}, because a worker takes 500 ms for a batch, where it "
-        "took 50 ms, and the rate went from 80 batches/s to 76 batches/s."
+@pytest.mark.parametrize(("signal", "clock"), [("events", "CUDA events"), ("nvml", "NVML"), ("wait", "training loop")])
+@pytest.mark.parametrize("reason", ["too few", "too many", "spread", "explore"])
+def test_the_clock_is_named(signal: Any, clock: str, reason: Any) -> None:
+    text = decided(changed(reason=reason, signal=signal), WINDOW)
+    assert clock in text
+    assert text.count("prefetch") == 2
+    assert text.endswith(".")
+    assert not re.search(r"  | \.|,\.", text)
+
+
+def test_before_anything_is_known_nothing_is_said_of_it() -> None:
+    text = decided(changed(reason="limit", evidence={}, predicted_rate=0.0), WINDOW)
+    assert text == (
+        "From 1 local worker (prefetch 2) to 20 local workers (prefetch 60), because the memory for batches allows "
+        "no more."
     )
-    assert "storage" in text
 
 
-@pytest.mark.parametrize("name", ["burst-steps-wait", "nodes-lost", "link-slows", "memory-batches-grow"])
-def test_the_controllers_decisions_read_so(name: str) -> None:
-    decisions = [
-        decision
-        for history in play(load()[name], truths("development", load()[name])).histories
-        for decision in history.decisions
-    ]
-    assert decisions
-    for decision in decisions:
-        assert re.fullmatch(r"(The work has changed: .+\. )?(From|Back from|A trial: from) .+\.", decision.text)
-        assert f"rom {wording.named(decision.old)} to {wording.named(decision.new)}" in decision.text
-        assert "e-" not in re.sub(r"[a-z]e-|e-[a-z]", "", decision.text)
+def test_the_outcome_is_told() -> None:
+    assert brought(GROWTH) == "not judged yet"
+    assert brought(FAILED) == "measured 11 batches/s with a wait of 66 %, undone"
+
+
+def test_before_the_first_window_that_counts_the_latest_one_does() -> None:
+    record = Record(CONSTANTS)
+    assert measured(record, WINDOW) == {"rate": 12.0, "wait": 0.63}
+    record.add(replace(WINDOW, batches=20, wait_s=0.5, work_s=0.5), 0.01)
+    assert measured(record, WINDOW) == {"rate": 20.0, "wait": 0.5}
+
+
+def test_settings_are_named() -> None:
+    assert named(Settings(local=2, remote=1, prefetch=9)) == "2 local workers and 1 remote worker (prefetch 9)"

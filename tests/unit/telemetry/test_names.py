@@ -16,10 +16,10 @@ from rich.console import Console
 from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.autotune.runtime.recorder import TraceFile
-from dpex.autotune.trace import format as trace_format
 from dpex.cli.top import ProcessWatch, asking, screen
+from dpex.core.json_values import line
 from dpex.core.names import encodable
+from dpex.system.trace_file import TraceFile
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.exporter import exporter
 
@@ -116,4 +116,4 @@ def test_a_trace(tmp_path: Path) -> None:
     TraceFile(tmp_path / "odd-\udcff-\n.jsonl").write({"note": NAMES})
     (path,) = tmp_path.iterdir()
     assert json.loads(path.read_text())["note"] == NAMES
-    assert trace_format.line({"note": NAMES}).isascii()
+    assert line({"note": NAMES}).isascii()

@@ -1,0 +1,130 @@
+"""A run on record: what the law was shown, what it decided, what that brought. JSON, one object a line. PURE.
+
+A trace begins with a ``header`` (format, version, who and where, the first law's `TraceOrigin`). Then follow, in the
+order in which they happened: ``sample`` (before the law sees it), ``outcome`` (of an earlier decision, by its number),
+``decision`` (as taken), and ``renewed`` where another law took over, as limits changed (`TraceOrigin` again).
+
+A reader takes a version whose first number it knows. A newer second number adds: kinds of lines and fields that an
+older reader passes over, and that a newer one finds missing in an old trace and fills with defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.law import Law
+from dpex.autotune.types import Decision, Outcome, Sample, Settings
+from dpex.core.json_values import plain
+from dpex.measure.samples import PoolSample
+
+FORMAT = "dpex-trace"
+VERSION = (1, 1)
+"""What is written. The first number: who reads another cannot read this. The second: additions."""
+_EMPTY = PoolSample()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOrigin:
+    """What a law was made from. config: narrowed to what the loader can do. start: the settings it began with.
+
+    limits: what the loader or the user ruled out, by name. why: why a law took over from another, else "".
+    """
+
+    config: AutotuneConfig
+    start: Settings
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The first line. started_s: when a sample's ``at`` was 0, in seconds since 1970. machine: it and the process."""
+
+    dpex: str
+    started_s: float
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ".".join(map(str, VERSION))
+
+
+class Recorder:
+    """Makes the records of a run and hands each to ``emit``; ``header`` is called once, with the seconds since the
+    run began."""
+
+    def __init__(self, emit: Callable[[dict[str, Any]], object], header: Callable[[float], Header]) -> None:
+        self._emit = emit
+        self._header = header
+        self._has_header = False
+        self._decisions = 0
+
+    def origin(self, origin: TraceOrigin, at: float) -> None:
+        """A law begins, ``at`` seconds into the run."""
+        if self._has_header:
+            self._emit({"kind": "renewed", "origin": plain(origin)})
+            return
+        self._has_header = True
+        self._emit({"kind": "header", "format": FORMAT} | plain(self._header(at)) | {"origin": plain(origin)})
+
+    def sample(self, sample: Sample) -> None:
+        """A law is about to see it. Pools in which nothing is are left out."""
+        said = {name: value for name, value in vars(sample).items() if value != _EMPTY}
+        self._emit({"kind": "sample"} | plain(said))
+
+    def decision(self, decision: Decision) -> int:
+        """It was taken; returns its number."""
+        number, self._decisions = self._decisions, self._decisions + 1
+        record: dict[str, Any] = {"kind": "decision", "number": number} | plain(replace(decision, outcome=None))
+        del record["outcome"]
+        self._emit(record)
+        return number
+
+    def outcome(self, number: int, outcome: Outcome) -> None:
+        """What the decision of that number brought."""
+        self._emit({"kind": "outcome", "number": number} | plain(outcome))
+
+
+class RecordingLaw:
+    """A law on record. Lines are written in `step`, or by `announce` where no step may come."""
+
+    def __init__(self, law: Law, recorder: Recorder, origin: TraceOrigin) -> None:
+        self.law = law
+        self._recorder = recorder
+        self._origin = origin
+        self._is_announced = False
+        self._numbers: dict[int, int] = {}
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """The law's."""
+        return self.law.decisions
+
+    def begin(self) -> Settings:
+        """The law's."""
+        return self.law.begin()
+
+    def useful_remote(self, most: int) -> int | None:
+        """The law's."""
+        return self.law.useful_remote(most)
+
+    def announce(self, at: float = 0.0) -> None:
+        """Write down that this law begins; once."""
+        if not self._is_announced:
+            self._is_announced = True
+            self._recorder.origin(self._origin, at)
+
+    def step(self, sample: Sample) -> Decision | None:
+        """The law's, and the lines about it."""
+        self.announce(sample.at)
+        self._recorder.sample(sample)
+        decision = self.law.step(sample)
+        decisions = self.law.decisions
+        for index, number in list(self._numbers.items()):
+            outcome = decisions[index].outcome
+            if outcome is not None:
+                self._recorder.outcome(number, outcome)
+                del self._numbers[index]
+        if decision is not None:
+            self._numbers[len(decisions) - 1] = self._recorder.decision(decision)
+        return decision

@@ -1,1 +1,0 @@
-"""A tuning run on record: its format, and its explanation."""
