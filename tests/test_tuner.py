@@ -852,7 +852,7 @@ def test_a_budget_of_the_loader_is_its_tuners() -> None:
 
 @pytest.mark.parametrize(("cpus", "ranks", "local"), [(0.5, 1, 1), (2, 1, 2), (64, 1, 8), (8, 4, 2), (2, 8, 1)])
 def test_cold_start(cpus: float, ranks: int, local: int) -> None:
-    assert cold_start(cpus, ranks) == Settings(local=local, prefetch=2 * local)
+    assert cold_start(cpus, ranks, 1e12) == Settings(local=local, prefetch=2 * local)
 
 
 # -- what the tuner reads ----------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class Figures:
 
 def figures(scenario: Scenario, mask: Mask) -> Figures:
     """What a law achieves that is shown samples through ``mask``."""
-    start = cold_start(scenario.world.cpus / scenario.world.ranks, scenario.config)
+    start = cold_start(scenario.world, scenario.config)
     steering = partial(_masked, scenario, start, mask)
     return Figures.of(play(scenario, kept.truths(GPU, scenario), steering))
 

@@ -143,7 +143,7 @@ class Trainer(Simulator):
     def __init__(self, name: str, world: World, cluster: Cluster) -> None:
         self.cluster = cluster
         config = AutotuneConfig()
-        self.steering = Guarded(law_for(config, cold_start(world.cpus, config)))
+        self.steering = Guarded(law_for(config, cold_start(world, config)))
         super().__init__(world, [self.steering], is_tuned=False)
         self.tuning = SharedTuning(self, name, self.ranks[0], self.steering, world.seed, config)
         self.tuning.begin()

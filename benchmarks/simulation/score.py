@@ -39,9 +39,9 @@ _LOOK_S = 2.0
 _GRAIN_S = 0.1
 
 
-def cold_start(cpus: float, config: AutotuneConfig | None = None) -> Settings:
+def cold_start(world: World, config: AutotuneConfig | None = None) -> Settings:
     """What a loader begins with when nothing is known yet, within its limits."""
-    return law_start(config or AutotuneConfig(), cpus)
+    return law_start(config or AutotuneConfig(), world.cpus / world.ranks, memory=world.memory / world.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class Guarded:
 def play(scenario: Scenario, truths: Sequence[Truth], steering: Callable[[], Steering] | None = None) -> Result:
     """Let the law, or whatever ``steering`` makes for each rank, loose on a scenario."""
     world = scenario.world
-    start = cold_start(world.cpus / world.ranks, scenario.config)
+    start = cold_start(world, scenario.config)
     steer = steering or (lambda: law_for(scenario.config, start))
     ranks = [Guarded(steer()) for _ in range(world.ranks)]
     histories = simulate(world, ranks, scenario.seconds, scenario.config.interval_s)

@@ -129,7 +129,7 @@ class MachineMeter:
         if now - self._others_at >= (OTHERS_EVERY_S if self._others_known else OTHERS_FIRST_S):
             self._measure_others(now, frozenset(pids))
         if now - self._memory_at >= MEMORY_EVERY_S:
-            self._memory, self._memory_at = _free_memory(), now
+            self._memory, self._memory_at = free_memory(), now
         self._measure_worker(now, tuple(pids), workers)
         return MachineSample(
             cpus=self.cpus,
@@ -181,7 +181,7 @@ def _affinity() -> Collection[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
-def _free_memory() -> int | None:
+def free_memory() -> int | None:
     import psutil
 
     limited = cgroup_memory()

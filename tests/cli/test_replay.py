@@ -86,7 +86,7 @@ def shown(*arguments: Any) -> tuple[int, list[str]]:
 def test_scenarios_are_decided_again_as_they_were(family: str, tmp_path: Path) -> None:
     scenario = next(each for each in scenarios().values() if each.family == family)
     world = scenario.world
-    start = cold_start(world.cpus / world.ranks)
+    start = cold_start(world)
     paths = [tmp_path / f"{rank}.jsonl" for rank in range(world.ranks)]
     ranks = [recorded(recorder(path), start=start) for path in paths]
     simulate(world, ranks, min(scenario.seconds, 15))

@@ -59,7 +59,7 @@ def test_scenarios_make_sense(of: str, name: str) -> None:
     assert scenario.world.phases[0].at == 0 == scenario.judged_at[0]
     assert scenario.judged_at == tuple(sorted(scenario.judged_at))
     assert min(end - start for start, end in scenario.intervals()) >= 10
-    start = cold_start(scenario.world.cpus / scenario.world.ranks, scenario.config)
+    start = cold_start(scenario.world, scenario.config)
     work = scenario.world.phases[0].work
     assert work is not None
     held = scenario.world.ranks * (start.local * scenario.world.worker_bytes + start.prefetch * work.batch_bytes)

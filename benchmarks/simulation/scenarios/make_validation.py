@@ -91,7 +91,7 @@ def _scaled(part: dict[str, Any], rng: random.Random, factors: dict[str, float] 
 def _fits(entry: dict[str, Any]) -> bool:
     scenario = scenario_of("varied", entry)
     world, work = scenario.world, scenario.world.phases[0].work
-    start = cold_start(world.cpus / world.ranks, scenario.config)
+    start = cold_start(world, scenario.config)
     held = start.local * world.worker_bytes + start.prefetch * (work.batch_bytes if work is not None else 0.0)
     return held * world.ranks <= world.memory
 

@@ -12,13 +12,22 @@ from dpex.autotune.law import start
 from dpex.autotune.types import Settings
 from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.system.cpus import local_ranks, usable_cpus
+from dpex.system.machine import free_memory
 
 
-def cold_start(cpus: float | None = None, ranks: int | None = None) -> Settings:
-    """Where tuning begins when nothing is known: the law's start, on this rank's part of the CPUs."""
+def cold_start(cpus: float | None = None, ranks: int | None = None, memory: float | None = None) -> Settings:
+    """Where tuning begins when nothing is known: the law's start, on this rank's part of the CPUs and of the memory.
+
+    Args:
+        cpus: CPUs of the machine that the job may use; None: as the system tells.
+        ranks: Ranks of the job on this machine; None: as the environment tells.
+        memory: Free bytes of the machine; None: as the system tells.
+    """
+    config = AutotuneConfig()
     cpus = usable_cpus() if cpus is None else cpus
     ranks = local_ranks(os.environ) if ranks is None else ranks
-    return start(AutotuneConfig(), cpus / ranks)
+    memory = free_memory() if memory is None else memory
+    return start(config, cpus / ranks, memory=None if memory is None else config.memory_share * memory / ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

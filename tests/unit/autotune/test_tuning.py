@@ -128,7 +128,13 @@ def run(tuner: Tuner, loader: Loader, seconds: float) -> None:
 
 @pytest.mark.parametrize(("cpus", "ranks", "local"), [(0.5, 1, 1), (2, 1, 2), (64, 1, 8), (8, 4, 2), (2, 8, 1)])
 def test_it_starts_with_the_cpus_of_the_rank_and_at_most_eight(cpus: float, ranks: int, local: int) -> None:
-    assert cold_start(cpus, ranks) == Settings(local=local, prefetch=2 * local)
+    assert cold_start(cpus, ranks, 1e12) == Settings(local=local, prefetch=2 * local)
+
+
+@pytest.mark.parametrize(("memory", "ranks", "local"), [(24e9, 1, 8), (15e9, 1, 6), (24e9, 2, 5), (1e9, 1, 4)])
+def test_it_starts_with_fewer_where_little_memory_is_free(memory: float, ranks: int, local: int) -> None:
+    """Half of the rank's part, divided by what a worker may take."""
+    assert cold_start(64.0, ranks, memory) == Settings(local=local, prefetch=2 * local)
 
 
 def test_it_jumps_to_what_the_training_loop_takes_in_few_decisions() -> None:
