@@ -14,5 +14,7 @@ __all__ = ["Law", "law_for", "start"]
 
 def law_for(config: AutotuneConfig, begin: Settings) -> Law:
     """A law that begins with the setting ``begin``, with the constants that the configuration gives."""
-    constants = replace(CONSTANTS, goal=config.wait_goal, headroom=config.headroom)
+    constants = replace(
+        CONSTANTS, goal=config.wait_goal, headroom=config.headroom, patience=config.shrink_after / CONSTANTS.longest
+    )
     return Law(config, begin, constants)

@@ -10,15 +10,15 @@ class Constants:
     """Each with its unit; times and sizes of the work itself are measured."""
 
     start: int = 8
-    """Workers at the start, at most."""
+    """Workers at the start, at most; half of them where memory may be short."""
     worker_bytes: float = 1.2e9
-    """Free memory per worker at the start, bytes: as long as nothing is known of it, a worker may take so much."""
+    """Bytes of free memory for each worker at the start, as long as nothing is known of what it takes."""
     uneven_room: float = 0.1
-    """Memory for batches beside a worker, as a part of its own, where some batches take much longer than others."""
+    """Memory for batches that wait for slow ones, as a part of each worker's own."""
     headroom: float = 1.2
-    """Capacity that is looked for, over what the training loop takes."""
+    """Capacity that is looked for, as a multiple of what the training loop takes."""
     jump: float = 4.0
-    """The largest growth of the number of workers in one decision beyond what fills the CPUs, as a factor."""
+    """Growth of the number of workers in one decision, at most, as a factor, where work mostly waits."""
     depth: float = 8.0
     """Batches in flight per worker."""
     most_depth: float = 32.0
@@ -26,29 +26,27 @@ class Constants:
     uneven: float = 2.0
     """Batches in flight per worker, as a multiple of the slowest batch over the mean."""
     step: float = 1.3
-    """Growth of the number of workers in a probe, as a factor; a probe to fewer divides by it."""
+    """Growth of the number of workers in a probe, as a factor."""
     least: int = 3
     """Windows under a setting before its rate counts."""
     longest: int = 8
-    """Windows after which a trial is decided by what is known, and without waiting before workers are given back."""
+    """Windows after which a trial is decided by what is known."""
     pause: float = 3.0
-    """How long a setting that failed is left alone, as a multiple of its trial; doubled with each failure."""
+    """Time without trials after one that failed, as a multiple of its own; doubled with each failure."""
     goal: float = 0.01
     """Share of the training loop's time in ``next()`` that is as good as none."""
     part: float = 0.5
-    """Exponent of the growth of service times beside that of workers, from which workers hold each other up."""
+    """Exponent of the growth of workers that the rate must reach, and the time of a batch must not."""
     early: float = 2.0
     """Growth of the number of workers, as a factor, from which a trial may end before its batches are there."""
     alarm: float = 5.0
     """Sum of deviations from which the work has changed, in standard deviations (CUSUM)."""
     drift: float = 1.0
     """Deviation that is no change, in standard deviations."""
-    floor: float = 0.1
-    """Standard deviation of the logarithm of a window's mean time, at least."""
     same: float = 0.02
-    """Relative difference of rates that is none."""
-    worth: float = 1.1
-    """Ratio of numbers of workers, or of prefetches, below which a change is not worth a decision."""
+    """Relative difference of rates or times that is none, share."""
+    patience: float = 2.0
+    """Times `longest` without waiting before workers are given back; doubled when these are wanted again."""
     patience_s: float = 30.0
     """Workers that have not started by then are not waited for, seconds."""
     queued: float = 0.9

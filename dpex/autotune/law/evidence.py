@@ -51,7 +51,7 @@ class Cusum:
             return False
         k, x = self._constants, math.log(seconds)
         if self._count >= k.least:
-            z = (x - self._mean) / max(k.floor, math.sqrt(self._variance))
+            z = (x - self._mean) / max(k.same, math.sqrt(self._variance))
             self._up = max(0.0, self._up + min(z, k.alarm) - k.drift)
             self._down = max(0.0, self._down + min(-z, k.alarm) - k.drift)
         self._count += 1

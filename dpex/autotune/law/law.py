@@ -92,8 +92,7 @@ class Law:
         self._running, self._before = -1, 0
         self._pass, self._started = (-1, 0.0), 1
         self._epoch = -1
-        self._patience = config.shrink_after / constants.longest
-        self._turn = 0
+        self._patience, self._turn = constants.patience, 0
         self._depth = constants.depth
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
@@ -153,9 +152,8 @@ class Law:
         """The present setting within the limits, with no more local workers than there is memory for their batches."""
         inside = allowed(self.config, sample, sample.settings)
         if inside.prefetch >= inside.workers:
-            is_near = (
-                inside.workers == sample.settings.workers and inside.prefetch > sample.settings.prefetch / self._k.worth
-            )
+            most = (1.0 + self._k.same) * inside.prefetch  # what is free is not known better than that
+            is_near = inside.workers == sample.settings.workers and most >= sample.settings.prefetch
             return sample.settings if is_near else inside
         hard = walls(self.config, sample)
         local = max(min(inside.local, hard.most_local(1.0), hard.prefetch), hard.least_local, int(not inside.remote))
@@ -261,7 +259,7 @@ class Law:
         assert self.model is not None
         if local + remote > max(now.workers, self.model.walls.most_prefetch(local)):
             return None
-        if local + remote < self._k.worth * now.workers or local + remote == now.workers:
+        if local + remote <= now.workers:
             return None
         model, new = self.model, Settings(local=local, remote=remote)
         if model.rate(new).value < (1.0 + self._k.same) * model.rate(now).value:
@@ -337,7 +335,7 @@ class Law:
         wanted = math.ceil(max(record.busy_s / record.seconds, self.model.local.service_s * self.model.demand))
         remote = max(min(now.remote, wanted - now.local), least.least_remote)
         local = max(min(now.local, wanted - remote), least.least_local, int(not remote))
-        if k.worth * (local + remote) > now.workers:
+        if local + remote >= now.workers:
             return None
         return self._change(sample, local, remote, "too many", GIVE_BACK)
 
@@ -386,14 +384,13 @@ class Law:
         made = trial.before.is_late or record.is_late
         (rate0, error0), (rate1, error1) = trial.before.rate(made=made), record.rate(made=made)
         if not rate0:  # by Little's law
-            rate0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._evidence.step.value))
-            error0 = 0.0
+            rate0, error0 = min(trial.old.workers / trial.wall_s, 1.0 / max(1e-9, self._evidence.step.value)), 0.0
         gain, wide = rate1 / rate0 - 1.0, 2.0 * math.hypot(error0, error1) / rate0
         least, is_held_up, is_free = (k.same if trial.kind == PROBE else -k.same), True, False
         if trial.kind == GROW:
             ratio = now.workers / max(1, trial.old.workers)
             least = min(ratio, max(1.0, 1.0 / max(1e-9, self._evidence.step.value * rate0))) ** k.part - 1.0
-            slower, bound = record.wall.value / trial.wall_s, max(k.worth, ratio**k.part)
+            slower, bound = record.wall.value / trial.wall_s, ratio**k.part
             is_held_up = slower > bound or gain < -k.same
             is_free = slower < bound and record.wall.count >= 2 * now.workers and now.remote <= trial.old.remote
         is_enough = len(record) >= k.least and record.wall.count >= k.start
