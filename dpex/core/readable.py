@@ -9,6 +9,8 @@ _DECIMALS_BELOW = 0.0995
 """Shares that are shown with a decimal by `fine_percent`: all that would round to less than 10 %."""
 _WHOLE_FROM = 99.5
 """Numbers from here on have three digits before the decimal point."""
+_NEXT_UNIT = 0.9995
+"""Numbers from here on are rounded to 1, and shown in the larger unit: "1 ms", not "1,000 µs"."""
 _CLOCK_S = 1e-7
 """Reading a clock takes that long: what is shorter was not measured."""
 
@@ -32,7 +34,8 @@ def duration(seconds: float) -> str:
     """Return a time in the unit that suits it: "1.24 s", "35 ms", "80 µs"."""
     if abs(seconds) < _CLOCK_S:
         return "0 s"
-    factor, unit = (1.0, "s") if abs(seconds) >= 1.0 else (1e3, "ms") if abs(seconds) >= 1e-3 else (1e6, "µs")
+    units = ((1.0, "s"), (1e3, "ms"), (1e6, "µs"))
+    factor, unit = next((one for one in units if abs(seconds) * one[0] >= _NEXT_UNIT), units[-1])
     return f"{rounded(seconds * factor)} {unit}"
 
 

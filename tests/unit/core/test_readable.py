@@ -38,11 +38,12 @@ def test_shares_are_whole_percent_and_small_ones_may_have_a_decimal(ratio: float
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (0.0009999, "1 ms"),
         (0.0, "0 s"),
         (1e-9, "0 s"),
         (80e-6, "80 µs"),
         (0.0356, "35.6 ms"),
-        (0.9996, "1,000 ms"),
+        (0.9996, "1 s"),
         (1.2449, "1.24 s"),
         (3600.0, "3,600 s"),
     ],
