@@ -194,11 +194,13 @@ class Engine:
             tally.enter(entered)
             try:
                 if gpu is not None:
-                    mark = gpu.enter()
+                    mark = gpu.enter(starting=tally.starting)
                 while not hand:
                     with self._lock:
                         wait = self._attend(hand, entered)
                     if wait is not None:
+                        if gpu is not None:
+                            mark = gpu.block(mark)
                         wait()
                 if type(hand[0]) in ERRORS:
                     raise_from(hand, self._errors)

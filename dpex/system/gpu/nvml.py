@@ -51,8 +51,8 @@ class GpuSample:
     driver's last sampling period (up to a second) in which at least one kernel ran, however small. Over the time since
     the sample before: sm_active_ratio: of the multiprocessors, on average, that had work; sm_occupancy_ratio: of the
     warps they could hold; dram_active_ratio: of the memory's bandwidth. memory_used_bytes: by everybody. pcie_tx_bytes,
-    pcie_rx_bytes: from and to the GPU since sampling began. held_back: by what its clocks are held back at this moment,
-    in words.
+    pcie_rx_bytes: from and to the GPU since sampling began; None while the driver's counter reads 0. held_back: by what
+    its clocks are held back at this moment, in words.
     """
 
     uuid: str
@@ -290,7 +290,9 @@ class _Gpu:
             if value.nvmlReturn == 0 and value.valueType in _VALUE_FIELDS:
                 bits = 32 if value.valueType == _UNSIGNED_INT else 64
                 count = int(getattr(value.value, _VALUE_FIELDS[value.valueType]))
-                found[PCIE_BYTES[value.fieldId]] = self._pcie[value.fieldId].add(count, bits)
+                total = self._pcie[value.fieldId].add(count, bits)
+                if count or total:  # on some virtual machines they stay 0, which says nothing of what was copied
+                    found[PCIE_BYTES[value.fieldId]] = total
             elif value.nvmlReturn in NEVER:
                 del self._pcie[value.fieldId]
         if not self._pcie:
