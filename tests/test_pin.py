@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,20 +222,31 @@ def test_it_pins_ahead_of_the_consumer_but_not_far(accelerator: Accelerator) -> 
 
 def test_of_small_batches_it_pins_several_each_time_it_is_woken(accelerator: Accelerator) -> None:
     """It sleeps while more than half of what it may hold is left, however many batches are made."""
-    iterator: Any = iter(pinning(Augmented(80), 1, prefetch_factor=2 * MOST))
-    next(iterator)
-    pinner, delivered = iterator._engine._plan.pinner, 1
-    for _ in range(4):
-        collected(iterator, 2 * MOST)
-        os.eventfd_write(pinner._wake, 1)
-        until(lambda: accelerator.pinned == delivered + MOST)  # noqa: B023
-        for left in range(MOST - 1, MOST // 2, -1):
-            next(iterator)
-            delivered += 1
-            assert len(pinner._stock) == left
-        next(iterator)
-        delivered += 1
-        until(lambda: accelerator.pinned == delivered + MOST)  # noqa: B023
+    pinner, schedule, listened = Pinner("cuda"), Schedule(prefetch=40), []
+
+    def listen() -> list[int]:
+        pinner.hand_over(schedule, pinner.ahead)
+        listened.append(len(pinner._stock))
+        return []
+
+    for number in range(40):
+        schedule.draw(number)
+    for ticket in schedule.take(40):
+        schedule.done(ticket.number, partial(torch.tensor, ticket.number), 1, 16_000)
+    pinner.start(listen)
+    until(lambda: listened == [USUAL, MOST, MOST])  # the size of batches is known from the first on
+    del listened[:]
+    taken = []
+    for left in (MOST - 1, MOST - 2, MOST - 3, MOST // 2):
+        assert listened == []
+        job = pinner.first(schedule)
+        assert schedule.pop()
+        assert job is not None
+        taken.append(int(job()))
+        assert left in (len(pinner._stock), MOST // 2)
+    until(lambda: listened == [MOST, MOST])
+    assert (taken, accelerator.pinned) == ([0, 1, 2, 3], MOST + 4)
+    pinner.close(nothing)
 
 
 def test_the_thread_keeps_no_batch(accelerator: Accelerator) -> None:

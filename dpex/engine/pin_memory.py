@@ -124,6 +124,11 @@ class Pinner:
         """How many batches are to be done with before they are asked for."""
         return self._ahead.batches if self._feed is None else self._feed.ahead
 
+    @property
+    def is_low(self) -> bool:
+        """Return True if no more than half of the batches that may be done with before they are asked for are left."""
+        return len(self._stock) <= self.ahead // 2 + 1
+
     def begin_epoch(self) -> None:
         """What was handed over before is not going to be taken. Under the engine's lock."""
         self._stock = set()
@@ -147,8 +152,7 @@ class Pinner:
         job = self._job(schedule, delivery)
         if not job.queued:
             self._queue([job])
-        left = len(self._stock) - 1
-        self._is_short = left <= self.ahead // 2 and (schedule.ready - 1 > left or not self._is_watching)
+        self._is_short = self.is_low and (schedule.ready > len(self._stock) or not self._is_watching)
         return job
 
     def hand_over(self, schedule: Schedule, most: int) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from waiting import until
 from workload import wait_as_work
 
-from dpex import AutotuneConfig, DpexDataLoader
+from dpex import DpexDataLoader
 from dpex.system.gpu.events import cuda_stall
 from dpex.system.gpu.nvml import Reader
 from dpex.system.gpu.stall import SHARE
@@ -146,8 +146,8 @@ def test_a_planted_stall_is_what_the_profiler_sees(
 
 
 def test_batches_made_in_the_training_process(spin: Callable[[float], None], tmp_path: Path) -> None:
-    config = AutotuneConfig(max_local=0, max_remote=0)
-    with DpexDataLoader(Paced(STEPS, WAIT_S), seeding="batch", autotune=config) as loader:
+    pytest.importorskip("prometheus_client")  # only loaders that export metrics count batches of their own process
+    with DpexDataLoader(Paced(STEPS, WAIT_S), metrics_port=0) as loader:
         stall, seen = train(loader, lambda: spin(WAIT_S / 2), tmp_path)
     assert seen.idle == pytest.approx(0.5, abs=PLANTED)
     assert stall == pytest.approx(seen.stall, abs=POINTS)
@@ -280,7 +280,7 @@ def test_nvml_tells_of_the_gpu_that_is_used(spin: Callable[[float], None], reade
 
 
 def test_nvml_counts_what_goes_over_pcie(reader: Reader) -> None:
-    """It does so some hundredths of a second later. Where the counter never moves, there is no figure."""
+    """It does so some hundredths of a second later. Counters of 32 bits wrap, so no reading may miss 2 GB."""
 
     def received() -> int | None:
         (sample,) = (each for each in reader.sample() if each.ordinal == torch.cuda.current_device())
@@ -290,7 +290,7 @@ def test_nvml_counts_what_goes_over_pcie(reader: Reader) -> None:
     device = torch.zeros_like(host, device="cuda")
     torch.cuda.synchronize()
     received()  # counting begins
-    for _ in range(16):
+    for _ in range(4):
         device.copy_(host)
     torch.cuda.synchronize()
     deadline = time.monotonic() + 2.0
@@ -298,7 +298,7 @@ def test_nvml_counts_what_goes_over_pcie(reader: Reader) -> None:
         if time.monotonic() > deadline:
             pytest.skip("this driver counts nothing that goes over PCIe")
         wait_as_work(0.02)
-    until(lambda: (received() or 0) > 15 * host.nbytes, pause_s=0.02)
+    until(lambda: (received() or 0) > 3 * host.nbytes, pause_s=0.02)
 
 
 def test_the_thread_keeps_up_with_the_gpu(spin: Callable[[float], None]) -> None:

@@ -285,7 +285,7 @@ def test_marks_take_their_share_of_a_loop_with_short_steps() -> None:
     number = run_for(training, 2.0, Step(0.0001, 0.00005, host_s=0.001))
     assert 0.5 * SHARE < training.stream.recorded * MARK_S / 2.0 < 1.1 * SHARE
     assert training.stream.recorded * MARK_S / number < 15e-6
-    assert training.gpu.stall_s == pytest.approx(sum(training.missed_s()), rel=0.02)
+    assert training.gpu.stall_s == pytest.approx(sum(training.missed_s()), rel=0.2), "marks lengthen the stays"
     steps = training.gpu.steps
     assert steps.number == pytest.approx(number, rel=0.02)
     assert steps.mean_s == pytest.approx(0.00105, rel=0.02)

@@ -15,7 +15,7 @@ stall and the most that the GPU's can be), the copy to the device that comes aft
 stream while another is inside ``next()``. That would lengthen the time between the marks, so no stall is counted as
 longer than the stay.
 
-Marking a visit takes some 25 µs, which is much for a loop whose steps take 1 ms. So a meter that is given a ``share``
+Marking a visit takes 25 to 100 µs, which is much for a loop whose steps take 1 ms. So a meter that is given a ``share``
 marks visits for about that share of the loop's time, and skips the others:
 
 * Two visits in a row are marked, as a step lies between two. Then visits are skipped until the cost of the marks is
@@ -50,9 +50,9 @@ ABSENCE_STEPS = 10.0
 ABSENCES_APART = 10
 """Steps there must be between two absences: else steps have become that slow."""
 
-SHARE = 0.01
+SHARE = 0.008
 """Part of the loop's time that marks may take, for loops whose batches are mostly ready."""
-MOST_COST_S = 1e-4
+MOST_COST_S = 5e-4
 """Marks that took longer were interrupted by something else, or were the first."""
 SPREAD = 0.618
 """Pauses between marks vary by the multiples of this, modulo 1, so that they are in step with no rhythm of the loop."""
@@ -103,8 +103,8 @@ class GpuSteps(NamedTuple):
 
 class _Visit(NamedTuple):
     """follows: whether the visit just before was marked too, and was of the same pass. waited: see `GpuStall.block`.
-    steps: the step that ends with this visit, and those before it that were skipped. entry_s, exit_s: seconds that its two
-    marks took."""
+    steps: the step that ends with this visit, and those before it that were skipped. entry_s, exit_s: seconds that its
+    two marks took."""
 
     entered: Any
     returned: Any
