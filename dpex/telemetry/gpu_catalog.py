@@ -76,7 +76,11 @@ OF_GPUS: tuple[Metric, ...] = (
         group="gpu",
         labels=(GPU, BUS),
         help="Bytes over the PCIe bus, by direction, of everybody who uses the GPU.",
-        how_to_read="An `rx` rate near the bus's speed means that copying to the device is the limit.",
+        how_to_read=(
+            "An `rx` rate near the bus's speed means that copying to the device is the limit. It begins with the first "
+            "scrape. Where the driver's counter has 32 bits, rates above 2 GB/s are not counted in full. A counter "
+            "that stays 0, as on some virtual machines, is not exported."
+        ),
     ),
     Metric(
         name="dpex_gpu_info",

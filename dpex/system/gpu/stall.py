@@ -50,7 +50,7 @@ ABSENCE_STEPS = 10.0
 ABSENCES_APART = 10
 """Steps there must be between two absences: else steps have become that slow."""
 
-SHARE = 0.008
+SHARE = 0.006
 """Part of the loop's time that marks may take, for loops whose batches are mostly ready."""
 MOST_COST_S = 5e-4
 """Marks that took longer were interrupted by something else, or were the first."""
@@ -209,9 +209,13 @@ class GpuStall(Generic[Mark]):
         return mark
 
     def block(self, mark: Mark | None) -> Mark | None:
-        """The batch is not there: a wait begins. Returns the mark for `leave`, which may be a new one."""
-        self._has_waited = True
-        if not self._is_skipping or self._has_failed:
+        """The batch is not there: a wait begins. Returns the mark for `leave`, which may be a new one.
+
+        A visit may wait repeatedly, for a worker and for the thread that pins. It is marked at the first of its waits
+        or not at all: a mark at a later one would count only the rest of the visit as stall.
+        """
+        is_first, self._has_waited = not self._has_waited, True
+        if not (is_first and self._is_skipping) or self._has_failed:
             return mark
         began = self._clock()
         if began < self._waiting_turns.due_at:
