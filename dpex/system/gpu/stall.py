@@ -245,6 +245,7 @@ class GpuStall(Generic[Mark]):
             return
         if self._is_skipping:
             self._skipped[self._has_waited].seconds += inside_s
+        if self._is_skipping or self._is_late:
             self._skipped_steps += not starting
         if entered is None and not (over and self._is_skipping):
             return
@@ -267,7 +268,7 @@ class GpuStall(Generic[Mark]):
         steps = 1
         if follows:
             steps, self._skipped_steps = 1 + self._skipped_steps, 0
-        elif self._skipped_steps:
+        elif self._skipped_steps and not self._is_late:
             self._skipped_steps += 1
         returned = self._events.record(like=entered)
         ended = self._clock()
