@@ -18,12 +18,13 @@ longer than the stay.
 Marking a visit takes 25 to 100 µs, which is much for a loop whose steps take 1 ms. So a meter that is given a ``share``
 marks visits for about that share of the loop's time, and skips the others:
 
-* Two visits in a row are marked, as a step lies between two. Then visits are skipped until the cost of the marks is
-  that share of the time since. A loop with long steps has every visit marked.
+* After a marked visit others are skipped until the cost of its marks is that share of the time since. A loop with long
+  steps has every visit marked.
 * A visit that has to wait for its batch is rarely like those that do not, and costs the GPU more. It is marked when the
   wait begins (`block`), for the same share of the time, counted apart.
 * Of what was skipped the time inside ``next()`` is known. The part of it that was stall is taken from the marked visits
-  of the same kind, waiting or not. Skipped steps count as the next one that is measured.
+  of the same kind, waiting or not. The rest of the stream's time from one marked visit to the next is that of the steps
+  between them, of which the mean is known.
 
 All methods are for the consumer's thread: to ask about a mark from another one would spoil a CUDA graph that the
 consumer is capturing. The sums may be read from any thread.
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from dpex.system.clock import monotonic
@@ -102,19 +103,22 @@ class GpuSteps(NamedTuple):
 
 
 class _Visit(NamedTuple):
-    """follows: whether the visit just before was marked too, and was of the same pass. waited: see `GpuStall.block`.
-    steps: the step that ends with this visit, and those before it that were skipped. entry_s, exit_s: seconds that its
-    two marks took."""
+    """follows: all visits since the marked one before, if any, were of the same pass, and skipped.
+
+    waited: see `GpuStall.block`. steps: from that visit to this one. skipped_s: seconds inside ``next()`` of the visits
+    between, of those that did not wait and of those that did. entry_s, exit_s: seconds that its two marks took.
+    """
 
     entered: Any
     returned: Any
     inside_s: float
     starting: bool
     follows: bool
-    waited: bool = False
-    steps: int = 1
-    entry_s: float = 0.0
-    exit_s: float = 0.0
+    waited: bool
+    steps: int
+    skipped_s: tuple[float, float]
+    entry_s: float
+    exit_s: float
 
 
 class _Turns:
@@ -140,23 +144,21 @@ class _Turns:
             self._cost_s = 0.0
 
 
-class _Skipped:
-    """Seconds inside ``next()`` of visits that were not marked, and what part of marked ones was stall."""
+class _Part:
+    """The part of the time inside ``next()`` that was stall, of the latest marked visits of one kind."""
 
-    __slots__ = ("_inside_s", "_stall_s", "seconds")
+    __slots__ = ("_inside_s", "_stall_s")
 
     def __init__(self) -> None:
-        self.seconds = 0.0
         self._inside_s = self._stall_s = 0.0
 
     def saw(self, stall_s: float, inside_s: float) -> None:
-        """A marked visit of this kind was read."""
+        """A marked visit was read."""
         self._stall_s = FADING * self._stall_s + stall_s
         self._inside_s = FADING * self._inside_s + inside_s
 
-    def taken_s(self) -> float:
-        """Return the seconds of stall in what was skipped, which are taken out."""
-        seconds, self.seconds = self.seconds, 0.0
+    def of(self, seconds: float) -> float:
+        """Return how much of ``seconds`` inside ``next()`` was stall, if it was like those visits."""
         return seconds * min(1.0, self._stall_s / self._inside_s) if self._inside_s > 0 else 0.0
 
 
@@ -174,10 +176,11 @@ class GpuStall(Generic[Mark]):
         self._events = events
         self._clock = clock
         self._turns, self._waiting_turns = _Turns(share), _Turns(share)
-        self._skipped = {waited: _Skipped() for waited in (False, True)}
-        self._skipped_steps = 0
+        self._parts = (_Part(), _Part())
+        self._skipped_s = [0.0, 0.0]
+        self._skipped_visits = 0
         self._entry_s = 0.0
-        self._is_skipping = self._is_late = self._has_waited = self._is_alone = False
+        self._is_skipping = self._is_late = self._has_waited = False
         self._pending: deque[_Visit] = deque()
         self._left: Any = None
         self._is_in_row = self._is_warm = False
@@ -199,9 +202,8 @@ class GpuStall(Generic[Mark]):
             return None
         entered = self._clock()
         self._is_late = self._has_waited = False
-        self._is_skipping = entered < self._turns.due_at and not (self._is_alone or starting)
+        self._is_skipping = entered < self._turns.due_at and not starting
         if self._is_skipping:
-            self._is_in_row = False
             return None
         mark = self._marked()
         self._entry_s = self._clock() - entered
@@ -236,7 +238,7 @@ class GpuStall(Generic[Mark]):
                     return self._events.record()
         except Exception as error:
             self._fail(error)
-        self._is_in_row = self._is_alone = False
+        self._is_in_row = False
         return None
 
     def leave(self, entered: Mark | None, inside_s: float, *, starting: bool, over: bool) -> None:
@@ -244,9 +246,8 @@ class GpuStall(Generic[Mark]):
         if self._has_failed:
             return
         if self._is_skipping:
-            self._skipped[self._has_waited].seconds += inside_s
-        if self._is_skipping or self._is_late:
-            self._skipped_steps += not starting
+            self._skipped_s[self._has_waited] += inside_s
+            self._skipped_visits += 1
         if entered is None and not (over and self._is_skipping):
             return
         try:
@@ -256,7 +257,6 @@ class GpuStall(Generic[Mark]):
                 return
             self._is_in_row = self._is_in_row and not over
             if over:
-                self._is_alone = False
                 self._read(PENDING)
                 self._take_skipped()
         except Exception as error:
@@ -264,22 +264,18 @@ class GpuStall(Generic[Mark]):
 
     def _leave(self, entered: Mark, inside_s: float, *, starting: bool) -> None:
         began = self._clock()
-        follows = self._is_in_row and not (starting or self._is_late)
-        steps = 1
-        if follows:
-            steps, self._skipped_steps = 1 + self._skipped_steps, 0
-        elif self._skipped_steps and not self._is_late:
-            self._skipped_steps += 1
+        follows = self._is_in_row and not starting
+        between = 1 + self._skipped_visits, (self._skipped_s[0], self._skipped_s[1])
+        self._skipped_visits, self._skipped_s = 0, [0.0, 0.0]
         returned = self._events.record(like=entered)
         ended = self._clock()
         marks = self._entry_s, ended - began
-        self._pending.append(_Visit(entered, returned, inside_s, starting, follows, self._has_waited, steps, *marks))
+        self._pending.append(_Visit(entered, returned, inside_s, starting, follows, self._has_waited, *between, *marks))
         self.stall_s, self.start_s = self.stall_s or 0.0, self.start_s or 0.0
         self._is_in_row = True
         if not self._is_late:
-            self._is_alone = not follows
             self._turns.spent(ended - began)
-            if follows:
+            if not starting:  # which says nothing of those after it
                 self._turns.rest(ended)
 
     def _read(self, most: int) -> None:
@@ -288,37 +284,43 @@ class GpuStall(Generic[Mark]):
             if not self._events.is_passed(visit.returned):
                 return
             self._pending.popleft()
-            self._count_step(visit)
             stall_s = min(max(0.0, self._events.apart_s(visit.entered, visit.returned)), visit.inside_s)
             if visit.starting:
                 self.start_s = (self.start_s or 0.0) + stall_s
+                stall_s = 0.0
             else:
-                skipped = self._skipped[visit.waited]
-                skipped.saw(max(0.0, stall_s - visit.exit_s), visit.inside_s - visit.entry_s)
-                self.stall_s = (self.stall_s or 0.0) + stall_s + skipped.taken_s()
+                part = self._parts[visit.waited]
+                part.saw(max(0.0, stall_s - visit.exit_s), max(0.0, visit.inside_s - visit.entry_s))
+            skipped_s = self._stall_of(visit.skipped_s)
+            self.stall_s = (self.stall_s or 0.0) + stall_s + skipped_s
+            self._count_steps(visit, skipped_s)
             self._events.reuse(visit.entered)
+
+    def _stall_of(self, skipped_s: Sequence[float]) -> float:
+        return sum(part.of(seconds) for part, seconds in zip(self._parts, skipped_s, strict=True))
 
     def _take_skipped(self) -> None:
         """Count what was skipped at the end of a pass, where no marked visit comes after it."""
         if self.stall_s is not None:
-            self.stall_s += sum(skipped.taken_s() for skipped in self._skipped.values())
+            self.stall_s += self._stall_of(self._skipped_s)
+        self._skipped_visits, self._skipped_s = 0, [0.0, 0.0]
 
-    def _count_step(self, visit: _Visit) -> None:
-        """What the stream took from the return before to this entry."""
+    def _count_steps(self, visit: _Visit, skipped_s: float) -> None:
+        """What the stream took from the marked return before to this entry, without the stall in between."""
         left, self._left = self._left, visit.returned
         if left is None:
             return
         if visit.follows and self._events.share_stream(left, visit.entered):
-            step_s = max(0.0, self._events.apart_s(left, visit.entered))
-            self._take_step(step_s, visit.steps)
+            steps_s = max(0.0, self._events.apart_s(left, visit.entered) - skipped_s)
+            self._take_steps(visit.steps, steps_s / visit.steps)
         self._events.reuse(left)
 
-    def _take_step(self, step_s: float, count: int) -> None:
+    def _take_steps(self, count: int, mean_s: float) -> None:
         self._since_absence += 1
-        if self._is_absence(step_s):
+        if self._is_absence(mean_s):
             self._since_absence = 0
         elif self._is_warm:
-            self.steps = self.steps.with_more(count, step_s)
+            self.steps = self.steps.with_more(count, mean_s)
         self._is_warm = True
 
     def _is_absence(self, step_s: float) -> bool:
