@@ -50,7 +50,7 @@ from dpex.system.wakeup import Wakeup
 COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
 COLLECT_PINNED_EVERY_S = 0.01
-"""The same while the thread that pins holds more than half of the batches that it may hold: no result is urgent."""
+"""Seconds between two such questions while the thread that pins holds more than half of what it may hold."""
 TOLD_S = 1.0
 """At the end of a pass workers are idle, and tell their states within milliseconds."""
 POINT_S = 1.0

@@ -15,8 +15,8 @@ stall and the most that the GPU's can be), the copy to the device that comes aft
 stream while another is inside ``next()``. That would lengthen the time between the marks, so no stall is counted as
 longer than the stay.
 
-Marking a visit takes 25 to 100 µs, which is much for a loop whose steps take 1 ms. So a meter that is given a ``share``
-marks visits for about that share of the loop's time, and skips the others:
+Marking a visit takes 25 to 100 µs, which is much for a loop whose steps take 1 ms. A meter that is given a ``share`` marks
+visits for about that share of the loop's time, and skips the others:
 
 * After a marked visit others are skipped until the cost of its marks is that share of the time since. A loop with long
   steps has every visit marked.
@@ -133,7 +133,7 @@ class _Turns:
         self.due_at = 0.0
 
     def spent(self, cost_s: float) -> None:
-        """Marks took so long."""
+        """Count ``cost_s`` seconds that marks took."""
         self._cost_s += cost_s
 
     def rest(self, now: float) -> None:
@@ -306,7 +306,7 @@ class GpuStall(Generic[Mark]):
         self._skipped_visits, self._skipped_s = 0, [0.0, 0.0]
 
     def _count_steps(self, visit: _Visit, skipped_s: float) -> None:
-        """What the stream took from the marked return before to this entry, without the stall in between."""
+        """Count the steps from the marked return before to this entry, without the stall in between."""
         left, self._left = self._left, visit.returned
         if left is None:
             return
