@@ -15,8 +15,8 @@ stall and the most that the GPU's can be), the copy to the device that comes aft
 stream while another is inside ``next()``. That would lengthen the time between the marks, so no stall is counted as
 longer than the stay.
 
-Marking a visit takes 25 to 100 µs, which is much for a loop whose steps take 1 ms. A meter that is given a ``share`` marks
-visits for about that share of the loop's time, and skips the others:
+Marking a visit takes 25 to 100 µs, which is much for a loop whose steps take 1 ms. A meter that is given a ``share``
+marks visits for about that share of the loop's time, and skips the others:
 
 * After a marked visit others are skipped until the cost of its marks is that share of the time since. A loop with long
   steps has every visit marked.
