@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ import dpex.engine.handing_out
 import dpex.engine.pin_memory
 from dpex import BatchTimeoutError, DpexDataLoader, WorkerDiedError
 from dpex.core.schedule import Schedule, ScheduleError
-from dpex.engine.pin_memory import AHEAD, Pinner, _Job
+from dpex.engine.pin_memory import Pinner, _Job
+from dpex.feed.ahead import MOST, USUAL
 from dpex.system.clock import ManualClock
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
@@ -202,16 +204,49 @@ def collected(iterator: Any, count: int) -> None:
     until(enough)
 
 
+LARGE = {"extra": 300_000}
+"""Makes samples of more than a megabyte."""
+
+
 def test_it_pins_ahead_of_the_consumer_but_not_far(accelerator: Accelerator) -> None:
     """Also what is made while the consumer is away."""
-    iterator: Any = iter(pinning(Augmented(20), 1, prefetch_factor=8))
+    iterator: Any = iter(pinning(Augmented(20, **LARGE), 1, prefetch_factor=8))
     next(iterator)
     for delivered in range(1, 5):
-        until(lambda: accelerator.pinned == delivered + AHEAD)  # noqa: B023
+        until(lambda: accelerator.pinned == delivered + USUAL)  # noqa: B023
         collected(iterator, 8)
-        assert accelerator.pinned == delivered + AHEAD
+        assert accelerator.pinned == delivered + USUAL
         assert iterator._engine.stats().ready == 8  # nothing more was drawn for those that are pinned
         next(iterator)
+
+
+def test_of_small_batches_it_pins_several_each_time_it_is_woken(accelerator: Accelerator) -> None:
+    """It sleeps while more than half of what it may hold is left, however many batches are made."""
+    pinner, schedule, listened = Pinner("cuda"), Schedule(prefetch=40), []
+
+    def listen() -> list[int]:
+        pinner.hand_over(schedule, pinner.ahead)
+        listened.append(len(pinner._stock))
+        return []
+
+    for number in range(40):
+        schedule.draw(number)
+    for ticket in schedule.take(40):
+        schedule.done(ticket.number, partial(torch.tensor, ticket.number), 1, 16_000)
+    pinner.start(listen)
+    until(lambda: listened == [USUAL, MOST, MOST])  # the size of batches is known from the first on
+    del listened[:]
+    taken = []
+    for left in (MOST - 1, MOST - 2, MOST - 3, MOST // 2):
+        assert listened == []
+        job = pinner.first(schedule)
+        assert schedule.pop()
+        assert job is not None
+        taken.append(int(job()))
+        assert left in (len(pinner._stock), MOST // 2)
+    until(lambda: listened == [MOST, MOST])
+    assert (taken, accelerator.pinned) == ([0, 1, 2, 3], MOST + 4)
+    pinner.close(nothing)
 
 
 def test_the_thread_keeps_no_batch(accelerator: Accelerator) -> None:
@@ -249,16 +284,16 @@ def test_stats_tell_the_consumer_s_wait_not_the_thread_s(
         clock.advance(100)
 
     accelerator.before = pin
-    iterator: Any = iter(pinning(Augmented(20), 1, prefetch_factor=8))
+    iterator: Any = iter(pinning(Augmented(20, **LARGE), 1, prefetch_factor=8))
     for module in (dpex.engine.engine, dpex.engine.handing_out, dpex.engine.pin_memory):
         monkeypatch.setattr(module, "monotonic", clock)
     next(iterator)
     returned.set()
-    until(lambda: accelerator.pinned == 1 + AHEAD)
+    until(lambda: accelerator.pinned == 1 + USUAL)
     accelerator.before = lambda batch: None
     next(iterator)
     stats = iterator._engine.stats()
-    assert (stats.batches, stats.first_batch_s, stats.wait_s, stats.work_s) == (2, 100, 100, 100 * AHEAD)
+    assert (stats.batches, stats.first_batch_s, stats.wait_s, stats.work_s) == (2, 100, 100, 100 * USUAL)
 
 
 # -- interruptions -----------------------------------------------------------------------------------------------------
@@ -353,8 +388,8 @@ def test_a_batch_whose_reading_was_interrupted_is_read_again_and_then_never_more
     pinner, schedule = Pinner("cuda"), with_one_batch(payload)
     pinner.start(nothing)
     with pytest.raises(KeyboardInterrupt):
-        pinner.hand_over(schedule, 1)
-    job = pinner.hand_over(schedule, 1)
+        pinner.first(schedule)
+    job = pinner.first(schedule)
     assert job is not None
     assert pinner.wait(job, float("inf"))
     job.open()
@@ -473,10 +508,10 @@ def test_no_thread_is_left(accelerator: Accelerator, way: Callable[[], None]) ->
 def test_no_thread_is_left_when_it_still_had_work(accelerator: Accelerator) -> None:
     """What was handed over is not pinned any more once the iterator is closed."""
     gate = threading.Event()
-    iterator = iter(pinning(Augmented(20), 1, prefetch_factor=8))
+    iterator = iter(pinning(Augmented(20, **LARGE), 1, prefetch_factor=8))
     collected(iterator, 8)
     next(iterator)
-    until(lambda: accelerator.pinned == 1 + AHEAD)
+    until(lambda: accelerator.pinned == 1 + USUAL)
     accelerator.before = lambda batch: _opened(gate)
     next(iterator)  # one more is handed over, and waits at the gate
     closing = threading.Thread(target=iterator._shutdown_workers)
@@ -491,7 +526,7 @@ def test_waiting_for_a_closed_thread_is_an_error_not_a_hang(accelerator: Acceler
     pinner.start(nothing)
     began, gate = threading.Event(), threading.Event()
     accelerator.before = lambda batch: began.set() or _opened(gate)
-    first, second = (pinner.hand_over(with_one_batch(nothing), 1) for _ in range(2))
+    first, second = (pinner.first(with_one_batch(nothing)) for _ in range(2))
     assert first is not None
     assert second is not None
     _opened(began)

@@ -49,6 +49,8 @@ from dpex.system.wakeup import Wakeup
 
 COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
+COLLECT_PINNED_EVERY_S = 0.01
+"""Seconds between two such questions while the thread that pins holds more than half of what it may hold."""
 TOLD_S = 1.0
 """At the end of a pass workers are idle, and tell their states within milliseconds."""
 POINT_S = 1.0
@@ -194,11 +196,13 @@ class Engine:
             tally.enter(entered)
             try:
                 if gpu is not None:
-                    mark = gpu.enter()
+                    mark = gpu.enter(starting=tally.starting)
                 while not hand:
                     with self._lock:
                         wait = self._attend(hand, entered)
                     if wait is not None:
+                        if gpu is not None:
+                            mark = gpu.block(mark)
                         wait()
                 if type(hand[0]) in ERRORS:
                     raise_from(hand, self._errors)
@@ -262,7 +266,9 @@ class Engine:
             self._performer.raise_fatal()
         if self._requests:
             self._resizing.grant()
-        if entered - self._supply.collected_at > COLLECT_EVERY_S:
+        pinner = self._plan.pinner
+        every_s = COLLECT_EVERY_S if pinner is None or pinner.is_low else COLLECT_PINNED_EVERY_S
+        if entered - self._supply.collected_at > every_s:
             self._supply.collect()
         return handing_out.seek(hand, entered)
 

@@ -23,15 +23,15 @@ import torch
 from dpex._torch import ExceptionWrapper, pin_memory, set_thread_name
 from dpex.core.schedule import Delivery, Schedule
 from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
+from dpex.feed.ahead import Ahead
 from dpex.feed.feed import Arrival, Feed
 from dpex.system.accelerators import current_index, set_index
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import is_interrupt, keep_result
 from dpex.worker.outcome import Failure
 
-AHEAD = 2
-"""Batches pinned before they are asked for: one for the step that runs, one more for when a step is shorter than a
-copy. Page-locked memory is lost to everybody else, and more of it would not make the thread any faster."""
+_LOCKED_BYTES = 1 << 62
+"""Page-locked memory has no budget of its own: `Ahead` allows few batches, and many only where they are small."""
 _CHECK_EVERY_S = 1.0
 """How often whoever waits for a copy looks whether the thread is still there."""
 
@@ -44,9 +44,12 @@ class _Job:
     """A batch's payload on its way through the thread; like any payload, it gives the batch (or its `Failure`) when
     called. The consumer may be interrupted anywhere as it opens and queues it: each step can be repeated."""
 
-    def __init__(self, payload: Callable[[], Any], number: int = 0, epoch: int = 0) -> None:
+    def __init__(
+        self, payload: Callable[[], Any], number: int = 0, epoch: int = 0, taken: Callable[[int], None] | None = None
+    ) -> None:
         self.number = number
         self.epoch = epoch
+        self._taken = taken
         self.finished = threading.Event()
         self.queued = False
         self._payload = payload
@@ -56,9 +59,13 @@ class _Job:
         self._error: Exception | None = None
 
     def __call__(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._value() if type(self._value) is Arrival else self._value
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._value() if type(self._value) is Arrival else self._value
+        finally:
+            if self._taken is not None:
+                self._taken(self.number)
 
     def open(self) -> None:
         """Decode, once: a second time the memory might be another batch's."""
@@ -105,16 +112,26 @@ class Pinner:
         self._closed = False
         self._last_act: Callable[[], None] | None = None
         self._jobs: deque[_Job] = deque()
+        self._ahead = Ahead(_LOCKED_BYTES)
+        self._stock: set[int] = set()
+        """Numbers of the batches of this pass that are handed over and not taken."""
+        self._is_short = self._is_watching = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
 
     @property
     def ahead(self) -> int:
         """How many batches are to be done with before they are asked for."""
-        return AHEAD if self._feed is None else self._feed.ahead
+        return self._ahead.batches if self._feed is None else self._feed.ahead
+
+    @property
+    def is_low(self) -> bool:
+        """Return True if no more than half of the batches that may be done with before they are asked for are left."""
+        return len(self._stock) <= self.ahead // 2 + 1
 
     def begin_epoch(self) -> None:
         """What was handed over before is not going to be taken. Under the engine's lock."""
+        self._stock = set()
         if self._feed is not None:
             self._feed.begin_epoch()
 
@@ -123,28 +140,49 @@ class Pinner:
         self._thread = threading.Thread(target=self._run, args=(listen,), name="dpex-pin", daemon=True)
         self._thread.start()
 
-    def hand_over(self, schedule: Schedule, most: int) -> _Job | None:
-        """Queue the ``most`` batches that are next in turn, under the engine's lock; returns the first of them."""
-        upcoming = schedule.upcoming(most)
-        jobs = [self._job(schedule, delivery) for delivery in upcoming]
-        if len(jobs) < most or not all(job.queued for job in jobs):
-            self._queue(jobs)
-        return jobs[0] if jobs else None
+    def first(self, schedule: Schedule) -> _Job | None:
+        """Return the job of the batch that is next in turn, under the engine's lock; None: it is not made yet.
+
+        The other batches are left to the thread. It is woken when half of what it may hold is used up, and then only
+        after this batch was taken: a thread that wakes now would compete with the consumer for the interpreter.
+        """
+        delivery = schedule.peek()
+        if delivery is None:
+            return None
+        job = self._job(schedule, delivery)
+        if not job.queued:
+            self._queue([job])
+        self._is_short = self.is_low and (schedule.ready > len(self._stock) or not self._is_watching)
+        return job
+
+    def hand_over(self, schedule: Schedule, most: int) -> None:
+        """Queue the ``most`` batches that are next in turn; in the thread, under the engine's lock."""
+        jobs = [self._job(schedule, delivery) for delivery in schedule.upcoming(most)]
+        self._queue([job for job in jobs if not job.queued])
 
     def _job(self, schedule: Schedule, delivery: Delivery) -> _Job:
         job = delivery.payload
         if not isinstance(job, _Job):
-            job = _Job(delivery.payload, delivery.number, -1 if self._feed is None else self._feed.epoch)
+            epoch = -1 if self._feed is None else self._feed.epoch
+            job = _Job(delivery.payload, delivery.number, epoch, partial(self._taken, self._stock))
             schedule.replace(delivery.number, job)
+            self._ahead.saw(delivery.nbytes)
         return job
 
     def _queue(self, jobs: list[_Job]) -> None:
         for job in jobs:
-            if not job.queued:
-                job.open()
-                self._jobs.append(job)
-                job.queued = True
-        if threading.current_thread() is not self._thread:
+            job.open()
+            self._jobs.append(job)
+            self._stock.add(job.number)
+            job.queued = True
+        if jobs and threading.current_thread() is not self._thread:
+            os.eventfd_write(self._wake, 1)
+
+    def _taken(self, stock: set[int], number: int) -> None:
+        """The consumer has taken a batch of the pass of this stock; an interrupted call may be repeated."""
+        stock.discard(number)
+        if self._is_short and not self._closed:
+            self._is_short = False
             os.eventfd_write(self._wake, 1)
 
     def wait(self, job: _Job, deadline: float) -> bool:
@@ -205,6 +243,7 @@ class Pinner:
             return
         watched = listen()
         if not self._jobs and not self._closed:
+            self._is_watching = bool(watched)
             poller = select.poll()
             for fd in (self._wake, *watched):
                 poller.register(fd, select.POLLIN)

@@ -75,7 +75,7 @@ class Waiting:
 
     def for_pinning(self, pinner: Pinner, entered: float) -> Callable[[], Any] | None:
         """Have what is next in turn pinned; returns the wait for the first of it."""
-        job = pinner.hand_over(self._state.schedule, 1 + pinner.ahead)
+        job = pinner.first(self._state.schedule)
         if job is None or job.finished.is_set():
             return None
         deadline = entered + self._plan.timeout_s if self._plan.timeout_s > 0 else math.inf

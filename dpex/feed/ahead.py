@@ -14,6 +14,10 @@ JUDGED = 32
 """Batches that are looked at together: few enough to react within seconds, enough for a share to mean something."""
 IS_LATE = 0.125
 """The share of late batches from which another one is tried; fewer are chance, or the first of a pass."""
+SMALL_BYTES = 1 << 20
+"""Small batches may take this much together, up to `MOST` of them. The thread that copies is then woken once for
+several batches instead of once for each: every time it wakes, it takes the interpreter lock from the training loop,
+which costs more than the copy of a small batch."""
 HELPED = 0.5
 """A further batch is kept if no more than this share of the late ones is still late."""
 
@@ -55,5 +59,8 @@ class Ahead:
             self._share_before = share
 
     def _set(self) -> None:
-        fitting = self._budget_bytes // self._largest_bytes if self._largest_bytes else self._wanted
-        self.batches = min(self._wanted, fitting)
+        if self._largest_bytes:
+            small = min(MOST, SMALL_BYTES // self._largest_bytes)
+            self.batches = min(max(self._wanted, small), self._budget_bytes // self._largest_bytes)
+        else:
+            self.batches = self._wanted

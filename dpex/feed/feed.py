@@ -170,8 +170,6 @@ class Feed:
             device.wait(arrival.ready)
             self._waits.append((before, device.mark()))
             self.counts.late += 1
-        else:
-            device.wait(arrival.ready)
         tree.lend(arrival.batch, device.lend, device.lend_own)
         self._ahead.taken(is_late=is_late)
         for later in self._to_transform.copy():

@@ -23,6 +23,7 @@ from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on
 from dpex.stats import LastStats
 from dpex.system.gpu.events import cuda_stall
+from dpex.system.gpu.stall import SHARE
 from dpex.worker.modes import modes_here
 from dpex.worker.own_generators import registered
 from dpex.worker.setup import WorkerSetup
@@ -79,7 +80,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 splitting=self._splitting(loader),
                 pinner=pinner,
                 feed=feed,
-                gpu=cuda_stall(),
+                gpu=cuda_stall(SHARE),
                 metered=ledger is not None,
                 pass_batches=_length(self._index_sampler),
                 starts_anew=not self._persistent_workers,

@@ -157,7 +157,8 @@ def test_memory_is_used_anew_and_never_too_early(gpu: AsyncDevice) -> None:
 
 @pytest.mark.parametrize(("budget", "ahead"), [(1 << 30, USUAL), (1, 0)])
 def test_so_many_copies_are_begun_ahead_of_need(gpu: AsyncDevice, budget: int, ahead: int) -> None:
-    iterator: Any = iter(on_gpu(LARGE, 1, prefetch_factor=8, device_budget_bytes=budget))
+    data = Augmented(64, extra=100_000)  # not so small that several may wait
+    iterator: Any = iter(on_gpu(data, 1, prefetch_factor=8, device_budget_bytes=budget))
     next(iterator)  # tells how large batches are
     for delivered in range(2, 6):
         next(iterator)

@@ -5,7 +5,6 @@ Needs torch, numpy, nvidia-ml-py and pytest, and nothing else; without pytest-ti
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -21,9 +20,10 @@ from torch.utils.data import Dataset
 from waiting import until
 from workload import wait_as_work
 
-from dpex import AutotuneConfig, DpexDataLoader
+from dpex import DpexDataLoader
 from dpex.system.gpu.events import cuda_stall
 from dpex.system.gpu.nvml import Reader
+from dpex.system.gpu.stall import SHARE
 from dpex.system.gpu.watch import GpuWatcher, view
 
 pytestmark = [
@@ -146,8 +146,8 @@ def test_a_planted_stall_is_what_the_profiler_sees(
 
 
 def test_batches_made_in_the_training_process(spin: Callable[[float], None], tmp_path: Path) -> None:
-    config = AutotuneConfig(max_local=0, max_remote=0)
-    with DpexDataLoader(Paced(STEPS, WAIT_S), seeding="batch", autotune=config) as loader:
+    pytest.importorskip("prometheus_client")  # only loaders that export metrics count batches of their own process
+    with DpexDataLoader(Paced(STEPS, WAIT_S), metrics_port=0) as loader:
         stall, seen = train(loader, lambda: spin(WAIT_S / 2), tmp_path)
     assert seen.idle == pytest.approx(0.5, abs=PLANTED)
     assert stall == pytest.approx(seen.stall, abs=POINTS)
@@ -192,20 +192,26 @@ def test_a_graph_that_is_captured_around_next_is_left_alone() -> None:
         assert loader.stats().gpu_stall_s is not None
 
 
-def test_a_visit_costs_no_new_events(record_property: Callable[[str, object], None]) -> None:
-    """What a visit costs in µs is noted in the report; nothing is asserted of it."""
-    gpu = cuda_stall()
+@pytest.mark.parametrize("share", [None, SHARE])
+def test_what_a_visit_costs(share: float | None, record_property: Callable[[str, object], None]) -> None:
+    """The mean of a loop with steps of 1 ms in µs is noted in the report, for every visit marked and for a share of
+    them; nothing is asserted of it. No visit makes new events."""
+    gpu = cuda_stall(share)
     assert gpu is not None
-    visits = 2000
+    visits, cost_s = 1000, 0.0
     torch.cuda.synchronize()
     began = time.perf_counter()
-    for _ in range(visits):
-        gpu.leave(gpu.enter(), 1.0, starting=False, over=False)
-    cost_us = (time.perf_counter() - began) / visits * 1e6
-    record_property("us_per_visit", cost_us)
-    print(f"a visit costs {cost_us:.1f} µs")
+    for visit in range(visits):
+        entered = time.perf_counter()
+        mark = gpu.enter(starting=visit == 0)
+        inside = time.perf_counter()
+        gpu.leave(mark, inside - entered, starting=visit == 0, over=False)
+        cost_s += time.perf_counter() - entered
+        wait_as_work(0.001)
+    record_property("us_per_visit", 1e6 * cost_s / visits)
+    print(f"share {share}: a visit costs {1e6 * cost_s / visits:.1f} µs")
     torch.cuda.synchronize()
-    gpu.leave(gpu.enter(), 0.0, starting=False, over=True)
+    gpu.leave(gpu.enter(starting=True), 0.0, starting=False, over=True)
     assert gpu.stall_s is not None
     assert 0 <= gpu.stall_s <= time.perf_counter() - began
     idle = gpu._events._idle[torch.cuda.current_device()]  # type: ignore[attr-defined]
@@ -274,7 +280,7 @@ def test_nvml_tells_of_the_gpu_that_is_used(spin: Callable[[float], None], reade
 
 
 def test_nvml_counts_what_goes_over_pcie(reader: Reader) -> None:
-    """It does so in its own time, some hundredths of a second later."""
+    """It does so some hundredths of a second later. Counters of 32 bits wrap, so no reading may miss 2 GB."""
 
     def received() -> int | None:
         (sample,) = (each for each in reader.sample() if each.ordinal == torch.cuda.current_device())
@@ -283,17 +289,16 @@ def test_nvml_counts_what_goes_over_pcie(reader: Reader) -> None:
     host = torch.zeros(1 << 28, dtype=torch.uint8, pin_memory=True)
     device = torch.zeros_like(host, device="cuda")
     torch.cuda.synchronize()
-    received()
-    device.copy_(host)
-    with contextlib.suppress(AssertionError):
-        until(lambda: received() is not None, pause_s=0.02, patience_s=2)
-    before = received()
-    if before is None:
-        pytest.skip("this driver does not offer PCIe counts, or they stand still on this virtual machine")
-    for _ in range(16):
+    received()  # counting begins
+    for _ in range(4):
         device.copy_(host)
     torch.cuda.synchronize()
-    until(lambda: (received() or 0) - before > 15 * host.nbytes, pause_s=0.02)
+    deadline = time.monotonic() + 2.0
+    while received() is None:
+        if time.monotonic() > deadline:
+            pytest.skip("this driver counts nothing that goes over PCIe")
+        wait_as_work(0.02)
+    until(lambda: (received() or 0) > 3 * host.nbytes, pause_s=0.02)
 
 
 def test_the_thread_keeps_up_with_the_gpu(spin: Callable[[float], None]) -> None:

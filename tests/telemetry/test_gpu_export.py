@@ -64,8 +64,8 @@ class Stream:
 
 stalls = []
 
-def cuda_stall():
-    stalls.append(GpuStall(Stream()))
+def cuda_stall(share=None):
+    stalls.append(GpuStall(Stream(), share))
     return stalls[-1]
 
 import dpex.iterators.in_process, dpex.iterators.with_workers

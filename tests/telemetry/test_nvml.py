@@ -153,7 +153,7 @@ answer = found, [calls(name) for name in ("sm", "occupancy", "dram", "nvmlDevice
     assert calls == [3, 3, 1, 4]
     (last,) = found[-1]
     assert (last["sm_active_ratio"], last["sm_occupancy_ratio"], last["dram_active_ratio"]) == (0.5, 0.25, None)
-    assert (last["pcie_tx_bytes"], last["pcie_rx_bytes"]) == (None, None)  # neither has moved
+    assert (last["pcie_tx_bytes"], last["pcie_rx_bytes"]) == (None, None)
 
 
 def test_an_answer_that_is_no_number_is_none(library: Path) -> None:
@@ -208,7 +208,18 @@ for count in ({2**bits - 10}, 5, 25):
     found.append(read()[0]["pcie_rx_bytes"])
 answer = found
 """
-    assert run(script, library) == [None, 15, 35]
+    assert run(script, library) == [0, 15, 35]
+
+
+def test_pcie_counts_that_never_move_are_absent(library: Path) -> None:
+    """As on a virtual machine whose driver answers 0, however much is copied."""
+    script = """
+say(0, "rx", 0)
+answer = [read()[0]["pcie_rx_bytes"] for _ in range(3)]
+say(0, "rx", 12)
+answer.append(read()[0]["pcie_rx_bytes"])
+"""
+    assert run(script, library) == [None, None, None, 12]
 
 
 def test_a_counter_that_was_set_back_begins_anew() -> None:

@@ -74,6 +74,9 @@ class CudaEvents:
         self._idle[mark.stream.device_index].append(mark.event)
 
 
-def cuda_stall() -> GpuStall[Any] | None:
-    """For one iterator; None where torch was built without CUDA. A GPU may be used from any moment on, or never."""
-    return GpuStall(CudaEvents()) if torch.backends.cuda.is_built() else None
+def cuda_stall(share: float | None = None) -> GpuStall[Any] | None:
+    """For one iterator; None where torch was built without CUDA. A GPU may be used from any moment on, or never.
+
+    ``share``: part of the loop's time that marks may take, see `GpuStall`; None: every visit is marked.
+    """
+    return GpuStall(CudaEvents(), share) if torch.backends.cuda.is_built() else None

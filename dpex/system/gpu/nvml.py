@@ -57,7 +57,7 @@ class GpuSample:
         sm_occupancy_ratio: Share of the resident warps that they could hold, likewise.
         dram_active_ratio: Share of the memory's bandwidth in use, likewise.
         memory_used_bytes: Memory in use, that of other processes included.
-        pcie_tx_bytes: Bytes from the GPU since sampling began; None while the counter has never moved.
+        pcie_tx_bytes: Bytes from the GPU since sampling began; None while the driver's counter reads 0.
         pcie_rx_bytes: Bytes to the GPU, likewise.
         held_back: Reasons that limit its clocks now, in words.
     """
@@ -297,7 +297,9 @@ class _Gpu:
             if value.nvmlReturn == 0 and value.valueType in _VALUE_FIELDS:
                 bits = 32 if value.valueType == _UNSIGNED_INT else 64
                 count = int(getattr(value.value, _VALUE_FIELDS[value.valueType]))
-                found[PCIE_BYTES[value.fieldId]] = self._pcie[value.fieldId].add(count, bits) or None
+                total = self._pcie[value.fieldId].add(count, bits)
+                if count or total:  # on some virtual machines they stay 0, which says nothing of what was copied
+                    found[PCIE_BYTES[value.fieldId]] = total
             elif value.nvmlReturn in NEVER:
                 del self._pcie[value.fieldId]
         if not self._pcie:

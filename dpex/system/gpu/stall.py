@@ -15,6 +15,17 @@ stall and the most that the GPU's can be), the copy to the device that comes aft
 stream while another is inside ``next()``. That would lengthen the time between the marks, so no stall is counted as
 longer than the stay.
 
+Marking a visit takes 25 to 100 µs, which is much for a loop whose steps take 1 ms. A meter that is given a ``share``
+marks visits for about that share of the loop's time, and skips the others:
+
+* After a marked visit others are skipped until the cost of its marks is that share of the time since. A loop with long
+  steps has every visit marked.
+* A visit that has to wait for its batch is rarely like those that do not, and costs the GPU more. It is marked when the
+  wait begins (`block`), for the same share of the time, counted apart.
+* Of what was skipped the time inside ``next()`` is known. The part of it that was stall is taken from the marked visits
+  of the same kind, waiting or not. The rest of the stream's time from one marked visit to the next is that of the steps
+  between them, of which the mean is known.
+
 All methods are for the consumer's thread: to ask about a mark from another one would spoil a CUDA graph that the
 consumer is capturing. The sums may be read from any thread.
 """
@@ -23,7 +34,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from dpex.system.clock import monotonic
 
 logger = logging.getLogger("dpex")
 
@@ -36,6 +50,15 @@ ABSENCE_STEPS = 10.0
 """What takes so long, and so many times what steps took so far, is no step: an evaluation, a checkpoint."""
 ABSENCES_APART = 10
 """Steps there must be between two absences: else steps have become that slow."""
+
+SHARE = 0.006
+"""Part of the loop's time that marks may take, for loops whose batches are mostly ready."""
+MOST_COST_S = 5e-4
+"""Marks that took longer were interrupted by something else, or were the first."""
+SPREAD = 0.618
+"""Pauses between marks vary by the multiples of this, modulo 1, so that they are in step with no rhythm of the loop."""
+FADING = 0.9
+"""Weight of a marked visit, in the part of the stay that is stall, for each marked visit since."""
 
 Mark = TypeVar("Mark")
 
@@ -68,9 +91,9 @@ class GpuSteps(NamedTuple):
     number: int = 0
     seconds: float = 0.0
 
-    def with_one(self, step_s: float) -> GpuSteps:
-        """One more."""
-        return GpuSteps(self.number + 1, self.seconds + step_s)
+    def with_more(self, count: int, step_s: float) -> GpuSteps:
+        """Add ``count`` steps of ``step_s`` seconds each."""
+        return GpuSteps(self.number + count, self.seconds + count * step_s)
 
     @property
     def mean_s(self) -> float:
@@ -79,13 +102,63 @@ class GpuSteps(NamedTuple):
 
 
 class _Visit(NamedTuple):
-    """follows: whether the visit just before was marked too, and was of the same pass."""
+    """follows: all visits since the marked one before, if any, were of the same pass, and skipped.
+
+    waited: see `GpuStall.block`. steps: from that visit to this one. skipped_s: seconds inside ``next()`` of the visits
+    between, of those that did not wait and of those that did. entry_s, exit_s: seconds that its two marks took.
+    """
 
     entered: Any
     returned: Any
     inside_s: float
     starting: bool
     follows: bool
+    waited: bool
+    steps: int
+    skipped_s: tuple[float, float]
+    entry_s: float
+    exit_s: float
+
+
+class _Turns:
+    """When a visit is to be marked, so that marks take ``share`` of the time; None: every visit."""
+
+    __slots__ = ("_cost_s", "_share", "_spread", "due_at")
+
+    def __init__(self, share: float | None) -> None:
+        self._share = share
+        self._cost_s = 0.0
+        self._spread = 0.0
+        self.due_at = 0.0
+
+    def spent(self, cost_s: float) -> None:
+        """Count ``cost_s`` seconds that marks took."""
+        self._cost_s += cost_s
+
+    def rest(self, now: float) -> None:
+        """Mark no visit until what was spent since the last rest is no more than the share."""
+        if self._share is not None:
+            self._spread = (self._spread + SPREAD) % 1.0
+            self.due_at = now + min(self._cost_s, MOST_COST_S) / self._share * (0.5 + self._spread)
+            self._cost_s = 0.0
+
+
+class _Part:
+    """The part of the time inside ``next()`` that was stall, of the latest marked visits of one kind."""
+
+    __slots__ = ("_inside_s", "_stall_s")
+
+    def __init__(self) -> None:
+        self._inside_s = self._stall_s = 0.0
+
+    def saw(self, stall_s: float, inside_s: float) -> None:
+        """A marked visit was read."""
+        self._stall_s = FADING * self._stall_s + stall_s
+        self._inside_s = FADING * self._inside_s + inside_s
+
+    def of(self, seconds: float) -> float:
+        """Return how much of ``seconds`` inside ``next()`` was stall, if it was like those visits."""
+        return seconds * min(1.0, self._stall_s / self._inside_s) if self._inside_s > 0 else 0.0
 
 
 class GpuStall(Generic[Mark]):
@@ -96,8 +169,17 @@ class GpuStall(Generic[Mark]):
     Read once, it is of one moment.
     """
 
-    def __init__(self, events: Events[Mark]) -> None:
+    def __init__(
+        self, events: Events[Mark], share: float | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._events = events
+        self._clock = clock
+        self._turns, self._waiting_turns = _Turns(share), _Turns(share)
+        self._parts = (_Part(), _Part())
+        self._skipped_s = [0.0, 0.0]
+        self._skipped_visits = 0
+        self._entry_s = 0.0
+        self._is_skipping = self._is_late = self._has_waited = False
         self._pending: deque[_Visit] = deque()
         self._left: Any = None
         self._is_in_row = self._is_warm = False
@@ -113,36 +195,87 @@ class GpuStall(Generic[Mark]):
         stall_s, start_s = self.stall_s, self.start_s
         return None if stall_s is None else stall_s + (start_s or 0.0)
 
-    def enter(self) -> Mark | None:
-        """``next()`` is entered; what this returns is for `leave`."""
+    def enter(self, *, starting: bool = False) -> Mark | None:
+        """``next()`` is entered, ``starting``: for the first time in this pass. What this returns is for `leave`."""
         if self._has_failed:
             return None
-        try:
-            if not self._events.is_open():
-                self._is_in_row = False
-                return None
-            self._read(AT_ONCE)
-            if len(self._pending) < PENDING:
-                return self._events.record()
-            self._is_in_row = False
+        entered = self._clock()
+        self._is_late = self._has_waited = False
+        self._is_skipping = entered < self._turns.due_at and not starting
+        if self._is_skipping:
             return None
+        mark = self._marked()
+        self._entry_s = self._clock() - entered
+        self._turns.spent(self._entry_s)
+        return mark
+
+    def block(self, mark: Mark | None) -> Mark | None:
+        """The batch is not there: a wait begins. Returns the mark for `leave`, which may be a new one.
+
+        A visit may wait repeatedly, for a worker and for the thread that pins. It is marked at the first of its waits
+        or not at all: a mark at a later one would count only the rest of the visit as stall.
+        """
+        is_first, self._has_waited = not self._has_waited, True
+        if not (is_first and self._is_skipping) or self._has_failed:
+            return mark
+        began = self._clock()
+        if began < self._waiting_turns.due_at:
+            return None
+        mark = self._marked()
+        ended = self._clock()
+        self._entry_s = ended - began
+        self._is_skipping, self._is_late = mark is None, True
+        self._waiting_turns.spent(2 * self._entry_s)  # there will be another mark, at the return
+        self._waiting_turns.rest(ended)
+        return mark
+
+    def _marked(self) -> Mark | None:
+        try:
+            if self._events.is_open():
+                self._read(AT_ONCE)
+                if len(self._pending) < PENDING:
+                    return self._events.record()
         except Exception as error:
             self._fail(error)
-            return None
+        self._is_in_row = False
+        return None
 
     def leave(self, entered: Mark | None, inside_s: float, *, starting: bool, over: bool) -> None:
         """It returns after ``inside_s``; ``starting``: for the first time in this pass, ``over``: for the last."""
-        if entered is None or self._has_failed:
+        if self._has_failed:
+            return
+        if self._is_skipping:
+            self._skipped_s[self._has_waited] += inside_s
+            self._skipped_visits += 1
+        if entered is None and not (over and self._is_skipping):
             return
         try:
-            follows = self._is_in_row and not starting
-            self._pending.append(_Visit(entered, self._events.record(like=entered), inside_s, starting, follows))
-            self._is_in_row = not over
-            self.stall_s, self.start_s = self.stall_s or 0.0, self.start_s or 0.0
+            if entered is not None:
+                self._leave(entered, inside_s, starting=starting)
+            elif not self._events.is_open():
+                return
+            self._is_in_row = self._is_in_row and not over
             if over:
                 self._read(PENDING)
+                self._take_skipped()
         except Exception as error:
             self._fail(error)
+
+    def _leave(self, entered: Mark, inside_s: float, *, starting: bool) -> None:
+        began = self._clock()
+        follows = self._is_in_row and not starting
+        between = 1 + self._skipped_visits, (self._skipped_s[0], self._skipped_s[1])
+        self._skipped_visits, self._skipped_s = 0, [0.0, 0.0]
+        returned = self._events.record(like=entered)
+        ended = self._clock()
+        marks = self._entry_s, ended - began
+        self._pending.append(_Visit(entered, returned, inside_s, starting, follows, self._has_waited, *between, *marks))
+        self.stall_s, self.start_s = self.stall_s or 0.0, self.start_s or 0.0
+        self._is_in_row = True
+        if not self._is_late:
+            self._turns.spent(ended - began)
+            if not starting:  # which says nothing of those after it
+                self._turns.rest(ended)
 
     def _read(self, most: int) -> None:
         for _ in range(min(most, len(self._pending))):
@@ -150,30 +283,43 @@ class GpuStall(Generic[Mark]):
             if not self._events.is_passed(visit.returned):
                 return
             self._pending.popleft()
-            self._count_step(visit)
             stall_s = min(max(0.0, self._events.apart_s(visit.entered, visit.returned)), visit.inside_s)
             if visit.starting:
                 self.start_s = (self.start_s or 0.0) + stall_s
+                stall_s = 0.0
             else:
-                self.stall_s = (self.stall_s or 0.0) + stall_s
+                part = self._parts[visit.waited]
+                part.saw(max(0.0, stall_s - visit.exit_s), max(0.0, visit.inside_s - visit.entry_s))
+            skipped_s = self._stall_of(visit.skipped_s)
+            self.stall_s = (self.stall_s or 0.0) + stall_s + skipped_s
+            self._count_steps(visit, skipped_s)
             self._events.reuse(visit.entered)
 
-    def _count_step(self, visit: _Visit) -> None:
-        """What the stream took from the return before to this entry."""
+    def _stall_of(self, skipped_s: Sequence[float]) -> float:
+        return sum(part.of(seconds) for part, seconds in zip(self._parts, skipped_s, strict=True))
+
+    def _take_skipped(self) -> None:
+        """Count what was skipped at the end of a pass, where no marked visit comes after it."""
+        if self.stall_s is not None:
+            self.stall_s += self._stall_of(self._skipped_s)
+        self._skipped_visits, self._skipped_s = 0, [0.0, 0.0]
+
+    def _count_steps(self, visit: _Visit, skipped_s: float) -> None:
+        """Count the steps from the marked return before to this entry, without the stall in between."""
         left, self._left = self._left, visit.returned
         if left is None:
             return
         if visit.follows and self._events.share_stream(left, visit.entered):
-            step_s = max(0.0, self._events.apart_s(left, visit.entered))
-            self._take_step(step_s)
+            steps_s = max(0.0, self._events.apart_s(left, visit.entered) - skipped_s)
+            self._take_steps(visit.steps, steps_s / visit.steps)
         self._events.reuse(left)
 
-    def _take_step(self, step_s: float) -> None:
+    def _take_steps(self, count: int, mean_s: float) -> None:
         self._since_absence += 1
-        if self._is_absence(step_s):
+        if self._is_absence(mean_s):
             self._since_absence = 0
         elif self._is_warm:
-            self.steps = self.steps.with_one(step_s)
+            self.steps = self.steps.with_more(count, mean_s)
         self._is_warm = True
 
     def _is_absence(self, step_s: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpex.feed.ahead import JUDGED, MOST, USUAL, Ahead
+from dpex.feed.ahead import JUDGED, MOST, SMALL_BYTES, USUAL, Ahead
 
 MB = 1 << 20
 
@@ -24,9 +24,19 @@ def test_it_begins_with_the_usual_number() -> None:
 
 @pytest.mark.parametrize(("budget", "ahead"), [(100, 2), (20, 2), (19, 1), (10, 1), (9, 0)])
 def test_the_budget_bounds_it_by_the_largest_batch(budget: int, ahead: int) -> None:
-    found = Ahead(budget)
-    for nbytes in (1, 10, 3):
+    found = Ahead(budget * MB)
+    for nbytes in (1 * MB, 10 * MB, 3 * MB):
         found.saw(nbytes)
+    assert found.batches == ahead
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "budget", "ahead"),
+    [(16_000, 1 << 30, MOST), (SMALL_BYTES // 5, 1 << 30, 5), (SMALL_BYTES, 1 << 30, USUAL), (16_000, 48_000, 3)],
+)
+def test_of_small_batches_more_wait_within_the_budget(nbytes: int, budget: int, ahead: int) -> None:
+    found = Ahead(budget)
+    found.saw(nbytes)
     assert found.batches == ahead
 
 
