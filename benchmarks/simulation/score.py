@@ -18,6 +18,7 @@ from benchmarks.simulation.oracle import Search, Static, Truth
 from benchmarks.simulation.scenarios import Scenario, calm_from
 from benchmarks.simulation.simulator import simulate
 from benchmarks.simulation.steering import Steering
+from benchmarks.simulation.world import World
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import law_for
 from dpex.autotune.law import start as law_start

@@ -101,8 +101,8 @@ answer = first, second, third, "torch" in sys.modules, notes
         "dram_active_ratio": None,
         "memory_used_bytes": 5 << 30,
         "memory_total_bytes": 80 << 30,
-        "pcie_tx_bytes": None,
-        "pcie_rx_bytes": None,
+        "pcie_tx_bytes": 0,
+        "pcie_rx_bytes": 0,
         "held_back": [],
     }
     assert second["held_back"] == ["the power limit", "the temperature, by the hardware"]
