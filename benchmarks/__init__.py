@@ -18,7 +18,8 @@ keep.py           a run that can be quoted becomes a file in results/
 report.py         the tables of README.md and docs/benchmarks.md
 training/         whole trainings, for accuracy and for speed: `make accuracy`, `make speed`
 before_after.py   two checkouts of dpex in turns: `python -m benchmarks.before_after`
-simulation/       the world in which the controller is judged: `python -m benchmarks.simulation`
+svg.py            charts over time
+simulation/       the world in which tuning is judged: `python -m benchmarks.simulation`
 overhead.py       what metrics cost: `python -m benchmarks.overhead`
 diagnosis.py      what a diagnosis foretells: `python -m benchmarks.diagnosis`
 unmodified.py     what `dpex run` brings to a plain script: `python -m benchmarks.unmodified`

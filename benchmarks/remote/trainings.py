@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.cluster import two_raylets
 from benchmarks.process import MeasurementError, Surroundings
-from dpex.core.svg import STYLE, Panel, Series, Stretch, chart
+from benchmarks.svg import STYLE, Panel, Series, Stretch, chart
 
 COUNTS = (2, 4)
 ROOM = 12
