@@ -190,6 +190,6 @@ class Watch:
             outcome = decisions[number].outcome
             self.display.event(
                 f"Decision {number + 1} was {'kept' if outcome.kept else 'undone'}: it brought {outcome.rate:.1f} "
-                f"batches/s, with {outcome.wait:.0%} of the time lost to loading or to waiting for a CPU."
+                f"batches/s, with {outcome.wait:.0%} of the time spent waiting for data."
             )
             self._unjudged.remove(number)

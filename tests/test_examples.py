@@ -143,7 +143,9 @@ def test_auto_stopped_by_ctrl_c_shows_what_it_saw() -> None:
 def test_auto_shows_what_it_decides_and_why(auto: subprocess.Popen[str]) -> None:
     out, _ = printed(auto)
     told = " ".join(out.split())
-    assert re.search(r"Decision 1: From .* to .*, because [1-9]\d? % of the time", told)
+    assert re.search(
+        r"Decision 1: From .* to .*, because the training loop waits for data for [1-9]\d? % of the time", told
+    )
     assert re.search(r"[█·]{24}  wait +\d+%  +[\d.]+ batches/s  +\d+ workers", out)
     rows = re.findall(r"^ +(2 workers|auto) +(\d+) ms +(\d+) ms +[\d.]+ +\d+% +\d+% +\d+ *$", out, re.MULTILINE)
     assert [row[0] for row in rows] == ["2 workers"] * 2 + ["auto"] * 3
@@ -158,7 +160,9 @@ def test_the_demo_makes_the_same_batches_on_ray() -> None:
     out, err = printed(start("demo.py", "--seconds", "12"))
     told = " ".join(out.split())
     assert re.search(r"1\. PyTorch's DataLoader, .* 2\. DpexDataLoader, .* 3\. .* on Ray .* 4\. Why", told)
-    assert re.search(r"Decision 1: From .* to .*, because [1-9]\d? % of the time", told)
+    assert re.search(
+        r"Decision 1: From .* to .*, because the training loop waits for data for [1-9]\d? % of the time", told
+    )
     assert re.search(r"http://127\.0\.0\.1:\d+/ until the demo ends\. It answered just now with status 200", told)
     assert len(re.findall(SAME, told)) == 2
     assert "│ dpex diagnosis of ray (Tiles, batch size 32)" in out
