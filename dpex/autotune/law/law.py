@@ -25,7 +25,7 @@ from dpex.autotune.law.constants import CONSTANTS, Constants
 from dpex.autotune.law.evidence import Evidence, Record
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls, allowed, walls
-from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal, Veto
+from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal
 from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
 
 _ROUNDING_S = 1e-9
@@ -80,7 +80,6 @@ class Law:
 
     Attributes:
         decisions: All that were taken, oldest first, with what they brought.
-        vetoes: Nothing; for those who read the records of other controllers.
         model: What is known of the work; None before the first batches.
     """
 
@@ -97,7 +96,6 @@ class Law:
         self._depth = constants.depth
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
-        self.vetoes: tuple[Veto, ...] = ()
         self.model: Model | None = None
         self._forget()
 
@@ -455,10 +453,11 @@ class Law:
             )
         if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
             self._patience *= 2  # what was given back is wanted again
+        decision = self._decided(sample, new, reason)
         self._record = Record(k)
         self._is_fresh = False
         self._asked_at = self._settled_at = sample.at
-        return self._decided(sample, new, reason)
+        return decision
 
     def _decided(self, sample: Sample, new: Settings, reason: Reason) -> Decision:
         model = self.model
