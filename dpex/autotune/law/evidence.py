@@ -84,7 +84,8 @@ class PoolEvidence:
 
 def net_s(pool: PoolSample) -> float:
     """Seconds of a pool's batches, without queueing for a CPU; at least their CPU time."""
-    return max(pool.busy_s - min(pool.queued_s or 0.0, CONSTANTS.queued * pool.busy_s), min(pool.cpu_s, pool.busy_s))
+    least_s = max(min(pool.cpu_s, pool.busy_s), (1.0 - CONSTANTS.queued) * pool.busy_s)
+    return max(pool.busy_s - (pool.queued_s or 0.0), least_s)
 
 
 class Evidence:

@@ -74,7 +74,8 @@ def walls(config: AutotuneConfig, sample: Sample) -> Walls:
 
 def _most_remote(config: AutotuneConfig, sample: Sample) -> int:
     there = sample.remote
-    room = there.requested - there.unplaced + there.room if there.room is not None else 0
+    held = min(there.requested, sample.settings.remote)  # those that leave cannot be had again
+    room = held - there.unplaced + there.room if there.room is not None else 0
     return min(room, _granted(config, sample))
 
 
