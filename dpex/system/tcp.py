@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dpex.system.clock import Clock, monotonic
 
 LOOK_EVERY_S = 0.25
-"""Seconds between two looks of a meter. A look takes microseconds; a window of the controller is rarely shorter."""
+"""Seconds between two looks of a meter. A look takes microseconds; a window of the tuner is rarely shorter."""
 _INFO_BYTES = 256
 """More than the structure has: the kernel returns as much as it knows."""
 _AT_RTT, _AT_ACKED, _AT_LEAST_RTT, _AT_BUSY, _AT_RESENT = 68, 120, 148, 168, 208
