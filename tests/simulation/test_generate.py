@@ -36,7 +36,7 @@ def test_worlds_make_sense(number: int) -> None:
     alone_s = phase.work.wait_s + phase.work.cpu_s + reading_s
     assert 10 <= scenario.seconds <= 1800
     assert scenario.seconds >= min(1800, 150 * alone_s) - 0.1, "something can be learnt, and used"
-    start = cold_start(world.cpus / world.ranks, scenario.config)
+    start = cold_start(world, scenario.config)
     assert world.ranks * (start.local * world.worker_bytes + start.prefetch * phase.work.batch_bytes) <= world.memory
 
 

@@ -15,7 +15,7 @@ def found(name: str) -> Parts:
     return parts_of(load()[name], truths("development", load()[name]))
 
 
-@pytest.mark.parametrize("name", ["cpu-4-cores", "tiny-turns-dear"])
+@pytest.mark.parametrize("name", ["cpu-4-cores", "shift-wait-much"])
 def test_the_parts_add_up_to_what_was_not_delivered(name: str) -> None:
     parts = found(name)
     assert parts.learning + parts.prefetch + parts.workers == pytest.approx(-parts.result.gain)
@@ -24,7 +24,7 @@ def test_the_parts_add_up_to_what_was_not_delivered(name: str) -> None:
 
 def test_a_change_that_nobody_can_foresee_is_learnt() -> None:
     """What was settled on is as good as the best, and the time until then was lost."""
-    parts = found("tiny-turns-dear")
+    parts = found("shift-wait-much")
     assert parts.result.regret > 0.02
     assert parts.learning > 0.8 * parts.result.regret
 

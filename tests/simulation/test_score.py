@@ -58,11 +58,15 @@ def test_each_target_can_be_missed(hold: str, changes: dict[str, object], figure
     assert score(**changes).missed() == {hold: figure}
 
 
-def test_the_cold_start_knows_only_the_cpus_and_the_limits() -> None:
-    assert [cold_start(cpus).local for cpus in (0.5, 1.0, 3.5, 64.0)] == [1, 1, 3, 8]
-    assert cold_start(2.0) == Settings(local=2, prefetch=4)
-    assert cold_start(8.0, AutotuneConfig(max_local=3, max_prefetch=4)) == Settings(local=3, prefetch=4)
-    assert cold_start(1.0, AutotuneConfig(min_local=2, min_remote=1)) == Settings(local=2, remote=1, prefetch=6)
+def test_the_cold_start_knows_only_the_cpus_the_memory_and_the_limits() -> None:
+    def begun(cpus: float, config: AutotuneConfig | None = None, memory: float = 1e12) -> Settings:
+        return cold_start(replace(load()["cpu-4-cores"].world, cpus=cpus, memory=memory), config)
+
+    assert [begun(cpus).local for cpus in (0.5, 1.0, 3.5, 64.0)] == [1, 1, 3, 8]
+    assert [begun(64.0, memory=memory).local for memory in (1e9, 7e9, 9e9, 1e11)] == [4, 5, 7, 8]
+    assert begun(2.0) == Settings(local=2, prefetch=4)
+    assert begun(8.0, AutotuneConfig(max_local=3, max_prefetch=4)) == Settings(local=3, prefetch=4)
+    assert begun(1.0, AutotuneConfig(min_local=2, min_remote=1)) == Settings(local=2, remote=1, prefetch=6)
 
 
 def test_only_what_a_scenario_holds_to_counts() -> None:
