@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ from dpex.autotune.trace import RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Reason, Sample, Settings
 from dpex.core.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
 from dpex.core.prefetch import Sizes
-from dpex.core.room import Room, RoomWanted
+from dpex.core.room import Room, RoomFound, RoomWanted
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.gpu_use import GpuUse
 from dpex.measure.node_links import node_links
@@ -95,7 +95,7 @@ class Tuner:
         self._gpu_view = gpu_view
         self._ranks = ranks
         self._rank_cpus: float | None = None
-        self._ranks_told_at = -math.inf
+        self._ranks_told_at = self._looked_for_room_at = -math.inf
         self._gpus: GpuView | None = None
         self._engines: list[Tunable] = []
         self._windows = MeasurementWindows()
@@ -246,6 +246,7 @@ class Tuner:
         looks = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
         found = self._windows.turn(looks, cpu_s)
         if isinstance(found, float):
+            self._keep_place([look for _, look in looks])
             return found
         window = Window(*found)
         self._step(window.after.look, self._sample(window))
@@ -302,13 +303,32 @@ class Tuner:
         if self._room is None or self._refused:
             return remote
         links = node_links(window.before.look.nodes, window.after.look.nodes, sample.seconds)
-        found = self._room.look(replace(self._wanted(sample), links=links))
+        found = self._look_for_room(replace(self._wanted(sample), links=links), sample.at)
         if found is None:
             return remote
-        if found.told:
-            logger.info("auto: %s", found.told)
-            self._notes.append(_noted(sample.at, self.settings, self.settings, "demand", found.told))
         return replace(remote, room=found.more, unplaced=found.unplaced, granted=found.granted)
+
+    def _look_for_room(self, wanted: RoomWanted, at: float) -> RoomFound | None:
+        assert self._room is not None
+        self._looked_for_room_at = self._clock()
+        found = self._room.look(wanted)
+        if found is not None and found.told:
+            logger.info("auto: %s", found.told)
+            self._notes.append(_noted(at, self.settings, self.settings, "demand", found.told))
+        return found
+
+    def _keep_place(self, looks: Sequence[EngineLook]) -> None:
+        """Tell the cluster of this loader while no window ends, as before the first batch of a pass.
+
+        A loader for which the cluster has no place has no batch, and so no window. Others give back what is its share
+        only if they are told of it.
+        """
+        is_due = self._clock() - self._looked_for_room_at >= ROOM_EVERY_S
+        if self._room is None or self._refused or not looks or not is_due:
+            return
+        requested, running = (sum(getattr(look.remote, name) for look in looks) for name in ("requested", "running"))
+        may_grow, began = bool(self._allowed().max_remote), self._began_at or 0.0
+        self._look_for_room(RoomWanted(requested=requested, running=running, may_grow=may_grow), self._clock() - began)
 
     def _wanted(self, sample: Sample) -> RoomWanted:
         """What is told of the need for remote workers. Nodes are asked for only up to a number that the user gave."""

@@ -241,8 +241,10 @@ class Cluster:
 
     def __init__(self, places: int, granted: int | None = None) -> None:
         self.places, self.granted = places, granted
+        self.told: list[RoomWanted] = []
 
     def look(self, wanted: RoomWanted) -> RoomFound:
+        self.told.append(wanted)
         most = self.places if self.granted is None else min(self.places, self.granted)
         return RoomFound(more=max(0, most - wanted.requested), granted=self.granted)
 
@@ -266,6 +268,18 @@ def test_the_share_of_a_cluster_is_kept() -> None:
     cluster.granted = 2
     run(tuner, loader, 20.0)
     assert loader.sizes.remote <= 2
+
+
+def test_the_cluster_is_told_of_a_loader_that_has_no_batch_yet() -> None:
+    """Else the others would not give back what is its share, and it would wait for ever."""
+    cluster = Cluster(0)
+    tuner, loader = tuned(room=cluster, start=Settings(remote=2, prefetch=4))
+    until = loader.clock() + 10.0
+    while loader.clock() < until:
+        loader.clock.advance(max(0.01, tuner.turn()))
+    assert 9 <= len(cluster.told) <= 12
+    assert {wanted.requested for wanted in cluster.told} == {2}
+    assert {wanted.need for wanted in cluster.told} == {None}
 
 
 # -- nothing it is shown breaks it -------------------------------------------------------------------------------------
