@@ -273,7 +273,7 @@ def test_the_share_of_a_cluster_is_kept() -> None:
 def test_the_cluster_is_told_of_a_loader_that_has_no_batch_yet() -> None:
     """Else the others would not give back what is its share, and it would wait for ever."""
     cluster = Cluster(0)
-    tuner, loader = tuned(room=cluster, start=Settings(remote=2, prefetch=4))
+    tuner, loader = tuned(service_s=0.1, step_s=0.01, room=cluster, start=Settings(remote=2, prefetch=4))
     until = loader.clock() + 10.0
     while loader.clock() < until:
         loader.clock.advance(max(0.01, tuner.turn()))
