@@ -221,7 +221,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         max_sample_errors: float = 0.01,
         sample_timeout_s: float | None = None,
     ) -> None:
-        check_torchs(dataset, num_workers, prefetch_factor, timeout)
+        check_torchs(dataset, num_workers, prefetch_factor)
         made_from = origin_of(num_workers, timeout)
         given = inherited(options_among(locals()), made_from)
         auto = is_auto(num_workers, auto_workers, made_from)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from operator import index
 from typing import Any, Literal, SupportsIndex
 
@@ -368,12 +367,11 @@ def complete(given: Mapping[str, Any], *, is_auto: bool) -> Options:
     return Options(**{**options, "seeding": resolve_seeding(given["seeding"], needs_batch)})
 
 
-def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any, timeout: Any) -> None:
+def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
     """Check what torch's constructor lets pass, or refuses without naming the value.
 
     Raises:
-        OptionError: The dataset is missing, a number is not whole or too small, or the timeout is not a number of
-            seconds.
+        OptionError: The dataset is missing, or a number is not whole or too small.
     """
     _require(
         dataset is not None,
@@ -387,15 +385,6 @@ def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any, timeout: 
     _require(
         prefetch_factor is None or _is_whole(prefetch_factor, least=1),
         f"prefetch_factor={prefetch_factor!r}: give a whole number of at least 1 (batches per worker), or None for 2",
-    )
-    _require(
-        prefetch_factor is None or num_workers != 0,
-        f"prefetch_factor={prefetch_factor!r} has no effect with num_workers=0: give a number of workers, or leave "
-        "prefetch_factor out",
-    )
-    _require(
-        isinstance(timeout, Real) and float(timeout) >= 0.0,
-        f"timeout={timeout!r}: give a number of seconds of at least 0; 0 is no limit",
     )
 
 

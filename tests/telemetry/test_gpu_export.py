@@ -133,7 +133,7 @@ answer = before, found, names, threads(), exporter.port
     assert set(by_name["dpex_gpu_info"]) == {
         f'gpu="{gpu}",index="{index}",model="{model}"}}' for index, gpu in enumerate((FIRST, SECOND))
     }
-    assert len(by_name["dpex_gpu_pcie_bytes_total"]) == 2  # of the other GPU no counter moved
+    assert len(by_name["dpex_gpu_pcie_bytes_total"]) == 4
     assert list(by_name["dpex_gpu_stall_seconds_total"]) == ['loader="train"}']
     assert 'dpex_collect_errors_total{collector="gpu"}' in found
 

@@ -77,7 +77,7 @@ class Stalls:
     @property
     def steps(self) -> GpuSteps:
         number = int((1.0 - GPU_STALL) * (time.monotonic() - self.began) / GPU_STEP_S)
-        return GpuSteps(number, number * GPU_STEP_S, number * GPU_STEP_S**2)
+        return GpuSteps(number, number * GPU_STEP_S)
 
 
 def train(batches: Iterator[torch.Tensor], step_s: float, log: Path, over: threading.Event) -> None:

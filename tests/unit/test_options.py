@@ -56,7 +56,6 @@ TORCHS: list[tuple[str, Any]] = [
     ("dataset", None),
     *(("num_workers", value) for value in (2.5, None, -1, "4", "Auto", "")),
     *(("prefetch_factor", value) for value in (0, -1, "2", 2.5)),
-    *(("timeout", value) for value in (-1, "5", None, float("nan"))),
 ]
 """Arguments of torch's, which its own constructor lets pass or refuses without naming the value."""
 ACCEPTED: list[tuple[str, Any]] = [
