@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 
-from dpex.core.assignment import Assignment
 from dpex.core.events import PoolStatus
 from dpex.core.instructions import Instruction, Send
+from dpex.core.logical_workers import LogicalWorkers
 from dpex.core.names import REMOTE
 from dpex.core.prefetch import PrefetchRules
 from dpex.core.schedule import SHARED, Schedule, Ticket
@@ -28,11 +28,11 @@ class Dispatch:
 
     Args:
         pools: status of each pool.
-        assignment: where logical workers live.
+        logicals: where logical workers are placed.
         rules: how many tickets a message holds.
         dirty: queues with something to send.
         out: where instructions go.
-        logical: tickets belong to logical workers.
+        are_bound: tickets belong to logical workers.
 
     ``load``: tickets on their way, by pool; may be read from any thread.
     """
@@ -40,19 +40,19 @@ class Dispatch:
     def __init__(
         self,
         pools: Mapping[str, PoolStatus],
-        assignment: Assignment,
+        logicals: LogicalWorkers,
         rules: PrefetchRules,
         dirty: set[int],
         out: list[Instruction],
         *,
-        logical: bool,
+        are_bound: bool,
     ) -> None:
         self._pools = pools
-        self._assignment = assignment
+        self._logicals = logicals
         self._rules = rules
         self._dirty = dirty
         self._out = out
-        self._logical = logical
+        self._are_bound = are_bound
         self._carrier: dict[int, str] = {}
         self._sent_at: dict[int, float] = {}
         """When other machines were given what they hold."""
@@ -88,12 +88,12 @@ class Dispatch:
         """Send what waits, as far as there is somebody to take it; ``starving``: incomplete messages, too."""
         self._now = now
         self.incomplete.clear()
-        if not self._logical:
+        if not self._are_bound:
             if self._paused:
                 self._paused = {pool for pool in self._paused if self.load[pool]}  # from others something comes back
             self._issue_shared(schedule, epoch, starving)
             return
-        self._assignment.place(now)
+        self._logicals.place(now)
         for queue in sorted(self._dirty):
             if self._issue_logical(schedule, epoch, queue, starving):
                 self._dirty.discard(queue)
@@ -123,7 +123,7 @@ class Dispatch:
 
     def _issue_logical(self, schedule: Schedule, epoch: int, queue: int, starving: bool) -> bool:
         """Send what waits for one logical worker; True if nothing waits any longer."""
-        place = self._assignment.destination(queue)
+        place = self._logicals.destination(queue)
         if place is None:
             return False
         group, (pool, worker) = self._rules.group, place
@@ -145,7 +145,7 @@ class Dispatch:
         try:
             schedule.take(count, queue, tickets)
             if worker is not None:
-                self._assignment.sent(queue)
+                self._logicals.sent(queue)
             sends.append(Send(pool, worker, queue, epoch, tickets))
         finally:
             if sends:
@@ -241,7 +241,7 @@ class Dispatch:
         else:
             self._full.add((pool, worker))
         for queue, tickets in again.items():
-            self._assignment.replay_refused(queue, tickets)
+            self._logicals.replay_refused(queue, tickets)
         self._out[:] = kept
         if worker is None and len(self._pools) > 1:
             self._paused.add(pool)
@@ -251,4 +251,4 @@ class Dispatch:
         for ticket in message.tickets:
             self.arrived(ticket.number)
         if message.worker is not None:
-            self._assignment.not_sent(message.queue)
+            self._logicals.not_sent(message.queue)

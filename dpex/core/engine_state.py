@@ -1,6 +1,6 @@
 """The state of one pass over the data, without anything that acts: events in, instructions out. PURE.
 
-`EngineState` holds the schedule (which batch is next), the prefetch (how far ahead), the assignment of logical workers,
+`EngineState` holds the schedule (which batch is next), the prefetch (how far ahead), the places of logical workers,
 the plan of workers, the messages on their way, and the failures. It knows worker pools by what they report
 (`PoolStatus`), and time as an argument. Whoever owns it hands in events and performs what `EngineState.handle` answers:
 
@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dpex.core.assignment import Assignment
 from dpex.core.dispatch import Dispatch
 from dpex.core.events import (
     ConsumerWaits,
@@ -37,7 +36,6 @@ from dpex.core.events import (
     Opened,
     PoolStatus,
     Refused,
-    Released,
     Reported,
     Resize,
     Resized,
@@ -56,6 +54,7 @@ from dpex.core.instructions import Discard, EnterEpoch, Instruction, Say, Send
 from dpex.core.joining import Joining
 from dpex.core.late_tickets import LateTickets
 from dpex.core.logical_log import LogicalPoint
+from dpex.core.logical_workers import LogicalWorkers
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.resume_point import ResumePoint
 from dpex.core.scaling import Scaling
@@ -86,7 +85,7 @@ class EngineState:
         tolerates: bool = False,
         splitting: Splitting | None = None,
     ) -> None:
-        self._logicals = logicals
+        self._count = logicals
         self._iterable = iterable
         self._in_order = in_order
         self._now = 0.0
@@ -98,19 +97,19 @@ class EngineState:
         self.dirty: set[int] = set()
         """Queues with something to send."""
         pools, wanted, dirty, out = self.pools, self.wanted, self.dirty, self.instructions
-        self.assignment = Assignment(logicals, iterable, pools, wanted, dirty, out)
-        self.dispatch = Dispatch(pools, self.assignment, rules, dirty, out, logical=logicals > 0)
-        self.scaling = Scaling(sizes, self.assignment, pools, wanted, out)
+        self.logicals = LogicalWorkers(logicals, iterable, pools, wanted, dirty, out)
+        self.dispatch = Dispatch(pools, self.logicals, rules, dirty, out, are_bound=logicals > 0)
+        self.scaling = Scaling(sizes, self.logicals, pools, wanted, out)
         self.failures = Failures(
-            self.assignment, self.dispatch, pools, wanted, dirty, out, iterable=iterable, tolerates=tolerates
+            self.logicals, self.dispatch, pools, wanted, dirty, out, iterable=iterable, tolerates=tolerates
         )
-        self.joining = Joining(splitting, logicals, self.assignment, self.scaling, dirty, out)
+        self.joining = Joining(splitting, logicals, self.logicals, self.scaling, dirty, out)
         self.late = LateTickets(pools, self.dispatch, rules, may_make=in_order and not logicals)
         self.schedule = self._new_schedule()
 
     def _new_schedule(self) -> Schedule:
         prefetch = self.rules.prefetch(self.sizes)
-        return Schedule(prefetch=prefetch, queues=self._logicals, in_order=self._in_order)
+        return Schedule(prefetch=prefetch, queues=self._count, in_order=self._in_order)
 
     def handle(self, event: Event, now: float = 0.0) -> list[Instruction]:
         """Take in what happened; returns what is to be done, as said at the top of the module.
@@ -136,31 +135,28 @@ class EngineState:
         self.rules.learn(event.service_s, event.nbytes)
         self.dispatch.arrived(number)
         if event.stream_end:
-            self.assignment.stream_ended(self.epoch, ticket)
+            self.logicals.stream_ended(self.epoch, ticket)
             schedule.end_queue(ticket.queue)
             self.joining.settle(schedule, self._now)
         else:
-            if self._logicals:
-                self.assignment.logs[ticket.queue].made(event.epoch, number, ticket.index)
+            if self._count:
+                self.logicals.logs[ticket.queue].made(event.epoch, number, ticket.index)
             schedule.done(number, event.value, event.samples, event.nbytes)
 
     def _up(self, _: WorkerUp) -> None:
-        if not self._iterable:
+        if not self._count:
             self.scaling.hand_back()
-        self.assignment.worker_up(self._now)
+        self.logicals.worker_up(self._now)
 
     def _gone(self, event: WorkerGone) -> None:
-        self.failures.gone(self.schedule, self.epoch, event)
+        self.failures.gone(self.schedule, self.epoch, event, self._now)
         self.joining.settle(self.schedule, self._now)
 
     def _splitting_known(self, event: SplittingKnown) -> None:
         self.joining.known(self.schedule, event, self._now)
 
-    def _released(self, event: Released) -> None:
-        self.assignment.released(event)
-
     def _snapshot(self, event: Snapshot) -> None:
-        self.assignment.snapshot(event, self.epoch, self.schedule.position()[0])
+        self.logicals.snapshot(event, self.epoch, self.schedule.position()[0])
 
     def _note(self, event: Notice) -> None:
         self.instructions.append(Say(event.text, event.warning, event.once))
@@ -191,7 +187,7 @@ class EngineState:
         unwanted: tuple[Callable[[], Any], ...] = tuple(d.payload for d in self.schedule.undelivered())
         if unwanted:
             self.instructions.append(Discard(unwanted))
-        self.assignment.new_epoch(self.epoch, self._to_be_finished() if self._logicals else ())
+        self.logicals.new_epoch(self.epoch, self._to_be_finished() if self._count else ())
         self.epoch = self.epoch + 1 if event.resume is None else event.resume.epoch
         self.instructions.append(EnterEpoch(self.epoch))
         self.dispatch.new_epoch()
@@ -207,32 +203,30 @@ class EngineState:
         logicals = [logical.going_on(point.epoch, point.first) for logical in point.logicals]
         ended = [queue for queue, logical in enumerate(logicals) if logical.has_ended]
         self.schedule.go_on(point.first, point.turn, ended)
-        self.assignment.go_on(logicals)
+        self.logicals.go_on(logicals)
 
     def _to_be_finished(self) -> list[Ticket]:
         """Tickets of an epoch that is broken off which logical workers still make, as PyTorch's do: what they were
         sent, or would have been if they had a worker."""
-        unfinished, assignment = self.schedule.unfinished(), self.assignment
-        taking_part = assignment.taking_part
+        unfinished, logicals = self.schedule.unfinished(), self.logicals
+        taking_part = logicals.taking_part
         return [
             ticket
             for ticket in unfinished
-            if ticket.issued or (ticket.queue in taking_part and assignment.is_unplaced(ticket.queue))
+            if ticket.issued or (ticket.queue in taking_part and logicals.was_never_placed(ticket.queue))
         ]
 
     def _resize(self, event: Resize) -> None:
-        sizes = self.joining.sizes(event.sizes)
-        if self.assignment.may_move:
-            self.scaling.resize(sizes)
+        if self._count:
+            self.scaling.keep_workers(event.sizes)
         else:
-            self.scaling.sizes = sizes
+            self.scaling.resize(event.sizes)
 
     def _resized(self, _: Resized) -> None:
         self.schedule.set_prefetch(self.rules.prefetch(self.sizes))
-        self.assignment.rebalance()
 
     def _states_wanted(self, _: StatesWanted) -> None:
-        self.assignment.ask_states()
+        self.logicals.ask_states()
 
     def _tickets_wait(self, event: TicketsWait) -> None:
         self.dispatch.issue(self.schedule, self.epoch, self._now, starving=event.starving)
@@ -246,7 +240,7 @@ class EngineState:
 
     def all_queues_are_dirty(self) -> None:
         """Look at each for something to send: it is not known which has any."""
-        self.dirty.update(self.assignment.taking_part if self._logicals else (SHARED,))
+        self.dirty.update(self.logicals.taking_part if self._count else (SHARED,))
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -266,21 +260,21 @@ class EngineState:
             first=first,
             ahead=ahead,
             turn=self._turn(first),
-            logicals=tuple(self._logical_point(queue, first, undelivered) for queue in self.assignment.taking_part),
-            streams=self.assignment.streams,
+            logicals=tuple(self._logical_point(queue, first, undelivered) for queue in self.logicals.taking_part),
+            streams=self.logicals.streams,
         )
 
     def _turn(self, first: int) -> int:
         """The logical worker whose turn it is at that number."""
         if not self._iterable:
-            return first % max(1, self._logicals)
-        return self.schedule.queue_of(first) if self.assignment.streams == ALL else 0
+            return first % max(1, self._count)
+        return self.schedule.queue_of(first) if self.logicals.streams == ALL else 0
 
     def _logical_point(self, queue: int, first: int, undelivered: int) -> LogicalPoint:
         next_of_queue, ready, has_ended = self.schedule.standing(queue)
         if undelivered and not self._iterable:
             next_of_queue = min(next_of_queue, first)
-        return self.assignment.logs[queue].point(self.epoch, next_of_queue, undelivered=ready, has_ended=has_ended)
+        return self.logicals.logs[queue].point(self.epoch, next_of_queue, undelivered=ready, has_ended=has_ended)
 
     def room(self, starving: bool) -> int:
         """How many tickets should be drawn now; ``starving``: also where that does not fill a message."""
@@ -309,9 +303,9 @@ class EngineState:
         """
         schedule, sizes, rules = self.schedule, self.scaling.sizes, self.rules
         is_given = sizes.prefetch is not None or sizes.tuned_prefetch is not None
-        if is_given or (self._logicals and not rules.may_read_ahead) or not schedule.ready or schedule.room:
+        if is_given or (self._count and not rules.may_read_ahead) or not schedule.ready or schedule.room:
             return False
-        at_work = schedule.at_work if self._logicals else schedule.in_flight
+        at_work = schedule.at_work if self._count else schedule.in_flight
         if at_work >= self.running() or not rules.widen(schedule.prefetch, schedule.ready):
             return False
         schedule.set_prefetch(rules.prefetch(sizes))
@@ -329,7 +323,6 @@ _HANDLERS: dict[type[Any], Callable[[EngineState, Any], None]] = {
     TicketMade: EngineState.made,
     WorkerUp: EngineState._up,
     WorkerGone: EngineState._gone,
-    Released: EngineState._released,
     Snapshot: EngineState._snapshot,
     SplittingKnown: EngineState._splitting_known,
     Notice: EngineState._note,

@@ -72,15 +72,6 @@ class WorkerGone:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """Logical worker ``logical`` left its worker with this state; None: that could not be told, and it stays there."""
-
-    logical: int
-    worker: int
-    state: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """State of ``logical`` after ticket ``number``; replaying from here restores what a death took away."""
 
@@ -111,7 +102,7 @@ class SplittingKnown(NamedTuple):
     is_split: bool
 
 
-PoolEvent = TicketMade | WorkerUp | WorkerGone | Released | Snapshot | SplittingKnown | Notice
+PoolEvent = TicketMade | WorkerUp | WorkerGone | Snapshot | SplittingKnown | Notice
 
 
 class PoolStatus(NamedTuple):

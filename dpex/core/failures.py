@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from dpex.core.assignment import Assignment
 from dpex.core.dispatch import Dispatch
 from dpex.core.events import NO_STATUS, PoolStatus, WorkerGone
 from dpex.core.instructions import Instruction, Raise, Say
-from dpex.core.placement import Place
+from dpex.core.logical_workers import LogicalWorkers, Place
 from dpex.core.sample_policy import HANGS, leaving_out
 from dpex.core.schedule import Schedule, Ticket
 from dpex.errors import SampleTimeoutError, WorkerDiedError
@@ -37,7 +36,7 @@ class Failures:
 
     def __init__(
         self,
-        assignment: Assignment,
+        logicals: LogicalWorkers,
         dispatch: Dispatch,
         pools: Mapping[str, PoolStatus],
         wanted: Mapping[str, int],
@@ -50,7 +49,7 @@ class Failures:
         self._tolerates = tolerates
         self._hung_in: dict[tuple[int, int, int], set[Place]] = {}
         """Workers by epoch, ticket and place of the sample that took too long in them."""
-        self._assignment = assignment
+        self._logicals = logicals
         self._dispatch = dispatch
         self._pools = pools
         self._wanted = wanted
@@ -60,11 +59,11 @@ class Failures:
         self.deaths: Counter[str] = Counter()
         self.remade = 0
 
-    def gone(self, schedule: Schedule, epoch: int, event: WorkerGone) -> None:
-        """A worker has ended. What it held of another epoch than this one is nobody's loss."""
+    def gone(self, schedule: Schedule, epoch: int, event: WorkerGone, now: float) -> None:
+        """Take in the end of a worker at ``now``. What it held of another epoch than this one is not made again."""
         again, given_up = self._take_back(schedule, event) if event.epoch == epoch else (0, [])
         place = Place(event.pool, event.worker)
-        broken = self._assignment.restart_elsewhere(place)
+        broken = self._logicals.broken_by(place)
         if not event.expected:
             self.deaths[event.pool] += 1
             self.remade += again
@@ -72,7 +71,7 @@ class Failures:
                 self._out.append(_warning_of_death(event, again))
         for stream in broken:
             self._fail_stream(schedule, stream, event)
-        self._assignment.evict(place)
+        self._logicals.evict(place, now)
         if not event.expected:
             self._give_up_after_too_many(event)
 

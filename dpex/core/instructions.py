@@ -40,27 +40,12 @@ class Adopt(NamedTuple):
     streams: int = ALL
 
 
-class Release(NamedTuple):
-    """Let ``worker`` give up ``logical`` after what it was sent so far."""
-
-    pool: str
-    worker: int
-    logical: int
-
-
 class AskState(NamedTuple):
     """Have ``worker`` ask the dataset of ``logical`` for its state from now on, once at once and then now and then."""
 
     pool: str
     worker: int
     logical: int
-
-
-class Dismiss(NamedTuple):
-    """Let a worker leave that is no logical worker any more."""
-
-    pool: str
-    worker: int
 
 
 class Scale(NamedTuple):
@@ -100,6 +85,6 @@ class Raise(NamedTuple):
     error: Exception
 
 
-ToWorker = Adopt | Release | AskState | Dismiss
+ToWorker = Adopt | AskState
 """Instructions to one worker, void once it has ended."""
 Instruction = Send | ToWorker | Scale | EnterEpoch | Discard | Say | Raise

@@ -62,15 +62,6 @@ class LogicalLog:
         """Whether any state was told, or could be."""
         return bool(self._states)
 
-    @property
-    def has_made_any(self) -> bool:
-        """Whether tickets would have to be made again after its latest state."""
-        return bool(self._made) and self._made[-1][:2] > self._latest_place
-
-    @property
-    def _latest_place(self) -> tuple[int, int]:
-        return self._states[-1][0] if self._states else START
-
     def begin_epoch(self) -> None:
         """Batches are counted from zero."""
         self._batches = 0
@@ -102,13 +93,6 @@ class LogicalLog:
             states.append((place, state))
         elif place == states[-1][0]:
             states[-1] = (place, state)
-
-    def given_up(self, state: Any) -> None:
-        """The state with which it left its worker, after all that it was sent."""
-        place = max(self._latest_place, self._made[-1][:2] if self._made else START)
-        if self._states and self._states[-1][0] == place:
-            self._states.pop()
-        self._states.append((place, state))
 
     def settle(self, epoch: int, first: int) -> None:
         """Forget what is not needed once all its tickets before ``first`` were delivered."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dpex.core.assignment import Assignment
 from dpex.core.events import PoolStatus, ScaleRefused
 from dpex.core.instructions import Instruction, Raise, Say, Scale
+from dpex.core.logical_workers import LogicalWorkers
 from dpex.core.names import LOCAL, REMOTE
 from dpex.core.prefetch import Sizes
 from dpex.errors import WorkerDiedError
@@ -21,7 +21,7 @@ class Scaling:
 
     Args:
         sizes: what is wanted from the start.
-        assignment: knows which workers are to stay.
+        logicals: knows which workers there are.
         pools: status of each pool.
         wanted: workers wanted by pool, written here.
         out: where instructions go.
@@ -33,7 +33,7 @@ class Scaling:
     def __init__(
         self,
         sizes: Sizes,
-        assignment: Assignment,
+        logicals: LogicalWorkers,
         pools: Mapping[str, PoolStatus],
         wanted: dict[str, int],
         out: list[Instruction],
@@ -44,7 +44,7 @@ class Scaling:
         self._wanted = wanted
         self._out = out
         self._former = sizes
-        self._assignment = assignment
+        self._logicals = logicals
         self._took_over = 0
         """Local workers that took over from the cluster, and leave when that is there again."""
         self.refused: str | None = None
@@ -69,6 +69,10 @@ class Scaling:
             if count > 0 or name in self._wanted:
                 self._ask(name, count, optional=name == REMOTE and sizes.tuned_prefetch is not None)
 
+    def keep_workers(self, sizes: Sizes) -> None:
+        """Take over the prefetch only: logical workers stay on their workers as long as the iterator lives."""
+        self.sizes = replace(sizes, local=self.sizes.local, remote=self.sizes.remote)
+
     def _ask(self, name: str, count: int, *, optional: bool = False) -> None:
         self._wanted[name] = count
         self._out.append(Scale(name, count, optional))
@@ -89,7 +93,7 @@ class Scaling:
     def take_over_locally(self, cpus: int) -> bool:
         """If no cluster is left, as many workers as this machine has CPUs for do its work; whether it is so."""
         remote = self._pools.get(REMOTE)
-        if remote is None or remote.failed is None or self._assignment.places() or self._wanted.get(LOCAL):
+        if remote is None or remote.failed is None or self._logicals.places() or self._wanted.get(LOCAL):
             return False
         count = max(1, min(self.sizes.remote + self.sizes.local, cpus))
         self._out.append(Say(f"no remote worker is left ({remote.failed}): {count} local workers take over"))

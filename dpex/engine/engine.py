@@ -20,7 +20,7 @@ from threading import get_native_id
 from typing import Any
 
 from dpex.core.events import EpochBegins, Opened, StatesWanted
-from dpex.core.placement import Place
+from dpex.core.logical_workers import Place
 from dpex.core.prefetch import Sizes
 from dpex.core.resume_point import ResumePoint
 from dpex.engine.drawing import Drawing
@@ -320,7 +320,7 @@ class Engine:
                 return
             self._performer.tell(StatesWanted())
             deadline = monotonic() + wait_s
-            while (left_s := deadline - monotonic()) > 0 and self._state.assignment.untold:
+            while (left_s := deadline - monotonic()) > 0 and self._state.logicals.untold:
                 fds = [fd for pool in self._pools.values() for fd in pool.descriptors()]
                 select.select(fds, (), (), left_s)
                 self._event_handler.overhear()
@@ -341,7 +341,7 @@ class Engine:
 
     def first_logical_worker(self, place: Place) -> int:
         """The lowest number of the logical workers that live there, or a number above all of them."""
-        return min(self._state.assignment.lives_at(place), default=self._plan.logicals)
+        return min(self._state.logicals.placed_on(place), default=self._plan.logicals)
 
     def pool(self, name: str) -> WorkerPool | None:
         """The pool of that name, if it was ever needed."""

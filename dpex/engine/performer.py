@@ -16,11 +16,9 @@ from dpex.core.instructions import (
     Adopt,
     AskState,
     Discard,
-    Dismiss,
     EnterEpoch,
     Instruction,
     Raise,
-    Release,
     Say,
     Scale,
     Send,
@@ -93,12 +91,8 @@ class Performer:
         if instruction.worker in pool.workers():  # else it has ended, and the news of it are on their way
             if isinstance(instruction, Adopt):
                 pool.adopt(instruction.worker, instruction.logical, instruction.state, instruction.streams)
-            elif isinstance(instruction, Release):
-                pool.release(instruction.worker, instruction.logical)
-            elif isinstance(instruction, AskState):
-                pool.ask_state(instruction.worker, instruction.logical)
             else:
-                pool.dismiss(instruction.worker)
+                pool.ask_state(instruction.worker, instruction.logical)
         del self._out[0]
         self.report(instruction.pool)
 
@@ -169,9 +163,7 @@ def status_of(pool: WorkerPool) -> PoolStatus:
 _PERFORM: dict[type[Instruction], Callable[[Performer, Any], None]] = {
     Send: Performer._send,
     Adopt: Performer._to_worker,
-    Release: Performer._to_worker,
     AskState: Performer._to_worker,
-    Dismiss: Performer._to_worker,
     Scale: Performer._scale,
     EnterEpoch: Performer._enter_epoch,
     Discard: Performer._discard,

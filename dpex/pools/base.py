@@ -161,11 +161,8 @@ class WorkerPool(Protocol):
         """Ask for that many workers; `WorkerUp` and `WorkerGone` events follow. A leaving worker finishes what it
         holds.
 
-        With logical workers a pool only grows by itself: the engine empties workers and then calls `dismiss`.
+        With logical workers a pool only grows, as each of them stays on its worker.
         """
-
-    def dismiss(self, worker: int) -> None:
-        """Let a worker that serves no logical worker any more leave."""
 
     @property
     def crashes(self) -> int:
@@ -197,9 +194,6 @@ class WorkerPool(Protocol):
 
         ``streams``: as in `dpex.core.first_stream`; where it is `UNKNOWN`, `SplittingKnown` follows.
         """
-
-    def release(self, worker: int, logical: int) -> None:
-        """Let ``worker`` give up ``logical`` after what it was sent so far; `Released` follows."""
 
     def ask_state(self, worker: int, logical: int) -> None:
         """Have ``worker`` ask the dataset of ``logical`` for its state, after what it was sent so far and from then on;

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
+from dpex.core.events import Notice, PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
 from dpex.core.first_stream import ALL, UNKNOWN
 from dpex.core.names import LOCAL, REMOTE
 from dpex.core.schedule import Ticket
@@ -49,7 +49,7 @@ class Work(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """What a worker is sent; ``kind`` is "tickets", "adopt", "release", "ask_state" or "leave"."""
+    """What a worker is sent; ``kind`` is "tickets", "adopt", "ask_state" or "leave"."""
 
     kind: str
     epoch: int = 0
@@ -144,10 +144,6 @@ class FakePool:
                 self._leave(worker)
         self._count()
 
-    def dismiss(self, worker: int) -> None:
-        """See `WorkerPool.dismiss`."""
-        self._leave(self._workers[worker])
-
     def _leave(self, worker: _Worker) -> None:
         if not worker.is_leaving:
             worker.is_leaving = True
@@ -195,10 +191,6 @@ class FakePool:
     def adopt(self, worker: int, logical: int, state: Any, streams: int = ALL) -> None:
         """See `WorkerPool.adopt`."""
         self._workers[worker].inbox.append(_Message("adopt", logical=logical, state=state, streams=streams))
-
-    def release(self, worker: int, logical: int) -> None:
-        """See `WorkerPool.release`."""
-        self._workers[worker].inbox.append(_Message("release", logical=logical))
 
     def ask_state(self, worker: int, logical: int) -> None:
         """See `WorkerPool.ask_state`; the state is told once."""
@@ -306,9 +298,6 @@ class FakePool:
             worker.states[message.logical] = message.state or 0
             if message.streams == UNKNOWN:
                 worker.watched.add(message.logical)
-        elif message.kind == "release":
-            worker.latest.pop(message.logical, None)
-            self._events.append(Released(message.logical, worker.number, worker.states.pop(message.logical)))
         elif message.kind == "ask_state":
             self.snapshot(message.logical)
         elif message.kind == "leave":

@@ -1,6 +1,6 @@
 """One logical worker on a worker: its seed, its random state, its dataset and its pass.
 
-Logical worker *k* is what PyTorch calls worker *k*. Its random states travel with it when it moves to another worker.
+Logical worker *k* is what PyTorch calls worker *k*. Several of them share a worker where too few can be had.
 """
 
 from __future__ import annotations
@@ -153,12 +153,9 @@ class Logical:
         """Whether its dataset, or the stream that is read, tells its state."""
         return is_stateful(self.setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
 
-    def snapshot(self, *, asks: bool | None = None) -> RngState | None:
-        """Its state now, for whom the global generators are set; None: it is a stream that cannot tell.
-
-        asks: whether the dataset is asked for its own; None: if `is_asked`.
-        """
-        is_told = (self.is_asked if asks is None else asks) and self.has_dataset_state
+    def snapshot(self) -> RngState | None:
+        """Return its state, while the global generators are its own. None: it is a stream whose state is not known."""
+        is_told = self.is_asked and self.has_dataset_state
         if self.setup.iterable and not is_told:
             return None
         dataset = self._dataset_state() if is_told else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, SplittingKnown, WorkerGone, WorkerUp
+from dpex.core.events import Notice, PoolEvent, Snapshot, SplittingKnown, WorkerGone, WorkerUp
 
 
 def plain(event: PoolEvent) -> tuple[Any, ...]:
@@ -15,8 +15,6 @@ def plain(event: PoolEvent) -> tuple[Any, ...]:
         case WorkerGone():
             lost, why = (event.lost, event.guilty), (event.expected, event.why, event.pid, event.hung)
             return ("gone", event.worker, event.epoch, *lost, *why)
-        case Released():
-            return ("released", event.logical, event.worker, event.state)
         case Snapshot():
             return ("snapshot", event.logical, event.epoch, event.number, event.state)
         case SplittingKnown():

@@ -22,7 +22,7 @@ from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
 
-_REQUESTS = {name: name for name in ("resize", "dismiss", "adopt", "release", "ask_state")} | {"epoch": "new_epoch"}
+_REQUESTS = {name: name for name in ("resize", "adopt", "ask_state")} | {"epoch": "new_epoch"}
 """What an agent is asked for, and what its pool calls that."""
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
+from dpex.core.events import Notice, PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
 from dpex.core.first_stream import ALL
 from dpex.core.names import REMOTE
 from dpex.core.schedule import Ticket
@@ -103,15 +103,6 @@ class RemotePool:
         for agent in self._agents.values():
             self._tell_room(agent)
         self._hear_nodes()
-
-    def dismiss(self, worker: int) -> None:
-        """See `WorkerPool.dismiss`."""
-        agent, number = self._at(worker)
-        if agent is not None and number in agent.up and number not in agent.leaving:
-            agent.leaving.add(number)
-            self._nodes.give_back(agent.number)
-            self._tell_room(agent)
-            self._put(agent, "dismiss", number)
 
     def _at(self, worker: int) -> tuple[AgentHandle | None, int]:
         number, local = divmod(worker, WORKERS_AN_AGENT)
@@ -240,12 +231,6 @@ class RemotePool:
         agent, number = self._at(worker)
         if agent is not None:
             self._put(agent, "adopt", number, logical, state, streams)
-
-    def release(self, worker: int, logical: int) -> None:
-        """See `WorkerPool.release`."""
-        agent, number = self._at(worker)
-        if agent is not None:
-            self._put(agent, "release", number, logical)
 
     def ask_state(self, worker: int, logical: int) -> None:
         """See `WorkerPool.ask_state`."""
@@ -385,9 +370,6 @@ class RemotePool:
         number = agent.number * WORKERS_AN_AGENT + worker if worker >= 0 else -1
         text = why if expected else f"on node {agent.place}: {why}"
         self._events.append(WorkerGone(self.name, number, epoch, lost, guilty, expected, text, pid, hung))
-
-    def _hear_released(self, agent: AgentHandle, logical: int, worker: int, state: RngState) -> None:
-        self._events.append(Released(logical, agent.number * WORKERS_AN_AGENT + worker, state))
 
     def _hear_snapshot(self, _: AgentHandle, logical: int, epoch: int, number: int, state: RngState | None) -> None:
         self._events.append(Snapshot(logical, epoch, number, state))

@@ -12,9 +12,9 @@ what is compressed counts for what it is compressed to, as that is what is kept 
 
 Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
 queue, pickle, again)`` where the pickle is of numbers and indices, and ``again`` says that the trainer has their
-batches, ``("adopt", worker, logical, state, streams)``, ``("release", worker, logical)``, ``("ask_state", worker,
-logical)``, ``("dismiss", worker)``, ``("epoch", number)``, ``("close", grace_s)``. From a trainer on the same machine
-there is only ``("lend", order)``, with a descriptor: see `dpex.pools.agent.near`.
+batches, ``("adopt", worker, logical, state, streams)``, ``("ask_state", worker, logical)``, ``("epoch",
+number)``, ``("close", grace_s)``. From a trainer on the same machine there is only ``("lend", order)``, with a
+descriptor: see `dpex.pools.agent.near`.
 
 Frames from an agent: ``("told", pool, results, events, failed, delay, traffic)``: what the workers made and what else
 happened, why the pool cannot work if so, how long workers wait for a CPU, and what the connection carried, if that is
@@ -182,14 +182,8 @@ class Agent:
     def _do_adopt(self, worker: int, logical: int, state: bytes | None, streams: int) -> None:
         self._submit(worker, "adopt", worker, logical, state, streams)
 
-    def _do_release(self, worker: int, logical: int) -> None:
-        self._submit(worker, "release", worker, logical)
-
     def _do_ask_state(self, worker: int, logical: int) -> None:
         self._submit(worker, "ask_state", worker, logical)
-
-    def _do_dismiss(self, worker: int) -> None:
-        self._submit(worker, "dismiss", worker)
 
     def _do_epoch(self, epoch: int) -> None:
         """Forget what any worker might make; logical workers still make what they hold, as in torch."""

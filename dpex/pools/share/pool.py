@@ -226,15 +226,8 @@ class SharedPool:
         if self.failed is None:
             self._put("epoch", epoch)
 
-    def dismiss(self, worker: int) -> None:
-        """Only logical workers are dismissed one by one."""
-
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """There are no logical workers: ``seeding="batch"`` has none."""
-        raise InternalError("a shared pool has no logical workers")
-
-    def release(self, worker: int, logical: int) -> None:
-        """See `adopt`."""
         raise InternalError("a shared pool has no logical workers")
 
     def ask_state(self, worker: int, logical: int) -> None:

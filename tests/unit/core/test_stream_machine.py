@@ -1,7 +1,7 @@
 """Streams on fake pools, under any interleaving of what may happen, against a model of a few lines.
 
 The model: streams are read in turn, the ended ones are passed over, and batch *i* of a stream is made with the state
-that *i* batches left. Their datasets have a state, so that they survive deaths, move, and are resumed elsewhere. Where
+that *i* batches left. Their datasets have a state, so that they survive deaths and are resumed elsewhere. Where
 only the first stream shows whether the dataset splits itself, and it does not, there are no others.
 """
 
