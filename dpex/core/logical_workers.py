@@ -11,22 +11,23 @@ or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest.
 
 Of streams, only the first has a worker until it is known that the dataset splits itself (`dpex.core.first_stream`).
 
-Instructions are put into ``out`` before the change that they belong to, where both cannot be one step. If a signal
+Instructions are given before the change that they belong to, where both cannot be one step. If a signal
 handler raises between the two, the same instruction is decided again, and pools accept a second one of each kind.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
-from dpex.core.events import PoolStatus, Snapshot
+from dpex.core.events import Snapshot
 from dpex.core.first_stream import ALL
-from dpex.core.instructions import Adopt, AskState, Instruction, Send
+from dpex.core.instructions import Adopt, AskState, Send
 from dpex.core.logical_log import LogicalLog, LogicalPoint
 from dpex.core.names import LOCAL
+from dpex.core.placement import Place, Placement
 from dpex.core.prefetch import LARGEST_GROUP
 from dpex.core.schedule import Ticket
 
@@ -35,45 +36,25 @@ CROWD_AFTER_S = 5.0
 that were asked for come up sooner. One that comes later has nothing to do until the iterator ends."""
 
 
-class Place(NamedTuple):
-    """A worker: the pool's name and the worker's number in it."""
-
-    pool: str
-    worker: int
-
-
 class LogicalWorkers:
     """Logical workers and the workers that they are placed on.
 
     Args:
+        placement: The pools, and what they are asked for.
         count: The number of logical workers; 0 where any worker makes any ticket.
         iterable: Each of them reads a stream.
-        pools: Status of each pool.
-        wanted: Workers wanted, by pool.
-        dirty: Queues with something to send; those that are found here are added.
-        out: Where instructions go.
 
     Attributes:
+        count: The number of logical workers.
         streams: The number of streams that the dataset is read in, as in `dpex.core.first_stream`.
         logs: What is known of each logical worker.
         untold: Logical workers that were asked for their states and have not reported them yet.
     """
 
-    def __init__(
-        self,
-        count: int,
-        iterable: bool,
-        pools: Mapping[str, PoolStatus],
-        wanted: Mapping[str, int],
-        dirty: set[int],
-        out: list[Instruction],
-    ) -> None:
-        self._count = count
+    def __init__(self, placement: Placement, count: int, *, iterable: bool) -> None:
+        self._placement = placement
+        self.count = count
         self._iterable = iterable
-        self._pools = pools
-        self._wanted = wanted
-        self._dirty = dirty
-        self._out = out
         self.streams = ALL
         self.logs = [LogicalLog(is_stream=iterable) for _ in range(count)]
         self.untold: set[int] = set()
@@ -90,11 +71,7 @@ class LogicalWorkers:
     @property
     def taking_part(self) -> range:
         """Logical workers that may have a worker."""
-        return range(self._count if self.streams == ALL else 1)
-
-    def places(self) -> list[Place]:
-        """Return all workers that take tickets."""
-        return [Place(name, worker) for name, status in self._pools.items() for worker in status.workers]
+        return range(self.count if self.streams == ALL else 1)
 
     def placed_on(self, place: Place) -> list[int]:
         """Return the logical workers of a worker, in order."""
@@ -143,8 +120,8 @@ class LogicalWorkers:
         if None not in self._place_of or not (unplaced := self.unplaced()):
             return
         load = Counter(self._place_of)
-        places = self.places()
-        limit = -(-self._count // max(1, sum(self._wanted.values())))
+        places = self._placement.places()
+        limit = -(-self.count // max(1, sum(self._placement.wanted.values())))
         may_share = self._changed_at is not None and now - self._changed_at > CROWD_AFTER_S
         for logical in unplaced:
             place = min(places, key=lambda it: (load[it], it.pool != LOCAL, it.worker), default=None)
@@ -157,12 +134,12 @@ class LogicalWorkers:
         pool, worker = place
         state, made_since = self.logs[logical].latest()
         self._replaying[logical] = [_again(logical, *made) for made in made_since]
-        self._out += (Adopt(pool, worker, logical, state, self.streams),)
+        self._placement.instructions += (Adopt(pool, worker, logical, state, self.streams),)
         if self._asks_states:
-            self._out += (AskState(pool, worker, logical),)
+            self._placement.instructions += (AskState(pool, worker, logical),)
         self._place_of[logical] = place
         self._never_placed.discard(logical)
-        self._dirty.add(logical)
+        self._placement.dirty.add(logical)
 
     def ask_states(self) -> None:
         """Have workers ask datasets for their states from now on. A second call does nothing."""
@@ -170,23 +147,19 @@ class LogicalWorkers:
             return
         self._asks_states = True  # logical workers that are placed later are asked then
         for logical, place in enumerate(self._place_of):
-            if place is not None and self._is_there(place):
-                self._out += (AskState(*place, logical),)
+            if place is not None and self._placement.serves(place):
+                self._placement.instructions += (AskState(*place, logical),)
                 if not self._iterable or self.logs[logical].is_known:
                     self.untold.add(logical)
 
     def destination(self, logical: int) -> Place | None:
         """Return where tickets of ``logical`` go now, after what must be made again; None if they have to wait."""
         place = self._place_of[logical]
-        if place is None or not self._is_there(place):
+        if place is None or not self._placement.serves(place):
             return None
         if logical in self._replaying:
             self._replay(logical, place)
         return place
-
-    def _is_there(self, place: Place) -> bool:
-        """Return True if the worker takes instructions. One that has ended does not, also before its end is told."""
-        return place.worker in self._pools[place.pool].workers
 
     def sent(self, logical: int) -> None:
         """Count a message with tickets of this logical worker."""
@@ -206,7 +179,7 @@ class LogicalWorkers:
             sends.append(Send(pool, worker, logical, group[0].epoch, group, again=True))
             for _ in group:
                 waiting.popleft()
-        self._out += sends  # from here on without a call: see `dpex.system.interrupts`
+        self._placement.instructions += sends  # from here on without a call: see `dpex.system.interrupts`
         del self._replaying[logical]
 
     def replay_refused(self, logical: int, tickets: list[Ticket]) -> None:
@@ -218,8 +191,8 @@ class LogicalWorkers:
     def worker_up(self, now: float) -> None:
         """A worker came up at ``now``: look at all queues for something to send."""
         self._changed_at = now
-        if self._count:
-            self._dirty.update(self.taking_part)
+        if self.count:
+            self._placement.dirty.update(self.taking_part)
 
     def wait_anew(self, now: float) -> None:
         """Give workers that were asked for at ``now`` `CROWD_AFTER_S` to come up."""
@@ -249,7 +222,7 @@ class LogicalWorkers:
         """A worker has ended at ``now``: its logical workers have none until they are placed anew."""
         self.wait_anew(now)
         for logical in self.placed_on(place):
-            self._dirty.add(logical)
+            self._placement.dirty.add(logical)
             self._place_of[logical] = None
 
 

@@ -117,7 +117,7 @@ class Drawing:
         over = len(drawn) < count
         try:
             for _ in range(min(count, len(drawn))):
-                state.dirty.add(schedule.draw_first(drawn).queue)
+                state.placement.dirty.add(schedule.draw_first(drawn).queue)
         except BaseException:
             state.all_queues_are_dirty()
             raise

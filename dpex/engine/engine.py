@@ -20,7 +20,7 @@ from threading import get_native_id
 from typing import Any
 
 from dpex.core.events import EpochBegins, Opened, StatesWanted
-from dpex.core.logical_workers import Place
+from dpex.core.placement import Place
 from dpex.core.prefetch import Sizes
 from dpex.core.resume_point import ResumePoint
 from dpex.engine.drawing import Drawing
@@ -78,9 +78,8 @@ class Engine:
         self._closed = False
         self._state = plan.state(sizes)
         self._performer = Performer(self._state, plan.make_pool)
-        self._instructions = self._state.instructions
         self._pools = self._performer.pools
-        self._sample_errors = SampleErrors(plan.samples, self._instructions)
+        self._sample_errors = SampleErrors(plan.samples, self._state.placement.instructions)
         self._event_handler = EventHandler(self._state, self._performer, self._wakeup, self._sample_errors)
         self._tally = Tally(detailed=plan.metered, queue=OwnQueue().seconds)
         self._supply = Supply(self._state, self._performer, self._event_handler, self._drawing, self._tally)
@@ -257,7 +256,7 @@ class Engine:
             del self.returned[0]
         if hand:
             return None
-        if self._instructions:
+        if self._state.placement.instructions:
             self._performer.resume()
             self._performer.raise_fatal()
         if self._requests:

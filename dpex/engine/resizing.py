@@ -20,7 +20,7 @@ class Resizing:
     def __init__(self, state: EngineState, performer: Performer, supply: Supply) -> None:
         self.requests: deque[Sizes] = deque(maxlen=1)
         self._is_granting = False
-        self._instructions = state.instructions
+        self._state = state
         self._performer = performer
         self._supply = supply
 
@@ -35,7 +35,7 @@ class Resizing:
 
     def grant(self) -> None:
         """Carry out the latest request."""
-        if self._instructions:
+        if self._state.placement.instructions:
             self._performer.resume()
         if self.requests:
             self._is_granting = True

@@ -57,7 +57,7 @@ class Supply:
         if heard:
             state = self._state
             state.learn()
-            if state.dirty:
+            if state.placement.dirty:
                 self._performer.tell(SEND_FULL_MESSAGES if state.schedule.ready else SEND_EVERYTHING, now)
             self._tally.busy(DISPATCH, now, monotonic())
         return heard

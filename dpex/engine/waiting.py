@@ -95,7 +95,7 @@ class Waiting:
         schedule = self._state.schedule
         if schedule.ready:
             return STRAGGLER
-        if not self._state.running():
+        if not self._state.placement.running():
             return STARTUP
         if self._drawing.awaits_reading(schedule):
             return READ
@@ -104,7 +104,7 @@ class Waiting:
 
     def _idle_ratio(self) -> float:
         """Part of the workers that has nothing to do."""
-        schedule, workers = self._state.schedule, self._state.running()
+        schedule, workers = self._state.schedule, self._state.placement.running()
         if self._plan.logicals:
             at_work = schedule.at_work
         else:

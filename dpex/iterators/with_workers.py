@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
 from dpex.core.first_stream import Splitting
-from dpex.core.logical_workers import Place
 from dpex.core.names import LOCAL
+from dpex.core.placement import Place
 from dpex.core.sample_policy import policy_of
 from dpex.engine.drawing import AsDrawn, draws_ahead_safely
 from dpex.engine.engine import TOLD_S, Engine

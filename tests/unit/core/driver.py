@@ -96,7 +96,7 @@ class Driver:
             if index is NOTHING:
                 self.state.schedule.end_of_sampler()
                 break
-            self.state.dirty.add(self.state.schedule.draw(index).queue)
+            self.state.placement.dirty.add(self.state.schedule.draw(index).queue)
         if self.state.has_to_send(starving):
             self.tell(SEND_EVERYTHING if starving else SEND_FULL_MESSAGES)
 

@@ -155,7 +155,7 @@ class EngineMachine(PoolMachine):
                 break
         assert set(self.driver.state.dispatch.load.values()) <= {0}
         assert all(pool.is_idle for pool in self.driver.pools.values())
-        assert self.driver.state.dirty <= set(range(max(1, self.logicals)))
+        assert self.driver.state.placement.dirty <= set(range(max(1, self.logicals)))
 
 
 EngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -29,7 +29,8 @@ from dpex.core.events import (
 from dpex.core.failures import CRASHES_IN_A_ROW
 from dpex.core.instructions import Adopt, AskState, Discard, EnterEpoch, Raise, Say, Scale, Send
 from dpex.core.logical_log import START
-from dpex.core.logical_workers import CROWD_AFTER_S, Place
+from dpex.core.logical_workers import CROWD_AFTER_S
+from dpex.core.placement import Place
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.errors import WorkerDiedError
 
@@ -69,7 +70,7 @@ class Table:
 
     def tell(self, event: Any, now: float = 0.0) -> list[Any]:
         answer = list(self.state.handle(event, now))
-        self.state.instructions.clear()
+        self.state.placement.instructions.clear()
         return answer
 
     def report(self, pool: str = "local", workers: tuple[int, ...] = (0, 1), **status: Any) -> None:
@@ -78,7 +79,7 @@ class Table:
 
     def draw(self, count: int) -> None:
         for _ in range(count):
-            self.state.dirty.add(self.state.schedule.draw(f"index {self.state.schedule.drawn}").queue)
+            self.state.placement.dirty.add(self.state.schedule.draw(f"index {self.state.schedule.drawn}").queue)
 
     def send(self, count: int = 0, *, starving: bool = True, now: float = 0.0) -> list[Any]:
         """Draw so many; returns what is sent: (pool, worker, numbers), and all other instructions as they are."""
@@ -159,7 +160,7 @@ def test_a_tuner_that_cannot_have_remote_workers_gets_local_ones() -> None:
         Scale("local", 1),
     ]
     assert (table.state.sizes, table.state.scaling.refused) == (table.sizes(1), "there is no cluster")
-    assert table.state.wanted == {"local": 1}
+    assert table.state.placement.wanted == {"local": 1}
 
 
 def test_a_user_who_cannot_have_remote_workers_keeps_what_was_there() -> None:
@@ -167,7 +168,11 @@ def test_a_user_who_cannot_have_remote_workers_keeps_what_was_there() -> None:
     _, scale = table.tell(Resize(table.sizes(2, 2)))
     assert scale == Scale("remote", 2)
     assert table.tell(ScaleRefused(scale, "there is no cluster")) == []
-    assert (table.state.sizes, table.state.wanted, table.state.scaling.refused) == (table.sizes(2), {"local": 2}, None)
+    assert (table.state.sizes, table.state.placement.wanted, table.state.scaling.refused) == (
+        table.sizes(2),
+        {"local": 2},
+        None,
+    )
 
 
 @pytest.mark.parametrize(("cpus", "count"), [(1, 1), (8, 3)])
