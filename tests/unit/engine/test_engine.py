@@ -109,7 +109,7 @@ def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, pool: Stu
 
 def test_drawing_and_dispatch_are_causes_of_waits(pool: StubPool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(100.0)
-    for module in ("engine", "handing_out", "supply", "snapshots"):
+    for module in ("engine", "next_batch", "supply", "snapshots"):
         monkeypatch.setattr(f"dpex.engine.{module}.monotonic", clock)
     send = pool.send
 
