@@ -25,7 +25,7 @@ from waiting import until
 from dpex import DpexDataLoader, WorkerDiedError
 from dpex.core.events import Notice, Snapshot, TicketMade, WorkerGone
 from dpex.core.events import PoolEvent as Event
-from dpex.core.logical_log import START
+from dpex.core.progress import START
 from dpex.core.schedule import Ticket
 from dpex.pools.local.clean_fork_server import starter_for
 from dpex.pools.local.handles import LocalWorkerHandle, WorkerProcess

@@ -49,17 +49,16 @@ from dpex.core.events import (
     WorkerUp,
 )
 from dpex.core.failures import Failures
-from dpex.core.first_stream import ALL, Splitting
 from dpex.core.instructions import Discard, EnterEpoch, Instruction, Say, Send
 from dpex.core.joining import Joining
 from dpex.core.late_tickets import LateTickets
-from dpex.core.logical_log import LogicalPoint
 from dpex.core.logical_workers import LogicalWorkers
 from dpex.core.placement import Placement
 from dpex.core.prefetch import PrefetchRules, Sizes
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import LogicalPoint, ResumePoint
 from dpex.core.scaling import Scaling
 from dpex.core.schedule import SHARED, Schedule, Ticket
+from dpex.core.streams import ALL, Splitting
 
 
 class EngineState:

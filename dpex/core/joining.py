@@ -1,19 +1,19 @@
 """Lets the further streams of an iterable dataset join the first, or ends them. PURE.
 
 Tickets of all streams are drawn in turn from the start, so that the batches are in PyTorch's order whether the others
-join or not. Those of the others wait, and are dropped if there is one stream. See `dpex.core.first_stream`.
+join or not. Those of the others wait, and are dropped if there is one stream. See `dpex.core.streams`.
 """
 
 from __future__ import annotations
 
 from dpex.core.events import SplittingKnown
-from dpex.core.first_stream import ALL, ONE, UNKNOWN, Splitting
 from dpex.core.instructions import Say
 from dpex.core.logical_workers import LogicalWorkers
 from dpex.core.placement import Placement
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from dpex.core.scaling import Scaling, one_worker
 from dpex.core.schedule import Schedule
+from dpex.core.streams import ALL, ONE, UNKNOWN, Splitting
 
 
 class Joining:

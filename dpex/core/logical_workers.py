@@ -9,7 +9,7 @@ that could be asked counts as having the state that it had at its start.
 Each worker takes an equal part of the logical workers. One that finds no such place waits until no worker has come up
 or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest.
 
-Of streams, only the first has a worker until it is known that the dataset splits itself (`dpex.core.first_stream`).
+Of streams, only the first has a worker until it is known that the dataset splits itself (`dpex.core.streams`).
 
 Instructions are given before the change that they belong to, where both cannot be one step. If a signal
 handler raises between the two, the same instruction is decided again, and pools accept a second one of each kind.
@@ -23,13 +23,13 @@ from itertools import islice
 from typing import Any
 
 from dpex.core.events import Snapshot
-from dpex.core.first_stream import ALL
 from dpex.core.instructions import Adopt, AskState, Send
-from dpex.core.logical_log import LogicalLog, LogicalPoint
 from dpex.core.names import LOCAL
 from dpex.core.placement import Place, Placement
 from dpex.core.prefetch import LARGEST_GROUP
+from dpex.core.progress import LogicalLog, LogicalPoint
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL
 
 CROWD_AFTER_S = 5.0
 """Seconds without a worker that came up or ended, after which logical workers without a worker share one. Most workers
@@ -46,7 +46,7 @@ class LogicalWorkers:
 
     Attributes:
         count: The number of logical workers.
-        streams: The number of streams that the dataset is read in, as in `dpex.core.first_stream`.
+        streams: The number of streams that the dataset is read in, as in `dpex.core.streams`.
         logs: What is known of each logical worker.
         untold: Logical workers that were asked for their states and have not reported them yet.
     """

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from dpex.core.engine_state import EngineState
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from dpex.core.schedule import Schedule
 from dpex.engine.read_batches import RETURNED_AT_MOST, ReadBatches
 from dpex.engine.sampler_start import hold

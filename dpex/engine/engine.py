@@ -22,7 +22,7 @@ from typing import Any
 from dpex.core.events import EpochBegins, Opened, Resize, Resized, StatesWanted
 from dpex.core.placement import Place
 from dpex.core.prefetch import Sizes
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from dpex.engine.drawing import Drawing
 from dpex.engine.event_handler import EventHandler
 from dpex.engine.next_batch import ERRORS, NextBatch, count_death, raise_from

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, SingleProcessDataLoaderIter
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from dpex.engine.sampler_start import Begun, FirstDraw, SamplerStart, passed_over, rest_of, samplers_within, undrawn
 from dpex.errors import CapturedGraphError
 from dpex.system.interrupts import is_interrupt, taken

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpex.core.engine_state import EngineState
-from dpex.core.first_stream import Splitting
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.sample_policy import AS_TORCH, SamplePolicy
+from dpex.core.streams import Splitting
 from dpex.pools.base import WorkerPool
 from dpex.system.gpu.stall import GpuStall
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Protocol
 
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from dpex.core.schedule import Schedule
 from dpex.errors import IteratorClosedError
 from dpex.system.interrupts import is_interrupt

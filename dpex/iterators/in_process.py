@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled, next_data_in_process
 from dpex.core.instructions import Instruction, Raise, Say
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from dpex.core.sample_policy import SamplePolicy, policy_of
 from dpex.engine.inprocess_meter import InlineMeter
 from dpex.engine.pass_state import Drawn, begin_pass, go_on_in_process, in_process_state, point_for, recorder_of

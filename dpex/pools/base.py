@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from dpex.core.events import PoolEvent
-from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL
 from dpex.measure.consumer_time import STEP_BUCKETS
 from dpex.measure.sampling import Reservoir
 from dpex.measure.sums import LinkSums, NodeSums, PoolSums, StageSums, StepSums
@@ -192,7 +192,7 @@ class WorkerPool(Protocol):
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """Let ``worker`` serve ``logical``; messages to a worker keep their order.
 
-        ``streams``: as in `dpex.core.first_stream`; where it is `UNKNOWN`, `SplittingKnown` follows.
+        ``streams``: as in `dpex.core.streams`; where it is `UNKNOWN`, `SplittingKnown` follows.
         """
 
     def ask_state(self, worker: int, logical: int) -> None:

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dpex.core.events import Notice, PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
-from dpex.core.first_stream import ALL, UNKNOWN
 from dpex.core.names import LOCAL, REMOTE
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL, UNKNOWN
 from dpex.pools.base import PoolCounts as PoolCounts
 from dpex.pools.base import PoolTimes as PoolTimes
 
@@ -96,7 +96,7 @@ class FakePool:
         room: messages that the pool, or under logical workers each of its workers, holds at most.
         starts_slowly: workers take tickets once they are up, not from when they were asked for.
         is_automatic: every `poll` starts all workers and lets them do all their work first.
-        is_split: what the first stream of a dataset shows of it (see `dpex.core.first_stream`).
+        is_split: what the first stream of a dataset shows of it (see `dpex.core.streams`).
 
     ``failed``: set it to a sentence, and no worker can be had.
     """

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_worker_info
-from dpex.core.first_stream import ALL, ONE, UNKNOWN
+from dpex.core.streams import ALL, ONE, UNKNOWN
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.fetch import Fetcher
 from dpex.worker.first_stream import FirstStream

@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import Any
 
 from dpex.core.events import Notice, PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
-from dpex.core.first_stream import ALL
 from dpex.core.names import REMOTE
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL
 from dpex.measure.sums import NodeSums
 from dpex.pools.agent.agreeing import order_for, told_by
 from dpex.pools.agent.events import plain

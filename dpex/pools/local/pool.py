@@ -27,8 +27,8 @@ from dpex.core.events import (
     WorkerUp,
     ticket_made_of,
 )
-from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL
 from dpex.core.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
 from dpex.pools.base import PoolCounts, PoolTimes
 from dpex.pools.local.handles import LocalResult, LocalWorkerHandle

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any
 
 from dpex._torch import ExceptionWrapper
-from dpex.core.logical_log import START
+from dpex.core.progress import START
 from dpex.measure.sampling import as_text
 from dpex.system.cpu_clocks import SampledCpu
 from dpex.system.heap import give_back

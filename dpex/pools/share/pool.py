@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.core.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
-from dpex.core.first_stream import ALL
 from dpex.core.names import LOCAL
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL
 from dpex.errors import InternalError, ShareError
 from dpex.pools.agent.handles import RemoteResult
 from dpex.pools.base import PoolCounts, PoolTimes

@@ -15,9 +15,9 @@ from dpex.core.events import (
     Resize,
     Resized,
 )
-from dpex.core.first_stream import Splitting
 from dpex.core.prefetch import PrefetchRules, Sizes
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
+from dpex.core.streams import Splitting
 from dpex.engine.performer import Performer
 from dpex.testing import FakePool
 

@@ -28,10 +28,10 @@ from dpex.core.events import (
 )
 from dpex.core.failures import CRASHES_IN_A_ROW
 from dpex.core.instructions import Adopt, AskState, Discard, EnterEpoch, Raise, Say, Scale, Send
-from dpex.core.logical_log import START
 from dpex.core.logical_workers import CROWD_AFTER_S
 from dpex.core.placement import Place
 from dpex.core.prefetch import PrefetchRules, Sizes
+from dpex.core.progress import START
 from dpex.errors import WorkerDiedError
 
 

@@ -9,12 +9,11 @@ import pytest
 from driver import NOTHING, Driver
 
 from dpex.core.events import Snapshot, SplittingKnown
-from dpex.core.first_stream import ALL, ONE, UNKNOWN, Splitting
-from dpex.core.logical_log import START
 from dpex.core.logical_workers import CROWD_AFTER_S
 from dpex.core.prefetch import Sizes
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import START, ResumePoint
 from dpex.core.scaling import one_worker
+from dpex.core.streams import ALL, ONE, UNKNOWN, Splitting
 from dpex.testing import Work
 
 LENGTH = 3

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpex.core.events import EpochBegins
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from tests.unit.core.driver import NOTHING, Driver
 
 COUNT = 20

@@ -17,9 +17,8 @@ from hypothesis.stateful import initialize, rule
 from pool_rules import PoolMachine
 
 from dpex.core.events import Snapshot
-from dpex.core.first_stream import Splitting
-from dpex.core.logical_log import START
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import START, ResumePoint
+from dpex.core.streams import Splitting
 from dpex.testing import Work
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")

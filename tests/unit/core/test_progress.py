@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dpex.core.logical_log import START, LogicalLog, LogicalPoint
-from dpex.core.ticket_runs import MadeTicket
+from dpex.core.progress import START, LogicalLog, LogicalPoint, MadeTicket
 
 
 def made(*numbers: int, epoch: int = 0) -> list[MadeTicket]:
