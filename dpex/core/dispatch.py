@@ -1,4 +1,4 @@
-"""Which pool and worker a ticket is sent to, in messages of which size. PURE.
+"""Messages to workers: the pool and the worker that a ticket is sent to, and the size of a message. PURE.
 
 Tickets that any worker may make go to the pool with the fewest tickets under way for each worker. Those of a logical
 worker go to the worker that it is placed on. A ticket that was sent counts to the ``load`` of its pool until

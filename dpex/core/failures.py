@@ -1,4 +1,4 @@
-"""What follows from the end of a worker: its tickets are made again, given up, or end the epoch. PURE.
+"""The end of a worker: its tickets are made again, given up, or end the epoch. PURE.
 
 A ticket that was with too many workers when they died is answered by an error in its place. So is the next ticket of a
 stream that cannot be restarted.

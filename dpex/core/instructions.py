@@ -1,4 +1,4 @@
-"""What the engine's state asks for: values that the engine's performer carries out. PURE.
+"""Instructions of the engine's state: values that the engine's performer carries out. PURE.
 
 There is one instruction for each message to a worker, never one for each batch: batches that are ready wait in the
 schedule, from which the consumer takes them directly.

@@ -20,10 +20,10 @@ class Joining:
     """See the module.
 
     Args:
-        splitting: What is known of the dataset; None: all logical workers take part in any case.
+        splitting: Whether the dataset splits itself, as far as is known; None: all logical workers take part.
         placement: The pools, and what they are asked for.
-        logicals: Where logical workers are placed; is told how many streams there are.
-        scaling: How many workers there are; is told when it is one.
+        logicals: Receives the number of streams.
+        scaling: Receives whether a single worker is enough.
     """
 
     def __init__(

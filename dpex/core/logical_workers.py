@@ -1,4 +1,4 @@
-"""Which worker makes the tickets of which logical worker, and from which state. PURE.
+"""The workers that logical workers are placed on, and the states from which they start there. PURE.
 
 Under ``seeding="worker"`` and for streams a ticket belongs to a logical worker, which is what PyTorch calls worker *k*.
 A logical worker is placed on a worker once and stays there as long as that worker lives. After a death it is placed on

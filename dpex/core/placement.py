@@ -1,4 +1,4 @@
-"""What an epoch knows of the worker pools, and what it asks of them. PURE.
+"""The worker pools as an epoch knows them, and the instructions to them. PURE.
 
 `Placement` owns four collections, each under this one name:
 
@@ -44,7 +44,7 @@ class Placement:
         return [Place(name, worker) for name, status in self.pools.items() for worker in status.workers]
 
     def serves(self, place: Place) -> bool:
-        """Return True if the worker takes instructions. One that has ended does not, also before its end is told."""
+        """Return True if the worker takes instructions. One that has ended takes none, even before that is reported."""
         return place.worker in self.pools[place.pool].workers
 
     def serving(self) -> int:

@@ -1,4 +1,4 @@
-"""How many workers each pool is asked for: at the start, when sizes change, and when the cluster is lost. PURE.
+"""The number of workers that each pool is asked for: at the start, after a resize, and without a cluster. PURE.
 
 `Placement.wanted` is the plan. What the system was asked for and what runs are in each pool's own status.
 """
@@ -20,12 +20,12 @@ class Scaling:
 
     Args:
         placement: The pools, and what they are asked for.
-        sizes: What is wanted from the start.
+        sizes: Workers and prefetch from the start.
 
     Attributes:
-        sizes: What is wanted now. Any thread may read it.
+        sizes: Workers and prefetch that are wanted now. Any thread may read it.
         refused: Why a tuner cannot have remote workers, or None. Any thread may read it.
-        has_one_stream: A single worker is asked for, as there is one stream, or no other may begin.
+        has_one_stream: A single worker is asked for, because one stream is read, or no other may begin yet.
     """
 
     def __init__(self, placement: Placement, sizes: Sizes) -> None:
