@@ -105,7 +105,7 @@ def test_a_stream_without_a_state_ends_with_its_worker() -> None:
         iterator = iter(loader)
         batches = [next(iterator) for _ in range(4)]
         kill_worker(iterator, 0)
-        with pytest.raises(WorkerDiedError, match="it has no state that could be moved"):
+        with pytest.raises(WorkerDiedError, match="it has no state to restart from"):
             drain(iterator, batches)
         assert sum(batch[0][1] == 1 for batch in batches + list(iterator)) == LENGTH / 4
 

@@ -79,8 +79,9 @@ class Engine:
         """The latest request for other sizes, until it is carried out."""
         self._is_granting = False
         self._state = plan.state(sizes)
+        self._placement = self._state.placement
         self._performer = Performer(self._state, plan.make_pool)
-        sample_errors = SampleErrors(plan.samples, self._state.placement.instructions)
+        sample_errors = SampleErrors(plan.samples, self._placement.instructions)
         self._events = EventHandler(self._state, self._performer, self._wakeup, sample_errors)
         self._tally = Tally(detailed=plan.metered, queue=OwnQueue().seconds)
         self._supply = Supply(self._events, self._drawing, self._tally)
@@ -238,7 +239,7 @@ class Engine:
             del self.returned[0]
         if hand:
             return None
-        if self._state.placement.instructions:
+        if self._placement.instructions:
             self._performer.resume()
             self._performer.raise_fatal()
         if self._requests:
@@ -275,7 +276,7 @@ class Engine:
 
     def _grant(self) -> None:
         """Carry out the latest request. Called under the lock."""
-        if self._state.placement.instructions:
+        if self._placement.instructions:
             self._performer.resume()
         if self._requests:
             self._is_granting = True

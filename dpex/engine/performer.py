@@ -39,6 +39,7 @@ class Performer:
 
     def __init__(self, state: EngineState, make_pool: Callable[[str, int], WorkerPool]) -> None:
         self._state = state
+        self._placement = state.placement
         self._make_pool = make_pool
         self.pools: dict[str, WorkerPool] = {}
         self.fatal: Exception | None = None
@@ -50,13 +51,13 @@ class Performer:
 
     def perform(self) -> None:
         """Perform all instructions, in order."""
-        out = self._state.placement.instructions
+        out = self._placement.instructions
         while out:
             _PERFORM[type(out[0])](self, out[0])
 
     def resume(self) -> None:
         """Go on with what was broken off; messages are decided anew, as their receivers may be gone by now."""
-        for instruction in list(self._state.placement.instructions):
+        for instruction in list(self._placement.instructions):
             if isinstance(instruction, Send):
                 self._state.handle(Refused(instruction))
         self.perform()
@@ -64,7 +65,7 @@ class Performer:
     def report(self, name: str) -> None:
         """Tell how a pool stands, if that has changed."""
         status = status_of(self.pools[name])
-        if status != self._state.placement.pools.get(name):
+        if status != self._placement.pools.get(name):
             self._state.handle(Reported(name, status))
 
     def raise_fatal(self) -> None:
@@ -81,7 +82,7 @@ class Performer:
             self.pools[send.pool].send(send.tickets, send.epoch, send.worker, sent, again=send.again)
         finally:
             if sent:
-                del self._state.placement.instructions[0]
+                del self._placement.instructions[0]
             else:
                 self._state.handle(Refused(send))
 
@@ -92,7 +93,7 @@ class Performer:
                 pool.adopt(instruction.worker, instruction.logical, instruction.state, instruction.streams)
             else:
                 pool.ask_state(instruction.worker, instruction.logical)
-        del self._state.placement.instructions[0]
+        del self._placement.instructions[0]
         self.report(instruction.pool)
 
     def _scale(self, scale: Scale) -> None:
@@ -101,12 +102,12 @@ class Performer:
         except Exception as error:
             if is_interrupt(error):
                 raise
-            del self._state.placement.instructions[0]
+            del self._placement.instructions[0]
             self._state.handle(ScaleRefused(scale, str(error)))
             if not scale.optional:
                 raise
         else:
-            del self._state.placement.instructions[0]
+            del self._placement.instructions[0]
             self.report(scale.pool)
 
     def _ask(self, scale: Scale) -> None:
@@ -120,7 +121,7 @@ class Performer:
     def _enter_epoch(self, instruction: EnterEpoch) -> None:
         for pool in self.pools.values():
             pool.new_epoch(instruction.epoch)
-        del self._state.placement.instructions[0]
+        del self._placement.instructions[0]
 
     def _discard(self, instruction: Discard) -> None:
         for value in instruction.values:
@@ -129,10 +130,10 @@ class Performer:
             except Exception as error:  # it cannot be decoded, and nobody wants it
                 if is_interrupt(error):
                     raise
-        del self._state.placement.instructions[0]
+        del self._placement.instructions[0]
 
     def _say(self, instruction: Say) -> None:
-        del self._state.placement.instructions[0]
+        del self._placement.instructions[0]
         if instruction.once and not is_first(instruction.once):
             return
         if instruction.warning:
@@ -142,7 +143,7 @@ class Performer:
 
     def _raise(self, instruction: Raise) -> None:
         self.fatal = instruction.error
-        del self._state.placement.instructions[0]
+        del self._placement.instructions[0]
 
 
 def status_of(pool: WorkerPool) -> PoolStatus:
