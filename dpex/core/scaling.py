@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpex.core.events import PoolStatus, ScaleRefused
+from dpex.core.events import NO_STATUS, PoolStatus, ScaleRefused
 from dpex.core.instructions import Raise, Say
 from dpex.core.names import LOCAL, REMOTE
 from dpex.core.placement import Placement
@@ -58,8 +58,15 @@ class Scaling:
                 self._placement.ask(name, count, optional=name == REMOTE and sizes.tuned_prefetch is not None)
 
     def keep_workers(self, sizes: Sizes) -> None:
-        """Take over the prefetch only: logical workers stay on their workers as long as the iterator lives."""
+        """Take over the prefetch only: logical workers stay on their workers as long as the iterator lives.
+
+        A pool that could not start all of its workers is asked for them again.
+        """
         self.sizes = replace(sizes, local=self.sizes.local, remote=self.sizes.remote)
+        for name, count in self._placement.wanted.items():
+            status = self._placement.pools.get(name, NO_STATUS)
+            if status.failed is not None or status.most is not None:
+                self._placement.ask(name, count)
 
     def cannot_be_had(self, event: ScaleRefused) -> None:
         """Take in that a pool has no workers for this loader. If they were optional, local ones are asked for."""

@@ -50,7 +50,7 @@ COLLECT_EVERY_S = 0.001
 TOLD_S = 1.0
 """At the end of a pass workers are idle, and tell their states within milliseconds."""
 POINT_S = 1.0
-"""Whoever asks where the pass stands waits so long for the thread that is in ``next()``."""
+"""Seconds that `Engine.point` waits for the thread that is in ``next()``."""
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
     "process only. Call iter(loader) for an iterator of this process; with "
@@ -67,7 +67,7 @@ class Engine:
         self._plan = plan
         self._pid = os.getpid()
         self._turn = threading.RLock()
-        """Of the consumer; ``_lock`` guards what is shared with other threads, and is free while the consumer waits."""
+        """Held by the consumer in ``next()``; ``_lock`` guards what threads share, and is free during waits."""
         self._lock = threading.RLock()
         self.returned: deque[Any] = deque()
         """Batches that were handed out, but could not be taken: they come first."""
@@ -121,7 +121,7 @@ class Engine:
             self._tally.causes[STARTUP] += monotonic() - began
 
     def _drop_what_was_handed_out(self) -> None:
-        """Of an epoch that was broken off: decoding a batch and dropping it gives its memory back."""
+        """Drop batches of an epoch that was broken off. Decoding a batch and dropping it gives its memory back."""
         self.returned.clear()
         self._next.drop()
 
@@ -151,7 +151,7 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called, or this process was forked from the owner."""
+        """True once `close` has been called, and in a process that was forked from the owner."""
         return self._closed
 
     # -- the consumer --------------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ class Engine:
     def next(self, hand: list[Any]) -> None:
         """Put the next batch into ``hand``, which is empty.
 
-        Consumers in several threads come one after the other, and each batch goes to one of them. What an exception of
-        a signal handler breaks off here is gone on with by the next call (see `dpex.system.interrupts`); a batch that
-        is in ``hand`` by then is the caller's to put into ``returned``.
+        Consumers in several threads come one after the other, and each batch goes to one of them. If a signal handler
+        raises in here, the next call resumes (see `dpex.system.interrupts`), and the caller puts a batch that is in
+        ``hand`` by then into ``returned``.
 
         Raises:
             StopIteration: at the end.
@@ -199,9 +199,9 @@ class Engine:
                 tally.leave(upcoming.opened_at, now, over=over)
 
     def next_if_ready(self, hand: list[Any]) -> bool:
-        """As `next`, but without a wait: False, and nothing in ``hand``, where the next batch is not there yet.
+        """As `next`, but without a wait: return False, and put nothing into ``hand``, if the batch is not there yet.
 
-        Nothing of it is measured: whoever asks has a wait of its own.
+        Nothing of it is measured: the caller measures its own wait.
         """
         with self._turn:
             while not hand:
@@ -214,7 +214,7 @@ class Engine:
         return True
 
     def descriptors(self) -> list[int]:
-        """What turns readable when workers have something to say."""
+        """Return descriptors that turn readable when workers have something to report."""
         return [fd for pool in self._performer.pools.values() for fd in pool.descriptors()]
 
     def _note(self, error: Exception) -> None:
@@ -305,15 +305,20 @@ class Engine:
         return self._view.stats()
 
     def point(self) -> ResumePoint | None:
-        """Where the pass stands by the batches that were handed out, from any thread; None: the engine has been busy
-        for `POINT_S`, which only a sampler or a dataset that makes batches here can keep it."""
+        """Return where the pass is, by the batches that were handed out. Any thread may call it.
+
+        None: the engine has been busy for `POINT_S`, which only a slow sampler can cause.
+        """
         points: list[ResumePoint] = []
         with_lock(self._lock, lambda is_idle: points.extend(self._points()) if is_idle else None, POINT_S)
         return points[0] if points else None
 
     def ask_states(self, wait_s: float = 0.0) -> None:
-        """Have workers tell the states of datasets from now on; waits so long for those that they have now, from the
-        thread that iterates."""
+        """Have workers report the states of datasets from now on.
+
+        Args:
+            wait_s: Seconds to wait for the present states, in the thread that iterates.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -335,7 +340,7 @@ class Engine:
         return self._view.look(resizing=self._is_granting or bool(self._requests), thread=self._consumer)
 
     def sums(self) -> Sums:
-        """For whoever exports metrics, from any thread: does not wait for the consumer either."""
+        """Return the counts for metrics. Any thread may call it; it does not wait for the consumer."""
         return self._view.sums(self._consumer)
 
     def first_logical_worker(self, place: Place) -> int:

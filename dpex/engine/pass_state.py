@@ -3,8 +3,8 @@
 Nothing here has a cost per batch: random states are noted before the first index is drawn, and all else is read when it
 is asked for. Only a sampler that has a state of its own is asked for it while it is drawn from, now and then.
 
-An iterator of torch's draws a base seed when it is made, and iterates its dataset and its sampler. One that goes on has
-the base seed of the other run, and leaves all generators as they were before.
+An iterator of torch's draws a base seed when it is made, and iterates its dataset and its sampler. One that resumes a
+pass has the base seed of the other run, and leaves all generators as they were before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dpex.engine.engine import Engine
 
 SAMPLER_EVERY = 32
-"""A sampler is asked for its state after so many batches; as many indices at most are drawn again by a later run."""
+"""Batches after which a sampler is asked for its state; a later run draws at most as many indices again."""
 
 PASSED_OVER = (
     "neither the {kind} nor its iterator has a state_dict() without arguments and a load_state_dict(state): the "
@@ -65,7 +65,7 @@ class PassState:
     persists: bool = False
 
     def next_epoch(self) -> ResumePoint:
-        """Where the next epoch of the same iterator begins."""
+        """Return where the next epoch of the same iterator begins."""
         logicals = tuple(replace(logical, batches=0, has_ended=False) for logical in self.point.logicals)
         return ResumePoint(epoch=self.point.epoch + 1, logicals=logicals, streams=self.point.streams)
 
@@ -150,7 +150,7 @@ class PassRecorder:
             self.failed += 1
 
     def state(self, point: ResumePoint, batches: int, *, fetcher: Any = None) -> PassState:
-        """What is known of the pass that stands there."""
+        """Return the state of the pass that is at ``point``."""
         known = [found for found in list(self._states) if found[0] <= point.first]
         start = None if self.has_finished else self._start
         return PassState(
@@ -255,19 +255,19 @@ def _init_with_seed(init: Callable[[Any], None], iterator: Any, loader: Any, res
 
 
 def _is_same_iterators(resume: PassState) -> bool:
-    """Whether the pass belongs to the iterator of the other run: the next epoch does if its workers persisted."""
+    """Return True if the pass is one of the same iterator, as the next epoch is if its workers persisted."""
     return resume.persists or not resume.has_finished
 
 
 def point_for(resume: PassState | None) -> ResumePoint | None:
-    """Where a pass with workers goes on; None: it begins anew."""
+    """Return where a pass with workers goes on; None: it begins anew."""
     if resume is None or not _is_same_iterators(resume):
         return None
     return resume.next_epoch() if resume.has_finished else resume.point
 
 
 def recorder_of(iterator: BaseDataLoaderIter, loader: Any) -> PassRecorder:
-    """What takes notes of the passes of this iterator."""
+    """Return the recorder of the passes of this iterator."""
     recorder = PassRecorder(
         loader._index_sampler,
         loader.generator,
@@ -300,7 +300,7 @@ def in_process_state(iterator: Any) -> PassState | None:
 
 
 def _reached(begun: ResumePoint, batches: int) -> ResumePoint:
-    """Where a pass stands that began at ``begun``, once so many batches of the epoch are delivered."""
+    """Return where a pass is that began at ``begun``, once ``batches`` batches of the epoch are delivered."""
     first = begun.first
     for _ in range(batches - begun.first - len(begun.ahead)):
         while first in begun.ahead:

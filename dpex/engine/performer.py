@@ -1,7 +1,7 @@
 """Performs what the engine's state asks for, and reports how pools stand.
 
 Used by the thread that holds the engine's lock. Each instruction leaves the list once it has been performed and not
-before, so that what an exception of a signal handler breaks off is gone on with by the next turn (`resume`).
+before, so that the next turn resumes what a signal handler interrupted by an exception (`resume`).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Performer:
             _PERFORM[type(out[0])](self, out[0])
 
     def resume(self) -> None:
-        """Go on with what was broken off; messages are decided anew, as their receivers may be gone by now."""
+        """Resume what was interrupted. Messages are decided anew, as their receivers may be gone by now."""
         for instruction in list(self._placement.instructions):
             if isinstance(instruction, Send):
                 self._state.handle(Refused(instruction))
         self.perform()
 
     def report(self, name: str) -> None:
-        """Tell how a pool stands, if that has changed."""
+        """Report the status of a pool, if it has changed."""
         status = status_of(self.pools[name])
         if status != self._placement.pools.get(name):
             self._state.handle(Reported(name, status))
@@ -127,7 +127,7 @@ class Performer:
         for value in instruction.values:
             try:
                 value()
-            except Exception as error:  # it cannot be decoded, and nobody wants it
+            except Exception as error:  # it cannot be decoded, and is not wanted
                 if is_interrupt(error):
                     raise
         del self._placement.instructions[0]
@@ -147,7 +147,7 @@ class Performer:
 
 
 def status_of(pool: WorkerPool) -> PoolStatus:
-    """How a pool stands."""
+    """Return the status of a pool."""
     counts = pool.counts
     return PoolStatus(
         tuple(pool.workers()),

@@ -1,4 +1,4 @@
-"""What an engine shows of itself: to the user (`stats`), to the tuner (`look`), to whoever exports metrics (`sums`).
+"""Readings of an engine: for the user (`stats`), for the tuner (`look`), for metrics (`sums`).
 
 Any thread may ask; nothing here waits for the consumer or takes its lock, so a value may be from the middle of a
 change, right to within the moment that passes meanwhile.

@@ -1,4 +1,4 @@
-"""Keeps workers supplied with tickets: draws as far ahead as there is room for, and has sent what waits.
+"""Supplies workers with tickets: draws as far ahead as the prefetch allows, and sends what waits.
 
 Used by the thread that holds the engine's lock.
 """
@@ -29,7 +29,7 @@ class Supply:
         self.collected_at = 0.0
 
     def fill(self, starving: bool = False) -> None:
-        """Draw as many tickets as there is room for, and send what waits; if ``starving``, all of it now."""
+        """Draw all tickets that the prefetch allows, and send what waits; if ``starving``, all of it now."""
         state = self._state
         room = state.room(starving)
         if room:

@@ -151,6 +151,13 @@ def test_logical_workers_stay_where_they_are_and_only_the_prefetch_changes(itera
     assert table.state.schedule.prefetch == 11
 
 
+@pytest.mark.parametrize("status", [{"failed": "no program"}, {"most": 1}])
+def test_logical_workers_that_could_not_be_started_are_asked_for_again(status: dict[str, Any]) -> None:
+    table = Table(logicals=2)
+    table.report("local", (0,), **status)
+    assert table.tell(Resize(table.sizes(2))) == [Scale("local", 2)]
+
+
 def test_a_tuner_that_cannot_have_remote_workers_gets_local_ones() -> None:
     table = Table(sizes=(0, 0), tuned_prefetch=8)
     (scale,) = table.tell(Resize(table.sizes(0, 2)))
