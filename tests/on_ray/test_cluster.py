@@ -6,6 +6,7 @@ import os
 import signal
 import warnings
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from families import Augmented, seeded
 from shared_ray import SharedRay
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
 
@@ -175,6 +177,18 @@ def test_what_is_read_here_is_decoded_on_the_cluster_and_goes_on_elsewhere() -> 
 
 
 # -- while workers start -----------------------------------------------------------------------------------------------
+
+
+def until_all_run(loader: Any, iterator: Iterator[Any]) -> list[Any]:
+    """Batches until every worker runs, and some more."""
+    got: list[Any] = []
+
+    def has_come() -> bool:
+        got.append(next(iterator))
+        return bool(loader.stats().pools["remote"].running == loader.num_workers)
+
+    until(has_come, 90.0)
+    return got + list(islice(iterator, 60))
 
 
 class Broken(Augmented):
