@@ -76,7 +76,8 @@ def test_logical_workers_of_a_drained_node_are_restarted_once_it_is_gone(cluster
             iterator: Any = iter(loader)
             pool = iterator._engine.pool("remote")
             got = [next(iterator)]
-            until(lambda: loader.stats().pools["remote"].running == 2 or next_into(got, iterator))
+            while loader.stats().pools["remote"].running < 2:
+                got.append(next(iterator))
             assert {node for _, node in pool._nodes.agents} == {drained.node_id, other.node_id}
             in_an_hour_ms = int(1000 * (time.time() + 3600))
             client = ray._raylet.GcsClient(address=cluster.address)
