@@ -423,8 +423,9 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
     def resize(self, local: int | None = None, remote: int | None = None, prefetch: int | None = None) -> None:
         """Change the number of workers and the prefetch at once, also in the middle of an epoch and from any thread.
 
-        New workers take batches as soon as they run, and those that leave finish what they hold. Workers that read an
-        iterable dataset without a ``state_dict`` change at the next ``iter()``. Where the loader tunes itself, what is
+        New workers take batches as soon as they run, and those that leave finish what they hold. Under
+        ``seeding="worker"``, and for iterable datasets, workers stay where they are as long as the iterator lives: the
+        next ``iter()`` has them where this call says, and a warning says so. Where the loader tunes itself, what is
         named here is fixed from now on (``prefetch``: as the most), and the rest is tuned on.
 
         Args:

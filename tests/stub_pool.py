@@ -60,14 +60,8 @@ class StubPool:
         self.told.append(("resize", wanted))
         self.counts.wanted = wanted
 
-    def dismiss(self, worker: int) -> None:
-        self.told.append(("dismiss", worker))
-
     def adopt(self, worker: int, logical: int, state: Any, streams: int = 0) -> None:
         self.told.append(("adopt", worker, logical, state))
-
-    def release(self, worker: int, logical: int) -> None:
-        self.told.append(("release", worker, logical))
 
     def new_epoch(self, epoch: int) -> None:
         self.told.append(("new_epoch", epoch))

@@ -766,9 +766,9 @@ class Indices(Dataset[int]):
         return index
 
 
-def test_a_move_is_queued_while_both_directions_of_a_socket_are_full() -> None:
-    """Trainer and worker once waited for each other to read. The move comes after the tickets sent before it."""
-    from dpex.core.events import Released, TicketMade
+def test_a_question_is_queued_while_both_directions_of_a_socket_are_full() -> None:
+    """Trainer and worker once waited for each other to read. The question comes after the tickets sent before it."""
+    from dpex.core.events import Snapshot, TicketMade
     from dpex.core.schedule import Ticket
     from dpex.pools.local.clean_fork_server import starter_for
     from dpex.pools.local.pool import LocalPool
@@ -804,21 +804,24 @@ def test_a_move_is_queued_while_both_directions_of_a_socket_are_full() -> None:
             return refused == 200
 
         until(is_full)
-        pool.release(worker, 0)
+        pool.ask_state(worker, 0)
         assert pool._workers[worker].outbox
         assert not pool.send([Ticket(sent, [sent], 0)], 0, worker)
         heard: list[Any] = []
 
-        def released() -> bool:
+        def answered() -> bool:
+            """Everything was made, and the state after all of it has come: others come now and then."""
             events = pool.poll()
             heard.extend(events)
             events.clear()
-            return any(isinstance(event, Released) for event in heard)
+            return isinstance(heard[-1], Snapshot) and len(numbers()) == sent
 
-        until(released)
-        assert [event.number for event in heard if isinstance(event, TicketMade)] == list(range(sent))
-        assert isinstance(heard[-1], Released)
-        pool.adopt(worker, 0, heard[-1].state)
+        def numbers() -> list[int]:
+            return [event.number for event in heard if isinstance(event, TicketMade)]
+
+        until(answered)
+        assert numbers() == list(range(sent))
+        assert heard[-1].number == sent - 1
         assert pool.send([Ticket(sent, [sent], 0)], 0, worker)
         until(lambda: any(isinstance(event, TicketMade) and event.number == sent for event in pool.poll()))
     finally:

@@ -32,7 +32,7 @@ FOR_AN_EPOCH = (
 `dpex._ray` only tells which threads are Ray's, and imports nothing."""
 FOR_OTHER_LOADERS = {
     *("dpex.core.demand", "dpex.core.fair_shares", "dpex.core.failing_nodes", "dpex.core.rank_shares"),
-    *("dpex.engine.guarded_fetcher", "dpex.engine.inprocess_meter", "dpex.engine.pin_memory"),
+    *("dpex.engine.inprocess_meter", "dpex.engine.pin_memory"),
     *("dpex.measure.gpu_use", "dpex.profile.instrument", "dpex.transport.compression", "dpex.worker.torch_workers"),
     *(
         "dpex.system.directories",

@@ -23,7 +23,7 @@ from trainers import Forker
 from waiting import until
 
 import dpex.engine.engine
-import dpex.engine.handing_out
+import dpex.engine.next_batch
 import dpex.engine.pin_memory
 from dpex import BatchTimeoutError, DpexDataLoader, WorkerDiedError
 from dpex.core.schedule import Schedule, ScheduleError
@@ -285,7 +285,7 @@ def test_stats_tell_the_consumer_s_wait_not_the_thread_s(
 
     accelerator.before = pin
     iterator: Any = iter(pinning(Augmented(20, **LARGE), 1, prefetch_factor=8))
-    for module in (dpex.engine.engine, dpex.engine.handing_out, dpex.engine.pin_memory):
+    for module in (dpex.engine.engine, dpex.engine.next_batch, dpex.engine.pin_memory):
         monkeypatch.setattr(module, "monotonic", clock)
     next(iterator)
     returned.set()

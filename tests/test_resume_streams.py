@@ -105,7 +105,7 @@ def test_a_stream_without_a_state_ends_with_its_worker() -> None:
         iterator = iter(loader)
         batches = [next(iterator) for _ in range(4)]
         kill_worker(iterator, 0)
-        with pytest.raises(WorkerDiedError, match="it has no state that could be moved"):
+        with pytest.raises(WorkerDiedError, match="it has no state to restart from"):
             drain(iterator, batches)
         assert sum(batch[0][1] == 1 for batch in batches + list(iterator)) == LENGTH / 4
 
@@ -153,32 +153,13 @@ def test_a_state_that_cannot_be_told_does_not_disturb_training() -> None:
             assert len(list(loader)) == LENGTH // 2
 
 
-def test_streams_that_told_their_state_move_to_another_place() -> None:
-    """With fake pools: a stream's state is the number of batches that it has made."""
-    driver = Driver(logicals=2, iterable=True, local=2, remote=0, make=_until_nine)
-    driver.begin(count=100)
-    pool = driver.pools["local"]
-    pool.start()
-    for logical in range(2):
-        driver.state.assignment.logs[logical].told(-1, -1, 0)
-    batches = []
-    driver.work()
-    batches += [driver.take() for _ in range(4)]
-    driver.resize(local=0, remote=2)
-    batches += driver.finish()
-    assert [(work.logical, work.state) for work in batches] == [(k % 2, k // 2) for k in range(18)]
-    assert {work.worker for work in batches[-4:]} <= {0, 1}
-    assert driver.pools["remote"].times.tickets > 0
-    assert not driver.pools["local"].workers()
-
-
 def _until_nine(work: Any) -> Any:
     if work.state >= 9:
         raise StopIteration
     return work
 
 
-def test_streams_without_a_state_stay_where_they_are() -> None:
+def test_streams_stay_where_they_are() -> None:
     driver = Driver(logicals=2, iterable=True, local=2, make=_until_nine)
     driver.begin(count=100)
     driver.work()

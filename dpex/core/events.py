@@ -1,6 +1,6 @@
-"""What the engine's state is told: events of the worker pools, of the consumer and of whoever performs. PURE.
+"""Events that the engine's state takes in: of the worker pools, of the consumer and of the performer. PURE.
 
-Every event may be handed in twice, because an exception of a signal handler can break off its handling; the second time
+Every event may be handed in twice, as a signal handler may interrupt its handling by an exception; the second time
 changes nothing more (see `dpex.system.interrupts`).
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpex.core.prefetch import Sizes
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 
 if TYPE_CHECKING:
     from dpex.core.instructions import Scale, Send
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class TicketMade(NamedTuple):
-    """The result of a ticket arrived. ``value()`` decodes it: the batch, or what stands for it (an error, an end).
+    """The result of a ticket. ``value()`` decodes it: the batch, or what stands for it (an error, an end).
 
-    ``service_s`` is how long the worker was busy with it, ``nbytes`` the size of its buffers, ``making`` a `Making`.
-    ``slowest``: seconds and place of its slowest sample, where that is known. ``failed``: index and error of each
-    sample that could not be had.
+    ``service_s``: seconds for which the worker was busy with it. ``nbytes``: bytes of its buffers. ``making``: a
+    `Making`. ``slowest``: seconds and place of its slowest sample, if known. ``failed``: index and error of each sample
+    that could not be loaded.
     """
 
     epoch: int
@@ -46,7 +46,7 @@ ticket_made_of: Callable[..., TicketMade] = tuple.__new__
 
 @dataclass(frozen=True, slots=True)
 class WorkerUp:
-    """A worker of that pool makes tickets from now on."""
+    """A worker that makes tickets from now on."""
 
     pool: str
     worker: int
@@ -54,10 +54,10 @@ class WorkerUp:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """A worker has ended. ``lost`` are the tickets of ``epoch`` it held, ``guilty`` the one it was working on.
+    """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``guilty``: the ticket it was working on.
 
-    ``expected`` is true when it left because it was asked to. ``why`` is a sentence for people. ``hung``: it was ended
-    because the sample at that place of the guilty ticket took too long.
+    ``expected``: it left because it was asked to. ``why``: a sentence for the user. ``hung``: it was ended because the
+    sample at that place of the ticket took too long.
     """
 
     pool: str
@@ -72,17 +72,8 @@ class WorkerGone:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """Logical worker ``logical`` left its worker with this state; None: that could not be told, and it stays there."""
-
-    logical: int
-    worker: int
-    state: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """State of ``logical`` after ticket ``number``; replaying from here restores what a death took away."""
+    """The state of ``logical`` after ticket ``number``, from which it can be restarted after a death."""
 
     logical: int
     epoch: int
@@ -92,9 +83,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something a person should know; ``warning`` tells a warning from a log line.
+    """Something that the user should know, as a ``warning`` or a log line.
 
-    ``once``: what it is about, if that is to be told once in a process; "": each time.
+    ``once``: a key of what is said once in a process; "": each time.
     """
 
     text: str
@@ -103,16 +94,16 @@ class Notice:
 
 
 class SplittingKnown(NamedTuple):
-    """The first stream has shown whether the dataset splits itself (see `dpex.core.first_stream`).
+    """What the first stream has shown: whether the dataset splits itself (see `dpex.core.streams`).
 
-    It is told before the first result of that stream.
+    It is reported before the first result of that stream.
     """
 
     is_split: bool
 
 
-PoolEvent = TicketMade | WorkerUp | WorkerGone | Released | Snapshot | SplittingKnown | Notice
-_THAT_TRAVEL = {kind.__name__: kind for kind in (WorkerUp, WorkerGone, Released, Snapshot, SplittingKnown, Notice)}
+PoolEvent = TicketMade | WorkerUp | WorkerGone | Snapshot | SplittingKnown | Notice
+_THAT_TRAVEL = {kind.__name__: kind for kind in (WorkerUp, WorkerGone, Snapshot, SplittingKnown, Notice)}
 
 
 def plain(event: PoolEvent) -> tuple[Any, ...]:
@@ -127,11 +118,12 @@ def event_of(name: str, *values: Any) -> PoolEvent:
 
 
 class PoolStatus(NamedTuple):
-    """What a pool says of itself.
+    """The status of a pool.
 
-    ``workers`` take tickets now, by number; ``requested`` from the system; ``running``: serving already. ``failed``:
-    why no worker can be had at present. ``crashes``: unexpected ends since the last result. ``most``: how many the
-    system allows, once it refused one, and ``why_most``.
+    ``workers``: numbers of the workers that take tickets. ``requested``: the number requested from the system.
+    ``running``: the number that serve already. ``failed``: why no worker can be had at present, or None. ``crashes``:
+    unexpected ends since the last result. ``most``: the number that the system allows, once it refused one, and
+    ``why_most``.
     """
 
     workers: tuple[int, ...] = ()
@@ -144,11 +136,11 @@ class PoolStatus(NamedTuple):
 
 
 NO_STATUS = PoolStatus()
-"""Of a pool that was asked for and has not yet said anything."""
+"""The status of a pool that has not reported yet."""
 
 
 class Reported(NamedTuple):
-    """The status of a pool has changed."""
+    """A changed status of a pool."""
 
     pool: str
     status: PoolStatus
@@ -158,13 +150,13 @@ class Reported(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The pool could not take this message now, or whoever should hand it over was interrupted."""
+    """A message that the pool could not take now, or that was not handed over as a signal handler raised."""
 
     send: Send
 
 
 class ScaleRefused(NamedTuple):
-    """The workers that were asked for cannot be had."""
+    """Workers that were asked for and cannot be had."""
 
     scale: Scale
     why: str
@@ -174,7 +166,7 @@ class ScaleRefused(NamedTuple):
 
 
 class EpochBegins(NamedTuple):
-    """A new pass over the data begins; what is undelivered of the former one is dropped.
+    """The begin of a pass over the data. Batches of the former pass that are not delivered are dropped.
 
     ``resume``: where it goes on, if an earlier run began it.
     """
@@ -183,31 +175,31 @@ class EpochBegins(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The engine was just made: the workers that it begins with are wanted."""
+    """The engine was just made, and asks for its first workers."""
 
 
 class Resize(NamedTuple):
-    """Other numbers of workers, or another prefetch, are wanted."""
+    """A request for other numbers of workers, or another prefetch."""
 
     sizes: Sizes
 
 
 class Resized(NamedTuple):
-    """The pools have been asked for what the latest `Resize` wanted."""
+    """The pools have been asked for what the latest `Resize` requests."""
 
 
 class StatesWanted(NamedTuple):
-    """Somebody asks where the pass stands, and may do so again: datasets are to tell their states from now on."""
+    """A state of the loader was asked for, and may be again: datasets are asked for theirs from now on."""
 
 
 class TicketsWait(NamedTuple):
-    """Tickets were drawn, or workers have room again; ``starving``: the consumer has nothing else to take."""
+    """Tickets were drawn, or workers have room again. ``starving``: the consumer has no batch to take."""
 
     starving: bool
 
 
 class ConsumerWaits(NamedTuple):
-    """The consumer is about to wait for a batch. ``cpus``: how many workers this machine has CPUs for."""
+    """The consumer is about to wait for a batch. ``cpus``: the number of workers that this machine has CPUs for."""
 
     cpus: int
 

@@ -1,83 +1,84 @@
-"""What follows from the end of a worker: its tickets are made again, given up, or end the epoch. PURE.
+"""The end of a worker: its tickets are made again, given up, or end the epoch. PURE.
 
-A ticket that was with too many workers when they died is answered by an error in its place, and so is the next one of a
-stream that cannot go on elsewhere.
+A ticket that was with too many workers when they died is answered by an error in its place. So is the next ticket of a
+stream that cannot be restarted.
 
-A worker that was ended because a sample took too long has done nothing wrong, and neither has its ticket: another
-worker makes it again. If the same sample hangs there, too, the ticket is given up, or goes on without that sample.
+A worker that was ended because a sample took too long is not responsible, and neither is its ticket: another worker
+makes it again. If the same sample hangs there, too, the ticket is given up, or made without that sample.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
-from dpex.core.assignment import Assignment
 from dpex.core.dispatch import Dispatch
-from dpex.core.events import NO_STATUS, PoolStatus, WorkerGone
-from dpex.core.instructions import Instruction, Raise, Say
-from dpex.core.placement import Place
+from dpex.core.events import NO_STATUS, WorkerGone
+from dpex.core.instructions import Raise, Say
+from dpex.core.logical_workers import LogicalWorkers
+from dpex.core.placement import Place, Placement
 from dpex.core.sample_policy import HANGS, leaving_out
 from dpex.core.schedule import Schedule, Ticket
 from dpex.errors import SampleTimeoutError, WorkerDiedError
 
 CRASHES_IN_A_ROW = 8
-"""Unexpected ends of workers without a result in between, beside one per worker wanted, before work is given up."""
+"""Unexpected ends of workers without a result in between, beside one per worker wanted, before the epoch is ended."""
 _MOST_LETTERS = 200
-"""Of the dataset indices in an error message."""
+"""Letters of dataset indices in an error message."""
 
 
 class Failures:
     """Ends of workers.
 
-    ``deaths``: workers that ended unexpectedly, by pool; ``remade``: tickets made again for them. Both may be read from
-    any thread.
+    Args:
+        placement: The pools, and what they are asked for.
+        logicals: Where logical workers are placed.
+        dispatch: Knows what is under way.
+        iterable: The dataset is a stream.
+        tolerates: Batches are made without samples that cannot be loaded.
+
+    Attributes:
+        deaths: Workers that ended unexpectedly, by pool. Any thread may read it.
+        remade: Tickets that were made again for them. Any thread may read it.
     """
 
     def __init__(
         self,
-        assignment: Assignment,
+        placement: Placement,
+        logicals: LogicalWorkers,
         dispatch: Dispatch,
-        pools: Mapping[str, PoolStatus],
-        wanted: Mapping[str, int],
-        dirty: set[int],
-        out: list[Instruction],
         *,
         iterable: bool,
         tolerates: bool = False,
     ) -> None:
+        self._placement = placement
+        self._logicals = logicals
+        self._dispatch = dispatch
+        self._iterable = iterable
         self._tolerates = tolerates
         self._hung_in: dict[tuple[int, int, int], set[Place]] = {}
         """Workers by epoch, ticket and place of the sample that took too long in them."""
-        self._assignment = assignment
-        self._dispatch = dispatch
-        self._pools = pools
-        self._wanted = wanted
-        self._dirty = dirty
-        self._out = out
-        self._iterable = iterable
         self.deaths: Counter[str] = Counter()
         self.remade = 0
 
-    def gone(self, schedule: Schedule, epoch: int, event: WorkerGone) -> None:
-        """A worker has ended. What it held of another epoch than this one is nobody's loss."""
+    def gone(self, schedule: Schedule, epoch: int, event: WorkerGone, now: float) -> None:
+        """Take in the end of a worker at ``now``. What it held of another epoch than this one is not made again."""
         again, given_up = self._take_back(schedule, event) if event.epoch == epoch else (0, [])
         place = Place(event.pool, event.worker)
-        broken = self._assignment.restart_elsewhere(place)
+        broken = self._logicals.broken_by(place)
         if not event.expected:
             self.deaths[event.pool] += 1
             self.remade += again
             if not given_up and not broken and (again or not self._iterable):
-                self._out.append(_warning_of_death(event, again))
+                self._placement.instructions.append(_warning_of_death(event, again))
         for stream in broken:
             self._fail_stream(schedule, stream, event)
-        self._assignment.evict(place)
+        self._logicals.evict(place, now)
         if not event.expected:
             self._give_up_after_too_many(event)
 
     def _take_back(self, schedule: Schedule, event: WorkerGone) -> tuple[int, list[Ticket]]:
-        """Let what it held be made again; returns how many tickets that are, and those that are given up."""
+        """Let what it held be made again. Return the number of these tickets, and those that are given up."""
         held = sum(ticket is not None and ticket.issued for ticket in map(schedule.ticket, event.lost))
         if event.hung is None:
             given_up = schedule.lost(event.lost, event.guilty)
@@ -88,16 +89,16 @@ class Failures:
             self._dispatch.arrived(number)
             ticket = schedule.ticket(number)
             if ticket is not None:
-                self._dirty.add(ticket.queue)
+                self._placement.dirty.add(ticket.queue)
         for ticket in given_up:
             error = _gave_up(ticket, event.why) if event.hung is None else _hangs(ticket, event.why)
             schedule.done(ticket.number, lambda error=error: error)
             if self._iterable:
-                schedule.end_queue(ticket.queue)  # nobody knows where the stream goes on behind it
+                schedule.end_queue(ticket.queue)  # where the stream goes on behind it is not known
         return held - len(given_up), given_up
 
     def _without_what_hangs(self, schedule: Schedule, event: WorkerGone, place: int) -> list[Ticket]:
-        """Let the guilty ticket do without a sample that hung in several workers; it is returned where it cannot."""
+        """Leave a sample that hung in several workers out of its ticket. Return the ticket if that cannot be done."""
         ticket = None if event.guilty is None else schedule.ticket(event.guilty)
         if ticket is None or not ticket.issued:
             return []
@@ -113,26 +114,23 @@ class Failures:
         return []
 
     def _fail_stream(self, schedule: Schedule, logical: int, event: WorkerGone) -> None:
-        """A stream cannot be taken up where it was: say so at its place, and go on without it.
-
-        The error ends the epoch where it has no place.
-        """
+        """Put an error at the place of a stream that cannot be restarted, or end the epoch, and go on without it."""
         numbers = sorted(t.number for t in schedule.open_tickets(logical))
         error = WorkerDiedError(
             f"{event.why}; stream {logical} of the IterableDataset cannot go on elsewhere without repeating or losing "
-            "samples, as it has no state that could be moved"
+            "samples, as it has no state to restart from"
         )
         if numbers:
             schedule.done(numbers[0], lambda: error)
         else:
-            self._out.append(Raise(error))
+            self._placement.instructions.append(Raise(error))
         schedule.end_queue(logical)
 
     def _give_up_after_too_many(self, event: WorkerGone) -> None:
-        crashes = self._pools.get(event.pool, NO_STATUS).crashes
-        if crashes > CRASHES_IN_A_ROW + self._wanted.get(event.pool, 0):
+        crashes = self._placement.pools.get(event.pool, NO_STATUS).crashes
+        if crashes > CRASHES_IN_A_ROW + self._placement.wanted.get(event.pool, 0):
             text = f"{event.why}; {crashes} workers in a row died before they made a single batch"
-            self._out.append(Raise(WorkerDiedError(text)))
+            self._placement.instructions.append(Raise(WorkerDiedError(text)))
 
 
 def _warning_of_death(event: WorkerGone, again: int) -> Say:

@@ -1,4 +1,4 @@
-"""What the engine's state asks for: values that somebody else performs. PURE.
+"""Instructions of the engine's state: values that the engine's performer carries out. PURE.
 
 There is one instruction for each message to a worker, never one for each batch: batches that are ready wait in the
 schedule, from which the consumer takes them directly.
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL
 
 
 class Send(NamedTuple):
-    """Send these tickets, all of one queue, in one message to that pool: to ``worker``, or to any (None).
+    """Send tickets of one queue in one message to a pool: to ``worker``, or to any worker (None).
 
-    ``again``: they were made before, by a worker that died with the random state they left behind.
+    ``again``: they were made before, by a worker that died with the random state that they left behind.
     """
 
     pool: str
@@ -28,9 +28,9 @@ class Send(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Let ``worker`` be logical worker ``logical``, with this random state (None: as at its start).
+    """Let ``worker`` be logical worker ``logical`` from that state on (None: as at its start).
 
-    ``streams``: how many streams the dataset is read in, as in `dpex.core.first_stream`.
+    ``streams``: the number of streams that the dataset is read in, as in `dpex.core.streams`.
     """
 
     pool: str
@@ -40,33 +40,18 @@ class Adopt(NamedTuple):
     streams: int = ALL
 
 
-class Release(NamedTuple):
-    """Let ``worker`` give up ``logical`` after what it was sent so far."""
-
-    pool: str
-    worker: int
-    logical: int
-
-
 class AskState(NamedTuple):
-    """Have ``worker`` ask the dataset of ``logical`` for its state from now on, once at once and then now and then."""
+    """Have ``worker`` ask the dataset of ``logical`` for its state at once, and now and then from now on."""
 
     pool: str
     worker: int
     logical: int
-
-
-class Dismiss(NamedTuple):
-    """Let a worker leave that is no logical worker any more."""
-
-    pool: str
-    worker: int
 
 
 class Scale(NamedTuple):
-    """Ask the pool for that many workers; it is made when there is none of that name.
+    """Ask a pool for ``wanted`` workers; the pool is made if there is none of that name.
 
-    ``optional``: if they cannot be had that is an event (`ScaleRefused`), not an error.
+    ``optional``: if they cannot be had, that is an event (`ScaleRefused`) instead of an error.
     """
 
     pool: str
@@ -81,13 +66,13 @@ class EnterEpoch(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """Decode results that nobody wants and drop them: that gives their memory back."""
+    """Decode results that are not wanted any more and drop them, which gives their memory back."""
 
     values: tuple[Callable[[], Any], ...]
 
 
 class Say(NamedTuple):
-    """Tell a person: as a warning, or in the log. ``once``: what it is about, if that is told once in a process."""
+    """Warn the user, or write to the log. ``once``: a key of what is said once in a process; "": each time."""
 
     text: str
     warning: bool = True
@@ -100,6 +85,6 @@ class Raise(NamedTuple):
     error: Exception
 
 
-ToWorker = Adopt | Release | AskState | Dismiss
+ToWorker = Adopt | AskState
 """Instructions to one worker, void once it has ended."""
 Instruction = Send | ToWorker | Scale | EnterEpoch | Discard | Say | Raise

@@ -1,109 +1,95 @@
 """Lets the further streams of an iterable dataset join the first, or ends them. PURE.
 
-Tickets of all streams are drawn in turn from the start, so that the batches are in torch's order whether the others
-join or not. Those of the others wait, and are dropped where there is one stream. See `dpex.core.first_stream`.
+Tickets of all streams are drawn in turn from the start, so that the batches are in PyTorch's order whether the others
+join or not. Those of the others wait, and are dropped if there is one stream. See `dpex.core.streams`.
 """
 
 from __future__ import annotations
 
-from dpex.core.assignment import Assignment
 from dpex.core.events import SplittingKnown
-from dpex.core.first_stream import ALL, ONE, UNKNOWN, Splitting
-from dpex.core.instructions import Instruction, Say
-from dpex.core.prefetch import Sizes
-from dpex.core.resume_point import ResumePoint
+from dpex.core.instructions import Say
+from dpex.core.logical_workers import LogicalWorkers
+from dpex.core.placement import Placement
+from dpex.core.progress import ResumePoint
 from dpex.core.scaling import Scaling, one_worker
 from dpex.core.schedule import Schedule
+from dpex.core.streams import ALL, ONE, UNKNOWN, Splitting
 
 
 class Joining:
     """See the module.
 
     Args:
-        splitting: what is known of the dataset; None: all logical workers take part in any case.
-        logicals: how many there are.
-        assignment: where logical workers live; is told how many streams there are.
-        scaling: how many workers there are; is told when it is one.
-        dirty: queues with something to send.
-        out: where instructions go.
+        splitting: Whether the dataset splits itself, as far as is known; None: all logical workers take part.
+        placement: The pools, and what they are asked for.
+        logicals: Receives the number of streams.
+        scaling: Receives whether a single worker is enough.
     """
 
     def __init__(
-        self,
-        splitting: Splitting | None,
-        logicals: int,
-        assignment: Assignment,
-        scaling: Scaling,
-        dirty: set[int],
-        out: list[Instruction],
+        self, splitting: Splitting | None, placement: Placement, logicals: LogicalWorkers, scaling: Scaling
     ) -> None:
         self._splitting = splitting
+        self._placement = placement
         self._logicals = logicals
-        self._assignment = assignment
         self._scaling = scaling
-        self._dirty = dirty
-        self._out = out
         if splitting is not None:
             self._begin_with(splitting.streams, splitting)
 
     @property
     def has_one_stream(self) -> bool:
-        """Whether the dataset turned out not to split itself."""
-        return self._assignment.streams == ONE
-
-    def sizes(self, sizes: Sizes) -> Sizes:
-        """Those that are wanted where these are asked for."""
-        return one_worker(sizes) if self.has_one_stream else sizes
+        """Return True if the dataset turned out not to split itself."""
+        return self._logicals.streams == ONE
 
     def begin_epoch(self, schedule: Schedule) -> None:
-        """A new epoch has this schedule."""
+        """Begin an epoch with this schedule."""
         if self.has_one_stream:
             self._end_others(schedule)
 
     def go_on(self, point: ResumePoint, now: float) -> None:
-        """The epoch goes on where another run stood, in as many streams."""
+        """Have the epoch go on where another run stood, in the same number of streams."""
         splitting = self._splitting
         if splitting is None:
             return
-        if point.streams == ALL and len(point.logicals) == self._logicals:
+        if point.streams == ALL and len(point.logicals) == self._logicals.count:
             self._let_all_join(splitting, now)
         else:
             self._begin_with(ONE if point.streams == ALL else point.streams, splitting)
 
     def known(self, schedule: Schedule, event: SplittingKnown, now: float) -> None:
-        """The first stream has shown it; a second time nothing happens."""
+        """Take in what the first stream has shown. A second call does nothing."""
         splitting = self._splitting
-        if splitting is None or self._assignment.streams != UNKNOWN:
+        if splitting is None or self._logicals.streams != UNKNOWN:
             return
         if event.is_split:
             self._let_all_join(splitting, now)
         else:
-            self._out.append(Say(splitting.text, warning=False))
+            self._placement.instructions.append(Say(splitting.text, warning=False))
             self._end_others(schedule)
             self._begin_with(ONE, splitting)
         splitting.is_split = event.is_split
 
     def settle(self, schedule: Schedule, now: float) -> None:
-        """Where the first stream has ended without having shown it, as its worker died, there are no others."""
-        if self._assignment.streams == UNKNOWN and not schedule.is_active(0):
+        """End the other streams if the first one has ended without having shown anything, as its worker died."""
+        if self._logicals.streams == UNKNOWN and not schedule.is_active(0):
             self.known(schedule, SplittingKnown(is_split=False), now)
 
     def _begin_with(self, streams: int, splitting: Splitting) -> None:
-        """There are so many streams from now on, for all that is known."""
+        """Read the dataset in ``streams`` streams from now on."""
         scaling = self._scaling
         scaling.has_one_stream = streams == ONE or (streams == UNKNOWN and not splitting.is_split)
         if streams == ONE:
             scaling.sizes = one_worker(scaling.sizes)
-        self._assignment.streams = streams
+        self._logicals.streams = streams
 
     def _let_all_join(self, splitting: Splitting, now: float) -> None:
         scaling = self._scaling
         scaling.has_one_stream = False
         scaling.open()
-        self._assignment.wait_anew(now)
-        self._dirty.update(range(self._logicals))
+        self._logicals.wait_anew(now)
+        self._placement.dirty.update(range(self._logicals.count))
         self._begin_with(ALL, splitting)  # last: an exception of a signal handler may have all of it done again
 
     def _end_others(self, schedule: Schedule) -> None:
-        for queue in range(1, self._logicals):
+        for queue in range(1, self._logicals.count):
             schedule.end_queue(queue)

@@ -1,31 +1,30 @@
-"""Tickets that another machine owes for too long while workers here have nothing to do: these make them again. PURE.
+"""Tickets that another machine owes for too long while workers here are idle: these make them again. PURE.
 
-A link that has become slow, or a machine that hangs, keeps what it was given, and batches in order wait for it. Nobody
-can tell how much longer that takes, but how long a worker here would take is known. As with skis, which one may hire
-or buy (Karlin, Manasse, Rudolph and Sleator, 1988), waiting for that long and then making the batch again costs at most
-twice as much as the better of the two choices, whatever the machine does. The first result counts, and is the same, as
-the batch of a number does not depend on who makes it. The other one is dropped.
+A link that has become slow, or a machine that hangs, keeps the tickets that it was sent, and batches in order wait for
+them. Nobody can tell how much longer that takes, but how long a worker here would take is known. As in the ski rental
+problem (Karlin, Manasse, Rudolph and Sleator, 1988), waiting for that long and then making the batch again costs at
+most twice as much as the better of the two choices, whatever the machine does. The first result counts, and the other
+one is dropped: a batch does not depend on the worker that makes it.
 
-What was on its way at that moment, too, is late as soon as the consumer waits for it. Where all workers are on other
+Tickets that were under way at that moment are late as soon as the consumer waits for them. If all workers are on other
 machines nothing is made again: those workers may be the only ones that can read the data.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from dpex.core.dispatch import Dispatch
-from dpex.core.events import PoolStatus
 from dpex.core.names import LOCAL
+from dpex.core.placement import Placement
 from dpex.core.prefetch import PrefetchRules
 from dpex.core.schedule import Schedule, Ticket
 
 PATIENCE = 1.0
-"""The consumer waits for so many times what a batch takes: the factor for which the bound of 2 holds."""
+"""The consumer waits for this many times what a batch takes: the factor for which the bound of 2 holds."""
 LEAST_PATIENCE_S = 0.1
-"""And for so long at least: a healthy link may pause for a moment, and batches that take microseconds come in messages
-of many."""
+"""The shortest wait, seconds: a healthy link may pause for a moment, and batches that take microseconds travel in
+messages of many."""
 
 
 class LateTickets:
@@ -36,23 +35,21 @@ class LateTickets:
         due_at: When the consumer, which waits, should look again, seconds; infinite if nothing could be late.
     """
 
-    def __init__(
-        self, pools: Mapping[str, PoolStatus], dispatch: Dispatch, rules: PrefetchRules, *, may_make: bool
-    ) -> None:
-        self._pools = pools
+    def __init__(self, placement: Placement, dispatch: Dispatch, rules: PrefetchRules, *, may_make: bool) -> None:
+        self._placement = placement
         self._dispatch = dispatch
         self._rules = rules
         self._may_make = may_make
         self._awaited: tuple[int, int] | None = None
-        """Epoch and number of what the consumer waits for."""
+        """Epoch and number of the ticket that the consumer waits for."""
         self._since = 0.0
         self._jammed_at = -math.inf
-        """What was sent up to then is on its way together with something that was late."""
+        """Tickets that were sent up to then are under way together with one that was late."""
         self.made_again = 0
         self.due_at = math.inf
 
     def look(self, schedule: Schedule, epoch: int, now: float) -> None:
-        """Send what is late to idle workers here. The consumer is about to wait for the batch that is next in turn."""
+        """Send what is late to idle workers here, as the consumer is about to wait for the next batch in turn."""
         self.due_at = math.inf
         head = schedule.ticket(schedule.next_number) if self._may_make else None
         sent_at = None if head is None else self._dispatch.sent_at(head.number)
@@ -74,12 +71,12 @@ class LateTickets:
             self.made_again += 1
 
     def _idle(self) -> int:
-        """Workers here that have nothing to do."""
-        local = self._pools.get(LOCAL)
+        """Return the number of workers here that have nothing to do."""
+        local = self._placement.pools.get(LOCAL)
         return 0 if local is None else max(0, len(local.workers) - self._dispatch.load[LOCAL])
 
     def _late(self, schedule: Schedule) -> list[Ticket]:
-        """All that is late, the most urgent first."""
+        """Return all tickets that are late, the most urgent first."""
         sent_at = self._dispatch.sent_at
         far = [(ticket, at) for ticket in schedule.issued() if (at := sent_at(ticket.number)) is not None]
         return sorted(ticket for ticket, at in far if at <= self._jammed_at)

@@ -1,19 +1,19 @@
-"""How far ahead an epoch runs, and how many tickets travel in a message. Pure; knows no pool.
+"""The prefetch of an epoch, and the number of tickets in a message. PURE; knows no pool.
 
-How far it runs ahead (the *prefetch*) is PyTorch's ``num_workers * prefetch_factor`` unless something better is known:
+The prefetch is the number of batches that are drawn and not yet delivered, at most. It is PyTorch's ``num_workers *
+prefetch_factor``, with these exceptions:
 
-* Tiny batches (under `TINY_S`) are worth grouping, many tickets to a message, which takes a wider prefetch. That draws
-  further ahead from the sampler, so it is done only for samplers that cannot tell (see `draws_ahead_safely`).
-* The way to a remote worker and back is long: with such samplers each has `REMOTE_PREFETCH` batches in flight, as far
-  as `REMOTE_BYTES` allow.
-* When made batches wait behind a straggler while workers idle, the prefetch widens: under ``seeding="batch"``, and
+* Tiny batches (under `TINY_S`) are grouped, many tickets to a message, which needs a wider prefetch. That draws further
+  ahead from the sampler, so it is done only where this cannot be noticed (see `draws_ahead_safely`).
+* Remote workers have a long round trip: with such samplers each has `REMOTE_PREFETCH` batches in flight, within
+  `REMOTE_BYTES`.
+* If finished batches wait behind a slow one while workers idle, the prefetch widens: under ``seeding="batch"``, and
   under ``"worker"`` for such samplers.
-* An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept to the letter.
+* An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept exactly.
 * ``memory_budget`` limits what is drawn by the bytes that wait for their delivery and, for what is not made yet, by the
-  largest batch so far. As the next may be larger than all before, no worker has more than a few tickets then
-  (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one to a message: they are all that can exceed the budget.
-* A tuner that says the prefetch says it instead of these rules: only grouping widens it, and what is explicit
-  limits it.
+  largest batch so far. The next batch may be larger than all before, so no worker has more than a few tickets then
+  (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one to a message: only these can exceed the budget.
+* A tuner's prefetch replaces these rules: only grouping widens it, and an explicit prefetch limits it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TINY_S = 0.0003
-"""A batch that takes less costs more to hand over than to make."""
+"""Seconds below which a batch costs more to hand over than to make."""
 MESSAGE_S = 0.001
-"""Of making: so many tiny batches make one message."""
+"""Seconds of making that are put into one message."""
 REMOTE_MESSAGE_S = 0.01
-"""The same for a remote worker, whose messages also travel."""
+"""Seconds of making that are put into one message to a remote worker, which takes longer to hand over."""
 LARGEST_GROUP = 128
-"""Tickets in a message, at most."""
+"""The most tickets in a message."""
 GROUPED_BYTES = 16 << 20
-"""Grouping does not put more than that in flight."""
+"""The most bytes in flight for the sake of grouping."""
 REMOTE_PREFETCH = 4
 """Batches in flight for each remote worker: one being made, the others on their way."""
 REMOTE_WINDOW = 2
@@ -38,27 +38,27 @@ waits there or whose batches are on the network. A round trip in a data centre i
 no worker waits for the next one. More would only queue on the network, and hold up what others made, as batches are
 delivered in order."""
 REMOTE_BYTES = 1 << 30
-"""Not more in flight than that for their sake."""
+"""The most bytes in flight for the sake of remote workers."""
 BUDGETED_LOCAL = 2
 BUDGETED_REMOTE = 4
-"""Tickets that a worker may hold under a ``memory_budget``: the one that it makes, and what keeps it busy meanwhile."""
+"""Tickets that a worker may hold under a ``memory_budget``: the one that it makes, and what keeps it busy after it."""
 STRAGGLER_FACTOR = 8
-"""Behind a straggler the prefetch widens to so many times PyTorch's own, at most."""
+"""The most that the prefetch widens to behind a slow batch, in multiples of PyTorch's."""
 STRAGGLER_BYTES = 512 << 20
-"""And no further while so much is made and waits."""
+"""Bytes of finished batches from which on the prefetch does not widen."""
 STRAGGLER_FREE_BYTES = 64 << 20
-"""Where more than that would be in flight, the prefetch widens to `STRAGGLER_LARGE` times PyTorch's own, at most."""
+"""Bytes in flight up to which the prefetch widens further than to `STRAGGLER_LARGE`."""
 STRAGGLER_LARGE = 2
-"""Large batches take at most twice the memory that PyTorch's take."""
+"""The most that the prefetch widens to if batches are large, in multiples of PyTorch's, and so of its memory."""
 _LEAST_SEEN = 8
-"""Results that must be known before anything is concluded from them."""
+"""Results that must be known before they decide anything."""
 
 
 @dataclass(kw_only=True)
 class Sizes:
-    """What is wanted: workers by pool, and the prefetch; ``prefetch=None`` leaves the prefetch to dpex.
+    """Workers that are wanted, by pool, and the prefetch; ``prefetch=None`` leaves the prefetch to dpex.
 
-    ``tuned_prefetch``: what a tuner asks for, within ``prefetch``; None: nobody tunes.
+    ``tuned_prefetch``: what a tuner asks for, within ``prefetch``; None: there is no tuner.
     """
 
     local: int
@@ -68,13 +68,16 @@ class Sizes:
 
 
 class PrefetchRules:
-    """What was learnt of the work so far (averages that forget slowly), and what follows from it.
+    """Averages of the batches so far, which forget slowly, and what follows from them.
 
     Args:
         base_prefetch: PyTorch's own prefetch, in batches.
-        logical: tickets belong to logical workers (``seeding="worker"``, streams).
-        may_read_ahead: nobody can tell if the sampler is drawn further ahead.
-        memory_budget: bytes in flight at most; ``is_capped``: whether that is less than would else be in flight.
+        logical: Tickets belong to logical workers (``seeding="worker"``, streams).
+        may_read_ahead: It cannot be noticed if the sampler is drawn further ahead.
+        memory_budget: The most bytes in flight; None: no limit.
+
+    Attributes:
+        is_capped: The memory budget allows less than would be in flight without it.
     """
 
     def __init__(self, *, base_prefetch: int, logical: bool, may_read_ahead: bool, memory_budget: int | None) -> None:
@@ -84,9 +87,9 @@ class PrefetchRules:
         self.may_read_ahead = may_read_ahead
         self.is_capped = False
         self.is_budgeted = memory_budget is not None
-        """Whether `within_budget` must be asked before tickets are drawn."""
+        """`within_budget` must be asked before tickets are drawn."""
         self.carried_bytes = 0
-        """The most that a ticket carried which was drawn together with its samples; part of what it takes."""
+        """The most bytes that a ticket carried which was drawn together with its samples; part of its memory."""
         self._base_prefetch = base_prefetch
         self._logical = logical
         self._memory_budget = memory_budget
@@ -103,7 +106,7 @@ class PrefetchRules:
         self._largest = max(self._largest, nbytes)
 
     def regroup(self, sizes: Sizes, workers: int) -> None:
-        """Set the group, for that many running workers, by what is known by now."""
+        """Set the number of tickets in a message, for ``workers`` running workers."""
         if self._seen < _LEAST_SEEN or self._memory_budget is not None:
             return
         if self.service_s < TINY_S and self.may_read_ahead and sizes.prefetch is None:
@@ -113,7 +116,7 @@ class PrefetchRules:
             self.group = 1
 
     def prefetch(self, sizes: Sizes) -> int:
-        """Batches drawn and not yet delivered, at most."""
+        """Return the most batches that are drawn and not yet delivered."""
         workers = max(1, sizes.local + sizes.remote)
         if sizes.tuned_prefetch is not None:
             prefetch = max(sizes.tuned_prefetch, workers if self._logical else 1)
@@ -137,13 +140,13 @@ class PrefetchRules:
 
     @property
     def _each_bytes(self) -> int:
-        """What a ticket may take until its batch is delivered."""
+        """Bytes that a ticket may take until its batch is delivered."""
         return self._largest + self.carried_bytes
 
     def within_budget(self, room: int, sizes: Sizes, in_flight: int, ready_bytes: int) -> int:
-        """How many of ``room`` tickets may be drawn while so many are not made yet, and so many bytes not delivered.
+        """Return how many of ``room`` tickets may be drawn.
 
-        At least one, where there is nothing of either.
+        At least one, if no ticket is in flight and no bytes wait for their delivery.
         """
         assert self._memory_budget is not None
         most = max(1, BUDGETED_LOCAL * sizes.local + BUDGETED_REMOTE * sizes.remote)
@@ -154,14 +157,14 @@ class PrefetchRules:
         return max(0, min(room, most - in_flight))
 
     def message_size(self, prefetch: int, workers: int, remote: bool) -> int:
-        """Tickets per message: enough to be worth a message, few enough that no worker is left without."""
+        """Return the tickets per message: enough to be worth one, few enough that no worker is left without."""
         group = self.group
         if remote and self._memory_budget is None and self._seen and self.service_s < 2 * REMOTE_MESSAGE_S:
             group = min(LARGEST_GROUP, max(group, int(REMOTE_MESSAGE_S / max(1e-5, self.service_s))))
         return max(1, min(group, prefetch // (2 * max(1, workers))))
 
     def widen(self, prefetch: int, ready: int) -> bool:
-        """Finished batches wait behind a slow one: look further ahead, if memory allows. Returns True if it does."""
+        """Widen the prefetch, as finished batches wait behind a slow one. Return False if memory does not allow it."""
         affordable = max(STRAGGLER_LARGE * self._base_prefetch, int(STRAGGLER_FREE_BYTES // max(1.0, self.nbytes)))
         most = min(STRAGGLER_FACTOR * self._base_prefetch, affordable)
         if prefetch >= most or ready * self.nbytes > STRAGGLER_BYTES:

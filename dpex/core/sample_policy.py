@@ -1,4 +1,4 @@
-"""What is done about samples that cannot be had: what the user asked for, and indices that leave some out. PURE."""
+"""The policy for samples that cannot be loaded, and indices that leave some of them out. PURE."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ HANGS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePolicy:
-    """What the user asked for.
+    """The user's options for samples that cannot be loaded.
 
-    on_error: what becomes of a sample whose loading fails. timeout_s: how long loading one may take; None: as long as
-    it wants. max_errors: the share of samples that may fail.
+    Attributes:
+        on_error: The action when the loading of a sample fails.
+        timeout_s: Seconds that loading a sample may take; None: no limit.
+        max_errors: The share of samples that may fail.
     """
 
     on_error: OnSampleError = "raise"
@@ -25,12 +27,12 @@ class SamplePolicy:
 
     @property
     def is_on(self) -> bool:
-        """Whether samples are to be looked after one by one."""
+        """True if samples are loaded one by one, each with a guard."""
         return self.tolerates or self.timeout_s is not None
 
     @property
     def tolerates(self) -> bool:
-        """Whether batches are made without samples that fail."""
+        """True if batches are made without samples that fail."""
         return self.on_error != "raise"
 
 
@@ -39,7 +41,7 @@ AS_TORCH = SamplePolicy()
 
 
 def policy_of(loader: Any) -> SamplePolicy:
-    """What a loader's options say."""
+    """Return the policy that a loader's options ask for."""
     return SamplePolicy(
         on_error=loader.on_sample_error, timeout_s=loader.sample_timeout_s, max_errors=loader.max_sample_errors
     )
@@ -61,7 +63,7 @@ class LeavingOut:
 
 
 def leaving_out(index: Any, place: int, why: str) -> LeavingOut | None:
-    """The same index without the sample at ``place``; None if that was left out before, so that another hung there."""
+    """Return ``index`` without the sample at ``place``; None if that was left out before and another hung there."""
     known = index if isinstance(index, LeavingOut) else LeavingOut(index=index)
     if place in known.places:
         return None

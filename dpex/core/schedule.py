@@ -11,8 +11,8 @@ Rules:
   workers, chosen when it is drawn, by PyTorch's rota: the next active queue in turn; out of order, the next one in
   turn with room for it.
 * A queue that has ended (an exhausted stream) drops its other tickets and takes no more.
-* A ticket that was lost goes back to the front. The one that was being worked on when its worker died has one try
-  less; after ``max_tries`` it is given up, and its failure is delivered at its place.
+* A ticket that was lost goes back to the front. The one that a worker was making as it died has one try less; after
+  ``max_tries`` it is given up, and its failure is delivered at its place.
 
 The owner is a single thread; an illegal call raises `ScheduleError` and changes nothing.
 """
@@ -33,7 +33,7 @@ class ScheduleError(InternalError):
 
 
 class Ticket:
-    """One batch to be made: its number in the epoch, what to fetch, whose turn it is and how often it killed."""
+    """One batch to be made: its number in the epoch, what to fetch, its queue, and the workers that it killed."""
 
     __slots__ = ("deaths", "epoch", "index", "issued", "number", "queue")
 
@@ -53,7 +53,7 @@ class Ticket:
 
 
 class Delivery(NamedTuple):
-    """What `Schedule.pop` hands out: the ticket's number, its queue, and what was given to `done`."""
+    """A finished batch, as `Schedule.pop` returns it: the ticket's number, its queue, and what was given to `done`."""
 
     number: int
     queue: int
@@ -89,9 +89,9 @@ class Schedule:
         self._pending: list[deque[Ticket]] = [deque() for _ in self._active]
         self._ready: dict[int, Delivery] = {}
         self.next_number = 0
-        """With ``in_order``: the batch whose turn it is."""
+        """With ``in_order``, the number of the batch whose turn it is."""
         self.lent: deque[tuple[int, int]] | None = None
-        """See `lend`."""
+        """Number and queue of batches that the other pass has not delivered yet; see `lend`."""
         self._dropped = 0
         self._sampler_ended = False
 
@@ -99,7 +99,7 @@ class Schedule:
 
     @property
     def room(self) -> int:
-        """How many tickets may be drawn now."""
+        """The number of tickets that may be drawn now."""
         if self._sampler_ended or not self._live:
             return 0
         room = self.prefetch - len(self._open) - len(self._ready)
@@ -110,7 +110,7 @@ class Schedule:
         return self.draw_first(deque((index,)))
 
     def draw_first(self, indices: deque[Any]) -> Ticket:
-        """Make the next ticket, for the first of ``indices``, which is taken out."""
+        """Make the next ticket, for the first of ``indices``, and take that out of them."""
         if self._sampler_ended or not self._live or len(self._open) + len(self._ready) >= self.prefetch:
             raise ScheduleError("no room for another ticket")
         queue, turn = SHARED, 0
@@ -130,7 +130,7 @@ class Schedule:
         return ticket
 
     def _choose_queue(self) -> tuple[int, int]:
-        """The queue of the next ticket, and whose turn it is then, where it is not simply the next one's turn."""
+        """Return the queue of the next ticket, and the queue whose turn it is after that."""
         turn, share, fallback = self._turn, max(1, self.prefetch // self._live), -1
         for _ in self._active:
             queue, turn = turn, (turn + 1) % len(self._active)
@@ -142,11 +142,11 @@ class Schedule:
         return fallback, turn
 
     def end_of_sampler(self) -> None:
-        """The sampler has nothing more."""
+        """Draw no more, as the sampler has ended."""
         self._sampler_ended = True
 
     def set_prefetch(self, prefetch: int) -> None:
-        """Change how far the epoch runs ahead; what was already drawn stays drawn."""
+        """Change the prefetch. What was already drawn stays drawn."""
         if prefetch < 1:
             raise ScheduleError(f"prefetch={prefetch} must be at least 1")
         self.prefetch = prefetch
@@ -166,7 +166,7 @@ class Schedule:
         self._close(ticket)
 
     def position(self) -> tuple[int, frozenset[int]]:
-        """The number of the next batch, and those after it that were delivered before it, out of order."""
+        """Return the number of the next batch, and of those after it that were delivered before it, out of order."""
         if self.in_order:
             self.peek()
             return (self.lent[0][0] if self.lent else self.next_number), frozenset()
@@ -175,18 +175,18 @@ class Schedule:
         return first, frozenset(range(first, self.drawn)) - undelivered
 
     def awaits(self, delivery: Delivery) -> bool:
-        """Whether this is still to be delivered."""
+        """Return True if this batch is still to be delivered."""
         return self._ready.get(delivery.number) is delivery
 
     def queue_of(self, number: int) -> int:
-        """The queue of a ticket that is not delivered, or whose turn is next."""
+        """Return the queue of a ticket that is not delivered, or whose turn is next."""
         if self.lent and self.lent[0][0] == number:
             return self.lent[0][1]
         found = self._open.get(number) or self._ready.get(number)
         return self._turn if found is None else found.queue
 
     def standing(self, queue: int) -> tuple[int, int, bool]:
-        """The number of the first undelivered ticket of a queue, how many are made, and whether it has ended."""
+        """Return the first undelivered ticket of a queue, the number of its made tickets, and True if it has ended."""
         ready = [number for number, delivery in self._ready.items() if delivery.queue == queue]
         ready += [number for number, of in self.lent or () if of == queue]
         waiting = [number for number, ticket in self._open.items() if ticket.queue == queue]
@@ -195,11 +195,11 @@ class Schedule:
     # -- issuing -------------------------------------------------------------------------------------------------
 
     def pending(self, queue: int = SHARED) -> int:
-        """Tickets of ``queue`` that wait to be issued."""
+        """Return the number of tickets of ``queue`` that wait to be issued."""
         return len(self._pending[queue])
 
     def take(self, limit: int, queue: int = SHARED, into: list[Ticket] | None = None) -> list[Ticket]:
-        """Issue up to ``limit`` tickets of ``queue``, lowest number first; see ``into`` if this is broken off."""
+        """Issue up to ``limit`` tickets of ``queue``, lowest first. ``into`` has them also if this is interrupted."""
         waiting = self._pending[queue]
         tickets: list[Ticket] = [] if into is None else into
         for _ in range(min(limit, len(waiting))):
@@ -210,14 +210,14 @@ class Schedule:
         return tickets
 
     def give_back(self, tickets: Iterable[Ticket]) -> None:
-        """Take back tickets that were issued but never reached a worker; no try is lost."""
+        """Take back tickets that were issued but never reached a worker. No try is lost."""
         for ticket in sorted(tickets, reverse=True):
             if self._open.get(ticket.number) is ticket and ticket.issued:
                 self._requeue(ticket)
                 ticket.issued = False
 
     def _requeue(self, ticket: Ticket) -> None:
-        """Let a ticket wait in its place. If that is broken off, it still counts as issued, and may be done again."""
+        """Let a ticket wait in its place. If this is interrupted, it still counts as issued: call it again."""
         waiting = self._pending[ticket.queue]
         if not waiting or ticket < waiting[0]:  # mostly: what comes back was taken from here
             waiting.appendleft(ticket)
@@ -229,10 +229,7 @@ class Schedule:
     # -- results -------------------------------------------------------------------------------------------------
 
     def done(self, number: int, payload: Any, samples: int = 0, nbytes: int = 0) -> bool:
-        """The batch of ticket ``number`` was made, of so many samples and bytes.
-
-        False, and nothing changes, if it is not wanted (any more).
-        """
+        """Take in the batch of ticket ``number``. Return False, and change nothing, if it is not wanted any more."""
         ticket = self._open.get(number)
         if ticket is None:
             return False
@@ -245,7 +242,7 @@ class Schedule:
         return True
 
     def has(self, number: int, payload: Any) -> bool:
-        """Whether this payload is what waits for its delivery as ``number``."""
+        """Return True if this payload waits for its delivery as ``number``."""
         delivery = self._ready.get(number)
         return delivery is not None and delivery.payload is payload
 
@@ -254,7 +251,7 @@ class Schedule:
         return self._active[queue]
 
     def end_queue(self, queue: int) -> None:
-        """The stream behind ``queue`` is exhausted: its open tickets are dropped, and it gets no more."""
+        """Drop the open tickets of ``queue``, as its stream is exhausted, and draw no more for it."""
         if self._active[queue]:
             self._active[queue] = False  # from here on without a call: see `dpex.system.interrupts`
             self._live -= 1
@@ -263,9 +260,11 @@ class Schedule:
             self._dropped += 1
 
     def lost(self, numbers: Iterable[int], guilty: int | None = None) -> list[Ticket]:
-        """A worker died with these tickets; ``guilty`` is the one it was working on.
+        """Take back tickets of a worker that died. Return those that are out of tries.
 
-        Returns the tickets that are out of tries: the caller hands each a failure with `done`.
+        Args:
+            numbers: The tickets that it held.
+            guilty: The ticket that it was making.
         """
         given_up: list[Ticket] = []
         tickets = [t for n in numbers if (t := self._open.get(n)) is not None and t.issued]
@@ -291,14 +290,14 @@ class Schedule:
     # -- delivering ----------------------------------------------------------------------------------------------
 
     def pop(self) -> Delivery | None:
-        """The next batch to hand to the consumer, or None while it is not made yet."""
+        """Return the next batch for the consumer, which counts as delivered then; None while it is not made yet."""
         delivery = self.peek()
         if delivery is not None:
             self.deliver(delivery)
         return delivery
 
     def peek(self) -> Delivery | None:
-        """What `pop` would return."""
+        """Return the batch that `pop` would return."""
         ready = self._ready
         if not self.in_order:
             return ready[next(iter(ready))] if ready else None
@@ -312,12 +311,15 @@ class Schedule:
         return None
 
     def lend(self) -> None:
-        """From now on batches go to another pass, which makes others of them: where this one stands is before those
-        that are in ``lent``, by number and queue. The other pass takes them out, in order, as it delivers."""
+        """Give batches to another pass from now on, which makes others of them.
+
+        The position of this pass is before the batches in ``lent``. The other pass takes them out, in order, as it
+        delivers.
+        """
         self.lent = deque()
 
     def deliver(self, delivery: Delivery) -> None:
-        """The consumer takes what `peek` returned; a second time nothing happens."""
+        """Deliver what `peek` returned. A second call does nothing."""
         number = delivery.number
         if number in self._ready:  # without a call: see `dpex.system.interrupts`
             del self._ready[number]
@@ -328,7 +330,7 @@ class Schedule:
                 self.lent += ((number, delivery.queue),)
 
     def upcoming(self, most: int) -> list[Delivery]:
-        """What the next ``most`` calls of `pop` would return if they came now."""
+        """Return the batches that the next ``most`` calls of `pop` would return now."""
         if not self.in_order:
             return list(islice(self._ready.values(), most))
         found: list[Delivery] = []
@@ -340,7 +342,7 @@ class Schedule:
         return found
 
     def undelivered(self) -> list[Delivery]:
-        """All that is made and waits for its delivery, also behind what is not made yet."""
+        """Return all batches that are made and not delivered, also those behind one that is not made yet."""
         return list(self._ready.values())
 
     def replace(self, number: int, payload: Any) -> None:
@@ -351,12 +353,12 @@ class Schedule:
 
     @property
     def finished(self) -> bool:
-        """Everything was delivered, and nothing more will be drawn."""
+        """True once everything was delivered, and nothing more will be drawn."""
         return not self._open and not self._ready and (self._sampler_ended or not self._live)
 
     @property
     def ready(self) -> int:
-        """Batches that are made and not yet delivered."""
+        """The number of batches that are made and not yet delivered."""
         return len(self._ready)
 
     @property
@@ -366,26 +368,26 @@ class Schedule:
 
     @property
     def at_work(self) -> int:
-        """Queues that have tickets to be made."""
+        """The number of queues that have tickets to be made."""
         return sum(map(bool, self._load))
 
     @property
     def in_flight(self) -> int:
-        """Tickets that are drawn and not yet made (waiting ones included)."""
+        """The number of tickets that are drawn and not yet made."""
         return len(self._open)
 
     def issued(self) -> list[Ticket]:
-        """The tickets that are out with workers."""
+        """Return the tickets that are with workers."""
         return [ticket for ticket in self._open.values() if ticket.issued]
 
     def unfinished(self) -> list[Ticket]:
-        """The tickets that are drawn and not yet made, in order."""
+        """Return the tickets that are drawn and not yet made, in order."""
         return list(self._open.values())
 
     def open_tickets(self, queue: int) -> list[Ticket]:
-        """The tickets of ``queue`` that are drawn and not yet made."""
+        """Return the tickets of ``queue`` that are drawn and not yet made."""
         return [ticket for ticket in self._open.values() if ticket.queue == queue]
 
     def ticket(self, number: int) -> Ticket | None:
-        """The open ticket of that number, or None."""
+        """Return the open ticket of that number, or None."""
         return self._open.get(number)

@@ -2,13 +2,12 @@
 
     asked → up → leaving → gone
 
-Who is dismissed before it was up leaves all the same, once it has done what it was sent. `LIFE` holds every step that
-there is; another one is an error in dpex, and leaves the worker as it was:
+`LIFE` holds every step that there is. Any other step is an error in dpex, and leaves the worker unchanged:
 
     worker.stage = LIFE[worker.stage, SERVES]
 
-That is an assignment without a call, so no exception of a signal handler can come out in the middle of it. A step that
-is taken twice, as the message that told of it was read twice, changes nothing the second time.
+This is an assignment without a call, so a signal handler cannot raise in the middle of it. A step that is taken twice,
+as its message was read twice, changes nothing the second time.
 """
 
 from __future__ import annotations
@@ -17,19 +16,17 @@ from typing import Final, Literal
 
 from dpex.errors import InternalError
 
-Stage = Literal["asked", "up", "dismissed", "leaving", "gone"]
+Stage = Literal["asked", "up", "leaving", "gone"]
 Step = Literal["serves", "is asked to leave", "ends"]
 
 ASKED: Final = "asked"
-"""The system was asked for it."""
+"""The system was asked for the worker."""
 UP: Final = "up"
-"""It makes batches."""
-DISMISSED: Final = "dismissed"
-"""It was asked to leave before it was up."""
+"""The worker makes batches."""
 LEAVING: Final = "leaving"
-"""It was asked to leave, and finishes what it holds."""
+"""The worker was asked to leave, and finishes what it holds."""
 GONE: Final = "gone"
-"""It has ended."""
+"""The worker has ended."""
 
 SERVES: Final = "serves"
 IS_ASKED_TO_LEAVE: Final = "is asked to leave"
@@ -38,7 +35,7 @@ ENDS: Final = "ends"
 RUNNING = frozenset({UP, LEAVING})
 """Stages in which a worker counts as running."""
 STAYING = frozenset({ASKED, UP})
-"""Stages of workers that nobody asked to leave."""
+"""Stages of workers that were not asked to leave."""
 
 
 class LifeError(InternalError):
@@ -54,14 +51,10 @@ class _Table(dict[tuple[Stage, Step], Stage]):
 LIFE = _Table(
     {
         (ASKED, SERVES): UP,
-        (ASKED, IS_ASKED_TO_LEAVE): DISMISSED,
         (ASKED, ENDS): GONE,
         (UP, SERVES): UP,
         (UP, IS_ASKED_TO_LEAVE): LEAVING,
         (UP, ENDS): GONE,
-        (DISMISSED, SERVES): LEAVING,
-        (DISMISSED, IS_ASKED_TO_LEAVE): DISMISSED,
-        (DISMISSED, ENDS): GONE,
         (LEAVING, SERVES): LEAVING,
         (LEAVING, IS_ASKED_TO_LEAVE): LEAVING,
         (LEAVING, ENDS): GONE,

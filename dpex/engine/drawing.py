@@ -1,7 +1,8 @@
-"""Draws from the sampler; what an exception of a signal handler comes out of there loses no index.
+"""Draws from the sampler. An exception of a signal handler that comes out of the sampler loses no index.
 
-A sampler that is a generator of Python ends with such an exception. That is an error at the end of what was drawn, as
-the epoch would else look complete. Of a stream that others read (`ReadBatches`) what is there is drawn, without a wait.
+A sampler that is a generator of Python ends with such an exception. That is an error behind the last index, as the
+epoch would look complete otherwise. Of a stream that another engine reads (`ReadBatches`), the batches that are there
+are drawn, without a wait.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.utils.data import (
 )
 
 from dpex.core.engine_state import EngineState
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from dpex.core.schedule import Schedule
 from dpex.engine.read_batches import RETURNED_AT_MOST, ReadBatches
 from dpex.engine.sampler_start import hold
@@ -39,7 +40,7 @@ _INTERRUPTED = (
 
 
 def draws_ahead_safely(sampler: Any) -> bool:
-    """Whether nobody can tell how far ahead this index sampler is drawn: torch's own that draw their order at once.
+    """Return True for samplers of torch's that draw their order at once, so that drawing ahead is not noticed.
 
     A `RandomSampler` draws from its generator again when it ends, which the owner of that generator could notice.
     """
@@ -104,7 +105,7 @@ class Drawing:
         self._lost_to = None
 
     def draw(self, state: EngineState, count: int) -> None:
-        """Draw so many tickets, or as many as there are; first what an exception kept from being made a ticket.
+        """Draw ``count`` tickets, or all that are left. Indices that an exception left over come first.
 
         Raises:
             InterruptedSamplerError: there would have been more.
@@ -117,7 +118,7 @@ class Drawing:
         over = len(drawn) < count
         try:
             for _ in range(min(count, len(drawn))):
-                state.dirty.add(schedule.draw_first(drawn).queue)
+                state.placement.dirty.add(schedule.draw_first(drawn).queue)
         except BaseException:
             state.all_queues_are_dirty()
             raise
@@ -139,7 +140,7 @@ class Drawing:
         state.all_queues_are_dirty()
 
     def _draw_read(self, readings: ReadBatches, state: EngineState, count: int) -> None:
-        """The same of what was read by now; a read that failed is the delivery of its ticket."""
+        """Draw batches that were read by now. A read that failed is the delivery of its ticket."""
         drawn, schedule = self.drawn, state.schedule
         self._settle(readings)
         readings.take(count - len(drawn), drawn)
@@ -154,11 +155,11 @@ class Drawing:
             self._end(schedule)
 
     def _settle(self, readings: ReadBatches) -> None:
-        """What is delivered is not read again, but for what an exception of a signal handler may have kept back."""
+        """Forget delivered batches, but for those that an exception of a signal handler may have kept back."""
         readings.delivered(self._schedule.next_number - RETURNED_AT_MOST)
 
     def descriptors(self) -> list[int]:
-        """What turns readable when there is more to draw, if that can be known."""
+        """Return descriptors that turn readable when there is more to draw, if that can be known."""
         return [] if self._readings is None else self._readings.descriptors()
 
     def with_reading(self, point: ResumePoint) -> ResumePoint | None:
@@ -169,11 +170,11 @@ class Drawing:
         return None if read is None else replace(point, read=read)
 
     def awaits_reading(self, schedule: Schedule) -> bool:
-        """Whether the next batch in turn is not read yet."""
+        """Return True if the next batch in turn is not read yet."""
         return self._readings is not None and schedule.next_number >= schedule.drawn
 
     def draw_some(self, count: int) -> bool:
-        """Have indices in ``drawn``, which is empty: so many, or as many as there are; False if there are none."""
+        """Put ``count`` indices, or all that are left, into ``drawn``, which is empty. Return False if none is left."""
         self._draw_indices(count)
         return bool(self.drawn)
 

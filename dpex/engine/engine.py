@@ -4,9 +4,9 @@ All work happens inside `Engine.next`, in the consumer's thread; where batches a
 in (`listen`). `resize` may be called from any thread: it is carried out at once when the engine is idle, else at the
 next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends everything.
 
-What is decided, is decided by `dpex.core.engine_state`, which acts on nothing: `performer` performs it, `event_handler`
-tells it what pools report, `supply` has it draw and send, `handing_out` finds and opens what is next in turn, `waiting`
-waits. All of them are called under the engine's lock and none refers to it. `snapshots` is what others see of it.
+All decisions are made by `dpex.core.engine_state`, which does not act: `performer` performs them, `event_handler` tells
+it what pools report, `supply` draws and sends, `next_batch` finds and opens what is next in turn, `waiting` waits. All
+of them are called under the engine's lock, and none refers to the engine. `snapshots` is what other threads see of it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from threading import get_native_id
 from typing import Any
 
-from dpex.core.events import EpochBegins, Opened, StatesWanted
+from dpex.core.events import EpochBegins, Opened, Resize, Resized, StatesWanted
 from dpex.core.placement import Place
 from dpex.core.prefetch import Sizes
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from dpex.engine.drawing import Drawing
 from dpex.engine.event_handler import EventHandler
-from dpex.engine.handing_out import HandingOut
+from dpex.engine.next_batch import ERRORS, NextBatch, count_death, raise_from
 from dpex.engine.performer import Performer
 from dpex.engine.plan import EnginePlan
-from dpex.engine.raised import ERRORS, count_death, raise_from
 from dpex.engine.read_batches import ReadBatches
-from dpex.engine.resizing import Resizing
 from dpex.engine.sample_errors import SampleErrors
 from dpex.engine.snapshots import EngineView
 from dpex.engine.supply import Supply
@@ -54,7 +52,7 @@ COLLECT_PINNED_EVERY_S = 0.01
 TOLD_S = 1.0
 """At the end of a pass workers are idle, and tell their states within milliseconds."""
 POINT_S = 1.0
-"""Whoever asks where the pass stands waits so long for the thread that is in ``next()``."""
+"""Seconds that `Engine.point` waits for the thread that is in ``next()``."""
 _INHERITED = (
     "this iterator belongs to process {0._pid}, from which this one was forked: its workers answer to that "
     "process only. Call iter(loader) for an iterator of this process; with "
@@ -71,44 +69,28 @@ class Engine:
         self._plan = plan
         self._pid = os.getpid()
         self._turn = threading.RLock()
-        """Of the consumer; ``_lock`` guards what is shared with other threads, and is free while the consumer waits."""
+        """Held by the consumer in ``next()``; ``_lock`` guards what threads share, and is free during waits."""
         self._lock = threading.RLock()
         self.returned: deque[Any] = deque()
         """Batches that were handed out, but could not be taken: they come first."""
         self._drawing = Drawing()
         self._wakeup = Wakeup()
         self._closed = False
-        self._state = plan.state(sizes)
-        self._performer = Performer(self._state, plan.make_pool)
-        self._instructions = self._state.instructions
-        self._pools = self._performer.pools
-        self._sample_errors = SampleErrors(plan.samples, self._instructions)
-        self._event_handler = EventHandler(self._state, self._performer, self._wakeup, self._sample_errors)
-        self._tally = Tally(detailed=plan.metered, queue=OwnQueue().seconds)
-        self._supply = Supply(self._state, self._performer, self._event_handler, self._drawing, self._tally)
         self._consumer = 0
-        self._errors: Counter[str] = Counter()
-        waiting = Waiting(
-            plan, self._state, self._pools, self._event_handler, self._drawing, self._tally, self._errors, self._wakeup
-        )
-        slow_samples = self._event_handler.slow_samples
-        self._resizing = Resizing(self._state, self._performer, self._supply)
-        self._requests = self._resizing.requests
-        self._handing_out = HandingOut(plan, self._state, self._event_handler, self._supply, waiting, self._tally)
-        self.schedule = self._handing_out.schedule
-        self._view = EngineView(
-            tally=self._tally,
-            errors=self._errors,
-            state=self._state,
-            pools=self._pools,
-            slowest=self._event_handler.slowest,
-            slow_samples=slow_samples,
-            sample_errors=self._sample_errors,
-            gpu=plan.gpu,
-            feed=plan.feed,
-            pass_batches=plan.pass_batches,
-            starts_anew=plan.starts_anew,
-        )
+        self._requests: deque[Sizes] = deque(maxlen=1)
+        """The latest request for other sizes, until it is carried out."""
+        self._is_granting = False
+        self._state = plan.state(sizes)
+        self._placement = self._state.placement
+        self._performer = Performer(self._state, plan.make_pool)
+        sample_errors = SampleErrors(plan.samples, self._placement.instructions)
+        self._events = EventHandler(self._state, self._performer, self._wakeup, sample_errors)
+        self._tally = Tally(detailed=plan.metered, queue=OwnQueue().seconds)
+        self._supply = Supply(self._events, self._drawing, self._tally)
+        waiting = Waiting(plan, self._events, self._drawing, self._tally)
+        self._next = NextBatch(plan, self._events, self._supply, waiting, self._tally)
+        self.schedule = self._next.schedule
+        self._view = EngineView(plan, self._events, self._tally)
         watch(self)
         self._performer.tell(Opened())
         self._tally.causes[STARTUP] += monotonic() - began
@@ -131,7 +113,7 @@ class Engine:
             self._performer.tell(EpochBegins(resume))
             if self._plan.pinner is not None:
                 self._plan.pinner.begin_epoch()
-            self.schedule = self._handing_out.schedule = self._state.schedule
+            self.schedule = self._next.schedule = self._state.schedule
             self._drawing.begin(sampler, self.schedule)
             if resume is not None and resume.ahead:
                 self._drawing.pass_over(self._state, resume.ahead)
@@ -141,9 +123,9 @@ class Engine:
             self._tally.causes[STARTUP] += monotonic() - began
 
     def _drop_what_was_handed_out(self) -> None:
-        """Of an epoch that was broken off: decoding a batch and dropping it gives its memory back."""
+        """Drop batches of an epoch that was broken off. Decoding a batch and dropping it gives its memory back."""
         self.returned.clear()
-        self._handing_out.drop()
+        self._next.drop()
 
     def close(self, grace_s: float = 5.0) -> None:
         """End all pools; idempotent, and harmless in a process that was forked from the owner.
@@ -157,7 +139,7 @@ class Engine:
         with_lock(self._lock, lambda _: self._end_pools(grace_s), grace_s)
 
     def _end_pools(self, grace_s: float) -> None:
-        for pool in self._pools.values():
+        for pool in self._performer.pools.values():
             pool.close(grace_s)
         self._wakeup.close()
 
@@ -171,7 +153,7 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called, or this process was forked from the owner."""
+        """True once `close` has been called, and in a process that was forked from the owner."""
         return self._closed
 
     # -- the consumer --------------------------------------------------------------------------------------------
@@ -179,9 +161,9 @@ class Engine:
     def next(self, hand: list[Any]) -> None:
         """Put the next batch into ``hand``, which is empty.
 
-        Consumers in several threads come one after the other, and each batch goes to one of them. What an exception of
-        a signal handler breaks off here is gone on with by the next call (see `dpex.system.interrupts`); a batch that
-        is in ``hand`` by then is the caller's to put into ``returned``.
+        Consumers in several threads come one after the other, and each batch goes to one of them. If a signal handler
+        raises in here, the next call resumes (see `dpex.system.interrupts`), and the caller puts a batch that is in
+        ``hand`` by then into ``returned``.
 
         Raises:
             StopIteration: at the end.
@@ -191,8 +173,8 @@ class Engine:
         """
         with self._turn:
             tally, over, entered = self._tally, False, monotonic()
-            gpu, mark, handing_out = self._plan.gpu, None, self._handing_out
-            handing_out.opened_at = 0.0
+            gpu, mark, upcoming = self._plan.gpu, None, self._next
+            upcoming.opened_at = 0.0
             tally.enter(entered)
             try:
                 if gpu is not None:
@@ -205,7 +187,7 @@ class Engine:
                             mark = gpu.block(mark)
                         wait()
                 if type(hand[0]) in ERRORS:
-                    raise_from(hand, self._errors)
+                    raise_from(hand, self._tally.errors)
             except StopIteration:
                 over = True
                 raise
@@ -218,12 +200,12 @@ class Engine:
                     tally.unblock(now)
                 if gpu is not None:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
-                tally.leave(handing_out.opened_at, now, over=over)
+                tally.leave(upcoming.opened_at, now, over=over)
 
     def next_if_ready(self, hand: list[Any]) -> bool:
-        """As `next`, but without a wait: False, and nothing in ``hand``, where the next batch is not there yet.
+        """As `next`, but without a wait: return False, and put nothing into ``hand``, if the batch is not there yet.
 
-        Nothing of it is measured: whoever asks has a wait of its own.
+        Nothing of it is measured: the caller measures its own wait.
         """
         with self._turn:
             while not hand:
@@ -232,16 +214,16 @@ class Engine:
                 if wait is not None:
                     return False
             if type(hand[0]) in ERRORS:
-                raise_from(hand, self._errors)
+                raise_from(hand, self._tally.errors)
         return True
 
     def descriptors(self) -> list[int]:
-        """What turns readable when workers have something to say."""
-        return [fd for pool in self._pools.values() for fd in pool.descriptors()]
+        """Return descriptors that turn readable when workers have something to report."""
+        return [fd for pool in self._performer.pools.values() for fd in pool.descriptors()]
 
     def _note(self, error: Exception) -> None:
         """Count an error that comes out of `next`. Raises IteratorClosedError where it may come of being closed."""
-        count_death(error, self._errors)
+        count_death(error, self._tally.errors)
         if self._closed and not isinstance(error, IteratorClosedError):
             raise self._why_closed() from error  # a signal handler, or another thread, has done so just now
 
@@ -253,24 +235,24 @@ class Engine:
                 self._wakeup.clear()
         if self._closed:
             raise StopIteration if self.schedule.finished else self._why_closed()
-        handing_out = self._handing_out
-        if handing_out.delivery is not None:
-            handing_out.hand_out(hand)
+        upcoming = self._next
+        if upcoming.delivery is not None:
+            upcoming.hand_out(hand)
         if self.returned:
             hand += (self.returned[0],)
             del self.returned[0]
         if hand:
             return None
-        if self._instructions:
+        if self._placement.instructions:
             self._performer.resume()
             self._performer.raise_fatal()
         if self._requests:
-            self._resizing.grant()
+            self._grant()
         pinner = self._plan.pinner
         every_s = COLLECT_EVERY_S if pinner is None or pinner.is_low else COLLECT_PINNED_EVERY_S
         if entered - self._supply.collected_at > every_s:
             self._supply.collect()
-        return handing_out.seek(hand, entered)
+        return upcoming.seek(hand, entered)
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -282,27 +264,54 @@ class Engine:
         with self._lock:
             if self._closed or self._plan.pinner is None:
                 return []
-            return self._event_handler.listen(self._plan.pinner)
+            return self._events.listen(self._plan.pinner)
 
     # -- resizing ------------------------------------------------------------------------------------------------
 
     def resize(self, sizes: Sizes) -> None:
-        """Change workers and prefetch, from any thread; at once if the engine is idle, else within its next turn."""
+        """Change workers and prefetch, from any thread; at once if the engine is idle, else within its next turn.
+
+        Raises:
+            ValueError: No worker is asked for.
+        """
         if self._closed:
             return
-        self._resizing.ask(sizes)
+        self._ask(sizes)
         with_lock(self._lock, self._grant_if)
         self._wakeup.ring()
 
+    def _ask(self, sizes: Sizes) -> None:
+        if sizes.local + sizes.remote < 1:
+            # Batches in flight would never be made.
+            raise ValueError(f"local={sizes.local}, remote={sizes.remote}: a pass with workers needs at least one")
+        self._requests.append(sizes)
+
     def _grant_if(self, is_idle: bool) -> None:
         if is_idle and not self._closed:
-            self._resizing.grant()
+            self._grant()
+
+    def _grant(self) -> None:
+        """Carry out the latest request. Called under the lock."""
+        if self._placement.instructions:
+            self._performer.resume()
+        if self._requests:
+            self._is_granting = True
+            try:
+                request = self._requests[-1]
+                self._performer.tell(Resize(request))
+            finally:
+                self._is_granting = False
+            if self._requests[-1] is request:
+                self._requests.pop()
+        self._performer.tell(Resized())
+        if self._performer.pools:
+            self._supply.fill()
 
     def request(self, sizes: Sizes) -> None:
         """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
         if self._closed:
             return
-        self._resizing.ask(sizes)
+        self._ask(sizes)
         self._wakeup.ring()
 
     # -- looking in ----------------------------------------------------------------------------------------------
@@ -312,43 +321,48 @@ class Engine:
         return self._view.stats()
 
     def point(self) -> ResumePoint | None:
-        """Where the pass stands by the batches that were handed out, from any thread; None: the engine has been busy
-        for `POINT_S`, which only a sampler or a dataset that makes batches here can keep it."""
+        """Return where the pass is, by the batches that were handed out. Any thread may call it.
+
+        None: the engine has been busy for `POINT_S`, which only a slow sampler can cause.
+        """
         points: list[ResumePoint] = []
         with_lock(self._lock, lambda is_idle: points.extend(self._points()) if is_idle else None, POINT_S)
         return points[0] if points else None
 
     def ask_states(self, wait_s: float = 0.0) -> None:
-        """Have workers tell the states of datasets from now on; waits so long for those that they have now, from the
-        thread that iterates."""
+        """Have workers report the states of datasets from now on.
+
+        Args:
+            wait_s: Seconds to wait for the present states, in the thread that iterates.
+        """
         with self._lock:
             if self._closed:
                 return
             self._performer.tell(StatesWanted())
             deadline = monotonic() + wait_s
-            while (left_s := deadline - monotonic()) > 0 and self._state.assignment.untold:
-                fds = [fd for pool in self._pools.values() for fd in pool.descriptors()]
+            while (left_s := deadline - monotonic()) > 0 and self._state.logicals.untold:
+                fds = [fd for pool in self._performer.pools.values() for fd in pool.descriptors()]
                 select.select(fds, (), (), left_s)
-                self._event_handler.overhear()
+                self._events.overhear()
 
     def _points(self) -> Iterator[ResumePoint]:
-        undelivered = len(self.returned) + self._handing_out.holds_a_batch()
+        undelivered = len(self.returned) + self._next.holds_a_batch()
         point = self._drawing.with_reading(self._state.point(undelivered))
         if point is not None:
             yield point
 
     def look(self) -> EngineLook:
         """For the tuner, from its thread: does not wait for the consumer."""
-        return self._view.look(resizing=self._resizing.is_under_way, thread=self._consumer)
+        return self._view.look(resizing=self._is_granting or bool(self._requests), thread=self._consumer)
 
     def sums(self) -> Sums:
-        """For whoever exports metrics, from any thread: does not wait for the consumer either."""
+        """Return the counts for metrics. Any thread may call it; it does not wait for the consumer."""
         return self._view.sums(self._consumer)
 
     def first_logical_worker(self, place: Place) -> int:
         """The lowest number of the logical workers that live there, or a number above all of them."""
-        return min(self._state.assignment.lives_at(place), default=self._plan.logicals)
+        return min(self._state.logicals.placed_on(place), default=self._plan.logicals)
 
     def pool(self, name: str) -> WorkerPool | None:
         """The pool of that name, if it was ever needed."""
-        return self._pools.get(name)
+        return self._performer.pools.get(name)

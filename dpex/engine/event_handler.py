@@ -1,8 +1,8 @@
-"""Takes in what pools have to say: measures it, and hands it to the engine's state.
+"""Takes in what pools report: measures it, and hands it to the engine's state.
 
 Used by the thread that holds the engine's lock: the consumer's, which takes in everything (`collect`), or the one that
-pins, which takes in batches and random states only (`listen`). What else it meets, and what came after that, waits
-for the consumer, in order; so does an error.
+pins, which takes in batches and random states only (`listen`). Any other event, and all that came after it, waits for
+the consumer, in order; so does an error.
 """
 
 from __future__ import annotations
@@ -30,17 +30,23 @@ NOT_BLOCKED, ANY = -2, -1
 class EventHandler:
     """Events of the pools.
 
-    ``awaited``: the number of the batch that the consumer waits for; ``awaited_making``: how it was made, once it is
-    here (see `dpex.measure.wait_causes.Making`). ``slowest``, ``slow_samples``: what took longest. ``sample_errors``:
-    which samples could not be had.
+    Attributes:
+        state: The engine's state, which is told the events.
+        performer: The pools, and what performs instructions.
+        wakeup: Wakes the consumer.
+        sample_errors: Samples that could not be loaded.
+        awaited: The number of the batch that the consumer waits for, or `NOT_BLOCKED` or `ANY`.
+        awaited_making: How that batch was made, once it is here (see `dpex.measure.wait_causes.Making`).
+        slowest: The batches that took longest.
+        slow_samples: The samples that took longest.
     """
 
     def __init__(
         self, state: EngineState, performer: Performer, wakeup: Wakeup, sample_errors: SampleErrors = NOBODY
     ) -> None:
-        self._state = state
-        self._performer = performer
-        self._wakeup = wakeup
+        self.state = state
+        self.performer = performer
+        self.wakeup = wakeup
         self._unheard: deque[PoolEvent] = deque()
         self._overheard = False
         self.awaited = NOT_BLOCKED
@@ -50,8 +56,8 @@ class EventHandler:
         self.sample_errors = sample_errors
 
     def listen(self, pinner: Pinner) -> list[int]:
-        """In the thread that pins: take in a few batches and hand them over; returns the descriptors to watch."""
-        schedule, performer = self._state.schedule, self._performer
+        """In the thread that pins, take in a few batches and hand them over. Return the descriptors to watch."""
+        schedule, performer = self.state.schedule, self.performer
         try:
             if not is_enough_ahead(schedule, pinner):
                 self.overhear()
@@ -63,27 +69,27 @@ class EventHandler:
         return [fd for pool in performer.pools.values() for fd in pool.descriptors()]
 
     def overhear(self) -> None:
-        """Take in batches and states; the consumer is woken by whatever there was."""
+        """Take in batches and states. The consumer is woken if there was anything."""
         if self._unheard:
             return
-        for name, pool in list(self._performer.pools.items()):
+        for name, pool in list(self.performer.pools.items()):
             events = pool.poll()
-            self._performer.report(name)
+            self.performer.report(name)
             self._unheard.extend(events)
             events.clear()
         if self._unheard:
             self._overheard = True
-            self._wakeup.ring()
+            self.wakeup.ring()
         while self._unheard and isinstance(self._unheard[0], (TicketMade, Snapshot)):
             self._hear(self._unheard.popleft(), 0.0)
 
     def collect(self, now: float) -> bool:
-        """Take in everything; True if there was anything, also since the last time.
+        """Take in everything. Return True if there was anything since the last call.
 
         Raises:
-            Exception: what ends the epoch.
+            Exception: What ends the epoch.
         """
-        performer = self._performer
+        performer = self.performer
         heard, self._overheard = self._overheard, False
         while self._unheard:
             self._hear(self._unheard[0], now)
@@ -101,7 +107,7 @@ class EventHandler:
 
     def _hear(self, event: PoolEvent, now: float) -> None:
         if type(event) is not TicketMade:
-            self._state.handle(event, now)
+            self.state.handle(event, now)
             return
         slowest, number = event.slowest, event.number
         if (
@@ -111,11 +117,11 @@ class EventHandler:
             or self.sample_errors.is_on
         ):
             self._measure(event)
-        self._state.made(event)
+        self.state.made(event)
 
     def _measure(self, event: TicketMade) -> None:
-        """Note what stands out in a result that is wanted."""
-        state = self._state
+        """Keep what is needed of a result that is slow, awaited, or has failed samples."""
+        state = self.state
         ticket = state.schedule.ticket(event.number)
         if ticket is None or event.epoch != state.epoch:
             return
@@ -131,5 +137,5 @@ class EventHandler:
 
 
 def is_enough_ahead(schedule: Schedule, pinner: Pinner) -> bool:
-    """Whether as many batches wait for their delivery as are pinned ahead of it."""
+    """Return True if as many batches wait for their delivery as are pinned ahead of it."""
     return len(schedule.upcoming(pinner.ahead)) >= pinner.ahead

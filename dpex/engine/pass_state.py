@@ -1,32 +1,47 @@
-"""What is kept of a pass for whoever asks for its state, and how a later run goes on with it.
+"""The state of a pass, and how the iterator of a later run goes on with it.
 
-Nothing here costs anything per batch: random states are noted before the first index is drawn, and all else is read
-when it is asked for. Only a sampler that tells its own state is asked for it while it is drawn from, now and then.
+Nothing here has a cost per batch: random states are noted before the first index is drawn, and all else is read when it
+is asked for. Only a sampler that has a state of its own is asked for it while it is drawn from, now and then.
+
+An iterator of torch's draws a base seed when it is made, and iterates its dataset and its sampler. One that resumes a
+pass has the base seed of the other run, and leaves all generators as they were before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpex.core.resume_point import ResumePoint
-from dpex.engine.sampler_start import FirstDraw, SamplerStart, passed_over, rest_of, samplers_within
+from dpex._torch import BaseDataLoaderIter, DatasetKind, SingleProcessDataLoaderIter
+from dpex.core.progress import ResumePoint
+from dpex.engine.sampler_start import Begun, FirstDraw, SamplerStart, passed_over, rest_of, samplers_within, undrawn
 from dpex.errors import CapturedGraphError
 from dpex.system.interrupts import is_interrupt, taken
 from dpex.system.user_warnings import is_first, warn
 from dpex.worker.logical_state import DatasetState
-from dpex.worker.stateful import is_stateful
+from dpex.worker.stateful import is_stateful, load_state, state_of
+
+if TYPE_CHECKING:
+    from dpex.engine.engine import Engine
 
 SAMPLER_EVERY = 32
-"""A sampler is asked for its state after so many batches; as many indices at most are drawn again by a later run."""
+"""Batches after which a sampler is asked for its state; a later run draws at most as many indices again."""
 
+PASSED_OVER = (
+    "neither the {kind} nor its iterator has a state_dict() without arguments and a load_state_dict(state): the "
+    "{batches} batches that were delivered are made again and thrown away. Give it both to go on at once"
+)
 _CANNOT_TELL = "state_dict() of the sampler failed, so its state is not kept: a later run draws its order again"
 _MOST_STATES = 1024
 """States of a sampler that are kept; more than lie between what is drawn and what is delivered."""
+
+Drawn = tuple[SamplerStart, Iterator[Any]] | None
+"""Indices of which the first was drawn already, and the states before that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +65,7 @@ class PassState:
     persists: bool = False
 
     def next_epoch(self) -> ResumePoint:
-        """Where the next epoch of the same iterator begins."""
+        """Return where the next epoch of the same iterator begins."""
         logicals = tuple(replace(logical, batches=0, has_ended=False) for logical in self.point.logicals)
         return ResumePoint(epoch=self.point.epoch + 1, logicals=logicals, streams=self.point.streams)
 
@@ -135,7 +150,7 @@ class PassRecorder:
             self.failed += 1
 
     def state(self, point: ResumePoint, batches: int, *, fetcher: Any = None) -> PassState:
-        """What is known of the pass that stands there."""
+        """Return the state of the pass that is at ``point``."""
         known = [found for found in list(self._states) if found[0] <= point.first]
         start = None if self.has_finished else self._start
         return PassState(
@@ -202,3 +217,127 @@ class _StatefulIndices:
                 warn(f"{_CANNOT_TELL}: {error!r}")
             return
         self._states.append((self._drawn, state))
+
+
+# -- iterators that go on ----------------------------------------------------------------------------------------------
+
+
+def begin_pass(init: Callable[[Any], None], iterator: Any, loader: Any, resume: PassState | None) -> None:
+    """Call torch's ``__init__`` of an iterator. One that goes on gets the base seed of the other run.
+
+    One that begins an epoch draws as the other run would have. The first index may then be drawn already: it is in
+    ``_drawn``, with the states before.
+    """
+    if resume is None:
+        init(loader)
+        return
+    if resume.dataset is not None:
+        load_state(loader.dataset, resume.dataset.dataset)
+    if not resume.has_finished:
+        _init_with_seed(init, iterator, loader, resume)
+        return
+    start = resume.start
+    start.apply_own(loader._index_sampler, loader.generator)
+    is_now = start.is_now
+    with start.global_states():
+        if resume.persists:
+            _init_with_seed(init, iterator, loader, resume)
+        else:
+            init(loader)
+        if not is_now and loader._dataset_kind != DatasetKind.Iterable:
+            iterator._drawn = SamplerStart.now(loader._index_sampler, loader.generator), Begun(iterator._sampler_iter)
+
+
+def _init_with_seed(init: Callable[[Any], None], iterator: Any, loader: Any, resume: PassState) -> None:
+    with undrawn(loader.generator):
+        init(loader)
+    iterator._base_seed = resume.base_seed
+
+
+def _is_same_iterators(resume: PassState) -> bool:
+    """Return True if the pass is one of the same iterator, as the next epoch is if its workers persisted."""
+    return resume.persists or not resume.has_finished
+
+
+def point_for(resume: PassState | None) -> ResumePoint | None:
+    """Return where a pass with workers goes on; None: it begins anew."""
+    if resume is None or not _is_same_iterators(resume):
+        return None
+    return resume.next_epoch() if resume.has_finished else resume.point
+
+
+def recorder_of(iterator: BaseDataLoaderIter, loader: Any) -> PassRecorder:
+    """Return the recorder of the passes of this iterator."""
+    recorder = PassRecorder(
+        loader._index_sampler,
+        loader.generator,
+        is_stream=loader._dataset_kind == DatasetKind.Iterable,
+        every=loader.snapshot_every_n_steps,
+    )
+    recorder.base_seed = int(iterator._base_seed)
+    recorder.persists = bool(loader.persistent_workers and loader.num_workers)
+    return recorder
+
+
+def worker_state(engine: Engine, recorder: PassRecorder) -> PassState | None:
+    """The state of a pass that an engine drives; None: another thread has been in it for too long."""
+    point = engine.point()
+    return None if point is None else recorder.state(point, point.first)
+
+
+# -- without workers ---------------------------------------------------------------------------------------------------
+
+
+def in_process_state(iterator: Any) -> PassState | None:
+    """The state of a pass that torch's in-process iterator drives."""
+    if iterator is None:
+        return None
+    recorder: PassRecorder = iterator._recorder
+    batches = iterator._num_yielded + recorder.failed
+    is_told = is_stateful(iterator._dataset) or is_stateful(stream_of(iterator))
+    fetcher = iterator._dataset_fetcher if is_told else None
+    return recorder.state(_reached(iterator._first, batches), batches, fetcher=fetcher)
+
+
+def _reached(begun: ResumePoint, batches: int) -> ResumePoint:
+    """Return where a pass is that began at ``begun``, once ``batches`` batches of the epoch are delivered."""
+    first = begun.first
+    for _ in range(batches - begun.first - len(begun.ahead)):
+        while first in begun.ahead:
+            first += 1
+        first += 1
+    return ResumePoint(epoch=begun.epoch, first=first, ahead=frozenset(n for n in begun.ahead if n >= first))
+
+
+def stream_of(iterator: Any) -> Any:
+    """The iterator of an iterable dataset that is read here; None of any other."""
+    return getattr(iterator._dataset_fetcher, "dataset_iter", None)
+
+
+def dataset_state_of(fetcher: Any) -> DatasetState:
+    """The state of a dataset that is read in the training process."""
+    stream = getattr(fetcher, "dataset_iter", None)
+    return DatasetState(
+        dataset=None if stream is fetcher.dataset else state_of(fetcher.dataset),
+        iterator=state_of(stream),
+        has_ended=bool(getattr(fetcher, "ended", False)),
+    )
+
+
+def go_on_in_process(iterator: SingleProcessDataLoaderIter, resume: PassState) -> None:
+    """Have the dataset, and the count of batches, where they were."""
+    if resume.has_finished:
+        return
+    inner: Any = iterator
+    inner._num_yielded = resume.batches
+    stream = stream_of(iterator)
+    if stream is None:
+        return
+    if resume.dataset is not None and (is_stateful(stream) or is_stateful(inner._dataset)):
+        load_state(stream, resume.dataset.iterator)
+        inner._dataset_fetcher.ended = resume.dataset.has_ended
+    elif resume.batches:
+        warn(PASSED_OVER.format(kind=type(inner._dataset).__name__, batches=resume.batches))
+        with contextlib.suppress(StopIteration):
+            for _ in range(resume.batches):
+                inner._dataset_fetcher.fetch(next(inner._sampler_iter))

@@ -1,7 +1,7 @@
 """Performs what the engine's state asks for, and reports how pools stand.
 
 Used by the thread that holds the engine's lock. Each instruction leaves the list once it has been performed and not
-before, so that what an exception of a signal handler breaks off is gone on with by the next turn (`resume`).
+before, so that the next turn resumes what a signal handler interrupted by an exception (`resume`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from dpex.core.instructions import (
     Adopt,
     AskState,
     Discard,
-    Dismiss,
     EnterEpoch,
     Instruction,
     Raise,
-    Release,
     Say,
     Scale,
     Send,
@@ -41,8 +39,8 @@ class Performer:
 
     def __init__(self, state: EngineState, make_pool: Callable[[str, int], WorkerPool]) -> None:
         self._state = state
+        self._placement = state.placement
         self._make_pool = make_pool
-        self._out = state.instructions
         self.pools: dict[str, WorkerPool] = {}
         self.fatal: Exception | None = None
 
@@ -53,21 +51,21 @@ class Performer:
 
     def perform(self) -> None:
         """Perform all instructions, in order."""
-        out = self._out
+        out = self._placement.instructions
         while out:
             _PERFORM[type(out[0])](self, out[0])
 
     def resume(self) -> None:
-        """Go on with what was broken off; messages are decided anew, as their receivers may be gone by now."""
-        for instruction in list(self._out):
+        """Resume what was interrupted. Messages are decided anew, as their receivers may be gone by now."""
+        for instruction in list(self._placement.instructions):
             if isinstance(instruction, Send):
                 self._state.handle(Refused(instruction))
         self.perform()
 
     def report(self, name: str) -> None:
-        """Tell how a pool stands, if that has changed."""
+        """Report the status of a pool, if it has changed."""
         status = status_of(self.pools[name])
-        if status != self._state.pools.get(name):
+        if status != self._placement.pools.get(name):
             self._state.handle(Reported(name, status))
 
     def raise_fatal(self) -> None:
@@ -84,7 +82,7 @@ class Performer:
             self.pools[send.pool].send(send.tickets, send.epoch, send.worker, sent, again=send.again)
         finally:
             if sent:
-                del self._out[0]
+                del self._placement.instructions[0]
             else:
                 self._state.handle(Refused(send))
 
@@ -93,13 +91,9 @@ class Performer:
         if instruction.worker in pool.workers():  # else it has ended, and the news of it are on their way
             if isinstance(instruction, Adopt):
                 pool.adopt(instruction.worker, instruction.logical, instruction.state, instruction.streams)
-            elif isinstance(instruction, Release):
-                pool.release(instruction.worker, instruction.logical)
-            elif isinstance(instruction, AskState):
-                pool.ask_state(instruction.worker, instruction.logical)
             else:
-                pool.dismiss(instruction.worker)
-        del self._out[0]
+                pool.ask_state(instruction.worker, instruction.logical)
+        del self._placement.instructions[0]
         self.report(instruction.pool)
 
     def _scale(self, scale: Scale) -> None:
@@ -108,12 +102,12 @@ class Performer:
         except Exception as error:
             if is_interrupt(error):
                 raise
-            del self._out[0]
+            del self._placement.instructions[0]
             self._state.handle(ScaleRefused(scale, str(error)))
             if not scale.optional:
                 raise
         else:
-            del self._out[0]
+            del self._placement.instructions[0]
             self.report(scale.pool)
 
     def _ask(self, scale: Scale) -> None:
@@ -127,19 +121,19 @@ class Performer:
     def _enter_epoch(self, instruction: EnterEpoch) -> None:
         for pool in self.pools.values():
             pool.new_epoch(instruction.epoch)
-        del self._out[0]
+        del self._placement.instructions[0]
 
     def _discard(self, instruction: Discard) -> None:
         for value in instruction.values:
             try:
                 value()
-            except Exception as error:  # it cannot be decoded, and nobody wants it
+            except Exception as error:  # it cannot be decoded, and is not wanted
                 if is_interrupt(error):
                     raise
-        del self._out[0]
+        del self._placement.instructions[0]
 
     def _say(self, instruction: Say) -> None:
-        del self._out[0]
+        del self._placement.instructions[0]
         if instruction.once and not is_first(instruction.once):
             return
         if instruction.warning:
@@ -149,11 +143,11 @@ class Performer:
 
     def _raise(self, instruction: Raise) -> None:
         self.fatal = instruction.error
-        del self._out[0]
+        del self._placement.instructions[0]
 
 
 def status_of(pool: WorkerPool) -> PoolStatus:
-    """How a pool stands."""
+    """Return the status of a pool."""
     counts = pool.counts
     return PoolStatus(
         tuple(pool.workers()),
@@ -169,9 +163,7 @@ def status_of(pool: WorkerPool) -> PoolStatus:
 _PERFORM: dict[type[Instruction], Callable[[Performer, Any], None]] = {
     Send: Performer._send,
     Adopt: Performer._to_worker,
-    Release: Performer._to_worker,
     AskState: Performer._to_worker,
-    Dismiss: Performer._to_worker,
     Scale: Performer._scale,
     EnterEpoch: Performer._enter_epoch,
     Discard: Performer._discard,

@@ -1,4 +1,4 @@
-"""What an engine is made of and for."""
+"""The plan of an engine: what it is made from."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpex.core.engine_state import EngineState
-from dpex.core.first_stream import Splitting
 from dpex.core.prefetch import PrefetchRules, Sizes
 from dpex.core.sample_policy import AS_TORCH, SamplePolicy
+from dpex.core.streams import Splitting
 from dpex.pools.base import WorkerPool
 from dpex.system.gpu.stall import GpuStall
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan:
-    """What does not change while the engine lives.
+    """Options of an engine, which do not change while it lives.
 
-    samples: what is done about those that cannot be had. pass_batches: batches of a whole pass, 0 if unknown.
+    samples: the policy for samples that cannot be loaded. pass_batches: batches of a whole pass, 0 if unknown.
     starts_anew: each pass starts workers of its own. splitting: see `dpex.core.engine_state`.
     """
 

@@ -4,8 +4,8 @@ What is there already is taken, without a wait, and `descriptors` tell when ther
 drives the engine that decodes, which drives the other one by that; an exception of a signal handler loses nothing (see
 `dpex.system.interrupts`).
 
-For a later run the reading stands behind the batches that whoever decodes has delivered: those that were taken here and
-are not delivered yet are read again.
+For a later run, the reading is behind the batches that the decoding engine has delivered: those that were taken here
+and are not delivered yet are read again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Protocol
 
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from dpex.core.schedule import Schedule
 from dpex.errors import IteratorClosedError
 from dpex.system.interrupts import is_interrupt
@@ -34,10 +34,10 @@ class ReadingEngine(Protocol):
         """Put the next batch into ``hand``, without a wait: False where it is not there yet."""
 
     def point(self) -> ResumePoint | None:
-        """Where its pass stands."""
+        """Return where its pass is."""
 
     def descriptors(self) -> list[int]:
-        """What turns readable when its workers have something to say."""
+        """Return descriptors that turn readable when its workers have something to report."""
 
 
 class ReadBatches:
@@ -45,7 +45,7 @@ class ReadBatches:
 
     Args:
         engine: Reads, and has begun an epoch.
-        first: The number that whoever decodes gives the first batch.
+        first: The number that the decoding engine gives the first batch.
         in_order: Batches are delivered in the order in which they were drawn here; else `point` cannot be asked for.
     """
 
@@ -60,7 +60,7 @@ class ReadBatches:
         self.largest_bytes = 0
 
     def take(self, most: int, into: deque[Any]) -> None:
-        """Append what is there already to ``into``, up to so many batches."""
+        """Append batches that are there already to ``into``, ``most`` at the most."""
         while most > 0 and self._has_next():
             into += (self._hand[0],)  # from here on without a call: see `dpex.system.interrupts`
             del self._hand[0]
@@ -100,11 +100,13 @@ class ReadBatches:
             self._first += 1
 
     def point(self, first: int) -> ResumePoint | None:
-        """Where the reading stands once the batches before number ``first`` were delivered; None: see
-        `dpex.engine.engine.Engine.point`."""
+        """Return where the reading is once the batches before number ``first`` were delivered.
+
+        None: see `dpex.engine.engine.Engine.point`.
+        """
         self.delivered(first)
         return self._engine.point()
 
     def descriptors(self) -> list[int]:
-        """What turns readable when there may be more; none once it is over."""
+        """Return descriptors that turn readable when there may be more; none once it is over."""
         return [] if self.is_over else self._engine.descriptors()

@@ -1,4 +1,4 @@
-"""Counts the samples that could not be had, names them, and ends the pass where they are too many.
+"""Counts the samples that could not be loaded, names them, and ends the pass if they are too many.
 
 Used by the thread that takes batches in; read by any. What is to be said or raised is put among the instructions, which
 the training thread performs.
@@ -19,7 +19,7 @@ from dpex.measure.sums import FAILED_KEPT
 logger = logging.getLogger("dpex")
 
 LEAST = 10
-"""So many may fail whatever the share: the first batch of a pass proves nothing."""
+"""Samples that may fail whatever their share: the first batch of a pass proves nothing."""
 _PLACE = {"skip": "another one of its batch has its place", "replace": "another one of the dataset has its place"}
 
 
@@ -36,7 +36,7 @@ class SampleErrors:
         self._last = (-1, -1)
 
     def made(self, batch: tuple[int, int], samples: int, failed: tuple[tuple[str, str], ...]) -> None:
-        """Batch ``batch`` (epoch, number) was made, of so many samples; a second time in a row nothing changes."""
+        """Count batch ``batch`` (epoch, number), of ``samples`` samples. A second call in a row changes nothing."""
         if batch == self._last:
             return
         self._last = batch
@@ -68,4 +68,4 @@ class SampleErrors:
 
 
 NOBODY = SampleErrors(AS_TORCH, [])
-"""Of a loader in which an error of a sample is the error of its batch."""
+"""For a loader in which an error of a sample is the error of its batch."""

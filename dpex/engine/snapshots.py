@@ -1,4 +1,4 @@
-"""What an engine shows of itself: to the user (`stats`), to the tuner (`look`), to whoever exports metrics (`sums`).
+"""Readings of an engine: for the user (`stats`), for the tuner (`look`), for metrics (`sums`).
 
 Any thread may ask; nothing here waits for the consumer or takes its lock, so a value may be from the middle of a
 change, right to within the moment that passes meanwhile.
@@ -6,59 +6,27 @@ change, right to within the moment that passes meanwhile.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from dpex.core.engine_state import EngineState
 from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
-from dpex.engine.sample_errors import SampleErrors
+from dpex.engine.event_handler import EventHandler
+from dpex.engine.plan import EnginePlan
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.samples import PoolSample
-from dpex.measure.sampling import Slowest, SlowestSamples
 from dpex.measure.sums import PoolSums, Sums
 from dpex.measure.wait_causes import STARTUP
 from dpex.pools.base import PoolTimes, WorkerPool
 from dpex.stats import LoaderStats, NodeStats, PoolStats
 from dpex.system.clock import monotonic
-from dpex.system.gpu.stall import GpuStall, GpuSteps
-
-if TYPE_CHECKING:
-    from dpex.feed.feed import Feed
+from dpex.system.gpu.stall import GpuSteps
 
 
 class EngineView:
-    """All of it is the engine's own, and read only. ``errors``: by kind.
+    """Reads the engine's plan, events and tally; changes nothing."""
 
-    pass_batches, starts_anew: see `EnginePlan`.
-    """
-
-    def __init__(
-        self,
-        *,
-        tally: Tally,
-        errors: Counter[str],
-        state: EngineState,
-        pools: Mapping[str, WorkerPool],
-        slowest: Slowest,
-        slow_samples: SlowestSamples,
-        sample_errors: SampleErrors,
-        gpu: GpuStall[Any] | None,
-        feed: Feed | None,
-        pass_batches: int,
-        starts_anew: bool,
-    ) -> None:
+    def __init__(self, plan: EnginePlan, events: EventHandler, tally: Tally) -> None:
+        self._plan = plan
+        self._events = events
+        self._state = events.state
         self._tally = tally
-        self._errors = errors
-        self._state = state
-        self._pools = pools
-        self._slowest = slowest
-        self._slow_samples = slow_samples
-        self._sample_errors = sample_errors
-        self._gpu = gpu
-        self._feed = feed
-        self._pass_batches = pass_batches
-        self._starts_anew = starts_anew
 
     def stats(self) -> LoaderStats:
         """A snapshot; see `LoaderStats`."""
@@ -76,12 +44,12 @@ class EngineView:
             head_s=tally.head_s,
             work_s=tally.work_s,
             first_batch_s=tally.first_batch_s,
-            gpu_stall_s=self._gpu.stall_s if self._gpu is not None else None,
+            gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
             deaths=self._state.failures.deaths.total(),
             remade=self._state.failures.remade,
             late=self._state.late.made_again,
-            failed_samples=self._sample_errors.count,
-            pools={name: self._pool_stats(pool) for name, pool in self._pools.items()},
+            failed_samples=self._events.sample_errors.count,
+            pools={name: self._pool_stats(pool) for name, pool in self._events.performer.pools.items()},
         )
 
     def _pool_stats(self, pool: WorkerPool) -> PoolStats:
@@ -104,8 +72,8 @@ class EngineView:
 
     def look(self, *, resizing: bool, thread: int) -> EngineLook:
         """See `EngineLook`."""
-        now, pools, schedule = monotonic(), dict(self._pools), self._state.schedule
-        steps = self._gpu.steps if self._gpu is not None else GpuSteps()
+        now, pools, schedule = monotonic(), dict(self._events.performer.pools), self._state.schedule
+        steps = self._plan.gpu.steps if self._plan.gpu is not None else GpuSteps()
         return EngineLook(
             at=now,
             epoch=max(0, self._state.epoch),
@@ -117,10 +85,10 @@ class EngineView:
             ready=schedule.ready,
             in_flight=schedule.in_flight,
             batch_bytes=self._state.rules.nbytes,
-            gpu_stall_s=self._gpu.stall_s if self._gpu is not None else None,
+            gpu_stall_s=self._plan.gpu.stall_s if self._plan.gpu is not None else None,
             gpu_steps=steps.number,
             gpu_step_s=steps.seconds,
-            feed_wait_s=0.0 if self._feed is None else self._feed.counts.wait_s,
+            feed_wait_s=0.0 if self._plan.feed is None else self._plan.feed.counts.wait_s,
             thread=thread,
             local=_pool_sample(pools[LOCAL]) if LOCAL in pools else PoolSample(),
             remote=_pool_sample(pools[REMOTE]) if REMOTE in pools else PoolSample(),
@@ -128,16 +96,16 @@ class EngineView:
             most_local=_most(pools.get(LOCAL)),
             nodes=dict(pools[REMOTE].times.nodes) if REMOTE in pools else {},
             has_one_stream=self._state.joining.has_one_stream,
-            pass_batches=self._pass_batches,
+            pass_batches=self._plan.pass_batches,
             start_s=self._tally.causes[STARTUP] if self._tally.batches else 0.0,
-            starts_anew=self._starts_anew,
+            starts_anew=self._plan.starts_anew,
         )
 
     def sums(self, thread: int) -> Sums:
         """See `Sums`; ``thread``: the consumer's."""
-        state, tally, pools, gpu = self._state, self._tally, dict(self._pools), self._gpu
+        state, tally, pools, gpu = self._state, self._tally, dict(self._events.performer.pools), self._plan.gpu
         local, remote = (pools[name].times if name in pools else PoolTimes() for name in WORKER_POOLS)
-        feed, pinned = self._feed, {"h2d": tally.pinned_bytes}
+        feed, pinned = self._plan.feed, {"h2d": tally.pinned_bytes}
         if feed is not None:
             pinned = {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes}
         moved = {"shm": local.nbytes + remote.shared_bytes, "network": remote.streamed_bytes, **pinned}
@@ -145,7 +113,7 @@ class EngineView:
         return tally.sums(
             monotonic(),
             passes=max(1, state.epoch + 1),
-            errors=dict(self._errors),
+            errors=dict(self._tally.errors),
             remade=state.failures.remade,
             late=state.late.made_again,
             moved_bytes={**moved, "object_store": through_ray},
@@ -157,10 +125,10 @@ class EngineView:
             **({} if feed is None else feed.sums()),
             gpu_stall_s=gpu.total_s if gpu is not None else None,
             gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
-            slowest=self._slowest.found(),
-            slow_samples=self._slow_samples.found(),
-            failed_samples=self._sample_errors.count,
-            latest_failed=tuple(self._sample_errors.latest),
+            slowest=self._events.slowest.found(),
+            slow_samples=self._events.slow_samples.found(),
+            failed_samples=self._events.sample_errors.count,
+            latest_failed=tuple(self._events.sample_errors.latest),
             pids=_pids(pools.get(LOCAL)),
             thread=thread,
         )

@@ -1,4 +1,4 @@
-"""Keeps workers supplied with tickets: draws as far ahead as there is room for, and has sent what waits.
+"""Supplies workers with tickets: draws as far ahead as the prefetch allows, and sends what waits.
 
 Used by the thread that holds the engine's lock.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dpex.core.engine_state import EngineState
 from dpex.core.events import SEND_EVERYTHING, SEND_FULL_MESSAGES, ConsumerWaits
 from dpex.core.names import REMOTE
 from dpex.engine.drawing import Drawing
 from dpex.engine.event_handler import EventHandler
-from dpex.engine.performer import Performer
 from dpex.measure.consumer_time import Tally
 from dpex.measure.wait_causes import DISPATCH, SAMPLER
 from dpex.system.clock import monotonic
@@ -20,20 +18,18 @@ from dpex.system.cpus import static_worker_count
 
 
 class Supply:
-    """See the module. ``collected_at``: when pools were last asked what happened."""
+    """See the module. ``collected_at``: when pools were last asked what happened, seconds."""
 
-    def __init__(
-        self, state: EngineState, performer: Performer, event_handler: EventHandler, drawing: Drawing, tally: Tally
-    ) -> None:
-        self._state = state
-        self._performer = performer
-        self._event_handler = event_handler
+    def __init__(self, events: EventHandler, drawing: Drawing, tally: Tally) -> None:
+        self._state = events.state
+        self._performer = events.performer
+        self._events = events
         self._drawing = drawing
         self._tally = tally
         self.collected_at = 0.0
 
     def fill(self, starving: bool = False) -> None:
-        """Draw as many tickets as there is room for, and have sent what waits; ``starving``: all of it, now."""
+        """Draw all tickets that the prefetch allows, and send what waits; if ``starving``, all of it now."""
         state = self._state
         room = state.room(starving)
         if room:
@@ -45,38 +41,38 @@ class Supply:
             began = monotonic()
             try:
                 self._performer.tell(SEND_EVERYTHING if starving else SEND_FULL_MESSAGES, self.collected_at)
-            except OSError:  # no descriptor is left: an error once somebody is short of a batch
+            except OSError:  # no descriptor is left: an error once the consumer lacks a batch
                 if starving:
                     raise
             self._tally.busy(DISPATCH, began, monotonic())
 
     def collect(self) -> bool:
-        """Take in what the pools have to say; True if there was anything."""
+        """Take in what the pools report. Return True if there was anything."""
         self.collected_at = now = monotonic()
-        heard = self._event_handler.collect(now)
+        heard = self._events.collect(now)
         if heard:
             state = self._state
             state.learn()
-            if state.dirty:
+            if state.placement.dirty:
                 self._performer.tell(SEND_FULL_MESSAGES if state.schedule.ready else SEND_EVERYTHING, now)
             self._tally.busy(DISPATCH, now, monotonic())
         return heard
 
     def before_a_wait(self) -> None:
-        """Do what a wait for workers gives time for, and what it needs, so that it ends.
+        """Do what a wait for workers needs to end, and what there is time for meanwhile.
 
         Raises:
-            WorkerDiedError: it would not, as no worker is left and none can be had.
+            WorkerDiedError: The wait would not end, as no worker is left and none can be had.
         """
         sizes = self._state.sizes
         self._performer.tell(ConsumerWaits(self._cpus if REMOTE in self._performer.pools else 1), monotonic())
         self._performer.raise_fatal()
         if self._state.sizes is not sizes:  # others take over
             self.fill(starving=True)
-        self._look_further_ahead()  # who is idle then has nothing more urgent to do
+        self._look_further_ahead()  # idle workers have nothing more urgent to do
 
     def _look_further_ahead(self) -> None:
-        """Finished batches may wait behind a slow one while workers idle."""
+        """Draw further ahead where finished batches wait behind a slow one while workers idle."""
         schedule = self._state.schedule
         while self._state.widen_behind_straggler():
             drawn = schedule.drawn

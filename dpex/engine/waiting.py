@@ -1,59 +1,42 @@
-"""Waits of the consumer: for what, for how long, and what they are put down to."""
+"""Waits of the consumer: for what, how long, and to which cause they are attributed."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dpex.core.engine_state import EngineState
 from dpex.engine.drawing import Drawing
 from dpex.engine.event_handler import ANY, EventHandler
 from dpex.engine.plan import EnginePlan
 from dpex.errors import BatchTimeoutError
 from dpex.measure.consumer_time import Tally
 from dpex.measure.wait_causes import H2D, NONE_YET, READ, STARTUP, STRAGGLER
-from dpex.pools.base import WorkerPool
 from dpex.system.clock import monotonic
-from dpex.system.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from dpex.engine.pin_memory import Pinner
 
 TICK_S = 1.0
-"""The longest sleep: some things happen without waking anybody."""
+"""The longest sleep, seconds: some changes wake no thread."""
 
 
 class Waiting:
-    """Prepares waits under the engine's lock, and returns what waits, which is called without it."""
+    """Prepares waits under the engine's lock, and returns the function that waits, which is called without it."""
 
-    def __init__(
-        self,
-        plan: EnginePlan,
-        state: EngineState,
-        pools: Mapping[str, WorkerPool],
-        event_handler: EventHandler,
-        drawing: Drawing,
-        tally: Tally,
-        errors: Counter[str],
-        wakeup: Wakeup,
-    ) -> None:
+    def __init__(self, plan: EnginePlan, events: EventHandler, drawing: Drawing, tally: Tally) -> None:
         self._plan = plan
-        self._state = state
-        self._pools = pools
-        self._event_handler = event_handler
+        self._state = events.state
+        self._events = events
         self._drawing = drawing
         self._tally = tally
-        self._errors = errors
-        self._wakeup = wakeup
 
     def for_results(self, entered: float) -> Callable[[], Any]:
-        """Return the wait for workers, of a call that began at ``entered``; it lasts `TICK_S` at the longest.
+        """Return the wait for workers of a call that began at ``entered``. It lasts `TICK_S` at the most.
 
         Raises:
-            BatchTimeoutError: it took too long already.
+            BatchTimeoutError: The call has taken too long already.
         """
         limit = TICK_S
         if math.isfinite(self._state.late.due_at):
@@ -63,18 +46,18 @@ class Waiting:
             if left <= 0:
                 raise self._timed_out()
             limit = min(limit, left)
-        self._wakeup.watch(self._descriptors())
+        self._events.wakeup.watch(self._descriptors())
         self._tally.block(monotonic(), self._cause(), self._idle_ratio())
-        return partial(self._wakeup.sleep, limit)
+        return partial(self._events.wakeup.sleep, limit)
 
     def _descriptors(self) -> list[int]:
-        """Of the pools, and of those who read, while there is room for what they have read."""
-        watched = [fd for pool in self._pools.values() for fd in pool.descriptors()]
+        """Return those of the pools, and of the engine that reads while there is room for what it has read."""
+        watched = [fd for pool in self._events.performer.pools.values() for fd in pool.descriptors()]
         reading = self._drawing.descriptors()
         return watched + reading if reading and self._state.room(starving=True) else watched
 
     def for_pinning(self, pinner: Pinner, entered: float) -> Callable[[], Any] | None:
-        """Have what is next in turn pinned; returns the wait for the first of it."""
+        """Have the next batch in turn pinned. Return the wait for it."""
         job = pinner.first(self._state.schedule)
         if job is None or job.finished.is_set():
             return None
@@ -87,27 +70,29 @@ class Waiting:
             raise self._timed_out()
 
     def _timed_out(self) -> BatchTimeoutError:
-        self._errors["timeout"] += 1
+        self._tally.errors["timeout"] += 1
         return BatchTimeoutError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
 
     def _cause(self) -> int:
-        """For want of what the consumer is about to wait; the batch itself may have to tell."""
+        """Return the cause of the wait that is about to begin. It may be known only once the batch is here."""
         schedule = self._state.schedule
         if schedule.ready:
             return STRAGGLER
-        if not self._state.running():
+        if not self._state.placement.running():
             return STARTUP
         if self._drawing.awaits_reading(schedule):
             return READ
-        self._event_handler.awaited = schedule.next_number if self._plan.in_order else ANY
+        self._events.awaited = schedule.next_number if self._plan.in_order else ANY
         return NONE_YET
 
     def _idle_ratio(self) -> float:
-        """Part of the workers that has nothing to do."""
-        schedule, workers = self._state.schedule, self._state.running()
+        """Return the part of the workers that have nothing to do."""
+        schedule, workers = self._state.schedule, self._state.placement.running()
         if self._plan.logicals:
             at_work = schedule.at_work
         else:
             load = self._state.dispatch.load
-            at_work = schedule.pending() + sum(min(load[n], pool.at_work()) for n, pool in self._pools.items())
+            at_work = schedule.pending() + sum(
+                min(load[n], pool.at_work()) for n, pool in self._events.performer.pools.items()
+            )
         return max(0.0, 1.0 - at_work / workers) if workers else 0.0

@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import default_collate
 
 from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled, next_data_in_process
-from dpex.core.resume_point import ResumePoint
-from dpex.core.sample_policy import policy_of
-from dpex.engine.going_on import Drawn, begin_pass, go_on_in_process, in_process_state, point_for, recorder_of
-from dpex.engine.guarded_fetcher import GuardedFetcher, errors_of
+from dpex.core.instructions import Instruction, Raise, Say
+from dpex.core.progress import ResumePoint
+from dpex.core.sample_policy import SamplePolicy, policy_of
 from dpex.engine.inprocess_meter import InlineMeter
+from dpex.engine.pass_state import Drawn, begin_pass, go_on_in_process, in_process_state, point_for, recorder_of
+from dpex.engine.sample_errors import NOBODY, SampleErrors
 from dpex.engine.sampler_start import hold
 from dpex.measure.ledger import LastReading
 from dpex.stats import LastStats, LoaderStats
 from dpex.system.gpu.events import cuda_stall
+from dpex.system.user_warnings import warn
 from dpex.transport.arena import ArenaCache
 from dpex.worker.collate import ArenaCollate
 from dpex.worker.in_process import InProcessMaker
 from dpex.worker.modes import modes_here
 from dpex.worker.own_generators import own_generators, registered, reseeding
+from dpex.worker.sample_guard import SampleGuard
 
 if TYPE_CHECKING:
     from dpex.engine.loader_counters import LoaderCounters
@@ -104,6 +107,39 @@ def _counted_by_torch(iterator: Any) -> LoaderStats:
     if iterator is None:
         return LoaderStats()
     return LoaderStats(batches=iterator._num_yielded, failed_samples=errors_of(iterator._dataset_fetcher).count)
+
+
+class GuardedFetcher(MapDatasetFetcher):
+    """torch's fetcher for batches that are made although some samples fail. ``errors``: the samples that failed."""
+
+    def __init__(self, torchs: Any, policy: SamplePolicy, seed: int) -> None:
+        vars(self).update(vars(torchs))
+        self._out: list[Instruction] = []
+        self._guard = SampleGuard(self.dataset, policy, seed)
+        self._made = 0
+        self.errors = SampleErrors(policy, self._out)
+
+    def fetch(self, possibly_batched_index: Any) -> Any:
+        """See torch's."""
+        guard, index = self._guard, possibly_batched_index
+        data = guard.samples(index) if self.auto_collation else guard.sample(index)
+        self._made += 1
+        self.errors.made((0, self._made), len(data) if self.auto_collation else 1, guard.taken())
+        self._perform()
+        return self.collate_fn(data)
+
+    def _perform(self) -> None:
+        while self._out:
+            told = self._out.pop(0)
+            if isinstance(told, Say):
+                warn(told.text)
+            elif isinstance(told, Raise):
+                raise told.error
+
+
+def errors_of(fetcher: Any) -> SampleErrors:
+    """Return the errors of a `GuardedFetcher`, and `NOBODY` of any other fetcher."""
+    return fetcher.errors if isinstance(fetcher, GuardedFetcher) else NOBODY
 
 
 class _CountedFetcher(MapDatasetFetcher):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import BatchSampler
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
-from dpex.core.first_stream import Splitting
 from dpex.core.names import LOCAL
 from dpex.core.placement import Place
 from dpex.core.sample_policy import policy_of
+from dpex.core.streams import Splitting
 from dpex.engine.drawing import AsDrawn, draws_ahead_safely
 from dpex.engine.engine import TOLD_S, Engine
-from dpex.engine.going_on import Drawn, begin_pass, point_for, recorder_of, worker_state
+from dpex.engine.pass_state import Drawn, begin_pass, point_for, recorder_of, worker_state
 from dpex.engine.plan import EnginePlan
 from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on

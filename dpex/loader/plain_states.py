@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from dpex.core.logical_log import LogicalPoint
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
 from dpex.core.sample_policy import LeavingOut
-from dpex.core.ticket_runs import TicketRun, TicketRuns
 from dpex.engine.pass_state import PassState
 from dpex.engine.sampler_start import SamplerStart
 from dpex.worker.logical_state import DatasetState, LogicalState, pack_state, unpack_state

@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dpex.loader.sizing import size_options
+from dpex.system.user_warnings import warn
+
+WORKERS_STAY = (
+    "resize() to {local} local and {remote} remote workers takes effect with the next iterator. Under "
+    "seeding='worker', and for iterable datasets, the workers of a running iterator stay where they are; with "
+    "persistent_workers=True, all epochs have the same iterator."
+)
 
 
 def resize(loader: Any, local: int | None, remote: int | None, prefetch: int | None) -> None:
@@ -20,5 +27,9 @@ def resize(loader: Any, local: int | None, remote: int | None, prefetch: int | N
         sizes = tuner.sizes
     else:
         loader._sizes = sizes
-    for iterator in list(loader._runtime.iterators):
-        iterator._engine.resize(sizes)
+    engines = [iterator._engine for iterator in list(loader._runtime.iterators)]
+    has_moved = (sizes.local, sizes.remote) != (now.local, now.remote)
+    if has_moved and options.are_workers_fixed and not all(engine.closed for engine in engines):
+        warn(WORKERS_STAY.format(local=sizes.local, remote=sizes.remote))
+    for engine in engines:
+        engine.resize(sizes)

@@ -136,7 +136,7 @@ def _check_version(state: Mapping[str, Any]) -> None:
 
 
 def _dataset_of(state: PassState) -> Any:
-    from dpex.engine.going_on import dataset_state_of
+    from dpex.engine.pass_state import dataset_state_of
 
     return state.dataset if state.fetcher is None else dataset_state_of(state.fetcher)
 

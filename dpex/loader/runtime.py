@@ -23,7 +23,7 @@ from dpex.transport.arena import ArenaCache
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
-    from dpex.core.first_stream import Splitting
+    from dpex.core.streams import Splitting
     from dpex.engine.pass_state import PassState
     from dpex.iterators.in_process import _DpexInlineDataLoaderIter
     from dpex.iterators.with_workers import _DpexDataLoaderIter

@@ -82,6 +82,11 @@ class SizeOptions:
             return False
         return self.why_torch is None
 
+    @property
+    def are_workers_fixed(self) -> bool:
+        """Return True if what is read, or the random numbers, depend on which worker makes a batch."""
+        return self.seeding == "worker" or self.is_iterable
+
     def fixed(self) -> Sizes:
         """The sizes of a loader that is not tuned."""
         workers = self.num_workers
@@ -157,7 +162,7 @@ class SizeOptions:
                 "resize() of a loader with num_workers=0, which makes its batches in the training process: make a new "
                 "loader with at least one worker, or with num_workers='auto'"
             )
-        if self.seeding == "worker" or self.is_iterable:
+        if self.are_workers_fixed:
             local, remote = self._split_of_fixed(now, local, remote)
         counts = zip(KNOBS, (local, remote, prefetch), strict=True)
         return {knob: count for knob, count in counts if count is not None}
@@ -199,9 +204,9 @@ class SizeOptions:
         if local + remote != total or min(local, remote) < 0:
             raise FixedWorkersError(
                 f"resize(local={local}, remote={remote}) asks for {local + remote} workers, but seeding="
-                f"{self.seeding!r} ties the random state to num_workers={total} logical workers: they can move between "
-                'this machine and the cluster, but not change in number. With seeding="batch" any number gives the '
-                "same batches"
+                f"{self.seeding!r} ties the random state to num_workers={total} logical workers. The next iterator may "
+                'have them elsewhere, but not another number of them. With seeding="batch" any number gives the same '
+                "batches"
             )
         return local, remote
 

@@ -15,8 +15,7 @@ import torch
 
 from dpex._torch import DatasetKind
 from dpex.core.prefetch import Sizes
-from dpex.engine.going_on import point_for
-from dpex.engine.pass_state import PassRecorder, PassState
+from dpex.engine.pass_state import PassRecorder, PassState, point_for
 from dpex.engine.read_batches import ReadBatches
 from dpex.iterators.with_workers import _DpexDataLoaderIter
 from dpex.loader.origin import plain

@@ -8,8 +8,8 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from dpex._torch import DatasetKind
-from dpex.core.first_stream import ALL, ONE
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
+from dpex.core.streams import ALL, ONE
 from dpex.engine.sampler_start import generators_of, samplers_within
 from dpex.errors import StateError
 from dpex.loader.sizing import is_split

@@ -7,6 +7,7 @@ meanwhile. The first call of a pass is left out: the time it takes is the start'
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,16 +63,17 @@ class Tally:
     ``entered_at``, ``blocked_at``, ``returned_at``: when the present stay inside ``next()``, the wait in it, or the
     step after it began; 0: there is none. ``starting``: the present call is the first of a pass. ``cause``: of the
     present wait. ``named_s``: what of the present call has its cause, or will have it (``pending_s``) once the batch is
-    here. ``causes``: seconds by cause. ``waits``, ``steps``: histograms, kept where ``detailed``. ``idle_ratio``: part
-    of the workers without anything to do as the present wait began; ``head_idle_s``, ``other_idle_s``: waits times
-    that, the first where later batches were ready. ``queue``: how long the consumer's thread has been on run queues,
-    None if unknown; ``queued_s``: of that, the seconds inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
-    ``seqlock``: keeps readers out while seconds are on their way from what is under way to the sums. `enter` and
-    `leave` begin and end their change without a call, as they run for each batch.
+    here. ``causes``: seconds by cause. ``waits``, ``steps``: histograms, kept where ``detailed``. ``errors``: those
+    that came out of ``next()``, by kind. ``idle_ratio``: part of the workers without anything to do as the present wait
+    began; ``head_idle_s``, ``other_idle_s``: waits times that, the first where later batches were ready. ``queue``: how
+    long the consumer's thread has been on run queues, None if unknown; ``queued_s``: of that, the seconds inside
+    ``next()``, after steps of `QUEUE_ASKED_S` or more. ``seqlock``: keeps readers out while seconds are on their way
+    from what is under way to the sums. `enter` and `leave` begin and end their change without a call, as they run for
+    each batch.
     """
 
     __slots__ = (
-        *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at"),
+        *("batches", "blocked_at", "blocked_s", "cause", "causes", "delivered_at", "detailed", "entered_at", "errors"),
         *("first_batch_s", "first_blocked_s", "head_idle_s", "head_s", "idle_ratio", "inside_s", "named_s"),
         *("other_idle_s", "pending_s", "pinned_bytes", "queue", "queued_s"),
         *("returned_at", "samples", "seqlock", "start_s", "starting", "starts", "steps", "transfer_s", "waited_s"),
@@ -85,6 +87,7 @@ class Tally:
         self.inside_s = self.blocked_s = self.head_s = self.work_s = self.start_s = self.first_batch_s = 0.0
         self.first_blocked_s = self.named_s = self.pending_s = self.transfer_s = self.waited_s = 0.0
         self.idle_ratio = self.head_idle_s = self.other_idle_s = 0.0
+        self.errors: Counter[str] = Counter()
         self.cause = NONE_YET
         self.causes = [0.0] * len(CAUSES)
         self.detailed = detailed

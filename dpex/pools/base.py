@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from dpex.core.events import PoolEvent
-from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL
 from dpex.measure.consumer_time import STEP_BUCKETS
 from dpex.measure.sampling import Reservoir
 from dpex.measure.sums import LinkSums, NodeSums, PoolSums, StageSums, StepSums
@@ -161,11 +161,8 @@ class WorkerPool(Protocol):
         """Ask for that many workers; `WorkerUp` and `WorkerGone` events follow. A leaving worker finishes what it
         holds.
 
-        With logical workers a pool only grows by itself: the engine empties workers and then calls `dismiss`.
+        With logical workers a pool only grows, as each of them stays on its worker.
         """
-
-    def dismiss(self, worker: int) -> None:
-        """Let a worker that serves no logical worker any more leave."""
 
     @property
     def crashes(self) -> int:
@@ -195,11 +192,8 @@ class WorkerPool(Protocol):
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """Let ``worker`` serve ``logical``; messages to a worker keep their order.
 
-        ``streams``: as in `dpex.core.first_stream`; where it is `UNKNOWN`, `SplittingKnown` follows.
+        ``streams``: as in `dpex.core.streams`; where it is `UNKNOWN`, `SplittingKnown` follows.
         """
-
-    def release(self, worker: int, logical: int) -> None:
-        """Let ``worker`` give up ``logical`` after what it was sent so far; `Released` follows."""
 
     def ask_state(self, worker: int, logical: int) -> None:
         """Have ``worker`` ask the dataset of ``logical`` for its state, after what it was sent so far and from then on;

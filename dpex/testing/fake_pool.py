@@ -26,10 +26,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dpex.core.events import Notice, PoolEvent, Released, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
-from dpex.core.first_stream import ALL, UNKNOWN
+from dpex.core.events import Notice, PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
 from dpex.core.names import LOCAL, REMOTE
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL, UNKNOWN
 from dpex.pools.base import PoolCounts as PoolCounts
 from dpex.pools.base import PoolTimes as PoolTimes
 
@@ -49,7 +49,7 @@ class Work(NamedTuple):
 
 
 class _Message(NamedTuple):
-    """What a worker is sent; ``kind`` is "tickets", "adopt", "release", "ask_state" or "leave"."""
+    """What a worker is sent; ``kind`` is "tickets", "adopt", "ask_state" or "leave"."""
 
     kind: str
     epoch: int = 0
@@ -96,7 +96,7 @@ class FakePool:
         room: messages that the pool, or under logical workers each of its workers, holds at most.
         starts_slowly: workers take tickets once they are up, not from when they were asked for.
         is_automatic: every `poll` starts all workers and lets them do all their work first.
-        is_split: what the first stream of a dataset shows of it (see `dpex.core.first_stream`).
+        is_split: what the first stream of a dataset shows of it (see `dpex.core.streams`).
 
     ``failed``: set it to a sentence, and no worker can be had.
     """
@@ -143,10 +143,6 @@ class FakePool:
             if self._shared or not worker.is_up:
                 self._leave(worker)
         self._count()
-
-    def dismiss(self, worker: int) -> None:
-        """See `WorkerPool.dismiss`."""
-        self._leave(self._workers[worker])
 
     def _leave(self, worker: _Worker) -> None:
         if not worker.is_leaving:
@@ -195,10 +191,6 @@ class FakePool:
     def adopt(self, worker: int, logical: int, state: Any, streams: int = ALL) -> None:
         """See `WorkerPool.adopt`."""
         self._workers[worker].inbox.append(_Message("adopt", logical=logical, state=state, streams=streams))
-
-    def release(self, worker: int, logical: int) -> None:
-        """See `WorkerPool.release`."""
-        self._workers[worker].inbox.append(_Message("release", logical=logical))
 
     def ask_state(self, worker: int, logical: int) -> None:
         """See `WorkerPool.ask_state`; the state is told once."""
@@ -306,9 +298,6 @@ class FakePool:
             worker.states[message.logical] = message.state or 0
             if message.streams == UNKNOWN:
                 worker.watched.add(message.logical)
-        elif message.kind == "release":
-            worker.latest.pop(message.logical, None)
-            self._events.append(Released(message.logical, worker.number, worker.states.pop(message.logical)))
         elif message.kind == "ask_state":
             self.snapshot(message.logical)
         elif message.kind == "leave":

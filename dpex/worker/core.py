@@ -3,7 +3,7 @@
 A *worker* (a process or a thread) serves one or more *logical workers*. Under ``seeding="batch"`` there is
 one per worker, and each ticket has a random state of its own (`batch_seeding`). Under ``seeding="worker"``, and for
 streams, logical worker *k* is what PyTorch calls worker *k*: it has its own random state, dataset copy and
-``get_worker_info()``, and may move.
+``get_worker_info()``.
 
 `WorkerCore` owns the process's global random state and torch's global worker info; it is used by one thread.
 """
@@ -17,15 +17,14 @@ from typing import Any
 import torch
 
 from dpex._torch import ExceptionWrapper
-from dpex.core.first_stream import ALL
+from dpex.core.streams import ALL
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
 from dpex.worker.logical import Logical, nobody
-from dpex.worker.logical_state import LogicalState, RngState, pack_state
+from dpex.worker.logical_state import RngState
 from dpex.worker.outcome import NO_TIME, Failure, Stages, StreamEnd, where
 from dpex.worker.own_states import OwnStateKeeper
-from dpex.worker.rng_state import global_states
 from dpex.worker.setup import WorkerSetup, with_own_dataset
 
 
@@ -67,10 +66,10 @@ class WorkerCore:
         streams: int = ALL,
         tell_splitting: Callable[[bool], None] = nobody,
     ) -> None:
-        """Serve logical worker ``number``, from a ``state`` that another worker gave up, or from its seed.
+        """Serve logical worker ``number``, from a ``state`` that was reported earlier, or from its seed.
 
         ``setup``: with a dataset that no other logical worker has; None: it has the worker's, or shares parts of it.
-        ``streams``: as in `dpex.core.first_stream`; ``tell_splitting`` hears what is found out.
+        ``streams``: as in `dpex.core.streams`; ``tell_splitting`` hears what is found out.
         """
         own = None
         self._park()
@@ -100,17 +99,11 @@ class WorkerCore:
         """Whether the dataset is iterable."""
         return self._setup.iterable
 
-    def release(self, number: int, *, asks: bool = True) -> RngState:
-        """Stop serving ``number``; returns its state for the next worker. ``asks``: with that of its dataset."""
-        self._switch(number)
-        state = self._logicals[number].snapshot(asks=asks)
-        del self._logicals[number]
-        self._current = None
-        return pack_state(LogicalState(global_states())) if state is None else state
-
     def snapshot(self, number: int) -> RngState | None:
-        """The state of ``number``, from which another worker could go on; None: it is a stream that cannot tell, or
-        has not been asked to (`ask_state`)."""
+        """Return the state of ``number``, from which it can be restarted after a death or in a later run.
+
+        None: it is a stream whose dataset has no state, or has not been asked for it (`ask_state`).
+        """
         self._switch(number)
         return self._logicals[number].snapshot()
 

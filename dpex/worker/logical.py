@@ -1,6 +1,6 @@
 """One logical worker on a worker: its seed, its random state, its dataset and its pass.
 
-Logical worker *k* is what PyTorch calls worker *k*. Its random states travel with it when it moves to another worker.
+Logical worker *k* is what PyTorch calls worker *k*. Several of them share a worker where too few can be had.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_worker_info
-from dpex.core.first_stream import ALL, ONE, UNKNOWN
+from dpex.core.streams import ALL, ONE, UNKNOWN
 from dpex.profile.live_timer import TicketTimer
 from dpex.worker.fetch import Fetcher
 from dpex.worker.first_stream import FirstStream
@@ -153,12 +153,9 @@ class Logical:
         """Whether its dataset, or the stream that is read, tells its state."""
         return is_stateful(self.setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
 
-    def snapshot(self, *, asks: bool | None = None) -> RngState | None:
-        """Its state now, for whom the global generators are set; None: it is a stream that cannot tell.
-
-        asks: whether the dataset is asked for its own; None: if `is_asked`.
-        """
-        is_told = (self.is_asked if asks is None else asks) and self.has_dataset_state
+    def snapshot(self) -> RngState | None:
+        """Return its state, while the global generators are its own. None: it is a stream whose state is not known."""
+        is_told = self.is_asked and self.has_dataset_state
         if self.setup.iterable and not is_told:
             return None
         dataset = self._dataset_state() if is_told else None

@@ -1,7 +1,7 @@
-"""The state of a logical worker as it travels: its random states, that of its dataset, and how far its stream is.
+"""The state of a logical worker: its random states, the state of its dataset, and how far its stream is.
 
-It goes between processes of one run as a pickle, as batches and datasets do. A checkpoint holds no pickles, but the
-plain values in it (`dpex.loader.plain_states`).
+Workers report it now and then as a pickle, from which a dead worker is restarted. A checkpoint holds no pickles, but
+the plain values in it (`dpex.loader.plain_states`).
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class LogicalState(NamedTuple):
 
 
 def pack_state(state: LogicalState) -> RngState:
-    """Make it one that travels."""
+    """Return the state as a pickle."""
     dataset = None if state.dataset is None else vars(state.dataset)
     return pickle.dumps((state.random, dataset, state.own or None), 5)
 
 
 def unpack_state(packed: RngState) -> LogicalState:
-    """Take apart what `pack_state` made."""
+    """Return the state that `pack_state` pickled."""
     states, dataset, own = pickle.loads(packed)
     return LogicalState(states, None if dataset is None else DatasetState(**dataset), own)

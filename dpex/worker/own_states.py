@@ -1,9 +1,9 @@
-"""States of the plain generators that a dataset keeps for itself, so that they go where a logical worker goes.
+"""States of the plain generators that a dataset keeps for itself, as a part of a logical worker's state.
 
-A logical worker of ``seeding="worker"`` may move to another worker, be made again after a death, share a worker with
-others, or go on in a later run. The global generators' states go along, and so do those of the generators of Python,
-NumPy and torch that lie in its dataset and its collate function, by the names of the places where they lie. Nothing
-else that a dataset changes in itself goes along, unless the dataset tells its state.
+A logical worker of ``seeding="worker"`` may be restarted after a death, share a worker with others, or be resumed in a
+later run. Its state holds those of the global generators, and those of the generators of Python, NumPy and torch that
+lie in its dataset and its collate function, by the names of the places where they lie. Whatever else a dataset changes
+in itself is lost then, unless the dataset has ``state_dict()``.
 """
 
 from __future__ import annotations

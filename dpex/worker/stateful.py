@@ -1,7 +1,7 @@
 """States of datasets and samplers that have one: what ``torchdata`` calls stateful.
 
 ``state_dict()`` is the user's code, which may be slow, warn or fail. So it is called only where somebody can use what
-it returns: once a state of the loader was asked for or loaded, or where a logical worker moves.
+it returns: once a state of the loader was asked for or loaded.
 """
 
 from __future__ import annotations

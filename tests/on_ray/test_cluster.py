@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from families import Augmented, seeded
@@ -18,7 +17,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
-from dpex.core import assignment
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
 pytest.importorskip("ray")
@@ -81,15 +79,18 @@ def test_moving_between_machines_in_the_middle() -> None:
 
 
 @pytest.mark.long
-def test_logical_workers_move_with_their_random_state() -> None:
-    expected = epochs(DataLoader(SLOW, **SHAPE, num_workers=3, generator=seeded()))
+def test_with_torchs_seeds_a_resize_takes_effect_with_the_next_iterator() -> None:
+    expected = epochs(DataLoader(SLOW, **SHAPE, num_workers=3, generator=seeded()), 2)
     with remote(SLOW, **SHAPE, num_workers=3) as loader:
         iterator = iter(loader)
         got = [next(iterator) for _ in range(10)]
-        loader.resize(local=2, remote=1)
-        got += [next(iterator) for _ in range(20)]
-        loader.resize(local=0, remote=3)
-        assert_same(expected, got + list(iterator))
+        with pytest.warns(RuntimeWarning, match="takes effect with the next iterator"):
+            loader.resize(local=2, remote=1)
+        got += list(iterator)
+        assert loader.stats().pools["remote"].wanted == 3
+        got += list(loader)
+        assert loader.stats().pools["local"].wanted == 2
+        assert_same(expected, got)
 
 
 def test_a_stream_is_torch_s() -> None:
@@ -127,18 +128,6 @@ class StatefulStream(Stream):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.begin = state["at"]
-
-
-@pytest.mark.long
-def test_a_stream_with_a_state_moves_to_the_cluster_and_back() -> None:
-    expected = epochs(DataLoader(StatefulStream(), batch_size=3, num_workers=2, generator=seeded()))
-    with remote(StatefulStream(), batch_size=3, num_workers=2) as loader:
-        iterator = iter(loader)
-        got = [next(iterator) for _ in range(4)]
-        loader.resize(local=2, remote=0)
-        got += [next(iterator) for _ in range(8)]
-        loader.resize(local=1, remote=1)
-        assert_same(expected, got + list(iterator))
 
 
 @pytest.mark.parametrize(
@@ -200,29 +189,6 @@ def until_all_run(loader: Any, iterator: Iterator[Any]) -> list[Any]:
 
     until(has_come, 90.0)
     return got + list(islice(iterator, 60))
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_agents")
-def test_workers_that_come_late_take_over_whoever_shares_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A logical worker takes along what its dataset draws from: with a fixed number of workers, nothing says that it
-    moved."""
-    monkeypatch.setattr(assignment, "CROWD_AFTER_S", 0.0)
-    with remote(OwnState(8000, nap_s=0.004), **SHAPE, num_workers=3) as loader:
-        got = until_all_run(loader, iter(loader))
-    expected = DataLoader(OwnState(8000), **SHAPE, num_workers=3, generator=seeded())
-    assert_same(list(islice(expected, len(got))), got)
-
-
-class OwnState(Augmented):
-    """Draws from a generator of its own, too, of which every logical worker has a copy."""
-
-    def __init__(self, length: int, nap_s: float = 0.0) -> None:
-        super().__init__(length, nap_s)
-        self.own = np.random.default_rng(3)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.cat([super().__getitem__(index), torch.from_numpy(self.own.random(1))])
 
 
 class Broken(Augmented):

@@ -32,7 +32,6 @@ class AgentHandle:
         link: Its connection.
         room: How many workers it may have.
         up: Workers that serve, by their numbers there.
-        leaving: Those of them that were asked to leave, one by one.
         held: Tickets of the present epoch, by number.
         messages: How many tickets of each message are not answered.
         answered_at: When its last answer came, in seconds.
@@ -43,7 +42,6 @@ class AgentHandle:
     link: AgentLink
     room: int = 0
     up: set[int] = field(default_factory=set)
-    leaving: set[int] = field(default_factory=set)
     held: dict[int, HeldTicket] = field(default_factory=dict)
     messages: dict[int, int] = field(default_factory=dict)
     answered_at: float = 0.0
@@ -67,12 +65,12 @@ class AgentHandle:
 
     def serving(self) -> list[int]:
         """Return the workers that take tickets."""
-        return sorted(self.up - self.leaving) if self.leaving else sorted(self.up)
+        return sorted(self.up)
 
     @property
     def must_shrink(self) -> bool:
         """True if it has more workers than it may, as its node is being drained."""
-        return len(self.up) - len(self.leaving) > self.room
+        return len(self.up) > self.room
 
     def sent(self, tickets: list[Ticket], message: int, worker: int | None, now: float) -> None:
         """Note that these tickets are on their way to it."""

@@ -22,7 +22,7 @@ from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.system.run_queue import DelayMeter
 
-_REQUESTS = {name: name for name in ("resize", "dismiss", "adopt", "release", "ask_state")} | {"epoch": "new_epoch"}
+_REQUESTS = {name: name for name in ("resize", "adopt", "ask_state")} | {"epoch": "new_epoch"}
 """Requests to an agent, and the methods of its pool that they call."""
 
 

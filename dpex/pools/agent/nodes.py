@@ -42,9 +42,6 @@ class Nodes(Protocol):
     def room(self, agent: int) -> int:
         """Return how many workers that agent may have now."""
 
-    def give_back(self, agent: int) -> None:
-        """Note that one of its workers is to leave, and not to be replaced."""
-
     def runs(self, agent: int, workers: int) -> None:
         """Note how many of its workers run now, those that are to leave included."""
 

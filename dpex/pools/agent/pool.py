@@ -22,7 +22,6 @@ from typing import Any
 from dpex.core.events import (
     Notice,
     PoolEvent,
-    Released,
     Snapshot,
     SplittingKnown,
     TicketMade,
@@ -30,10 +29,10 @@ from dpex.core.events import (
     WorkerUp,
     event_of,
 )
-from dpex.core.first_stream import ALL
 from dpex.core.names import REMOTE
 from dpex.core.prefetch import REMOTE_WINDOW
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL
 from dpex.measure.sums import LinkSums, NodeSums, node_sums
 from dpex.pools.agent.handles import AgentHandle, RemoteResult
 from dpex.pools.agent.link import Arrived, wake_nobody
@@ -117,15 +116,6 @@ class RemotePool:
         for agent in self._agents.values():
             self._tell_room(agent)
         self._hear_nodes()
-
-    def dismiss(self, worker: int) -> None:
-        """See `WorkerPool.dismiss`."""
-        agent, number = self._at(worker)
-        if agent is not None and number in agent.up and number not in agent.leaving:
-            agent.leaving.add(number)
-            self._nodes.give_back(agent.number)
-            self._tell_room(agent)
-            self._put(agent, "dismiss", number)
 
     def _at(self, worker: int) -> tuple[AgentHandle | None, int]:
         number, local = divmod(worker, WORKERS_AN_AGENT)
@@ -249,12 +239,6 @@ class RemotePool:
         if agent is not None:
             self._put(agent, "adopt", number, logical, state, streams)
 
-    def release(self, worker: int, logical: int) -> None:
-        """See `WorkerPool.release`."""
-        agent, number = self._at(worker)
-        if agent is not None:
-            self._put(agent, "release", number, logical)
-
     def ask_state(self, worker: int, logical: int) -> None:
         """See `WorkerPool.ask_state`."""
         agent, number = self._at(worker)
@@ -368,8 +352,6 @@ class RemotePool:
                 event = WorkerUp(self.name, first + worker)
             case WorkerGone():
                 event = self._gone(agent, event)
-            case Released():
-                event = replace(event, worker=first + event.worker)
             case Notice():
                 event = replace(event, text=f"node {agent.place}: {event.text}")
             case Snapshot() | SplittingKnown():
@@ -383,7 +365,6 @@ class RemotePool:
             for number in lost:
                 agent.took_back(number)
             lost = (*lost, *(agent.lost_with(worker) if worker >= 0 else ()))
-        agent.leaving.discard(worker)
         self._nodes.runs(agent.number, len(agent.up))
         self.crashes += not event.expected
         number = agent.number * WORKERS_AN_AGENT + worker if worker >= 0 else -1

@@ -11,9 +11,9 @@ the network has taken what there is.
 
 Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
 queue, pickle, again)`` where the pickle is of numbers and indices, and ``again`` says that the trainer has their
-batches, ``("adopt", worker, logical, state, streams)``, ``("release", worker, logical)``, ``("ask_state", worker,
-logical)``, ``("dismiss", worker)``, ``("epoch", number)``, ``("close", grace_s)``. From a trainer on the same machine
-there is only ``("fork", order)``, with a descriptor: see `dpex.pools.agent.near`.
+batches, ``("adopt", worker, logical, state, streams)``, ``("ask_state", worker, logical)``, ``("epoch", number)``,
+``("close", grace_s)``. From a trainer on the same machine there is only ``("fork", order)``, with a descriptor: see
+`dpex.pools.agent.near`.
 
 Frames from an agent: ``("report", pool, results, events, failed, delay, traffic)``: the results of workers, other
 events, why the pool cannot work, how long workers wait for a CPU, and what the connection carried.
@@ -49,7 +49,7 @@ MOST_UNSENT_BYTES = 64 << 20
 """Two large batches: one on the network and one behind it. Compressed buffers count as they travel."""
 TRY_AGAIN_MS = 10
 """Milliseconds until a worker whose socket is full is tried again, unless anything else happens before."""
-_OF_A_WORKER = ("adopt", "release", "ask_state", "dismiss")
+_OF_A_WORKER = ("adopt", "ask_state")
 """Requests that a worker gets in their order with its tickets."""
 SLEEP_MS = 1000
 """Milliseconds until the pool looks, at the latest, whether what it started is overdue."""

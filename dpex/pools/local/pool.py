@@ -21,20 +21,19 @@ from typing import Any
 from dpex.core.events import (
     Notice,
     PoolEvent,
-    Released,
     Snapshot,
     SplittingKnown,
     TicketMade,
     WorkerUp,
     ticket_made_of,
 )
-from dpex.core.first_stream import ALL
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL
 from dpex.core.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
 from dpex.pools.base import PoolCounts, PoolTimes
 from dpex.pools.local.handles import LocalResult, LocalWorkerHandle
 from dpex.pools.local.packing import Packing
-from dpex.pools.local.shared_queue import LEAVE, hang_up, pack, write
+from dpex.pools.local.shared_queue import hang_up, pack, write
 from dpex.pools.local.starter import Starter
 from dpex.pools.local.worker_process import END, TICKET_BYTES
 from dpex.pools.local.workers import LocalWorkers
@@ -80,13 +79,6 @@ class LocalPool(LocalWorkers):
 
     # -- size ----------------------------------------------------------------------------------------------------
 
-    def dismiss(self, number: int) -> None:
-        """Let one worker leave after what it was sent so far (logical workers must have been released before)."""
-        worker = self._workers[number]
-        if worker.stage in STAYING:
-            worker.stage = LIFE[worker.stage, IS_ASKED_TO_LEAVE]
-            self._post(worker, LEAVE)
-
     @property
     def is_unsettled(self) -> bool:
         """Whether `poll` has something to find out that no descriptor tells."""
@@ -127,10 +119,6 @@ class LocalPool(LocalWorkers):
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """See `WorkerPool.adopt`."""
         self._post(self._workers[worker], pickle.dumps(("adopt", logical, state, streams)))
-
-    def release(self, worker: int, logical: int) -> None:
-        """See `WorkerPool.release`."""
-        self._post(self._workers[worker], pickle.dumps(("release", logical)))
 
     def ask_state(self, worker: int, logical: int) -> None:
         """See `WorkerPool.ask_state`."""
@@ -238,8 +226,6 @@ class LocalPool(LocalWorkers):
         elif kind == "spilled":
             self._read(worker, marshal.loads(worker.lease(*message[1:])), [])
             worker.leased = {}
-        elif kind == "released":
-            self._tell(Released(message[1], worker.number, message[2]))
         elif kind in _EVENTS:
             self._tell(_EVENTS[kind](*message[1:]))
         elif kind == "serving":

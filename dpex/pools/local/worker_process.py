@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any
 
 from dpex._torch import ExceptionWrapper
-from dpex.core.logical_log import START
+from dpex.core.progress import START
 from dpex.measure.sampling import as_text
 from dpex.system.cpu_clocks import SampledCpu
 from dpex.system.heap import give_back
@@ -213,8 +213,6 @@ class LocalWorker:
                 self._adopt(*message[1:])
             elif message[0] == "ask_state":
                 self._ask_state(message[1])
-            elif message[0] == "release":
-                self._release(message[1])
             elif message[0] == "leave":
                 self._send(("bye",))
                 return
@@ -244,15 +242,6 @@ class LocalWorker:
         self._core.ask_state(logical)
         if not self._core.is_stream or self._core.has_dataset_state(logical):
             self._tell_state(logical, *self._latest.get(logical, START))
-
-    def _release(self, logical: int) -> None:
-        """Give up a logical worker; a stream whose state cannot be told stays."""
-        try:
-            state: bytes | None = self._core.release(logical)
-        except Exception as error:
-            self._failed_to_tell(error)
-            state = None if self._core.is_stream else self._core.release(logical, asks=False)
-        self._send(("released", logical, state))
 
     def _tell_splitting(self, is_split: bool) -> None:
         """Tell at once, while the first batch is being made: other streams wait for it."""

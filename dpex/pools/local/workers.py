@@ -126,7 +126,7 @@ class LocalWorkers(ABC):
         self._adjust()
 
     def _adjust(self) -> None:
-        """Promise what is missing; let leave what is too much (with logical workers, the engine does)."""
+        """Promise what is missing; let leave what is too much, unless logical workers are on it."""
         counts = self.counts
         surplus = self._staying() - (counts.wanted if counts.most is None else min(counts.wanted, counts.most))
         if self._queue is not None:

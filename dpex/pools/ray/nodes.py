@@ -159,10 +159,6 @@ class RayNodes(Nodes):
         node = self._numbers.get(agent)
         return 0 if node is None else self._room.of(node.key)
 
-    def give_back(self, agent: int) -> None:
-        if (node := self._numbers.get(agent)) is not None:
-            self._room.give_back(node.key)
-
     def runs(self, agent: int, workers: int) -> None:
         if (node := self._numbers.get(agent)) is None:
             return

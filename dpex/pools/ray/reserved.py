@@ -64,12 +64,6 @@ class ReservedRoom:
         with self._lock:
             return sum(one.agent == agent and not one.leaving for one in self._reserved)
 
-    def give_back(self, agent: str) -> None:
-        """Have one of that agent's workers take its reservation with it when it leaves."""
-        with self._lock:
-            for one in [one for one in self._reserved if one.agent == agent and not one.leaving][-1:]:
-                one.leaving = True
-
     # -- for the thread that calls Ray ---------------------------------------------------------------------------
 
     @property

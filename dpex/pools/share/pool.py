@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.core.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
-from dpex.core.first_stream import ALL
 from dpex.core.names import LOCAL
 from dpex.core.schedule import Ticket
+from dpex.core.streams import ALL
 from dpex.errors import InternalError, ShareError
 from dpex.pools.agent.handles import RemoteResult
 from dpex.pools.base import PoolCounts, PoolTimes
@@ -226,15 +226,8 @@ class SharedPool:
         if self.failed is None:
             self._put("epoch", epoch)
 
-    def dismiss(self, worker: int) -> None:
-        """Only logical workers are dismissed one by one."""
-
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """There are no logical workers: ``seeding="batch"`` has none."""
-        raise InternalError("a shared pool has no logical workers")
-
-    def release(self, worker: int, logical: int) -> None:
-        """See `adopt`."""
         raise InternalError("a shared pool has no logical workers")
 
     def ask_state(self, worker: int, logical: int) -> None:

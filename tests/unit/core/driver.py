@@ -15,9 +15,9 @@ from dpex.core.events import (
     Resize,
     Resized,
 )
-from dpex.core.first_stream import Splitting
 from dpex.core.prefetch import PrefetchRules, Sizes
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
+from dpex.core.streams import Splitting
 from dpex.engine.performer import Performer
 from dpex.testing import FakePool
 
@@ -96,7 +96,7 @@ class Driver:
             if index is NOTHING:
                 self.state.schedule.end_of_sampler()
                 break
-            self.state.dirty.add(self.state.schedule.draw(index).queue)
+            self.state.placement.dirty.add(self.state.schedule.draw(index).queue)
         if self.state.has_to_send(starving):
             self.tell(SEND_EVERYTHING if starving else SEND_FULL_MESSAGES)
 

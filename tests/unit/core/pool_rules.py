@@ -46,5 +46,5 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_to_be_performed(self) -> None:
-        assert self.driver.state.instructions == []
+        assert self.driver.state.placement.instructions == []
         assert self.driver.performer.fatal is None

@@ -70,10 +70,10 @@ class EngineMachine(PoolMachine):
     def begin(self, count: int) -> None:
         """Also in the middle of an epoch. Logical workers make what they were sent of it, as torch's do; those that
         never had a worker make all of it, as they would have been sent it."""
-        schedule, assignment = self.driver.state.schedule, self.driver.state.assignment
+        schedule, logicals = self.driver.state.schedule, self.driver.state.logicals
         for logical in range(self.logicals):
             drawn = len(range(logical, schedule.drawn, self.logicals))
-            unsent = 0 if assignment.is_unplaced(logical) else schedule.pending(logical)
+            unsent = 0 if logicals.was_never_placed(logical) else schedule.pending(logical)
             self.made_before[logical] += drawn - unsent
         self.driver.begin(count)
         self.driver.state.schedule.max_tries = 1_000_000
@@ -155,7 +155,7 @@ class EngineMachine(PoolMachine):
                 break
         assert set(self.driver.state.dispatch.load.values()) <= {0}
         assert all(pool.is_idle for pool in self.driver.pools.values())
-        assert self.driver.state.dirty <= set(range(max(1, self.logicals)))
+        assert self.driver.state.placement.dirty <= set(range(max(1, self.logicals)))
 
 
 EngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

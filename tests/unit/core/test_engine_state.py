@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dpex.core.assignment import CROWD_AFTER_S
 from dpex.core.engine_state import EngineState
 from dpex.core.events import (
     SEND_EVERYTHING,
@@ -17,7 +16,6 @@ from dpex.core.events import (
     Opened,
     PoolStatus,
     Refused,
-    Released,
     Reported,
     Resize,
     Resized,
@@ -29,10 +27,11 @@ from dpex.core.events import (
     WorkerUp,
 )
 from dpex.core.failures import CRASHES_IN_A_ROW
-from dpex.core.instructions import Adopt, AskState, Discard, Dismiss, EnterEpoch, Raise, Release, Say, Scale, Send
-from dpex.core.logical_log import START
+from dpex.core.instructions import Adopt, AskState, Discard, EnterEpoch, Raise, Say, Scale, Send
+from dpex.core.logical_workers import CROWD_AFTER_S
 from dpex.core.placement import Place
 from dpex.core.prefetch import PrefetchRules, Sizes
+from dpex.core.progress import START
 from dpex.errors import WorkerDiedError
 
 
@@ -71,7 +70,7 @@ class Table:
 
     def tell(self, event: Any, now: float = 0.0) -> list[Any]:
         answer = list(self.state.handle(event, now))
-        self.state.instructions.clear()
+        self.state.placement.instructions.clear()
         return answer
 
     def report(self, pool: str = "local", workers: tuple[int, ...] = (0, 1), **status: Any) -> None:
@@ -80,15 +79,24 @@ class Table:
 
     def draw(self, count: int) -> None:
         for _ in range(count):
-            self.state.dirty.add(self.state.schedule.draw(f"index {self.state.schedule.drawn}").queue)
+            self.state.placement.dirty.add(self.state.schedule.draw(f"index {self.state.schedule.drawn}").queue)
 
     def send(self, count: int = 0, *, starving: bool = True, now: float = 0.0) -> list[Any]:
         """Draw so many; returns what is sent: (pool, worker, numbers), and all other instructions as they are."""
         self.draw(count)
         return shortened(self.tell(SEND_EVERYTHING if starving else SEND_FULL_MESSAGES, now))
 
-    def dies(self, worker: int, *lost: int, guilty: int | None = None, expected: bool = False, epoch: int = 0) -> Any:
-        return self.tell(WorkerGone("local", worker, epoch, lost, guilty, expected, f"worker {worker} was killed"))
+    def dies(
+        self,
+        worker: int,
+        *lost: int,
+        guilty: int | None = None,
+        expected: bool = False,
+        epoch: int = 0,
+        now: float = 0.0,
+    ) -> Any:
+        gone = WorkerGone("local", worker, epoch, lost, guilty, expected, f"worker {worker} was killed")
+        return self.tell(gone, now)
 
     def result(self) -> Any:
         delivery = self.state.schedule.pop()
@@ -135,11 +143,19 @@ def test_a_resize_asks_each_pool_that_is_there_and_makes_those_that_are_wanted()
     assert table.state.sizes == table.sizes(0, 2)
 
 
-def test_streams_stay_where_they_are_and_only_the_prefetch_changes() -> None:
-    table = Table(logicals=2, iterable=True)
-    wider = Sizes(local=5, remote=0, prefetch=11)
-    assert table.tell(Resize(wider)) == table.tell(Resized()) == []
-    assert (table.state.sizes, table.state.schedule.prefetch) == (wider, 11)
+@pytest.mark.parametrize("iterable", [False, True])
+def test_logical_workers_stay_where_they_are_and_only_the_prefetch_changes(iterable: bool) -> None:
+    table = Table(logicals=2, iterable=iterable)
+    assert table.tell(Resize(Sizes(local=0, remote=2, prefetch=11))) == table.tell(Resized()) == []
+    assert table.state.sizes == Sizes(local=2, remote=0, prefetch=11)
+    assert table.state.schedule.prefetch == 11
+
+
+@pytest.mark.parametrize("status", [{"failed": "no program"}, {"most": 1}])
+def test_logical_workers_that_could_not_be_started_are_asked_for_again(status: dict[str, Any]) -> None:
+    table = Table(logicals=2)
+    table.report("local", (0,), **status)
+    assert table.tell(Resize(table.sizes(2))) == [Scale("local", 2)]
 
 
 def test_a_tuner_that_cannot_have_remote_workers_gets_local_ones() -> None:
@@ -151,7 +167,7 @@ def test_a_tuner_that_cannot_have_remote_workers_gets_local_ones() -> None:
         Scale("local", 1),
     ]
     assert (table.state.sizes, table.state.scaling.refused) == (table.sizes(1), "there is no cluster")
-    assert table.state.wanted == {"local": 1}
+    assert table.state.placement.wanted == {"local": 1}
 
 
 def test_a_user_who_cannot_have_remote_workers_keeps_what_was_there() -> None:
@@ -159,7 +175,11 @@ def test_a_user_who_cannot_have_remote_workers_keeps_what_was_there() -> None:
     _, scale = table.tell(Resize(table.sizes(2, 2)))
     assert scale == Scale("remote", 2)
     assert table.tell(ScaleRefused(scale, "there is no cluster")) == []
-    assert (table.state.sizes, table.state.wanted, table.state.scaling.refused) == (table.sizes(2), {"local": 2}, None)
+    assert (table.state.sizes, table.state.placement.wanted, table.state.scaling.refused) == (
+        table.sizes(2),
+        {"local": 2},
+        None,
+    )
 
 
 @pytest.mark.parametrize(("cpus", "count"), [(1, 1), (8, 3)])
@@ -174,9 +194,9 @@ def test_local_workers_take_over_from_a_lost_cluster(cpus: int, count: int) -> N
     assert table.state.sizes == table.sizes(count, 3)
 
 
-@pytest.mark.parametrize(("logicals", "running"), [(0, 2), (3, 2)])
-def test_local_workers_that_took_over_leave_when_the_cluster_is_there_again(logicals: int, running: int) -> None:
-    table = Table(sizes=(0, 3), logicals=logicals)
+def test_local_workers_that_took_over_leave_when_the_cluster_is_there_again() -> None:
+    running = 2
+    table = Table(sizes=(0, 3))
     table.report("remote", (), failed="no node has room", requested=0)
     table.tell(ConsumerWaits(2))
     table.report("local", (1, 2), requested=2, running=2)
@@ -190,6 +210,17 @@ def test_local_workers_that_took_over_leave_when_the_cluster_is_there_again(logi
     ]
     assert table.state.sizes == table.sizes(0, 3)
     assert not any(isinstance(said, Scale) for said in table.tell(WorkerUp("remote", running - 1)))
+
+
+def test_local_workers_that_took_over_logical_workers_keep_them() -> None:
+    table = Table(sizes=(0, 2), logicals=2)
+    table.report("remote", (), failed="no node has room", requested=0)
+    table.tell(ConsumerWaits(2))
+    table.report("local", (0, 1))
+    table.send(2)
+    table.report("remote", (0, 1), requested=2, running=2)
+    assert table.tell(WorkerUp("remote", 0)) == table.tell(WorkerUp("remote", 1)) == []
+    assert table.send(2) == [("local", 0, [2]), ("local", 1, [3])]
 
 
 def test_local_workers_that_the_user_wants_do_not_leave_for_remote_ones() -> None:
@@ -434,22 +465,9 @@ def test_who_was_asked_and_can_tell_is_waited_for(iterable: bool) -> None:
     table.tell(Snapshot(0, *START, None))
     table.send(2)
     table.tell(StatesWanted())
-    assert table.state.assignment.untold == ({0} if iterable else {0, 1})
+    assert table.state.logicals.untold == ({0} if iterable else {0, 1})
     table.tell(Snapshot(0, *START, "asked"))
-    assert table.state.assignment.untold == (set() if iterable else {1})
-
-
-def test_a_stream_that_cannot_tell_its_state_stays_where_it_is() -> None:
-    table = Table(logicals=2, iterable=True, sizes=(2, 0))
-    for logical in range(2):
-        table.tell(Snapshot(logical, *START, None))
-    table.send(2)
-    table.tell(Resize(table.sizes(1)))
-    assert table.tell(Resized()) == [Release("local", 1, 1)]
-    table.tell(Released(1, 1, None))
-    assert not table.state.assignment.may_move
-    assert table.tell(Resized()) == []
-    assert table.send(2) == [("local", 0, [2]), ("local", 1, [3])]
+    assert table.state.logicals.untold == (set() if iterable else {1})
 
 
 def test_of_a_stream_without_a_state_its_end_is_no_batch() -> None:
@@ -488,47 +506,45 @@ def test_a_logical_worker_waits_for_a_worker_of_its_own_but_not_for_ever() -> No
     assert table.send(now=100.1 + CROWD_AFTER_S) == [Adopt("local", 0, 1, None), ("local", 0, [1])]
 
 
-def test_a_new_worker_gets_one_of_two_logical_workers_after_what_that_was_sent() -> None:
-    table = Table(logicals=2, sizes=(1, 0))
-    table.send(2)
-    table.tell(Resize(table.sizes(2)))
+def test_one_that_comes_late_takes_nothing_from_the_others() -> None:
+    table = Table(logicals=2)
+    table.report("local", (0,))
+    table.tell(WorkerUp("local", 0), now=100.0)
+    table.send(2, now=200.0)
     table.report("local", (0, 1))
-    assert table.tell(WorkerUp("local", 1)) == [Release("local", 0, 1)]
-    assert table.send(2) == [("local", 0, [2])], "who is leaving is sent nothing"
-    assert table.tell(Released(1, 0, "state of 1")) == []
-    assert table.send() == [Adopt("local", 1, 1, "state of 1"), ("local", 1, [3])]
+    assert table.tell(WorkerUp("local", 1), now=201.0) == []
+    assert table.send(2, now=202.0) == [("local", 0, [2]), ("local", 0, [3])]
 
 
-def test_a_release_that_is_told_twice_moves_nobody_twice() -> None:
-    table = Table(logicals=2, sizes=(1, 0))
+def test_after_a_death_a_new_worker_is_waited_for_but_not_for_ever() -> None:
+    table = Table(logicals=2)
+    table.tell(WorkerUp("local", 0), now=0.0)
     table.send(2)
-    table.tell(Resize(table.sizes(2)))
-    table.report("local", (0, 1))
-    table.tell(WorkerUp("local", 1))
-    table.tell(Released(1, 0, "state of 1"))
+    table.report("local", (1,), requested=2)
+    table.dies(0, 0, now=100.0)
+    assert table.send(now=100.0 + CROWD_AFTER_S) == []
+    table.report("local", (1, 2))
+    assert table.send(now=100.0 + CROWD_AFTER_S) == [Adopt("local", 2, 0, None), ("local", 2, [0])]
+    table.report("local", (1,), requested=2)
+    table.dies(2, 0, now=200.0)
+    assert table.send(now=200.1 + CROWD_AFTER_S) == [Adopt("local", 1, 0, None), ("local", 1, [0])]
+    assert table.state.logicals.placed_on(Place("local", 1)) == [0, 1]
+
+
+def test_this_machine_comes_before_the_cluster() -> None:
+    table = Table(logicals=2, sizes=(1, 1))
+    assert table.send() == [Adopt("local", 0, 0, None), Adopt("remote", 0, 1, None)]
+
+
+@pytest.mark.parametrize(("logicals", "workers", "wanted"), [(5, 2, 2), (5, 2, 3), (4, 3, 1), (3, 3, 0), (2, 0, 2)])
+def test_no_worker_takes_more_than_its_part(logicals: int, workers: int, wanted: int) -> None:
+    table = Table(logicals=logicals, sizes=(wanted, 0))
+    table.report("local", tuple(range(workers)))
     table.send()
-    assert table.tell(Released(1, 0, "state of 1")) == []
-    assert table.state.assignment.lives_at(Place("local", 1)) == {1}
-
-
-def test_workers_that_are_not_wanted_any_more_are_emptied_and_then_dismissed() -> None:
-    table = Table(logicals=2)
-    table.send(2)
-    assert table.tell(Resize(table.sizes(1))) == [Scale("local", 1)]
-    assert table.tell(Resized()) == [Release("local", 1, 1)]
-    assert table.tell(Released(1, 1, "state")) == [Dismiss("local", 1)]
-    table.report("local", (0,))
-    assert table.send() == [Adopt("local", 0, 1, "state")]
-
-
-def test_nobody_is_asked_anything_who_has_ended() -> None:
-    """The pool knows it, and the news of it follow."""
-    table = Table(logicals=2)
-    table.send(2)
-    table.tell(Resize(table.sizes(1)))
-    table.report("local", (0,))
-    assert table.tell(Resized()) == []
-    assert table.send(2) == [("local", 0, [2])]
+    part = -(-logicals // max(1, wanted))
+    taken = [len(table.state.logicals.placed_on(Place("local", worker))) for worker in range(workers)]
+    assert sum(taken) == min(logicals, part * workers)
+    assert max(taken, default=0) - min(taken, default=0) <= 1
 
 
 def test_what_a_dead_worker_had_made_is_made_again_after_its_last_known_state() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dpex.core.events import Released, Snapshot, TicketMade, WorkerGone, WorkerUp
+from dpex.core.events import Snapshot, TicketMade, WorkerGone, WorkerUp
 from dpex.core.prefetch import Sizes
 from dpex.core.schedule import Ticket
 from dpex.engine.engine import Engine
@@ -74,19 +74,6 @@ def test_a_logical_worker_makes_its_tickets_in_order_and_its_state_runs_on() -> 
     assert works == [Work(0, number, f"index {number}", 0, 0, state) for state, number in enumerate((0, 2, 4))]
 
 
-def test_a_released_logical_worker_takes_its_state_along_after_what_it_was_sent() -> None:
-    pool = pool_of(2, shared=False)
-    pool.send(tickets(0), 0, 0)
-    pool.release(0, 0)
-    pool.work()
-    events = told(pool, (TicketMade, Released))  # type: ignore[arg-type]
-    assert events[1:] == [Released(0, 0, 1)]
-    pool.adopt(1, 0, events[1].state)
-    pool.send(tickets(2), 0, 1)
-    pool.work()
-    assert [event.value().state for event in told(pool, TicketMade)] == [1]
-
-
 def test_a_snapshot_tells_the_state_after_the_latest_ticket() -> None:
     pool = pool_of(1, shared=False)
     assert not pool.snapshot(0)
@@ -119,18 +106,6 @@ def test_who_is_asked_to_leave_finishes_what_it_holds() -> None:
         (1, (), True),
         (0, (), True),
     ]
-
-
-def test_who_leaves_as_another_has_died_is_replaced() -> None:
-    """Who asked it to leave did not know of the other's death."""
-    pool = pool_of(2, shared=False)
-    pool.resize(1)
-    pool.kill(0)
-    pool.poll()
-    pool.dismiss(1)
-    pool.work()
-    assert pool.counts.requested == 1
-    assert pool.workers() not in ([0], [1])
 
 
 @pytest.mark.parametrize("shared", [True, False])

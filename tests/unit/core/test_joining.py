@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from driver import NOTHING, Driver
 
-from dpex.core.assignment import CROWD_AFTER_S
 from dpex.core.events import Snapshot, SplittingKnown
-from dpex.core.first_stream import ALL, ONE, UNKNOWN, Splitting
-from dpex.core.logical_log import START
+from dpex.core.logical_workers import CROWD_AFTER_S
 from dpex.core.prefetch import Sizes
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import START, ResumePoint
 from dpex.core.scaling import one_worker
+from dpex.core.streams import ALL, ONE, UNKNOWN, Splitting
 from dpex.testing import Work
 
 LENGTH = 3
@@ -87,10 +86,10 @@ def test_workers_that_come_late_are_waited_for_from_the_moment_they_were_asked_f
     pool.work(tickets=1)
     driver.collect()
     driver.fill(starving=True)
-    assert driver.state.assignment.placement.unassigned() == [1, 2]
+    assert driver.state.logicals.unplaced() == [1, 2]
     driver.now += 2 * CROWD_AFTER_S
     driver.fill(starving=True)
-    assert driver.state.assignment.placement.unassigned() == [], "and not for ever"
+    assert driver.state.logicals.unplaced() == [], "and not for ever"
 
 
 @pytest.mark.parametrize(("is_split", "wanted"), [(None, 1), (True, 3), (False, 1)])
@@ -187,8 +186,6 @@ def test_a_resize_does_not_start_workers_that_have_nothing_to_read() -> None:
     driver.work()
     driver.resize(3)
     assert (pool.counts.wanted, driver.state.sizes.local) == (1, 1)
-    driver.resize(0, 3)
-    assert (driver.state.sizes.local, driver.state.sizes.remote, driver.pools["remote"].counts.wanted) == (0, 1, 1)
     assert by_stream(driver.finish()) == ALONE
 
 

@@ -9,7 +9,6 @@ import pytest
 from dpex.core.events import (
     Notice,
     PoolEvent,
-    Released,
     Snapshot,
     SplittingKnown,
     WorkerGone,
@@ -24,7 +23,6 @@ from dpex.core.events import (
     [
         WorkerUp("local", 3),
         WorkerGone("local", 3, 1, (7, 8), 7, False, "killed", 4711, 2),
-        Released(1, 3, b"state"),
         Snapshot(1, 0, 12, b"state"),
         SplittingKnown(True),
         Notice("text", False, "subject"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpex.core.events import EpochBegins
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import ResumePoint
 from tests.unit.core.driver import NOTHING, Driver
 
 COUNT = 20
@@ -106,6 +106,6 @@ def test_streams_go_on_in_turn_and_those_that_ended_stay_so() -> None:
     for at in range(len(order) + 1):
         driver = begun(streams())
         for logical in range(3):
-            driver.state.assignment.logs[logical].told(-1, -1, None)  # their datasets have a state
+            driver.state.logicals.logs[logical].told(-1, -1, None)  # their datasets have a state
         taken(driver, at)
         assert told(begun(streams(), driver.state.point())) == order[at:], at

@@ -1,7 +1,7 @@
 """Streams on fake pools, under any interleaving of what may happen, against a model of a few lines.
 
 The model: streams are read in turn, the ended ones are passed over, and batch *i* of a stream is made with the state
-that *i* batches left. Their datasets have a state, so that they survive deaths, move, and are resumed elsewhere. Where
+that *i* batches left. Their datasets have a state, so that they survive deaths and are resumed elsewhere. Where
 only the first stream shows whether the dataset splits itself, and it does not, there are no others.
 """
 
@@ -17,9 +17,8 @@ from hypothesis.stateful import initialize, rule
 from pool_rules import PoolMachine
 
 from dpex.core.events import Snapshot
-from dpex.core.first_stream import Splitting
-from dpex.core.logical_log import START
-from dpex.core.resume_point import ResumePoint
+from dpex.core.progress import START, ResumePoint
+from dpex.core.streams import Splitting
 from dpex.testing import Work
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")

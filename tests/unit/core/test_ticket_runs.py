@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpex.core.ticket_runs import MadeTicket, TicketRun, TicketRuns
+from dpex.core.progress import MadeTicket, TicketRun, TicketRuns
 
 
 def tickets(*numbers: int, epoch: int = 0, index: Any = (None, None)) -> list[MadeTicket]:

@@ -109,7 +109,7 @@ def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, pool: Stu
 
 def test_drawing_and_dispatch_are_causes_of_waits(pool: StubPool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(100.0)
-    for module in ("engine", "handing_out", "supply", "snapshots"):
+    for module in ("engine", "next_batch", "supply", "snapshots"):
         monkeypatch.setattr(f"dpex.engine.{module}.monotonic", clock)
     send = pool.send
 
@@ -212,9 +212,9 @@ def test_an_incomplete_message_waits_without_a_question_for_each_batch(
     for number in range(1, 6):
         assert taken(engine) == f"batch {number}"
     assert asked == 1  # when there was room for 3
-    assert engine._state.dirty == engine._state.dispatch.incomplete == ({0, 1} if logicals else {0})
+    assert engine._state.placement.dirty == engine._state.dispatch.incomplete == ({0, 1} if logicals else {0})
     assert [taken(engine), taken(engine)] == ["batch 6", "batch 7"]
-    assert (sorted(pool.numbers_sent), engine._state.dirty) == (list(range(15)), set())
+    assert (sorted(pool.numbers_sent), engine._state.placement.dirty) == (list(range(15)), set())
     engine.close()
 
 

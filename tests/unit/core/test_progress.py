@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dpex.core.logical_log import START, LogicalLog, LogicalPoint
-from dpex.core.ticket_runs import MadeTicket
+from dpex.core.progress import START, LogicalLog, LogicalPoint, MadeTicket
 
 
 def made(*numbers: int, epoch: int = 0) -> list[MadeTicket]:
@@ -76,15 +75,6 @@ def test_a_stream_that_could_tell_and_was_not_asked_makes_all_again() -> None:
     assert log.latest() == ("asked", [])
 
 
-def test_a_state_that_was_given_up_counts_after_all_that_was_made() -> None:
-    log = log_of(0, 2)
-    log.given_up("after 2")
-    assert log.latest() == ("after 2", [])
-    assert log.point(0, 2) == LogicalPoint(again=tuple(made(0)))
-    log.given_up("after 2, elsewhere")
-    assert log.latest() == ("after 2, elsewhere", [])
-
-
 def test_tickets_of_an_epoch_that_was_broken_off_are_made_again_first() -> None:
     log = log_of(0, 2)
     log.begin_epoch()
@@ -117,6 +107,5 @@ def test_going_on_is_where_another_run_stood() -> None:
     point = log.point(0, 5)
     another = LogicalLog(is_stream=False)
     another.go_on(point)
-    assert another.has_made_any
     assert another.latest() == ("after 2", made(4))
     assert another.point(0, 5) == point
