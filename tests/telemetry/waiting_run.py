@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -101,7 +102,8 @@ def main(kind: str, load_s: float, step_s: float, log: Path) -> None:
         batches = iter(loader)
         if tuned:
             exporter.collector.gpu = OneGpu()
-            batches._engine._view._gpu = Stalls()
+            view = batches._engine._view
+            view._plan = replace(view._plan, gpu=Stalls())
         train(batches, step_s, log, over)
 
 

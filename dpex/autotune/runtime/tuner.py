@@ -95,7 +95,7 @@ class Tuner:
         self._gpu_view = gpu_view
         self._ranks = ranks
         self._rank_cpus: float | None = None
-        self._ranks_told_at = self._looked_for_room_at = -math.inf
+        self._ranks_told_at, self._looked_for_room_at = -math.inf, 0.0
         self._gpus: GpuView | None = None
         self._engines: list[Tunable] = []
         self._windows = MeasurementWindows()
@@ -241,7 +241,7 @@ class Tuner:
             self._machine = MachineMeter(self._clock)
             self._machine.sample((), 0.0)
         if self._began_at is None:
-            self._began_at = now
+            self._began_at = self._looked_for_room_at = now
         cpu_s = time.process_time()
         looks = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
         found = self._windows.turn(looks, cpu_s)
