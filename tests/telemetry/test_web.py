@@ -126,9 +126,10 @@ def test_diagnoses_by_loader_and_stretch(server: Server) -> None:
 def test_head_is_get_without_a_body(server: Server) -> None:
     for path in ("/", "/metrics", "/api/state", "/diagnosis"):
         head, get = ask(server, path, "HEAD"), ask(server, path)
-        length = get.headers["Content-Length"]
-        assert (head.status, head.headers["Content-Length"], head.read()) == (200, length, b"")
-        assert len(get.read()) == int(length)
+        length = int(get.headers["Content-Length"])
+        assert (head.status, head.read()) == (200, b"")
+        assert abs(int(head.headers["Content-Length"]) - length) <= 16  # figures move on between the two
+        assert len(get.read()) == length
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/static/../web.py", "/static/", "/static/index.html", "/api"])
