@@ -28,7 +28,7 @@ class Walls:
         """Batches in flight that there is room for beside ``local`` workers, at least one."""
         if math.isinf(self.memory) or self.batch_bytes <= 0:
             return self.prefetch
-        return max(1, min(self.prefetch, int((self.memory - local * self.worker_bytes) / self.batch_bytes)))
+        return max(1, int(min(self.prefetch, (self.memory - local * self.worker_bytes) / self.batch_bytes)))
 
     def most_local(self, unevenness: float) -> int:
         """Local workers that leave memory for the batches that keep them busy: one for each, more where some take
@@ -37,7 +37,7 @@ class Walls:
         each = self.worker_bytes + at_once
         if math.isinf(self.memory) or not each:
             return self.local
-        return max(1, min(self.local, int(self.memory / each)))
+        return max(1, int(min(self.local, self.memory / each)))
 
     def within(self, settings: Settings) -> Settings:
         """The nearest setting inside."""
