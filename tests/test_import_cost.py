@@ -40,7 +40,7 @@ FOR_OTHER_LOADERS = {
         "dpex.system.gpu.watch",
         "dpex.system.html_page",
     ),
-    *("dpex.system.listening", "dpex.system.rank_board", "dpex.system.tcp"),
+    *("dpex.system.rank_board", "dpex.system.tcp"),
 }
 """Modules of these packages that a plain loader has no use for."""
 FOREIGN = {

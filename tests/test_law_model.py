@@ -95,12 +95,6 @@ def test_remote_workers_make_what_local_ones_cannot() -> None:
     assert found == (3, 21)
 
 
-def test_a_link_that_is_full_limits_remote_workers() -> None:
-    work = model(step_s=0.001)
-    work = replace(work, remote=replace(work.remote, most_rate=30.0))
-    assert work.rate(workers(1, 10)).value == pytest.approx(40)
-
-
 def test_few_workers_are_best_where_starting_them_takes_longest() -> None:
     walls = Walls(local=64, remote=0)
     work = replace(model(step_s=0.001, cpu_s=0.01, cpus=2, walls=walls), start=Start(seconds=2, workers=8, batches=10))

@@ -3,7 +3,7 @@
 PURE. With ``W`` workers whose batches take ``s`` seconds and ``c`` CPU seconds, on ``C`` CPUs of which other programs
 use ``o``, and a step of ``t`` seconds and ``k`` CPU seconds of the training process::
 
-    rate(W) = min(W / s, (C - o) / (c + k), 1 / t, what memory and the link allow)
+    rate(W) = min(W / s, (C - o) / (c + k), 1 / t, what memory allows)
 
 The second limit counts only batches of local workers in ``c``. What limits workers is corrected by what was measured at
 the present setting: it is multiplied by the rate seen there over the rate predicted for it.
@@ -29,12 +29,10 @@ class Place:
     Attributes:
         service_s: Seconds that a worker takes for a batch, queueing for a CPU not included.
         cpu_s: CPU seconds of that.
-        most_rate: Batches per second that all of its workers were seen unable to surpass: the link from them is full.
     """
 
     service_s: float
     cpu_s: float
-    most_rate: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +152,12 @@ class Model:
         return min(1.0, max(_TINY, self.local.cpu_s / max(_TINY, self.local.service_s)))
 
     def _capacity(self, settings: Settings) -> float:
-        """Batches per second that workers make, as far as CPUs and the link let them.
+        """Batches per second that workers make, as far as the CPUs let them.
 
         Remote batches cost this machine only what the training process does for them: with ``x`` from local workers
         and ``y`` from remote ones, ``c x + k (x + y)`` CPUs are needed.
         """
-        far = min(settings.remote / max(_TINY, self.remote.service_s), self.remote.most_rate)
+        far = settings.remote / max(_TINY, self.remote.service_s)
         near = settings.local / max(_TINY, self.local.service_s)
         near = min(near, (self.free_cpus - self.step_cpu_s * min(far, self.demand)) / max(_TINY, self._cpu_s))
         return max(_TINY, near) + far

@@ -230,10 +230,9 @@ class Tuner:
 
     def turn(self) -> float:
         """One look; returns the seconds until the next."""
-        now = self._clock()
         if self.is_frozen:
             if isinstance(self._law, RecordingLaw):
-                self._law.announce(0.0 if self._began_at is None else now - self._began_at)
+                self._law.announce(self._elapsed_s())
             if self._room is not None:
                 self._room.rest()
             return self._config.interval_s
@@ -241,7 +240,7 @@ class Tuner:
             self._machine = MachineMeter(self._clock)
             self._machine.sample((), 0.0)
         if self._began_at is None:
-            self._began_at = self._looked_for_room_at = now
+            self._began_at = self._looked_for_room_at = self._clock()
         cpu_s = time.process_time()
         looks = [(id(engine), engine.look()) for engine in self._engines if not engine.closed]
         found = self._windows.turn(looks, cpu_s)
@@ -251,6 +250,10 @@ class Tuner:
         window = Window(*found)
         self._step(window.after.look, self._sample(window))
         return self._windows.pause_s
+
+    def _elapsed_s(self) -> float:
+        """Seconds since the first look; 0 before it."""
+        return 0.0 if self._began_at is None else self._clock() - self._began_at
 
     def _sample(self, window: Window) -> Sample:
         look = window.after.look
@@ -327,8 +330,8 @@ class Tuner:
         if self._room is None or self._refused or not looks or not is_due:
             return
         requested, running = (sum(getattr(look.remote, name) for look in looks) for name in ("requested", "running"))
-        may_grow, began = bool(self._allowed().max_remote), self._began_at or 0.0
-        self._look_for_room(RoomWanted(requested=requested, running=running, may_grow=may_grow), self._clock() - began)
+        may_grow = bool(self._allowed().max_remote)
+        self._look_for_room(RoomWanted(requested=requested, running=running, may_grow=may_grow), self._elapsed_s())
 
     def _wanted(self, sample: Sample) -> RoomWanted:
         """What is told of the need for remote workers. Nodes are asked for only up to a number that the user gave."""
@@ -418,8 +421,7 @@ class Tuner:
             back = f"Back from {named(old)} to {named(new)}, the last that worked"
             stay = "The present setting stays" if old == new else back
             text = f"Tuning has stopped because of an error in dpex: {error!r}. {stay}, and nothing is tuned any more."
-            at = 0.0 if self._began_at is None else self._clock() - self._began_at
-            self._past, self._notes = [*self.decisions, _noted(at, old, new, "failed", text)], []
+            self._past, self._notes = [*self.decisions, _noted(self._elapsed_s(), old, new, "failed", text)], []
             self._law = law_for(self._allowed(), new)
             self.settings = new
             self._request()
