@@ -28,7 +28,7 @@ class Walls:
         """Batches in flight that there is room for beside ``local`` workers, at least one."""
         if math.isinf(self.memory) or self.batch_bytes <= 0:
             return self.prefetch
-        return max(1, int(min(self.prefetch, (self.memory - local * self.worker_bytes) / self.batch_bytes)))
+        return int(max(1, min(self.prefetch, (self.memory - local * self.worker_bytes) / self.batch_bytes)))
 
     def most_local(self, unevenness: float) -> int:
         """Local workers that leave memory for the batches that keep them busy: one for each, more where some take
@@ -37,7 +37,7 @@ class Walls:
         each = self.worker_bytes + at_once
         if math.isinf(self.memory) or not each:
             return self.local
-        return max(1, int(min(self.local, self.memory / each)))
+        return int(max(1, min(self.local, self.memory / each)))
 
     def within(self, settings: Settings) -> Settings:
         """The nearest setting inside."""
@@ -59,7 +59,7 @@ def walls(config: AutotuneConfig, sample: Sample) -> Walls:
         local = min(local, max(1, int((memory - batch_bytes) / each)))
     prefetch = MOST_WORKERS if config.max_prefetch is None else config.max_prefetch
     if machine.batch_budget is not None and batch_bytes > 0:
-        prefetch = max(1, min(prefetch, int(machine.batch_budget / batch_bytes)))
+        prefetch = int(max(1, min(prefetch, machine.batch_budget / batch_bytes)))
     return Walls(
         local=max(local, config.min_local),
         remote=max(_most_remote(config, sample), config.min_remote),
