@@ -36,7 +36,7 @@ help:
 	@echo "make bench-network  remote workers behind links of several rates, in network namespaces (root only)"
 	@echo "make bench-report  write the tables of README.md, docs/benchmarks.md and docs/scale.md from the kept results"
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
-	@echo "make mutants change dpex/core one expression at a time: do its tests notice?  (MUTANTS='dpex.core.schedule*')"
+	@echo "make mutants change dpex/schedule one expression at a time: do its tests notice?  (MUTANTS='dpex.schedule.schedule*')"
 	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"
 	@echo "make lint    ruff, mypy and import contracts   (make format to let ruff tidy up)"
 	@echo "make dist    build the sdist, and the wheel from it, in dist/"
@@ -87,7 +87,7 @@ gpu-proof:
 		--results $(FIGURES)/local-gpu-speed.json && exit $$tests
 
 # Lines and branches of dpex that the default tier runs, in every process. Tests that compare stderr may fail here.
-COVERED := core engine pools transport worker autotune
+COVERED := schedule engine pools transport worker autotune
 coverage: $(STAMP)
 	rm -rf .coverage
 	-$(BIN)/python -m coverage run -m tests $(TEST_ARGS)
@@ -126,7 +126,7 @@ $(DOCS_STAMP): $(STAMP)
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# Which changes of dpex/core its unit tests notice; [tool.mutmut] says which files and tests. A run that was ended goes on.
+# Which changes of dpex/schedule its unit tests notice; [tool.mutmut] says which files and tests. A run that was ended goes on.
 MUTANTS ?=
 mutants: $(STAMP)
 	$(BIN)/mutmut run $(foreach one,$(MUTANTS),'$(one)')

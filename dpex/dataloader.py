@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
-from dpex.core.sample_policy import OnSampleError
-from dpex.feed.arguments import checked_transform, parse
+from dpex.device.arguments import checked_transform, parse
 from dpex.loader import at_exit
 from dpex.loader.assigned import assigned
 from dpex.loader.checks import check_samples, check_share, check_thread_safe, check_tuned, start_fork_server_early
@@ -41,14 +40,15 @@ from dpex.options import (
     check_torchs,
     complete,
 )
+from dpex.schedule.sample_policy import OnSampleError
 from dpex.system.ray_package import require_ray
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
-    from dpex.core.prefetch import Sizes
-    from dpex.feed.feed import Feed
+    from dpex.device.feed import Feed
     from dpex.loader.runtime import LoaderRuntime
+    from dpex.schedule.prefetch import Sizes
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
 logger = logging.getLogger("dpex")
@@ -332,8 +332,8 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
     def _get_iterator(self) -> BaseDataLoaderIter:
         if self.device is None:
             return self._iterator_with(None)
-        from dpex.feed.opening import have_fed, open_feed
-        from dpex.iterators.with_workers import _DpexDataLoaderIter
+        from dpex.device.opening import have_fed, open_feed
+        from dpex.engine.with_workers import _DpexDataLoaderIter
 
         feed = open_feed(self.device, self.device_budget_bytes, self.device_transform)
         iterator = self._iterator_with(feed)

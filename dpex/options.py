@@ -14,9 +14,9 @@ from operator import index
 from typing import Any, Literal, SupportsIndex
 
 from dpex.autotune.config import AutotuneConfig
-from dpex.core.sample_policy import OnSampleError
-from dpex.core.seeding import SEEDINGS
 from dpex.errors import OptionError
+from dpex.schedule.sample_policy import OnSampleError
+from dpex.schedule.seeding import SEEDINGS
 
 Seeding = Literal["worker", "batch"]
 Compression = Literal["zstd"]

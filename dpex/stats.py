@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dpex.core.readable import duration, fine_percent, size
 from dpex.measure.ledger import LastReading
+from dpex.measure.readable import duration, fine_percent, size
 from dpex.measure.record import by_name
 from dpex.measure.sums import NodeSums, PoolLevels
 

@@ -86,8 +86,8 @@ class SharedRay:
 
     def join(self) -> None:
         """Connect this process, and forget which nodes failed in the tests before."""
-        from dpex.core.failing_nodes import FailingNodes
         from dpex.pools.ray.cluster import connect
+        from dpex.pools.ray.failing_nodes import FailingNodes
 
         if self._cluster is None:
             self._cluster = started()

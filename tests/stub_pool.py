@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dpex.core.events import PoolEvent, TicketMade
-from dpex.core.schedule import Ticket
 from dpex.pools.base import PoolCounts, PoolTimes
+from dpex.schedule.events import PoolEvent, TicketMade
+from dpex.schedule.schedule import Ticket
 
 
 class StubPool:

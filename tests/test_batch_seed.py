@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from dpex import DpexDataLoader, NoBatchError, batch_seed
-from dpex.core.seeding import epoch_key, ticket_seed
 from dpex.dropin.stock.probe import transforms_of
+from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.current_batch import current
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]

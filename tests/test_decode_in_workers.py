@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import meet, until
 
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
-from dpex.core.prefetch import PrefetchRules, Sizes
+from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.worker.raw_samples import RawSamples, pickled
 from dpex.worker.split_streams import Decoding
 

@@ -56,7 +56,7 @@ used[0] = ""
 def train(stream, busy, enough):
     windows.clear()
     say(0, "busy", busy)
-    dpex.iterators.with_workers.cuda_stall = lambda share: GpuStall(stream, share)
+    dpex.engine.with_workers.cuda_stall = lambda share: GpuStall(stream, share)
     deadline = time.monotonic() + 60
     with DpexDataLoader(Data(), num_workers="auto", autotune=AutotuneConfig(max_local=8)) as loader:
         for batch in loader:

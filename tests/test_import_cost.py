@@ -12,34 +12,29 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOR_THE_CLASS = (
     *("dpex", "dpex.dataloader", "dpex.errors", "dpex.options", "dpex._torch"),
-    *("dpex.core", "dpex.core.names", "dpex.core.prefetch", "dpex.core.probing", "dpex.core.sample_policy"),
-    *("dpex.core.seeding", "dpex.core.streams"),
+    *("dpex.schedule", "dpex.schedule.names", "dpex.schedule.prefetch", "dpex.schedule.probing"),
+    *("dpex.schedule.sample_policy", "dpex.schedule.seeding", "dpex.schedule.streams"),
     *("dpex.system", "dpex.system.cpus", "dpex.system.ray_package", "dpex.system.user_warnings"),
     *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose", "dpex.loader.at_exit"),
-    *("dpex.feed", "dpex.feed.arguments"),
+    *("dpex.device", "dpex.device.arguments"),
     *("dpex.loader", "dpex.loader.assigned", "dpex.loader.checks", "dpex.loader.diagnosing", "dpex.loader.origin"),
     *("dpex.loader.proxies", "dpex.loader.rebuilt", "dpex.loader.reporting", "dpex.loader.resumable"),
     *("dpex.loader.sizing", "dpex.loader.torch_hooks"),
 )
 """All that ``from dpex import DpexDataLoader`` may load."""
 FOR_AN_EPOCH = (
-    *("dpex.core.*", "dpex.engine.*", "dpex.measure.*", "dpex.profile.*", "dpex.system.*", "dpex.transport.*"),
+    *("dpex.schedule.*", "dpex.engine.*", "dpex.measure.*", "dpex.profile.*", "dpex.system.*", "dpex.transport.*"),
     *("dpex.worker.*", "dpex.stats", "dpex._ray"),
-    *("dpex.iterators", "dpex.iterators.with_workers", "dpex.loader.passes", "dpex.loader.runtime"),
-    *("dpex.engine.loader_counters", "dpex.pools", "dpex.pools.base", "dpex.pools.factory", "dpex.pools.local.*"),
+    *("dpex.loader.passes", "dpex.loader.runtime"),
+    *("dpex.pools", "dpex.pools.base", "dpex.pools.factory", "dpex.pools.local.*"),
 )
 """What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package.
 `dpex._ray` only tells which threads are Ray's, and imports nothing."""
 FOR_OTHER_LOADERS = {
-    *("dpex.core.demand", "dpex.core.fair_shares", "dpex.core.failing_nodes", "dpex.core.rank_shares"),
-    *("dpex.engine.inprocess_meter", "dpex.engine.pin_memory"),
-    *("dpex.measure.gpu_use", "dpex.profile.instrument", "dpex.transport.compression", "dpex.worker.torch_workers"),
-    *(
-        "dpex.system.directories",
-        "dpex.system.gpu.nvml",
-        "dpex.system.gpu.watch",
-        "dpex.system.html_page",
-    ),
+    *("dpex.schedule.fair_shares", "dpex.schedule.rank_shares", "dpex.engine.in_process"),
+    *("dpex.engine.inprocess_meter", "dpex.worker.torch_workers", "dpex.transport.compression"),
+    *("dpex.measure.gpu_use", "dpex.profile.instrument"),
+    *("dpex.system.directories", "dpex.system.gpu.nvml", "dpex.system.gpu.watch", "dpex.system.html_page"),
     *("dpex.system.rank_board", "dpex.system.tcp"),
 }
 """Modules of these packages that a plain loader has no use for."""
@@ -93,8 +88,8 @@ def is_listed(module: str, allowed: tuple[str, ...]) -> bool:
 
 
 def test_a_listed_package_is_allowed_with_all_that_is_in_it() -> None:
-    allowed = ("dpex.core.*", "dpex.loader")
-    assert [is_listed(name, allowed) for name in ("dpex.core", "dpex.core.names", "dpex.loader")] == [True] * 3
+    allowed = ("dpex.schedule.*", "dpex.loader")
+    assert [is_listed(name, allowed) for name in ("dpex.schedule", "dpex.schedule.names", "dpex.loader")] == [True] * 3
     assert [is_listed(name, allowed) for name in ("dpex.corev", "dpex.loader.shown", "dpex")] == [False] * 3
 
 

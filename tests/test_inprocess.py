@@ -21,7 +21,7 @@ from waiting import until
 from workload import wait_as_work
 
 from dpex import DpexDataLoader, batch_seed
-from dpex.core.seeding import epoch_key, ticket_seed
+from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.system.other_threads import OtherThreads, _clock, _cpu_ns
 from dpex.worker.batch_seeding import seed_ticket
 from dpex.worker.in_process import TRIES, InProcessMaker

@@ -23,14 +23,14 @@ from torch.utils.data import IterableDataset, default_collate
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
-from dpex.core.events import Notice, Snapshot, TicketMade, WorkerGone
-from dpex.core.events import PoolEvent as Event
-from dpex.core.progress import START
-from dpex.core.schedule import Ticket
 from dpex.pools.local.clean_fork_server import starter_for
 from dpex.pools.local.handles import LocalWorkerHandle, WorkerProcess
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive
+from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone
+from dpex.schedule.events import PoolEvent as Event
+from dpex.schedule.progress import START
+from dpex.schedule.schedule import Ticket
 from dpex.worker.logical_state import unpack_state
 from dpex.worker.outcome import Failure
 from dpex.worker.setup import WorkerSetup

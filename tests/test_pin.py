@@ -22,13 +22,13 @@ from torch_features import HAS_ACCELERATOR
 from trainers import Forker
 from waiting import until
 
+import dpex.device.pinning
 import dpex.engine.engine
 import dpex.engine.next_batch
-import dpex.engine.pin_memory
 from dpex import BatchTimeoutError, DpexDataLoader, WorkerDiedError
-from dpex.core.schedule import Schedule, ScheduleError
-from dpex.engine.pin_memory import Pinner, _Job
-from dpex.feed.ahead import MOST, USUAL
+from dpex.device.ahead import MOST, USUAL
+from dpex.device.pinning import Pinner, _Job
+from dpex.schedule.schedule import Schedule, ScheduleError
 from dpex.system.clock import ManualClock
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
@@ -285,7 +285,7 @@ def test_stats_tell_the_consumer_s_wait_not_the_thread_s(
 
     accelerator.before = pin
     iterator: Any = iter(pinning(Augmented(20, **LARGE), 1, prefetch_factor=8))
-    for module in (dpex.engine.engine, dpex.engine.next_batch, dpex.engine.pin_memory):
+    for module in (dpex.engine.engine, dpex.engine.next_batch, dpex.device.pinning):
         monkeypatch.setattr(module, "monotonic", clock)
     next(iterator)
     returned.set()

@@ -13,8 +13,8 @@ import pytest
 
 from dpex.autotune.need import load_of, with_cpus
 from dpex.autotune.types import Sample, Settings
-from dpex.core.rank_shares import RankLoad
 from dpex.measure.samples import MachineSample, PoolSample
+from dpex.schedule.rank_shares import RankLoad
 from dpex.system.rank_board import FORGOTTEN_S, PREFIX, RankBoard, RankShare, board_of, job_name, rank_name
 
 DEAR = RankLoad(cpu_s=0.4, rate=5.0, wait=0.5, used=2.0)

@@ -14,7 +14,7 @@ from checkpoints import loaded, saved
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dpex import DpexDataLoader, StateError, decode_in_workers
-from dpex.core.schedule import Schedule
+from dpex.schedule.schedule import Schedule
 
 EACH = 9
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dpex import DpexDataLoader, WorkerDiedError
-from tests.unit.core.driver import Driver
+from tests.unit.schedule.driver import Driver
 
 LENGTH = 60
 pytestmark = pytest.mark.filterwarnings("ignore:.*The epoch goes on:RuntimeWarning")

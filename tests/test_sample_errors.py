@@ -15,9 +15,9 @@ from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 from dpex import DpexDataLoader, SampleTimeoutError, TooManySampleErrors
-from dpex.core.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
 from dpex.engine.sample_errors import LEAST
 from dpex.loader.plain_states import index_of, plain_index
+from dpex.schedule.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
 from dpex.worker import sample_watch
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.sample_watch import LOOKS, SampleWatch

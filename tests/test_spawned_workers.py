@@ -17,10 +17,10 @@ from torch.utils.data._utils.collate import default_collate
 from waiting import meet, until
 
 from dpex import DpexDataLoader
-from dpex.core.events import Notice
 from dpex.pools.local.clean_fork_server import starter_for
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan
+from dpex.schedule.events import Notice
 from dpex.worker.setup import WorkerSetup
 
 pytestmark = pytest.mark.timeout(240)

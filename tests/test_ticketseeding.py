@@ -15,7 +15,7 @@ from families import Augmented, seeded
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
-from dpex.core.seeding import epoch_key, ticket_seed
+from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.rng_state import KeptStates, fingerprints
 

@@ -31,14 +31,14 @@ from dpex.autotune.runtime.allowed import Limits, cold_start, within
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.runtime.windows import AWAY_S, BATCHES, BATCHES_IF_STARVING, SHORTEST_S
 from dpex.autotune.types import Decision, Outcome, Settings
-from dpex.core.prefetch import PrefetchRules, Sizes
-from dpex.core.rank_shares import RankLoad
-from dpex.core.room import RoomFound, RoomWanted
 from dpex.errors import OptionError
 from dpex.measure.consumer_time import EngineLook, Tally, Times
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.measure.wait_causes import NONE_YET, STRAGGLER
 from dpex.pools.ray.room import RemoteRoom
+from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.rank_shares import RankLoad
+from dpex.schedule.room import RoomFound, RoomWanted
 from dpex.system.clock import ManualClock
 from dpex.system.gpu.nvml import GpuSample
 from dpex.system.machine import MachineMeter, busy_s, cpu_used, parse_inactive, parse_runnable

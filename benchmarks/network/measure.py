@@ -20,12 +20,12 @@ from benchmarks.network.nodes import ProcessNodes
 from benchmarks.network.work import WaitingSamples
 from benchmarks.process import MeasurementError
 from dpex import AutotuneConfig, DpexDataLoader, LoaderStats, PoolStats
-from dpex.core.room import RoomFound, RoomWanted
 from dpex.loader.runtime import LoaderRuntime
 from dpex.options import Compression
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
 from dpex.pools.ray import room
+from dpex.schedule.room import RoomFound, RoomWanted
 
 BATCH = 16
 SETTLED = 0.5
@@ -67,11 +67,11 @@ class Room:
         pass
 
     def look(self, wanted: RoomWanted) -> RoomFound:
-        """See `dpex.core.room.Room.look`."""
+        """See `dpex.schedule.room.Room.look`."""
         return RoomFound(more=max(0, self.most - wanted.requested))
 
     def rest(self) -> None:
-        """See `dpex.core.room.Room.rest`."""
+        """See `dpex.schedule.room.Room.rest`."""
 
 
 @contextmanager

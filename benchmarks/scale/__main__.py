@@ -44,10 +44,10 @@ from benchmarks.scale.tables import (
 from benchmarks.training import runs
 from benchmarks.training.runs import Run
 from dpex import DpexDataLoader
-from dpex.core.fair_shares import Claim, ClusterShares
 from dpex.loader.runtime import LoaderRuntime
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
+from dpex.schedule.fair_shares import Claim, ClusterShares
 
 LOCAL = runs.RESULTS / "local-scale.json"
 WAYS = ("network", "memory")

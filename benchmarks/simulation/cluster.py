@@ -1,8 +1,8 @@
 """Many trainings on one cluster: `python -m benchmarks.simulation.cluster`.
 
 Each trainer has a machine, a network and the law that ships; they share the nodes as `dpex.pools.ray.room` does,
-by `dpex.core.fair_shares`. Nodes fail and come back. Every trainer runs on a clock of its own, and none is ahead of
-another by more than `SLICE_S`.
+by `dpex.schedule.fair_shares`. Nodes fail and come back. Every trainer runs on a clock of its own, and none is ahead
+of another by more than `SLICE_S`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dpex.autotune.need import made_without, remote_need
 from dpex.autotune.runtime.tuner import ROOM_EVERY_S
 from dpex.autotune.runtime.window_sample import Window
 from dpex.autotune.types import Sample
-from dpex.core.fair_shares import Claim, ClusterShares
-from dpex.core.room import KnownNeed, RoomFound, RoomWanted, room_found
+from dpex.schedule.fair_shares import Claim, ClusterShares
+from dpex.schedule.room import KnownNeed, RoomFound, RoomWanted, room_found
 
 SLICE_S = 0.05
 """Small beside the second between two reports to the coordinator."""

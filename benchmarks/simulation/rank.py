@@ -14,10 +14,10 @@ from benchmarks.simulation.gpu import GpuTrainer
 from benchmarks.simulation.history import History
 from benchmarks.simulation.pool_counts import PoolCounts
 from dpex.autotune.types import Decision, Settings
-from dpex.core.late_tickets import LEAST_PATIENCE_S, PATIENCE
-from dpex.core.prefetch import REMOTE_WINDOW, Sizes
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.wait_causes import STRAGGLER, UNKNOWN
+from dpex.schedule.late_tickets import LEAST_PATIENCE_S, PATIENCE
+from dpex.schedule.prefetch import REMOTE_WINDOW, Sizes
 from dpex.system.gpu.stall import GpuSteps
 from dpex.system.run_queue import RunQueueTimes
 
@@ -29,7 +29,7 @@ _BEGAN_AT = 1.0
 """When the virtual clock of `Tally` stands at its beginning, as 0 means "never" there."""
 _ROUNDING_S = 1e-9
 _WEIGHT = 0.02
-"""Of the latest batch in the mean of what a batch takes, as in `dpex.core.prefetch`."""
+"""Of the latest batch in the mean of what a batch takes, as in `dpex.schedule.prefetch`."""
 
 
 @dataclass(eq=False)
@@ -161,7 +161,7 @@ class Rank:
         self._feed()
 
     def _make_again_what_is_late(self) -> None:
-        """Idle local workers make what remote ones owe for too long, as in `dpex.core.late_tickets`."""
+        """Idle local workers make what remote ones owe for too long, as in `dpex.schedule.late_tickets`."""
         now, head = self._loop.now, self._next
         if head not in self._far:
             return

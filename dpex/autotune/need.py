@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dpex.autotune.felt import by_events
 from dpex.autotune.types import Sample
-from dpex.core.rank_shares import RankLoad
+from dpex.schedule.rank_shares import RankLoad
 
 MOST_WAIT = 0.999
 """Of the loop's time: a window of a second cannot show a smaller rest."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dpex.core.names import WORKER_POOLS
 from dpex.measure.samples import MachineSample, PoolSample
+from dpex.schedule.names import WORKER_POOLS
 
 
 @dataclass(frozen=True, kw_only=True, order=True)

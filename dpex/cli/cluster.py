@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dpex.cli.terminal import follow
-from dpex.core.fair_shares import Claim
-from dpex.core.readable import duration, fine_percent, size
-from dpex.core.room import NodeLink
 from dpex.errors import ClusterError
+from dpex.measure.readable import duration, fine_percent, size
+from dpex.schedule.fair_shares import Claim
+from dpex.schedule.room import NodeLink
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import forgive
 

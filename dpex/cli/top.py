@@ -29,8 +29,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dpex.cli.terminal import follow
-from dpex.core.names import WORKER_POOLS
-from dpex.core.readable import duration, fine_percent
+from dpex.measure.readable import duration, fine_percent
+from dpex.schedule.names import WORKER_POOLS
 from dpex.system.directories import own_directories, to_look_in
 from dpex.system.user_warnings import forgive
 from dpex.telemetry.discovery import ScrapeTarget, targets

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dpex.core.names import INLINE, LOCAL, REMOTE
 from dpex.diagnose.facts import Facts, PoolFacts
 from dpex.measure.wait_causes import STAGE_CAUSES, by_stage
+from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
 CAUSES = (
     *("startup", "storage", "cpu", "transfer", "straggler", "memory", "sampler", "dispatch", "crowding", "unknown"),

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpex.core.readable import duration, percent
 from dpex.diagnose.facts import Facts
+from dpex.measure.readable import duration, percent
 
 COPIES, TRANSFORM = "copies to the device", "device_transform"
 """What training waits for; where the verdict puts it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from dpex.autotune.law.model import EndOfStall, Model
-from dpex.core.readable import duration, percent, rounded
 from dpex.diagnose import work
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import Facts
+from dpex.measure.readable import duration, percent, rounded
 
 STALLS = 0.05
 """From this share of the time on, waited or held up, there is a stall to end."""

@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from dpex.core.names import INLINE, LOCAL, POOLS, REMOTE
 from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, SampleFacts, SlowFacts, Subject, TransformFacts, of_all
 from dpex.measure.sampling import SAMPLE_S, SlowBatch, as_text
 from dpex.measure.sums import NodeSums, PoolSums, Sums, relative_spread
 from dpex.measure.wait_causes import CAUSES
+from dpex.schedule.names import INLINE, LOCAL, POOLS, REMOTE
 from dpex.system.cpus import local_ranks, usable_cpus
 
 

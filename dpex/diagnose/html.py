@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from dpex.core.readable import percent
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.report import ReportSection, advice, confidence, failures, headline, parts, sections
 from dpex.diagnose.verdict import Verdict
+from dpex.measure.readable import percent
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpex.core.names import INLINE, LOCAL, REMOTE
-from dpex.core.readable import duration, fine_percent, percent, rounded, size
 from dpex.diagnose import device, work
 from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts
 from dpex.diagnose.verdict import WORDS, Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction, ScoredPrediction
+from dpex.measure.readable import duration, fine_percent, percent, rounded, size
+from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
 if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis

@@ -26,10 +26,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from dpex.core.readable import duration, percent, rounded
 from dpex.diagnose import device, work
 from dpex.diagnose.attribution import LostTime, is_tiny, losses
 from dpex.diagnose.facts import Facts, TransformFacts
+from dpex.measure.readable import duration, percent, rounded
 
 ENOUGH_BATCHES = 50
 """A cause that takes turns with another one shows by then: at 50 a share of one half is known to within 14 points."""

@@ -10,9 +10,9 @@ from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls
 from dpex.autotune.types import Settings
-from dpex.core.names import INLINE, LOCAL, REMOTE
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import Facts, PoolFacts
+from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
 FULL = 0.9
 """From this part of the CPUs on, busy by anybody, more workers that compute only take CPUs from each other."""

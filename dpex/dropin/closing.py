@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.autotune.types import Decision
-from dpex.core.readable import percent, rounded
 from dpex.diagnose.diagnosis import Diagnosis
 from dpex.diagnose.source import DiagnosisSource
 from dpex.loader.proxies import describe
+from dpex.measure.readable import percent, rounded
 from dpex.system.cpus import rank
 
 _SHOWN = 6

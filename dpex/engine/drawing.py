@@ -23,12 +23,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from dpex.core.engine_state import EngineState
-from dpex.core.progress import ResumePoint
-from dpex.core.schedule import Schedule
 from dpex.engine.read_batches import RETURNED_AT_MOST, ReadBatches
 from dpex.engine.sampler_start import hold
 from dpex.errors import InterruptedSamplerError
+from dpex.schedule.engine_state import EngineState
+from dpex.schedule.progress import ResumePoint
+from dpex.schedule.schedule import Schedule
 from dpex.system.interrupts import has_ended, is_interrupt, taken
 from dpex.worker.raw_samples import FailedRead
 

@@ -4,9 +4,9 @@ All work happens inside `Engine.next`, in the consumer's thread; where batches a
 in (`listen`). `resize` may be called from any thread: it is carried out at once when the engine is idle, else at the
 next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends everything.
 
-All decisions are made by `dpex.core.engine_state`, which does not act: `performer` performs them, `event_handler` tells
-it what pools report, `supply` draws and sends, `next_batch` finds and opens what is next in turn, `waiting` waits. All
-of them are called under the engine's lock, and none refers to the engine. `snapshots` is what other threads see of it.
+`dpex.schedule.engine_state` decides and does not act. `performer` acts, `event_handler` tells it what pools report,
+`supply` draws and sends tickets, `next_batch` finds and opens the next batch in turn, `waiting` waits. All of them are
+called under the engine's lock, and none refers to the engine. Other threads read `snapshots`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,6 @@ from collections.abc import Callable, Iterator
 from threading import get_native_id
 from typing import Any
 
-from dpex.core.events import EpochBegins, Opened, Resize, Resized, StatesWanted
-from dpex.core.placement import Place
-from dpex.core.prefetch import Sizes
-from dpex.core.progress import ResumePoint
 from dpex.engine.drawing import Drawing
 from dpex.engine.event_handler import EventHandler
 from dpex.engine.next_batch import ERRORS, NextBatch, count_death, raise_from
@@ -38,6 +34,10 @@ from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.sums import Sums
 from dpex.measure.wait_causes import STARTUP
 from dpex.pools.base import WorkerPool
+from dpex.schedule.events import EpochBegins, Opened, Resize, Resized, StatesWanted
+from dpex.schedule.placement import Place
+from dpex.schedule.prefetch import Sizes
+from dpex.schedule.progress import ResumePoint
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.forks import watch

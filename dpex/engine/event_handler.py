@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dpex.core.engine_state import EngineState
-from dpex.core.events import PoolEvent, Snapshot, TicketMade
-from dpex.core.schedule import Schedule
 from dpex.engine.performer import Performer
 from dpex.engine.sample_errors import NOBODY, SampleErrors
 from dpex.measure.sampling import SlowBatch, Slowest, SlowestSamples
 from dpex.measure.wait_causes import Making
+from dpex.schedule.engine_state import EngineState
+from dpex.schedule.events import PoolEvent, Snapshot, TicketMade
+from dpex.schedule.schedule import Schedule
 from dpex.system.wakeup import Wakeup
 from dpex.worker.raw_samples import shown
 
 if TYPE_CHECKING:
-    from dpex.engine.pin_memory import Pinner
+    from dpex.device.pinning import Pinner
 
 NOT_BLOCKED, ANY = -2, -1
 """In place of the number of the batch that is waited for."""

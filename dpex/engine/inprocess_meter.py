@@ -10,7 +10,6 @@ from collections.abc import Callable
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
-from dpex.core.names import INLINE
 from dpex.engine.sample_errors import NOBODY
 from dpex.measure.consumer_time import Tally
 from dpex.measure.sampling import SlowestSamples
@@ -18,6 +17,7 @@ from dpex.measure.sums import Sums
 from dpex.measure.wait_causes import SAMPLER
 from dpex.pools.base import PoolTimes
 from dpex.profile.live_timer import Row, TicketTimer
+from dpex.schedule.names import INLINE
 from dpex.stats import LoaderStats, PoolStats
 from dpex.system.clock import monotonic
 from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S, HelperThreads
@@ -26,7 +26,7 @@ from dpex.system.run_queue import OwnQueue
 from dpex.worker.fetch import SampleClock
 
 if TYPE_CHECKING:
-    from dpex.feed.feed import Feed
+    from dpex.device.feed import Feed
 
 
 class InlineMeter:

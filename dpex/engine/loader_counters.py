@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from dpex.core.names import INLINE, LOCAL
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.sums import PoolSums, Sums
+from dpex.schedule.names import INLINE, LOCAL
 from dpex.system import run_queue
 from dpex.system.clock import monotonic
 from dpex.system.cpus import cgroup_cpus, local_ranks

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from dpex.core.schedule import Delivery
 from dpex.engine.event_handler import NOT_BLOCKED, EventHandler
 from dpex.engine.plan import EnginePlan
 from dpex.engine.supply import Supply
@@ -19,6 +18,7 @@ from dpex.engine.waiting import Waiting
 from dpex.errors import SampleTimeoutError, WorkerDiedError
 from dpex.measure.consumer_time import Tally
 from dpex.measure.wait_causes import Making
+from dpex.schedule.schedule import Delivery
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import is_interrupt, keep_result
 from dpex.worker.outcome import Failure

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, SingleProcessDataLoaderIter
-from dpex.core.progress import ResumePoint
 from dpex.engine.sampler_start import Begun, FirstDraw, SamplerStart, passed_over, rest_of, samplers_within, undrawn
 from dpex.errors import CapturedGraphError
+from dpex.schedule.progress import ResumePoint
 from dpex.system.interrupts import is_interrupt, taken
 from dpex.system.user_warnings import is_first, warn
 from dpex.worker.logical_state import DatasetState

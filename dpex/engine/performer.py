@@ -10,9 +10,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from dpex.core.engine_state import EngineState
-from dpex.core.events import Event, PoolStatus, Refused, Reported, ScaleRefused
-from dpex.core.instructions import (
+from dpex.pools.base import WorkerPool
+from dpex.schedule.engine_state import EngineState
+from dpex.schedule.events import Event, PoolStatus, Refused, Reported, ScaleRefused
+from dpex.schedule.instructions import (
     Adopt,
     AskState,
     Discard,
@@ -24,7 +25,6 @@ from dpex.core.instructions import (
     Send,
     ToWorker,
 )
-from dpex.pools.base import WorkerPool
 from dpex.system.interrupts import is_interrupt
 from dpex.system.user_warnings import is_first, warn
 

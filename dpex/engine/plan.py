@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpex.core.engine_state import EngineState
-from dpex.core.prefetch import PrefetchRules, Sizes
-from dpex.core.sample_policy import AS_TORCH, SamplePolicy
-from dpex.core.streams import Splitting
 from dpex.pools.base import WorkerPool
+from dpex.schedule.engine_state import EngineState
+from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
+from dpex.schedule.streams import Splitting
 from dpex.system.gpu.stall import GpuStall
 
 if TYPE_CHECKING:
-    from dpex.engine.pin_memory import Pinner
-    from dpex.feed.feed import Feed
+    from dpex.device.feed import Feed
+    from dpex.device.pinning import Pinner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class EnginePlan:
     """Options of an engine, which do not change while it lives.
 
     samples: the policy for samples that cannot be loaded. pass_batches: batches of a whole pass, 0 if unknown.
-    starts_anew: each pass starts workers of its own. splitting: see `dpex.core.engine_state`.
+    starts_anew: each pass starts workers of its own. splitting: see `dpex.schedule.engine_state`.
     """
 
     logicals: int

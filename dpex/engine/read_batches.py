@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Protocol
 
-from dpex.core.progress import ResumePoint
-from dpex.core.schedule import Schedule
 from dpex.errors import IteratorClosedError
+from dpex.schedule.progress import ResumePoint
+from dpex.schedule.schedule import Schedule
 from dpex.system.interrupts import is_interrupt
 from dpex.worker.raw_samples import FailedRead, RawSamples
 

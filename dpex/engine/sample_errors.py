@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from dpex.core.instructions import Instruction, Raise, Say
-from dpex.core.readable import fine_percent
-from dpex.core.sample_policy import AS_TORCH, SamplePolicy
 from dpex.errors import TooManySampleErrors
+from dpex.measure.readable import fine_percent
 from dpex.measure.sampling import FailedSample
 from dpex.measure.sums import FAILED_KEPT
+from dpex.schedule.instructions import Instruction, Raise, Say
+from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 
 logger = logging.getLogger("dpex")
 

@@ -27,7 +27,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from dpex.core.probing import attribute
+from dpex.schedule.probing import attribute
 from dpex.system.interrupts import taken
 from dpex.worker.rng_state import GLOBAL, global_states, set_global_states
 

@@ -6,7 +6,6 @@ change, right to within the moment that passes meanwhile.
 
 from __future__ import annotations
 
-from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.engine.event_handler import EventHandler
 from dpex.engine.plan import EnginePlan
 from dpex.measure.consumer_time import EngineLook, Tally
@@ -14,6 +13,7 @@ from dpex.measure.samples import PoolSample
 from dpex.measure.sums import PoolSums, Sums
 from dpex.measure.wait_causes import STARTUP
 from dpex.pools.base import PoolTimes, WorkerPool
+from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.stats import LoaderStats, NodeStats, PoolStats
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import GpuSteps

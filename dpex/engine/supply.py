@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from dpex.core.events import SEND_EVERYTHING, SEND_FULL_MESSAGES, ConsumerWaits
-from dpex.core.names import REMOTE
 from dpex.engine.drawing import Drawing
 from dpex.engine.event_handler import EventHandler
 from dpex.measure.consumer_time import Tally
 from dpex.measure.wait_causes import DISPATCH, SAMPLER
+from dpex.schedule.events import SEND_EVERYTHING, SEND_FULL_MESSAGES, ConsumerWaits
+from dpex.schedule.names import REMOTE
 from dpex.system.clock import monotonic
 from dpex.system.cpus import static_worker_count
 

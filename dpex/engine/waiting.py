@@ -16,7 +16,7 @@ from dpex.measure.wait_causes import H2D, NONE_YET, READ, STARTUP, STRAGGLER
 from dpex.system.clock import monotonic
 
 if TYPE_CHECKING:
-    from dpex.engine.pin_memory import Pinner
+    from dpex.device.pinning import Pinner
 
 TICK_S = 1.0
 """The longest sleep, seconds: some changes wake no thread."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from dpex.dataloader import DpexDataLoader
+from dpex.device.arguments import parse
 from dpex.errors import OptionError
-from dpex.feed.arguments import parse
 from dpex.loader.origin import DEFAULTS, OPTION_NAMES, Origin, carrying
 from dpex.loader.rebuilt import proxy_behind, recognise
 from dpex.loader.sizing import worker_count

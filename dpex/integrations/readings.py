@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dpex.core.durations import remainder
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
 from dpex.integrations.loaders import loader_behind
+from dpex.measure.durations import remainder
 from dpex.stats import LoaderStats
 
 Write = Callable[[Mapping[str, float], int], None]

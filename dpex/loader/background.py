@@ -25,7 +25,7 @@ from dpex.system.interrupts import is_interrupt, keep_result
 from dpex.system.run_queue import OwnQueue
 
 if TYPE_CHECKING:
-    from dpex.feed.feed import Feed
+    from dpex.device.feed import Feed
 
 _CHECK_EVERY_S = 1.0
 """How often the consumer looks whether the thread still lives, which tells it of everything else."""

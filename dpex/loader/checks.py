@@ -9,9 +9,9 @@ from torch.utils.data import MapDataPipe
 
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
-from dpex.core.sample_policy import policy_of
 from dpex.errors import OptionError
 from dpex.loader.sizing import is_daemonic
+from dpex.schedule.sample_policy import policy_of
 from dpex.system.ray_package import is_ray_connected
 
 

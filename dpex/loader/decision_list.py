@@ -6,7 +6,7 @@ from html import escape
 
 from dpex.autotune.law.wording import brought
 from dpex.autotune.types import Decision
-from dpex.core.readable import percent, rounded
+from dpex.measure.readable import percent, rounded
 
 
 class DecisionList(list[Decision]):

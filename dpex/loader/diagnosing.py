@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from dpex.core.names import encodable
 from dpex.options import MetricsConfig
+from dpex.schedule.names import encodable
 
 if TYPE_CHECKING:
     from dpex.diagnose.source import DiagnosisSource

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from dpex.core.probing import attribute
-from dpex.core.streams import Streams
 from dpex.options import Options
+from dpex.schedule.probing import attribute
+from dpex.schedule.streams import Streams
 
 if TYPE_CHECKING:
     from dpex.loader.runtime import LoaderRuntime

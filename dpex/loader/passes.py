@@ -9,8 +9,8 @@ from dpex.loader.sizing import SizeOptions, is_split
 from dpex.system.cpus import rank_cpus
 
 if TYPE_CHECKING:
-    from dpex.iterators.in_process import _DpexInlineDataLoaderIter
-    from dpex.iterators.with_workers import _DpexDataLoaderIter
+    from dpex.engine.in_process import _DpexInlineDataLoaderIter
+    from dpex.engine.with_workers import _DpexDataLoaderIter
     from dpex.loader.runtime import LoaderRuntime
     from dpex.pools.factory import PoolFactory
     from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -20,7 +20,7 @@ def inline_iterator(
     loader: Any, runtime: LoaderRuntime, metrics: LoaderMetrics | None, *, is_counted: bool
 ) -> _DpexInlineDataLoaderIter:
     """Return an iterator whose batches are made in the training process; counted where somebody wants to know."""
-    from dpex.iterators import in_process
+    from dpex.engine import in_process
 
     may_warn = loader._dataset_kind == DatasetKind.Iterable and loader._IterableDataset_len_called is not None
     iterator: _DpexInlineDataLoaderIter
@@ -40,7 +40,7 @@ def iterator_class(options: SizeOptions) -> type[_DpexDataLoaderIter]:
         from dpex.loader.split_iterator import SplitDataLoaderIter
 
         return SplitDataLoaderIter
-    from dpex.iterators.with_workers import _DpexDataLoaderIter, _DpexMapDataLoaderIter
+    from dpex.engine.with_workers import _DpexDataLoaderIter, _DpexMapDataLoaderIter
 
     return _DpexDataLoaderIter if options.is_iterable else _DpexMapDataLoaderIter
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from dpex.core.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
-from dpex.core.sample_policy import LeavingOut
 from dpex.engine.pass_state import PassState
 from dpex.engine.sampler_start import SamplerStart
+from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
+from dpex.schedule.sample_policy import LeavingOut
 from dpex.worker.logical_state import DatasetState, LogicalState, pack_state, unpack_state
 from dpex.worker.rng_state import check_global_states, plain
 

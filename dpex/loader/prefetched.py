@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from dpex.core.names import encodable
+from dpex.device.arguments import checked_transform, parse
+from dpex.device.opening import have_transformed, open_feed
 from dpex.diagnose.gathered import Context
 from dpex.diagnose.source import DiagnosisSource
 from dpex.errors import IteratorClosedError
-from dpex.feed.arguments import checked_transform, parse
-from dpex.feed.opening import have_transformed, open_feed
 from dpex.loader import at_exit
 from dpex.loader.background import Background
 from dpex.loader.runtime import LoaderRuntime
 from dpex.options import DEVICE_BUDGET_BYTES, MetricsConfig, Options, check_count
+from dpex.schedule.names import encodable
 from dpex.stats import LastStats, LoaderStats
 from dpex.system.cpus import rank
 from dpex.system.gpu.events import cuda_stall

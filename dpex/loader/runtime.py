@@ -23,13 +23,13 @@ from dpex.transport.arena import ArenaCache
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Decision
-    from dpex.core.streams import Splitting
+    from dpex.engine.in_process import _DpexInlineDataLoaderIter
     from dpex.engine.pass_state import PassState
-    from dpex.iterators.in_process import _DpexInlineDataLoaderIter
-    from dpex.iterators.with_workers import _DpexDataLoaderIter
+    from dpex.engine.with_workers import _DpexDataLoaderIter
     from dpex.measure.ledger import LastReading
     from dpex.options import MetricsConfig
     from dpex.pools.local.packing import Packing
+    from dpex.schedule.streams import Splitting
     from dpex.telemetry.exporter import Registration
     from dpex.telemetry.loader_metrics import LoaderMetrics
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dpex.autotune.types import Decision
-from dpex.core.readable import duration, percent
+from dpex.measure.readable import duration, percent
 
 if TYPE_CHECKING:
     from dpex.stats import LoaderStats

@@ -19,13 +19,13 @@ from torch.utils.data.graph import traverse_dps
 
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
-from dpex.core.names import KNOBS, LOCAL, REMOTE
-from dpex.core.prefetch import Sizes
-from dpex.core.probing import attribute
-from dpex.core.streams import Streams, choose, plural
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.loader.origin import Origin
 from dpex.options import Options, Seeding, check_count
+from dpex.schedule.names import KNOBS, LOCAL, REMOTE
+from dpex.schedule.prefetch import Sizes
+from dpex.schedule.probing import attribute
+from dpex.schedule.streams import Streams, choose, plural
 from dpex.system.cpus import rank_cpus, static_worker_count
 from dpex.system.ray_package import is_ray_connected
 

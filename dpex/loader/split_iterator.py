@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from dpex._torch import DatasetKind
-from dpex.core.prefetch import Sizes
 from dpex.engine.pass_state import PassRecorder, PassState, point_for
 from dpex.engine.read_batches import ReadBatches
-from dpex.iterators.with_workers import _DpexDataLoaderIter
+from dpex.engine.with_workers import _DpexDataLoaderIter
 from dpex.loader.origin import plain
+from dpex.schedule.prefetch import Sizes
 from dpex.worker.raw_samples import pickled, pickled_alone
 from dpex.worker.split_streams import Decoding, reading_of
 

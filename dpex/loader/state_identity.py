@@ -8,11 +8,11 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from dpex._torch import DatasetKind
-from dpex.core.progress import ResumePoint
-from dpex.core.streams import ALL, ONE
 from dpex.engine.sampler_start import generators_of, samplers_within
 from dpex.errors import StateError
 from dpex.loader.sizing import is_split
+from dpex.schedule.progress import ResumePoint
+from dpex.schedule.streams import ALL, ONE
 
 _WORDS = {
     "dataset": ("of the data set {0}", "it has the data set {0}", "load it with the data set that it was saved with"),

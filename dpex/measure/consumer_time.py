@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpex.core.prefetch import Sizes
 from dpex.measure.record import Record, counter
 from dpex.measure.samples import PoolSample
 from dpex.measure.seqlock import Seqlock
@@ -29,6 +28,7 @@ from dpex.measure.wait_causes import (
     Making,
     split,
 )
+from dpex.schedule.prefetch import Sizes
 
 LONG_S = 0.5
 """A wait that took so long without an end is put down by the batch before, so that what is counted keeps up."""

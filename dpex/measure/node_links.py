@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dpex.core.room import NodeLink
 from dpex.measure.sums import NodeSums
+from dpex.schedule.room import NodeLink
 
 
 def node_links(before: Mapping[str, NodeSums], after: Mapping[str, NodeSums], seconds: float) -> dict[str, NodeLink]:

@@ -12,9 +12,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dpex.core.names import WORKER_POOLS
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
 from dpex.measure.sampling import SLOWEST, FailedSample, SlowBatch, SlowIndex, merged
+from dpex.schedule.names import WORKER_POOLS
 
 SERVICES_KEPT = 1024
 """Times of single batches that are kept when those of several iterators come together."""

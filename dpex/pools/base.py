@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from dpex.core.events import PoolEvent
-from dpex.core.schedule import Ticket
-from dpex.core.streams import ALL
 from dpex.measure.consumer_time import STEP_BUCKETS
 from dpex.measure.sampling import Reservoir
 from dpex.measure.sums import LinkSums, NodeSums, PoolSums, StageSums, StepSums
 from dpex.profile.live_timer import Row
+from dpex.schedule.events import PoolEvent
+from dpex.schedule.schedule import Ticket
+from dpex.schedule.streams import ALL
 from dpex.worker.logical_state import RngState
 
 RECENT = 64
@@ -192,7 +192,7 @@ class WorkerPool(Protocol):
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
         """Let ``worker`` serve ``logical``; messages to a worker keep their order.
 
-        ``streams``: as in `dpex.core.streams`; where it is `UNKNOWN`, `SplittingKnown` follows.
+        ``streams``: as in `dpex.schedule.streams`; where it is `UNKNOWN`, `SplittingKnown` follows.
         """
 
     def ask_state(self, worker: int, logical: int) -> None:

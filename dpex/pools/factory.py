@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpex.core.names import LOCAL
+from dpex.schedule.names import LOCAL
 
 if TYPE_CHECKING:
     from dpex.pools.base import WorkerPool

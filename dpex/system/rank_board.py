@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dpex.core.rank_shares import UNIT_CPUS, RankLoad, divided
+from dpex.schedule.rank_shares import UNIT_CPUS, RankLoad, divided
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks, usable_cpus
 from dpex.system.directories import (

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpex.core.names import KNOBS, POOLS, REMOTE, WORKER_POOLS
 from dpex.measure.consumer_time import STEP_BUCKETS, WAIT_BUCKETS
 from dpex.measure.wait_causes import CAUSES
+from dpex.schedule.names import KNOBS, POOLS, REMOTE, WORKER_POOLS
 from dpex.telemetry.metric import COUNTED, Group, Label, Metric
 
 STATES = ("wait", "transfer", "work")

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpex.core.names import encodable
+from dpex.schedule.names import encodable
 from dpex.system.directories import opened, prepare, read, write
 
 _NAME = re.compile(r"dpex-(?P<node>.+)-(?P<pid>\d+)-(?P<started>\d+)\.json")

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dpex.core.names import encodable
 from dpex.errors import OptionError
 from dpex.options import MetricsConfig
+from dpex.schedule.names import encodable
 from dpex.system.directories import DIRECTORY_VARIABLE, own_directories, to_look_in
 from dpex.system.gpu.watch import view
 from dpex.telemetry.collector import Collector

@@ -14,11 +14,11 @@ from functools import reduce
 from typing import Protocol
 
 from dpex.autotune.types import Decision
-from dpex.core.names import KNOBS
 from dpex.diagnose.source import DiagnosisSource, HasTuner
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.record import Record
 from dpex.measure.sums import NodeSums, Sums
+from dpex.schedule.names import KNOBS
 from dpex.system.clock import monotonic
 from dpex.telemetry.catalog import BY_NAME, ERROR, MACHINE, OTHERS
 

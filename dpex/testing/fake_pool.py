@@ -26,12 +26,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dpex.core.events import Notice, PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
-from dpex.core.names import LOCAL, REMOTE
-from dpex.core.schedule import Ticket
-from dpex.core.streams import ALL, UNKNOWN
 from dpex.pools.base import PoolCounts as PoolCounts
 from dpex.pools.base import PoolTimes as PoolTimes
+from dpex.schedule.events import Notice, PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.names import LOCAL, REMOTE
+from dpex.schedule.schedule import Ticket
+from dpex.schedule.streams import ALL, UNKNOWN
 
 
 class Work(NamedTuple):
@@ -96,7 +96,7 @@ class FakePool:
         room: messages that the pool, or under logical workers each of its workers, holds at most.
         starts_slowly: workers take tickets once they are up, not from when they were asked for.
         is_automatic: every `poll` starts all workers and lets them do all their work first.
-        is_split: what the first stream of a dataset shows of it (see `dpex.core.streams`).
+        is_split: what the first stream of a dataset shows of it (see `dpex.schedule.streams`).
 
     ``failed``: set it to a sentence, and no worker can be had.
     """

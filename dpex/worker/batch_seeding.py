@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from dpex.core.seeding import GOLDEN_GAMMA, MIX, epoch_key
+from dpex.schedule.seeding import GOLDEN_GAMMA, MIX, epoch_key
 from dpex.worker.rng_state import KeptStates
 
 _TORCHS_BITS = 31

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from dpex._torch import ExceptionWrapper
-from dpex.core.streams import ALL
 from dpex.profile.live_timer import TicketTimer
+from dpex.schedule.streams import ALL
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
 from dpex.worker.logical import Logical, nobody
@@ -69,7 +69,7 @@ class WorkerCore:
         """Serve logical worker ``number``, from a ``state`` that was reported earlier, or from its seed.
 
         ``setup``: with a dataset that no other logical worker has; None: it has the worker's, or shares parts of it.
-        ``streams``: as in `dpex.core.streams`; ``tell_splitting`` hears what is found out.
+        ``streams``: as in `dpex.schedule.streams`; ``tell_splitting`` hears what is found out.
         """
         own = None
         self._park()

@@ -3,7 +3,7 @@
 It is torch's, and notes who reads the stream's place among the others: ``id`` or ``num_workers``. It does not matter
 how it was found, by ``get_worker_info()`` under any name or in torch's module. ``seed`` and ``dataset`` tell nothing of
 other streams. A ``worker_init_fn`` knows its ``id`` without reading it, so one that takes the dataset in hand counts as
-well, unless it reads the seed, too: it seeds the dataset then. See `dpex.core.streams` for what follows.
+well, unless it reads the seed, too: it seeds the dataset then. See `dpex.schedule.streams` for what follows.
 
 Any thread of the dataset may read it.
 """

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_worker_info
-from dpex.core.streams import ALL, ONE, UNKNOWN
 from dpex.profile.live_timer import TicketTimer
+from dpex.schedule.streams import ALL, ONE, UNKNOWN
 from dpex.worker.fetch import Fetcher
 from dpex.worker.first_stream import FirstStream
 from dpex.worker.logical_state import DatasetState, LogicalState, RngState, pack_state, unpack_state

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from dpex.core.probing import is_a
-from dpex.core.seeding import ticket_seed
 from dpex.errors import OptionError
+from dpex.schedule.probing import is_a
+from dpex.schedule.seeding import ticket_seed
 from dpex.system.user_warnings import warn
 from dpex.worker.current_batch import batch_seed
 from dpex.worker.decoded_stream import DecodedStream

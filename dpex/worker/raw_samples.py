@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from dpex.core.readable import size
+from dpex.measure.readable import size
 
 
 class RawSamples:

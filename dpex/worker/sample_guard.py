@@ -13,8 +13,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from dpex.core.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
 from dpex.measure.sampling import as_text
+from dpex.schedule.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
 from dpex.worker import sample_watch
 
 TRIES = 8

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dpex._torch import ExceptionWrapper
-from dpex.core.sample_policy import AS_TORCH, SamplePolicy
+from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.system.heap import learn
 from dpex.system.user_warnings import warn
 from dpex.worker.modes import Modes

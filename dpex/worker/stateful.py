@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from dpex.core.probing import attribute
+from dpex.schedule.probing import attribute
 
 
 def is_stateful(thing: Any) -> bool:

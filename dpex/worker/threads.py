@@ -20,9 +20,9 @@ from torch.utils.data import ConcatDataset, Subset
 
 from dpex._torch import ExceptionWrapper, WorkerInfo, set_worker_info
 from dpex._torch import collate as torch_collate
-from dpex.core import seeding
-from dpex.core.probing import attribute
 from dpex.profile.live_timer import TicketTimer
+from dpex.schedule import seeding
+from dpex.schedule.probing import attribute
 from dpex.system.cpu_clocks import SharedCpu
 from dpex.worker.collate import ArenaCollate
 from dpex.worker.core import WorkerCore

@@ -13,8 +13,8 @@ from shared_ray import SharedRay
 
 from dpex._ray import available_resources_per_node
 from dpex.cli.cluster import NO_LOADERS, ClusterNode, screen
-from dpex.core.fair_shares import Claim
-from dpex.core.room import NodeLink
+from dpex.schedule.fair_shares import Claim
+from dpex.schedule.room import NodeLink
 
 ROOT = Path(__file__).parents[2]
 NODES = [ClusterNode(name="a", cpus=4.0, free=0.0), ClusterNode(name="b", cpus=8.0, free=2.5)]

@@ -24,7 +24,7 @@ from dpex.cli.replay import again
 from dpex.cli.replay.again import load, parse_changes, replay
 from dpex.cli.replay.command import run
 from dpex.cli.replay.text import quantity, report, summary
-from dpex.core.json_values import line
+from dpex.schedule.json_values import line
 
 ROOT = Path(__file__).parents[2]
 WAIT = Phase(work=Work(wait_s=0.08, cpu_s=0.001), step=Step(gpu_s=0.005))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.commands import SCRIPTS, dpex, python
 
-ITERATORS = "dpex.iterators.with_workers"
+ITERATORS = "dpex.engine.with_workers"
 AUGMENTED = ("shuffled", "again", "module", "subclass", "unpickled", "in process", "persistent")
 
 

@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, Dataset
 from workload import wait_as_work
 
 from dpex import DpexDataLoader
-from dpex.core.sample_policy import AS_TORCH
 from dpex.diagnose.diagnosis import diagnose
 from dpex.diagnose.facts import SampleFacts
 from dpex.measure.sampling import SLOWEST, SlowestSamples, merged
 from dpex.measure.sums import Sums
+from dpex.schedule.sample_policy import AS_TORCH
 from dpex.worker import fetch
 from dpex.worker.fetch import Fetcher, SampleClock
 from tests.unit.diagnose.test_verdict import PLANTED

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from async_device import AsyncDevice, pretended
 
-from dpex.feed import staging
-from dpex.feed.device import QueueDevice
+from dpex.device import staging
+from dpex.device.placing import QueueDevice
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import torch
 from async_device import CUDA, AsyncDevice, DeviceTensor
 
 from dpex import CapturedGraphError, OptionError
-from dpex.feed import tree
-from dpex.feed.arguments import parse
-from dpex.feed.device import PlainDevice, opened
-from dpex.feed.feed import Arrival, Feed
-from dpex.feed.opening import open_feed
+from dpex.device import tree
+from dpex.device.arguments import parse
+from dpex.device.feed import Arrival, Feed
+from dpex.device.opening import open_feed
+from dpex.device.placing import PlainDevice, opened
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -251,7 +251,7 @@ def test_without_an_index_it_is_the_current_one(gpu: AsyncDevice) -> None:
 
 def test_a_device_without_queues_copies_at_once(gpu: AsyncDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Apple's: torch has no streams of it."""
-    monkeypatch.setattr("dpex.feed.device.device_module", lambda kind: object())
+    monkeypatch.setattr("dpex.device.placing.device_module", lambda kind: object())
     device = opened(CUDA)
     assert isinstance(device, PlainDevice)
     feed = Feed(PlainDevice(torch.device("cpu")), budget_bytes=1)

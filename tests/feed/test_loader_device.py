@@ -20,7 +20,7 @@ from waiting import until
 
 import dpex
 from dpex import BatchTimeoutError, CapturedGraphError, DpexDataLoader, OptionError
-from dpex.feed.ahead import USUAL
+from dpex.device.ahead import USUAL
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 

@@ -11,9 +11,9 @@ from async_device import CUDA, AsyncDevice
 from families import Augmented, seeded
 
 from dpex import DpexDataLoader
-from dpex.feed import staging
-from dpex.feed.device import QueueDevice, opened
-from dpex.feed.staging import Staging
+from dpex.device import staging
+from dpex.device.placing import QueueDevice, opened
+from dpex.device.staging import Staging
 from dpex.transport.arena import Arena, memory_behind
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]

@@ -19,8 +19,8 @@ from workload import wait_as_work
 
 import dpex
 from dpex import CapturedGraphError, DpexDataLoader
-from dpex.feed import staging
-from dpex.feed.device import QueueDevice, opened
+from dpex.device import staging
+from dpex.device.placing import QueueDevice, opened
 from dpex.transport.arena import Arena
 
 pytestmark = [

@@ -17,11 +17,11 @@ from torch.utils.data import default_collate
 from waiting import until
 from workload import wait_as_work
 
-from dpex.core.events import TicketMade, WorkerGone
-from dpex.core.schedule import Ticket
 from dpex.pools.agent.admission import AdmissionServer
 from dpex.pools.ray.cluster import connect, release
 from dpex.pools.ray.reservations import actor_options
+from dpex.schedule.events import TicketMade, WorkerGone
+from dpex.schedule.schedule import Ticket
 from dpex.worker.setup import WorkerSetup
 
 DEADLINE_S = 120

@@ -28,10 +28,10 @@ from pool_driver import (
 )
 from waiting import meet, until
 
-from dpex.core.events import Notice, Snapshot, TicketMade, WorkerGone, WorkerUp
-from dpex.core.schedule import Ticket
 from dpex.errors import ShippingError
 from dpex.pools.ray.cluster import Parked, living_nodes
+from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.schedule import Ticket
 from dpex.system.other_threads import OtherThreads
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]

@@ -15,10 +15,10 @@ from pool_driver import DEADLINE_S, Driver, HeldBack, Large, Numbers, Slow, go_b
 from shared_ray import NODES, QUICK_TO_NOTICE, STORE_BYTES, own_ray
 from waiting import until
 
-from dpex.core import failing_nodes
-from dpex.core.events import Notice, WorkerGone
-from dpex.core.schedule import Ticket
+from dpex.pools.ray import failing_nodes
 from dpex.pools.ray.cluster import connect, release
+from dpex.schedule.events import Notice, WorkerGone
+from dpex.schedule.schedule import Ticket
 
 pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(240)]
 

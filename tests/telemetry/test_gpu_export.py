@@ -68,8 +68,8 @@ def cuda_stall(share=None):
     stalls.append(GpuStall(Stream(), share))
     return stalls[-1]
 
-import dpex.iterators.in_process, dpex.iterators.with_workers
-dpex.iterators.in_process.cuda_stall = dpex.iterators.with_workers.cuda_stall = cuda_stall
+import dpex.engine.in_process, dpex.engine.with_workers
+dpex.engine.in_process.cuda_stall = dpex.engine.with_workers.cuda_stall = cuda_stall
 """
 
 

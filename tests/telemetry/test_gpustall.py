@@ -476,7 +476,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[HostStream]:
         made.append(HostStream())
         return GpuStall(made[-1], share)
 
-    monkeypatch.setattr("dpex.iterators.with_workers.cuda_stall", stall)
+    monkeypatch.setattr("dpex.engine.with_workers.cuda_stall", stall)
     return made
 
 

@@ -19,7 +19,7 @@ import pytest
 from packages import need
 from waiting import until
 
-from dpex.core.names import encodable
+from dpex.schedule.names import encodable
 from dpex.telemetry.http.frames import COLUMNS
 from dpex.telemetry.http.history import EVERY_S, NOW_S
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from dpex.autotune.law.constants import CONSTANTS, Constants
 from dpex.autotune.types import Sample
-from dpex.core.names import WORKER_POOLS
 from dpex.measure.samples import PoolSample
+from dpex.schedule.names import WORKER_POOLS
 
 
 class Mean:

@@ -26,7 +26,7 @@ from dpex.autotune.law.evidence import Evidence, Record
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls, allowed, walls
 from dpex.autotune.types import Decision, Outcome, Reason, Sample, Settings, Signal
-from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
+from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 
 _ROUNDING_S = 1e-9
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dpex.autotune.law.evidence import Record
 from dpex.autotune.law.model import Model
 from dpex.autotune.types import Decision, Reason, Sample, Settings, Signal
-from dpex.core.names import WORKER_POOLS
-from dpex.core.readable import duration, percent, rounded, size
-from dpex.core.streams import plural
+from dpex.measure.readable import duration, percent, rounded, size
+from dpex.schedule.names import WORKER_POOLS
+from dpex.schedule.streams import plural
 
 _WAITS: Mapping[Signal, str] = {
     "wait": "the training loop waits for data",

@@ -10,7 +10,7 @@ from typing import Any
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import start
 from dpex.autotune.types import Settings
-from dpex.core.names import LOCAL, REMOTE, WORKER_POOLS
+from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.system.cpus import local_ranks, usable_cpus
 from dpex.system.machine import free_memory
 

@@ -34,13 +34,13 @@ from dpex.autotune.runtime.window_sample import Window
 from dpex.autotune.runtime.windows import SHORTEST_S, MeasurementWindows
 from dpex.autotune.trace import RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Reason, Sample, Settings
-from dpex.core.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
-from dpex.core.prefetch import Sizes
-from dpex.core.room import Room, RoomFound, RoomWanted
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.gpu_use import GpuUse
 from dpex.measure.node_links import node_links
 from dpex.measure.samples import MachineSample, PoolSample
+from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
+from dpex.schedule.prefetch import Sizes
+from dpex.schedule.room import Room, RoomFound, RoomWanted
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks
 from dpex.system.gpu.watch import GpuView, view

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import default_collate
 
 from dpex.cli.bench.forecast import MeasuredWork
-from dpex.core.durations import remainder
 from dpex.errors import DpexError
+from dpex.measure.durations import remainder
 from dpex.profile.instrument import Profile
 from dpex.profile.spans import Spans
 from dpex.system import run_queue

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpex.cli.bench.forecast import MeasuredWork, Rate, WorkersNeeded, fastest, rates
 from dpex.cli.bench.measure import BenchSubject, DatasetTimes
-from dpex.core.readable import duration, rounded, size
+from dpex.measure.readable import duration, rounded, size
 from dpex.profile.spans import Spans, percentile
 
 Row = tuple[str, ...]

@@ -12,8 +12,8 @@ from dpex.cli import subcommand
 from dpex.cli.replay.again import ReplayedWindow, load, parse_changes, replay
 from dpex.cli.replay.reading import Trace
 from dpex.cli.replay.text import report, summary
-from dpex.core.json_values import plain
 from dpex.errors import OptionError, TraceError
+from dpex.schedule.json_values import plain
 
 _DESCRIPTION = """
 Explain a recorded run, and see whether this version of dpex would decide the same.

@@ -9,8 +9,8 @@ from typing import Any
 
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.core.json_values import build
 from dpex.errors import TraceError
+from dpex.schedule.json_values import build
 
 
 @dataclass(frozen=True, kw_only=True)

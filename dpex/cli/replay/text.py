@@ -12,7 +12,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli.replay.again import ReplayedWindow
 from dpex.cli.replay.reading import Trace
-from dpex.core.readable import duration, fine_percent, rounded, size
+from dpex.measure.readable import duration, fine_percent, rounded, size
 
 _ROWS = 12
 """Lines of the course of a run: it fits on a screen."""

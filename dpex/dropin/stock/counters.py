@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from dpex.core.names import LOCAL
 from dpex.engine.inprocess_meter import InlineMeter
 from dpex.measure.consumer_time import Tally
 from dpex.measure.sums import PoolSums, Sums
 from dpex.measure.wait_causes import NONE_YET, STARTUP, STRAGGLER, Making, split
+from dpex.schedule.names import LOCAL
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import GpuStall
 from dpex.system.run_queue import OwnQueue

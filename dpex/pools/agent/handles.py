@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dpex.core.schedule import Ticket
 from dpex.pools.agent.link import AgentLink
 from dpex.pools.local.worker_process import BATCH, END
+from dpex.schedule.schedule import Ticket
 from dpex.transport.codec import Decoder
 from dpex.worker.outcome import Failure, StreamEnd
 

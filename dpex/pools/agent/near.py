@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpex.core.names import REMOTE
 from dpex.measure.sums import NodeSums, node_sums
 from dpex.pools.agent.handles import AgentHandle
 from dpex.pools.agent.link import AgentLink
@@ -20,6 +19,7 @@ from dpex.pools.base import PoolTimes
 from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
+from dpex.schedule.names import REMOTE
 from dpex.system.run_queue import DelayMeter
 
 _REQUESTS = {name: name for name in ("resize", "adopt", "ask_state")} | {"epoch": "new_epoch"}

@@ -19,7 +19,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from dpex.core.events import (
+from dpex.measure.sums import LinkSums, NodeSums, node_sums
+from dpex.pools.agent.handles import AgentHandle, RemoteResult
+from dpex.pools.agent.link import Arrived, wake_nobody
+from dpex.pools.agent.near import AgentStarter, NearAgentHandle, NearPool
+from dpex.pools.agent.nodes import NodeNews, Nodes
+from dpex.pools.base import PoolCounts, PoolTimes
+from dpex.pools.local.worker_process import END
+from dpex.schedule.events import (
     Notice,
     PoolEvent,
     Snapshot,
@@ -29,17 +36,10 @@ from dpex.core.events import (
     WorkerUp,
     event_of,
 )
-from dpex.core.names import REMOTE
-from dpex.core.prefetch import REMOTE_WINDOW
-from dpex.core.schedule import Ticket
-from dpex.core.streams import ALL
-from dpex.measure.sums import LinkSums, NodeSums, node_sums
-from dpex.pools.agent.handles import AgentHandle, RemoteResult
-from dpex.pools.agent.link import Arrived, wake_nobody
-from dpex.pools.agent.near import AgentStarter, NearAgentHandle, NearPool
-from dpex.pools.agent.nodes import NodeNews, Nodes
-from dpex.pools.base import PoolCounts, PoolTimes
-from dpex.pools.local.worker_process import END
+from dpex.schedule.names import REMOTE
+from dpex.schedule.prefetch import REMOTE_WINDOW
+from dpex.schedule.schedule import Ticket
+from dpex.schedule.streams import ALL
 from dpex.system.clock import monotonic
 from dpex.system.tcp import TcpCounts
 from dpex.transport.codec import codec_signature

@@ -32,12 +32,12 @@ from typing import Any
 
 import torch.multiprocessing
 
-from dpex.core.events import Notice, SplittingKnown, WorkerGone, plain
-from dpex.core.schedule import Ticket
 from dpex.pools.agent.shipped import PoolOrder, ShippedPlan
 from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
+from dpex.schedule.events import Notice, SplittingKnown, WorkerGone, plain
+from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
 from dpex.system.run_queue import DelayMeter
 from dpex.system.tcp import TrafficMeter

@@ -18,7 +18,14 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from dpex.core.events import (
+from dpex.pools.base import PoolCounts, PoolTimes
+from dpex.pools.local.handles import LocalResult, LocalWorkerHandle
+from dpex.pools.local.packing import Packing
+from dpex.pools.local.shared_queue import hang_up, pack, write
+from dpex.pools.local.starter import Starter
+from dpex.pools.local.worker_process import END, TICKET_BYTES
+from dpex.pools.local.workers import LocalWorkers
+from dpex.schedule.events import (
     Notice,
     PoolEvent,
     Snapshot,
@@ -27,16 +34,9 @@ from dpex.core.events import (
     WorkerUp,
     ticket_made_of,
 )
-from dpex.core.schedule import Ticket
-from dpex.core.streams import ALL
-from dpex.core.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
-from dpex.pools.base import PoolCounts, PoolTimes
-from dpex.pools.local.handles import LocalResult, LocalWorkerHandle
-from dpex.pools.local.packing import Packing
-from dpex.pools.local.shared_queue import hang_up, pack, write
-from dpex.pools.local.starter import Starter
-from dpex.pools.local.worker_process import END, TICKET_BYTES
-from dpex.pools.local.workers import LocalWorkers
+from dpex.schedule.schedule import Ticket
+from dpex.schedule.streams import ALL
+from dpex.schedule.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
 from dpex.system.clock import monotonic
 from dpex.worker.logical_state import RngState
 

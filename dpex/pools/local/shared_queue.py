@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from dpex.core.schedule import Ticket
 from dpex.pools.local.fork_server import private_pair
 from dpex.pools.local.worker_process import BOARD_ROW, CONTROL_ROW, IDLE, TICKET_BYTES, receive
+from dpex.schedule.schedule import Ticket
 
 BOARD_ROWS = 4096
 """As many workers as a pool may have at once, and more than a machine can run."""

@@ -28,8 +28,8 @@ from functools import partial
 from typing import Any
 
 from dpex._torch import ExceptionWrapper
-from dpex.core.progress import START
 from dpex.measure.sampling import as_text
+from dpex.schedule.progress import START
 from dpex.system.cpu_clocks import SampledCpu
 from dpex.system.heap import give_back
 from dpex.transport.arena import Arena, SegmentSpec

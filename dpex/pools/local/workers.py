@@ -13,10 +13,6 @@ import signal
 from abc import ABC, abstractmethod
 from collections import deque
 
-from dpex.core.events import Notice, PoolEvent, WorkerGone
-from dpex.core.failures import CRASHES_IN_A_ROW
-from dpex.core.names import LOCAL
-from dpex.core.worker_life import ENDS, LIFE, RUNNING, STAYING, UP
 from dpex.pools.base import PoolCounts
 from dpex.pools.local.fork_server import private_pair
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle, WorkerProcess, how_it_ended
@@ -24,6 +20,10 @@ from dpex.pools.local.packing import Packing
 from dpex.pools.local.process_pool import DIED_TOGETHER, DREW, WorkerProcesses
 from dpex.pools.local.shared_queue import Board, TicketQueue
 from dpex.pools.local.starter import Starter
+from dpex.schedule.events import Notice, PoolEvent, WorkerGone
+from dpex.schedule.failures import CRASHES_IN_A_ROW
+from dpex.schedule.names import LOCAL
+from dpex.schedule.worker_life import ENDS, LIFE, RUNNING, STAYING, UP
 
 FORKS_AT_ONCE = 64
 """Workers that are asked for before the first of them serves; as many requests fit in a template's socket."""

@@ -25,10 +25,10 @@ from itertools import dropwhile
 from typing import Any
 
 from dpex._ray import available_resources_per_node, is_client
-from dpex.core.failing_nodes import FailingNodes
 from dpex.errors import ClusterError
 from dpex.pools.agent.nodes import NodeNews
 from dpex.pools.ray.control_service import ControlService
+from dpex.pools.ray.failing_nodes import FailingNodes
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import import_ray, is_ray_connected
 from dpex.transport.arena import Arena

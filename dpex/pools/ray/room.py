@@ -1,12 +1,12 @@
 """The number of remote workers that a loader may ask for: free ones, up to the loader's share of the cluster.
 
 Loaders of all processes that are connected to one cluster divide it by need: one of them starts a small named actor,
-which keeps `dpex.core.fair_shares.ClusterShares`, and each reports to it about once a second. The actor belongs to who
-started it and ends with that; the next report of another starts a new one, which knows all within a second. Where it
-cannot be had, the ranks of a job divide the cluster evenly.
+which keeps `dpex.schedule.fair_shares.ClusterShares`, and each reports to it about once a second. The actor belongs to
+the process that started it and ends with that process; the next report of another loader starts a new actor, which
+knows all loaders within a second. Where no actor can be had, the ranks of a job divide the cluster evenly.
 
 A cluster is asked to grow by placement groups without a place, which are demand that an autoscaler adds nodes for.
-`dpex.core.demand` says how many, and when they go back.
+`dpex.pools.ray.demand` says how many, and when they go back.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from dpex._ray import client_session
-from dpex.core.demand import Demand, Places
-from dpex.core.fair_shares import Claim
-from dpex.core.room import KnownNeed, NodeLink, RoomFound, RoomWanted, room_found
 from dpex.pools.ray.cluster import answers, living_nodes, own_node, slots
+from dpex.pools.ray.demand import Demand, Places
 from dpex.pools.ray.reservations import Bundles, Reservation, actor_options, needs_of, stands_anywhere
+from dpex.schedule.fair_shares import Claim
+from dpex.schedule.room import KnownNeed, NodeLink, RoomFound, RoomWanted, room_found
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import is_ray_connected
 
@@ -45,7 +45,7 @@ _numbers = count(1)
 
 
 class RemoteRoom:
-    """See the module; a `dpex.core.room.Room`.
+    """See the module; a `dpex.schedule.room.Room`.
 
     Args:
         world_size: Ranks of this job, which divide the cluster evenly while there is no coordinator.
@@ -69,7 +69,7 @@ class RemoteRoom:
         self._lock = threading.Lock()
 
     def look(self, wanted: RoomWanted) -> RoomFound | None:
-        """See `dpex.core.room.Room.look`; None while no cluster is connected."""
+        """See `dpex.schedule.room.Room.look`; None while no cluster is connected."""
         with self._lock:
             told = ""
             self._need.learn(wanted)
@@ -87,7 +87,7 @@ class RemoteRoom:
             return room_found(wanted, free, most, self._granted, told)
 
     def rest(self) -> None:
-        """See `dpex.core.room.Room.rest`."""
+        """See `dpex.schedule.room.Room.rest`."""
         with self._lock:
             self._looked_at = -math.inf
             self._growth.end()
@@ -229,7 +229,7 @@ def _coordinator_class(session: str) -> Any:
 
     class DpexShares:
         def __init__(self) -> None:
-            from dpex.core.fair_shares import ClusterShares
+            from dpex.schedule.fair_shares import ClusterShares
 
             self._shares = ClusterShares()
             self._links: dict[str, dict[str, Any]] = {}
@@ -237,7 +237,7 @@ def _coordinator_class(session: str) -> Any:
         def report(self, name: str, claim: dict[str, Any], free: float, total: float, links: dict[str, Any]) -> int:
             import time
 
-            from dpex.core.fair_shares import Claim
+            from dpex.schedule.fair_shares import Claim
 
             self._links[name] = links
             return self._shares.report(name, Claim(**claim), free=free, total=total, now=time.monotonic())

@@ -18,10 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dpex.core.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
-from dpex.core.names import LOCAL
-from dpex.core.schedule import Ticket
-from dpex.core.streams import ALL
 from dpex.errors import InternalError, ShareError
 from dpex.pools.agent.handles import RemoteResult
 from dpex.pools.base import PoolCounts, PoolTimes
@@ -33,6 +29,10 @@ from dpex.pools.share.facts import Facts
 from dpex.pools.share.memory import SharedMemory
 from dpex.pools.share.place import MeetingPlace
 from dpex.pools.share.subscriber import BUFFER_BYTES
+from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.names import LOCAL
+from dpex.schedule.schedule import Ticket
+from dpex.schedule.streams import ALL
 from dpex.worker.logical_state import RngState
 
 CONNECTIONS_IN_A_ROW = 4

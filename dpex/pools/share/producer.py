@@ -23,9 +23,7 @@ import socket
 from collections import deque
 from typing import Any, NamedTuple
 
-from dpex.core.events import Notice, WorkerGone
-from dpex.core.readable import size
-from dpex.core.schedule import Ticket
+from dpex.measure.readable import size
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.packing import Packing
 from dpex.pools.local.pool import LocalPool
@@ -36,6 +34,8 @@ from dpex.pools.share.facts import Facts, difference, other_order
 from dpex.pools.share.memory import MadeBatch, SharingHandle
 from dpex.pools.share.place import MeetingPlace
 from dpex.pools.share.subscriber import Subscriber
+from dpex.schedule.events import Notice, WorkerGone
+from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
 
 FIRST_S = 30.0

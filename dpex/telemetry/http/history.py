@@ -19,8 +19,8 @@ from typing import Any
 
 import dpex
 from dpex.autotune.types import Decision, Settings
-from dpex.core.names import REMOTE
 from dpex.measure.sums import Sums
+from dpex.schedule.names import REMOTE
 from dpex.system.clock import Clock, monotonic
 from dpex.telemetry.http.frames import COLUMNS, Frame, frame, latest, machines, summary
 from dpex.telemetry.loader_metrics import LoaderMetrics

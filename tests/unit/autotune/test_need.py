@@ -8,10 +8,10 @@ import pytest
 
 from dpex.autotune.need import made_without, remote_need
 from dpex.autotune.types import Sample, Settings
-from dpex.core.room import NodeLink
 from dpex.measure.node_links import node_links
 from dpex.measure.samples import PoolSample
 from dpex.measure.sums import NodeSums
+from dpex.schedule.room import NodeLink
 
 BUSY = PoolSample(requested=4, running=4, tickets=20, load_s=4.0)
 """Each batch takes 0.2 s, so four workers make 20 a second."""

@@ -15,9 +15,9 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
 from dpex.cli.replay.reading import Trace, read
-from dpex.core.json_values import line, plain
 from dpex.errors import TraceError
 from dpex.measure.samples import MachineSample, PoolSample
+from dpex.schedule.json_values import line, plain
 
 NOW_S = 1_800_000_000.25
 MACHINE = {"name": "here", "cpus": 8}

@@ -14,10 +14,10 @@ from dpex.autotune.law import Law
 from dpex.autotune.runtime.allowed import Limits, cold_start
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.types import Settings
-from dpex.core.prefetch import Sizes
-from dpex.core.room import RoomFound, RoomWanted
 from dpex.measure.consumer_time import EngineLook, Times
 from dpex.measure.samples import MachineSample, PoolSample
+from dpex.schedule.prefetch import Sizes
+from dpex.schedule.room import RoomFound, RoomWanted
 from dpex.system.clock import ManualClock
 
 BATCH_BYTES = 1e6

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from stub_pool import StubPool
 
-from dpex.core.events import TicketMade, WorkerGone
-from dpex.core.prefetch import STRAGGLER_BYTES, Sizes
 from dpex.engine.engine import Engine
 from dpex.engine.plan import EnginePlan
 from dpex.errors import BatchTimeoutError, WorkerDiedError
+from dpex.schedule.events import TicketMade, WorkerGone
+from dpex.schedule.prefetch import STRAGGLER_BYTES, Sizes
 from dpex.system.clock import ManualClock, monotonic
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from test_sizing import options
 
-from dpex.core.prefetch import Sizes
 from dpex.loader import resizing
+from dpex.schedule.prefetch import Sizes
 
 
 class Running:

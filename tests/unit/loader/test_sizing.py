@@ -9,10 +9,10 @@ import pytest
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
-from dpex.core.prefetch import Sizes
-from dpex.core.streams import Streams
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.loader.sizing import SizeOptions
+from dpex.schedule.prefetch import Sizes
+from dpex.schedule.streams import Streams
 
 PLAIN: dict[str, Any] = {
     "num_workers": 3,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dpex.core.schedule import Ticket
 from dpex.measure.sums import NodeSums, node_sums
 from dpex.pools.agent.handles import AgentHandle
+from dpex.schedule.schedule import Ticket
 
 
 @pytest.fixture

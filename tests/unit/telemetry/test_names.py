@@ -17,8 +17,8 @@ from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.cli.top import ProcessWatch, asking, screen
-from dpex.core.json_values import line
-from dpex.core.names import encodable
+from dpex.schedule.json_values import line
+from dpex.schedule.names import encodable
 from dpex.system.trace_file import TraceFile
 from dpex.telemetry.discovery import Announcement, identity, targets
 from dpex.telemetry.exporter import exporter

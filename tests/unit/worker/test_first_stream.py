@@ -13,7 +13,7 @@ import torch.utils.data._utils.worker as torchs_worker
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dpex._torch import WorkerInfo, set_worker_info
-from dpex.core.streams import ALL, ONE, UNKNOWN
+from dpex.schedule.streams import ALL, ONE, UNKNOWN
 from dpex.worker.core import WorkerCore
 from dpex.worker.first_stream import FirstStream
 from dpex.worker.outcome import Failure, StreamEnd

@@ -1,0 +1,55 @@
+"""What a loader is told of a device: checked when the loader is made, before anything is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dpex.errors import OptionError
+
+Transform = Callable[[Any], Any]
+
+
+def parse(device: Any) -> torch.device | None:
+    """``device`` as it was given to a loader; `dpex.device.placing.opened` asks whether it is there.
+
+    Raises:
+        OptionError: It names no device that can be fed.
+    """
+    if device is None:
+        return None
+    parsed = _parsed(device)
+    if parsed is None:
+        raise OptionError(
+            f"device={device!r}: give a torch.device or its name, such as 'cuda', 'cuda:1' or 'cpu', or None"
+        )
+    if parsed.type == "meta" or not (parsed.type == "cpu" or hasattr(torch, parsed.type)):
+        raise OptionError(f"device={device!r}: no batch can be copied there; give an accelerator, 'cpu' or None")
+    return parsed
+
+
+def _parsed(device: Any) -> torch.device | None:
+    if not isinstance(device, (str, torch.device)):
+        return None
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        return None
+
+
+def checked_transform(transform: Any, target: torch.device | None) -> Transform | None:
+    """``device_transform`` as it was given to a loader with that device.
+
+    Raises:
+        OptionError: It is no function, or there is no device.
+    """
+    if transform is not None and not callable(transform):
+        raise OptionError(f"device_transform={transform!r}: give a function of a batch, or None")
+    if transform is not None and target is None:
+        raise OptionError(
+            f"device_transform={transform!r} beside device=None: give a device, such as 'cuda'; with 'cpu' the "
+            "transform runs on the host"
+        )
+    return transform  # type: ignore[no-any-return]

@@ -1,0 +1,259 @@
+"""The thread that copies batches into page-locked memory, and on to a device, so that copies overlap with the step.
+
+Drawing, sending, warning and raising stay in the consumer's thread: `Engine.next` hands over the batches that are next
+in turn and waits until the first of them is pinned; they remain in the schedule meanwhile. While the consumer is away,
+the thread takes in what workers made (`Engine.listen`) and hands it over itself. So what is drawn, counted, raised and
+warned of does not depend on how far the thread is. It owns the job it works on; all else it does under the engine's
+lock. It knows the engine but not the iterator, and ends with `Pinner.close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from dpex._torch import ExceptionWrapper, pin_memory, set_thread_name
+from dpex.device.ahead import Ahead
+from dpex.device.feed import Arrival, Feed
+from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
+from dpex.schedule.schedule import Delivery, Schedule
+from dpex.system.accelerators import current_index, set_index
+from dpex.system.clock import monotonic
+from dpex.system.interrupts import is_interrupt, keep_result
+from dpex.worker.outcome import Failure
+
+_LOCKED_BYTES = 1 << 62
+"""Page-locked memory has no budget of its own: `Ahead` allows few batches, and many only where they are small."""
+_CHECK_EVERY_S = 1.0
+"""How often whoever waits for a copy looks whether the thread is still there."""
+
+
+def _nothing() -> None:
+    """The payload of a job that has opened its own."""
+
+
+class _Job:
+    """A batch's payload on its way through the thread; like any payload, it gives the batch (or its `Failure`) when
+    called. The consumer may be interrupted anywhere as it opens and queues it: each step can be repeated."""
+
+    def __init__(
+        self, payload: Callable[[], Any], number: int = 0, epoch: int = 0, taken: Callable[[int], None] | None = None
+    ) -> None:
+        self.number = number
+        self.epoch = epoch
+        self._taken = taken
+        self.finished = threading.Event()
+        self.queued = False
+        self._payload = payload
+        self._opened: list[Any] = []
+        self._is_open = False
+        self._value: Any = None
+        self._error: Exception | None = None
+
+    def __call__(self) -> Any:
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._value() if type(self._value) is Arrival else self._value
+        finally:
+            if self._taken is not None:
+                self._taken(self.number)
+
+    def open(self) -> None:
+        """Decode, once: a second time the memory might be another batch's."""
+        if self._is_open:
+            return
+        try:
+            if not self._opened:
+                keep_result(self._opened, self._payload)
+            self._value = self._opened[0]
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            self._error = error
+        self._is_open, self._opened, self._payload = True, [], _nothing
+
+    def run(self, pin: Callable[[Any], Any], where: str) -> None:
+        """In the thread: pin what can be pinned, or copy it to a device."""
+        if self.finished.is_set():
+            return
+        if self._error is None and not isinstance(self._value, (Failure, WorkerDiedError, SampleTimeoutError)):
+            self._error = _died()
+            try:
+                self._value = pin(self._value)
+            except Exception:
+                self._value = Failure(ExceptionWrapper(where=where))
+            except BaseException:
+                self.finished.set()
+                raise
+            self._error = None
+        self.finished.set()
+
+
+class Pinner:
+    """See the module. ``device`` is the accelerator's type; its current index is that of the thread that makes this.
+
+    With a ``device``, batches go on to its device.
+    """
+
+    def __init__(self, device: str | None, feed: Feed | None = None) -> None:
+        self._device = device
+        self._feed = feed
+        self._index = current_index(device) if feed is None else feed.device.target.index
+        self._pid = os.getpid()
+        self._closed = False
+        self._last_act: Callable[[], None] | None = None
+        self._jobs: deque[_Job] = deque()
+        self._ahead = Ahead(_LOCKED_BYTES)
+        self._stock: set[int] = set()
+        """Numbers of the batches of this pass that are handed over and not taken."""
+        self._is_short = self._is_watching = False
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def ahead(self) -> int:
+        """How many batches are to be done with before they are asked for."""
+        return self._ahead.batches if self._feed is None else self._feed.ahead
+
+    @property
+    def is_low(self) -> bool:
+        """Return True if no more than half of the batches that may be done with before they are asked for are left."""
+        return len(self._stock) <= self.ahead // 2 + 1
+
+    def begin_epoch(self) -> None:
+        """What was handed over before is not going to be taken. Under the engine's lock."""
+        self._stock = set()
+        if self._feed is not None:
+            self._feed.begin_epoch()
+
+    def start(self, listen: Callable[[], list[int]]) -> None:
+        """Start the thread: after the first workers, which are forked. It calls ``listen`` (see `Engine`) when idle."""
+        self._thread = threading.Thread(target=self._run, args=(listen,), name="dpex-pin", daemon=True)
+        self._thread.start()
+
+    def first(self, schedule: Schedule) -> _Job | None:
+        """Return the job of the batch that is next in turn, under the engine's lock; None: it is not made yet.
+
+        The other batches are left to the thread. It is woken when half of what it may hold is used up, and then only
+        after this batch was taken: a thread that wakes now would compete with the consumer for the interpreter.
+        """
+        delivery = schedule.peek()
+        if delivery is None:
+            return None
+        job = self._job(schedule, delivery)
+        if not job.queued:
+            self._queue([job])
+        self._is_short = self.is_low and (schedule.ready > len(self._stock) or not self._is_watching)
+        return job
+
+    def hand_over(self, schedule: Schedule, most: int) -> None:
+        """Queue the ``most`` batches that are next in turn; in the thread, under the engine's lock."""
+        jobs = [self._job(schedule, delivery) for delivery in schedule.upcoming(most)]
+        self._queue([job for job in jobs if not job.queued])
+
+    def _job(self, schedule: Schedule, delivery: Delivery) -> _Job:
+        job = delivery.payload
+        if not isinstance(job, _Job):
+            epoch = -1 if self._feed is None else self._feed.epoch
+            job = _Job(delivery.payload, delivery.number, epoch, partial(self._taken, self._stock))
+            schedule.replace(delivery.number, job)
+            self._ahead.saw(delivery.nbytes)
+        return job
+
+    def _queue(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            job.open()
+            self._jobs.append(job)
+            self._stock.add(job.number)
+            job.queued = True
+        if jobs and threading.current_thread() is not self._thread:
+            os.eventfd_write(self._wake, 1)
+
+    def _taken(self, stock: set[int], number: int) -> None:
+        """The consumer has taken a batch of the pass of this stock; an interrupted call may be repeated."""
+        stock.discard(number)
+        if self._is_short and not self._closed:
+            self._is_short = False
+            os.eventfd_write(self._wake, 1)
+
+    def wait(self, job: _Job, deadline: float) -> bool:
+        """Until the job is finished; False if that takes longer than ``deadline`` (`clock`)."""
+        while not job.finished.is_set():
+            if not self._is_alive() and not job.finished.is_set():
+                raise IteratorClosedError("this iterator was closed") if self._closed else _died()
+            left = deadline - monotonic()
+            if left <= 0:
+                return False
+            job.finished.wait(min(left, _CHECK_EVERY_S))
+        return True
+
+    def _is_alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self, last_act: Callable[[], None], grace_s: float = 5.0) -> None:
+        """End the thread, then call ``last_act``; once, and harmless in a forked process.
+
+        A garbage collection may call this in the thread itself, in the middle of anything: it then ends later.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        if self._thread is threading.current_thread():
+            self._last_act = last_act
+            return
+        try:
+            if self._thread is not None and self._is_alive():
+                os.eventfd_write(self._wake, 1)
+                self._thread.join(grace_s)
+            if not self._is_alive():
+                os.close(self._wake)
+        finally:
+            last_act()
+
+    def _run(self, listen: Callable[[], list[int]]) -> None:
+        torch.set_num_threads(1)  # of this thread: a copy must not take all processors
+        set_thread_name("pt_data_pin")
+        if self._feed is not None:
+            self._feed.device.begin_thread()
+        else:
+            set_index(self._device, self._index)
+        try:
+            while not self._closed:
+                self._turn(listen)
+        finally:
+            if self._last_act is not None:
+                os.close(self._wake)
+                self._last_act()
+
+    def _turn(self, listen: Callable[[], list[int]]) -> None:
+        """One job, or else a wait for one. No batch outlives this in a variable."""
+        if self._jobs:
+            job = self._jobs.popleft()
+            work = self._pin if self._feed is None else partial(self._feed.launch, number=job.number, epoch=job.epoch)
+            job.run(work, f"in pin memory thread for device {self._index}")
+            return
+        watched = listen()
+        if not self._jobs and not self._closed:
+            self._is_watching = bool(watched)
+            poller = select.poll()
+            for fd in (self._wake, *watched):
+                poller.register(fd, select.POLLIN)
+            poller.poll()
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+
+    def _pin(self, data: Any) -> Any:
+        return pin_memory(data, self._device)
+
+
+def _died() -> WorkerDiedError:
+    return WorkerDiedError("Pin memory thread exited unexpectedly")

@@ -1,0 +1,270 @@
+"""Iterators whose batches workers make: they drive an `Engine`."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.utils.data import BatchSampler
+
+from dpex._torch import BaseDataLoaderIter, DatasetKind, is_profiled
+from dpex.engine.drawing import AsDrawn, draws_ahead_safely
+from dpex.engine.engine import TOLD_S, Engine
+from dpex.engine.pass_state import Drawn, begin_pass, point_for, recorder_of, worker_state
+from dpex.engine.plan import EnginePlan
+from dpex.measure.ledger import LastReading
+from dpex.profile.live_timer import is_switched_on
+from dpex.schedule.names import LOCAL
+from dpex.schedule.placement import Place
+from dpex.schedule.sample_policy import policy_of
+from dpex.schedule.streams import Splitting
+from dpex.stats import LastStats
+from dpex.system.gpu.events import cuda_stall
+from dpex.system.gpu.stall import SHARE
+from dpex.worker.modes import modes_here
+from dpex.worker.own_generators import registered
+from dpex.worker.setup import WorkerSetup
+
+if TYPE_CHECKING:
+    from dpex.autotune.runtime.tuner import Tuner
+    from dpex.device.feed import Feed
+    from dpex.device.pinning import Pinner
+    from dpex.engine.loader_counters import LoaderCounters
+    from dpex.engine.pass_state import PassRecorder, PassState
+    from dpex.pools.factory import PoolFactory
+    from dpex.schedule.prefetch import Sizes
+    from dpex.telemetry.loader_metrics import LoaderMetrics
+
+
+class _DpexDataLoaderIter(BaseDataLoaderIter):
+    """Batches made by workers; drives an `Engine`. ``__next__`` is torch's, with its profiler mark and warnings."""
+
+    _drawn: Drawn = None
+
+    def __init__(
+        self,
+        loader: Any,
+        make_pool: PoolFactory,
+        sizes: Sizes,
+        tuner: Tuner | None = None,
+        ledger: LoaderMetrics | None = None,
+        book: LoaderCounters | None = None,
+        *,
+        feed: Feed | None = None,
+        resume: PassState | None = None,
+    ) -> None:
+        begin_pass(super().__init__, self, loader, resume)
+        if loader.prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
+        setup = self._setup(loader)
+        self._feed = feed
+        if feed is not None:
+            from dpex.device.opening import have_transformed
+
+            have_transformed(feed, loader.device_transform, int(self._base_seed))
+        pinner = self._new_pinner(feed)
+        self._engine = Engine(
+            EnginePlan(
+                logicals=0 if setup.per_batch_seed else self._num_workers,
+                iterable=setup.iterable,
+                in_order=getattr(loader, "in_order", True),
+                timeout_s=self._timeout,
+                base_prefetch=self._num_workers * (loader.prefetch_factor or 2),
+                may_read_ahead=self._may_read_ahead(loader, setup.per_batch_seed),
+                memory_budget=loader.memory_budget,
+                make_pool=lambda name, count: make_pool(name, count, setup, setup.per_batch_seed),
+                samples=setup.samples,
+                splitting=self._splitting(loader),
+                pinner=pinner,
+                feed=feed,
+                gpu=cuda_stall(SHARE),
+                metered=ledger is not None,
+                pass_batches=_length(self._index_sampler),
+                starts_anew=not self._persistent_workers,
+            ),
+            sizes,
+        )
+        entry = ledger.watch(self._engine) if ledger is not None else None
+        page = book.open(self._engine) if book is not None else None
+        self._recorder, self._resume = self._new_recorder(loader), resume
+        self.last_stats = LastStats(self._engine.stats)
+        self.last_state: LastReading[PassState | None] = LastReading(
+            partial(worker_state, self._engine, self._recorder)
+        )
+        ends = (self.last_stats, self.last_state, page, entry)
+        self._finalizer = weakref.finalize(self, _end, self._engine, ends, pinner, feed, tuner)
+        if pinner is not None:
+            pinner.start(self._engine.listen)
+        if loader._runtime.asks_states or loader.snapshot_every_n_steps:
+            self._engine.ask_states()
+        self._reset(loader, first_iter=True)
+        if tuner is not None:
+            tuner.watch(self._engine)
+
+    def _splitting(self, loader: Any) -> Splitting | None:
+        """What is known of how the dataset splits itself; None: it is read in as many streams as there are workers."""
+        streams = loader._streams
+        if not loader.auto_workers or streams is None or streams.is_certain or self._num_workers < 2:
+            return None
+        if self._dataset_kind != DatasetKind.Iterable:
+            return None
+        runtime = loader._runtime
+        if runtime.splitting is None:
+            runtime.splitting = Splitting(most=self._num_workers)
+        found: Splitting = runtime.splitting
+        return found
+
+    def _new_pinner(self, feed: Feed | None) -> Pinner | None:
+        """Return what copies batches to page-locked memory or to a device; None where neither is wanted."""
+        if feed is None and not self._pin_memory:
+            return None
+        from dpex.device.pinning import Pinner
+
+        return Pinner(self._pin_memory_device, feed)
+
+    def _setup(self, loader: Any) -> WorkerSetup:
+        iterable = self._dataset_kind == DatasetKind.Iterable
+        per_batch = loader.seeding == "batch" and not iterable
+        return WorkerSetup(
+            dataset=self._dataset,
+            collate_fn=self._collate_fn,
+            worker_init_fn=loader.worker_init_fn,
+            iterable=iterable,
+            auto_collation=self._auto_collation,
+            drop_last=self._drop_last,
+            num_workers=self._num_workers,
+            base_seed=int(self._base_seed),
+            per_batch_seed=per_batch,
+            own_workers=(1 if loader.auto_workers else self._num_workers) if per_batch else None,
+            times_steps=is_switched_on(os.environ),
+            snapshot_every=loader.snapshot_every_n_steps or None,
+            samples=policy_of(loader),
+            modes=modes_here() if per_batch else None,
+            registered=registered() if per_batch else (),
+        )
+
+    def _may_read_ahead(self, loader: Any, per_batch: bool) -> bool:
+        """Whether nobody can tell if workers run further ahead than torch's.
+
+        After a broken-off epoch persistent workers go on with the random state that running ahead left them.
+        """
+        if loader._prefetch_is_given or self._dataset_kind == DatasetKind.Iterable:
+            return False
+        return draws_ahead_safely(self._index_sampler) and (per_batch or not self._persistent_workers)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        resume, self._resume = self._resume, None
+        self._engine.begin_epoch(self._new_draws(resume), point_for(resume))
+        if resume is not None and not resume.has_finished:
+            self._num_yielded = resume.batches
+
+    def _new_draws(self, resume: PassState | None) -> Any:
+        """What the engine draws from in an epoch that begins, or goes on."""
+        sampler, drawn = self._index_sampler, self._drawn
+        self._drawn = None
+        indices = self._recorder.begin(self._sampler_iter, resume, drawn)
+        makes_new_ones = type(sampler) is BatchSampler or draws_ahead_safely(sampler)
+        return indices if makes_new_ones else AsDrawn(indices)
+
+    def _new_recorder(self, loader: Any) -> PassRecorder:
+        """What takes notes of the passes."""
+        return recorder_of(self, loader)
+
+    def _next_data(self) -> Any:
+        hand: list[Any] = []
+        try:
+            self._next_into(hand)
+        except BaseException:  # without a call from here, and until it is returned: see `dpex.system.interrupts`
+            self._engine.returned += hand
+            raise
+        return hand[0]
+
+    def _next_into(self, hand: list[Any]) -> None:
+        feed = self._feed
+        if feed is not None:
+            feed.check_open()
+        try:
+            self._engine.next(hand)
+        except StopIteration:
+            self._recorder.has_finished = True
+            if self._engine.schedule.finished and not self._persistent_workers:
+                self._shutdown_workers()
+            elif feed is not None:
+                feed.settle()
+            raise
+
+    def ask_states(self) -> None:
+        """Have workers tell the states of datasets from now on. What has ended, and is to have another epoch, tells its
+        state before this returns."""
+        is_over = self._recorder.has_finished and self._persistent_workers
+        self._engine.ask_states(TOLD_S if is_over else 0.0)
+
+    @property
+    def _workers(self) -> list[Any]:
+        """Local workers, by logical number, as torch's iterator lists them."""
+        pool = self._engine.pool(LOCAL)
+        handles = getattr(pool, "handles", ())
+        return sorted(handles, key=lambda handle: self._engine.first_logical_worker(Place(LOCAL, handle.worker)))
+
+    def _shutdown_workers(self) -> None:
+        self._finalizer()
+
+
+def _length(sampler: Any) -> int:
+    """The batches of a pass; 0 if that is not known."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+class _Ending(Protocol):
+    """What keeps the latest reading of an iterator that ends."""
+
+    def end(self) -> None:
+        """Keep it."""
+
+
+def _end(
+    engine: Engine, ends: Iterable[_Ending | None], pinner: Pinner | None, feed: Feed | None, tuner: Tuner | None
+) -> None:
+    for each in ends:
+        if each is not None:
+            each.end()
+    if tuner is not None:
+        tuner.leave(engine)
+    if pinner is None:
+        engine.close()
+    else:
+        pinner.close(last_act=partial(_end_copies, feed, engine))
+
+
+def _end_copies(feed: Feed | None, engine: Engine) -> None:
+    """Nothing more is begun: wait for copies under way, before the memory that they read is gone."""
+    try:
+        if feed is not None:
+            feed.settle()
+    finally:
+        engine.close()
+
+
+class _DpexMapDataLoaderIter(_DpexDataLoaderIter):
+    """For map-style data, which has no length warnings: torch's ``__next__`` without a profiler mark nobody reads."""
+
+    def __next__(self) -> Any:
+        if is_profiled():
+            return super().__next__()
+        hand: list[Any] = []
+        try:
+            self._next_into(hand)
+            self._num_yielded += 1
+        except BaseException as error:  # without a call from here, and until it is returned: `dpex.system.interrupts`
+            self._engine.returned += hand
+            if type(error) is StopIteration:
+                self._recorder.has_finished = True
+            raise
+        return hand[0]

@@ -1,0 +1,222 @@
+"""Events that the engine's state takes in: of the worker pools, of the consumer and of the performer. PURE.
+
+Every event may be handed in twice, as a signal handler may interrupt its handling by an exception; the second time
+changes nothing more (see `dpex.system.interrupts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dpex.schedule.prefetch import Sizes
+from dpex.schedule.progress import ResumePoint
+
+if TYPE_CHECKING:
+    from dpex.schedule.instructions import Scale, Send
+
+# -- from worker pools -------------------------------------------------------------------------------------------------
+
+
+class TicketMade(NamedTuple):
+    """The result of a ticket. ``value()`` decodes it: the batch, or what stands for it (an error, an end).
+
+    ``service_s``: seconds for which the worker was busy with it. ``nbytes``: bytes of its buffers. ``making``: a
+    `Making`. ``slowest``: seconds and place of its slowest sample, if known. ``failed``: index and error of each sample
+    that could not be loaded.
+    """
+
+    epoch: int
+    number: int
+    worker: int
+    value: Callable[[], Any]
+    stream_end: bool = False
+    service_s: float = 0.0
+    nbytes: int = 0
+    samples: int = 0
+    making: tuple[float, ...] = ()
+    slowest: tuple[()] | tuple[float, int] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+
+
+ticket_made_of: Callable[..., TicketMade] = tuple.__new__
+"""Makes a `TicketMade` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUp:
+    """A worker that makes tickets from now on."""
+
+    pool: str
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``guilty``: the ticket it was working on.
+
+    ``expected``: it left because it was asked to. ``why``: a sentence for the user. ``hung``: it was ended because the
+    sample at that place of the ticket took too long.
+    """
+
+    pool: str
+    worker: int
+    epoch: int
+    lost: tuple[int, ...]
+    guilty: int | None
+    expected: bool
+    why: str
+    pid: int | None = None
+    hung: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of ``logical`` after ticket ``number``, from which it can be restarted after a death."""
+
+    logical: int
+    epoch: int
+    number: int
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that the user should know, as a ``warning`` or a log line.
+
+    ``once``: a key of what is said once in a process; "": each time.
+    """
+
+    text: str
+    warning: bool = True
+    once: str = ""
+
+
+class SplittingKnown(NamedTuple):
+    """What the first stream has shown: whether the dataset splits itself (see `dpex.schedule.streams`).
+
+    It is reported before the first result of that stream.
+    """
+
+    is_split: bool
+
+
+PoolEvent = TicketMade | WorkerUp | WorkerGone | Snapshot | SplittingKnown | Notice
+_THAT_TRAVEL = {kind.__name__: kind for kind in (WorkerUp, WorkerGone, Snapshot, SplittingKnown, Notice)}
+
+
+def plain(event: PoolEvent) -> tuple[Any, ...]:
+    """Return an event other than `TicketMade` as plain values, which can travel between machines."""
+    name = type(event).__name__
+    return (name, *(getattr(event, one) for one in _THAT_TRAVEL[name].__match_args__))
+
+
+def event_of(name: str, *values: Any) -> PoolEvent:
+    """Return the event that `plain` was given."""
+    return _THAT_TRAVEL[name](*values)
+
+
+class PoolStatus(NamedTuple):
+    """The status of a pool.
+
+    ``workers``: numbers of the workers that take tickets. ``requested``: the number requested from the system.
+    ``running``: the number that serve already. ``failed``: why no worker can be had at present, or None. ``crashes``:
+    unexpected ends since the last result. ``most``: the number that the system allows, once it refused one, and
+    ``why_most``.
+    """
+
+    workers: tuple[int, ...] = ()
+    requested: int = 0
+    running: int = 0
+    failed: str | None = None
+    crashes: int = 0
+    most: int | None = None
+    why_most: str = ""
+
+
+NO_STATUS = PoolStatus()
+"""The status of a pool that has not reported yet."""
+
+
+class Reported(NamedTuple):
+    """A changed status of a pool."""
+
+    pool: str
+    status: PoolStatus
+
+
+# -- from the performer ------------------------------------------------------------------------------------------------
+
+
+class Refused(NamedTuple):
+    """A message that the pool could not take now, or that was not handed over as a signal handler raised."""
+
+    send: Send
+
+
+class ScaleRefused(NamedTuple):
+    """Workers that were asked for and cannot be had."""
+
+    scale: Scale
+    why: str
+
+
+# -- from the consumer -------------------------------------------------------------------------------------------------
+
+
+class EpochBegins(NamedTuple):
+    """The begin of a pass over the data. Batches of the former pass that are not delivered are dropped.
+
+    ``resume``: where it goes on, if an earlier run began it.
+    """
+
+    resume: ResumePoint | None = None
+
+
+class Opened(NamedTuple):
+    """The engine was just made, and asks for its first workers."""
+
+
+class Resize(NamedTuple):
+    """A request for other numbers of workers, or another prefetch."""
+
+    sizes: Sizes
+
+
+class Resized(NamedTuple):
+    """The pools have been asked for what the latest `Resize` requests."""
+
+
+class StatesWanted(NamedTuple):
+    """A state of the loader was asked for, and may be again: datasets are asked for theirs from now on."""
+
+
+class TicketsWait(NamedTuple):
+    """Tickets were drawn, or workers have room again. ``starving``: the consumer has no batch to take."""
+
+    starving: bool
+
+
+class ConsumerWaits(NamedTuple):
+    """The consumer is about to wait for a batch. ``cpus``: the number of workers that this machine has CPUs for."""
+
+    cpus: int
+
+
+SEND_FULL_MESSAGES = TicketsWait(starving=False)
+SEND_EVERYTHING = TicketsWait(starving=True)
+
+Event = (
+    PoolEvent
+    | Reported
+    | Refused
+    | ScaleRefused
+    | EpochBegins
+    | Opened
+    | Resize
+    | Resized
+    | StatesWanted
+    | TicketsWait
+    | ConsumerWaits
+)

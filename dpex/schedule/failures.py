@@ -1,0 +1,161 @@
+"""The end of a worker: its tickets are made again, given up, or end the epoch. PURE.
+
+A ticket that was with too many workers when they died is answered by an error in its place. So is the next ticket of a
+stream that cannot be restarted.
+
+A worker that was ended because a sample took too long is not responsible, and neither is its ticket: another worker
+makes it again. If the same sample hangs there, too, the ticket is given up, or made without that sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from dpex.errors import SampleTimeoutError, WorkerDiedError
+from dpex.schedule.dispatch import Dispatch
+from dpex.schedule.events import NO_STATUS, WorkerGone
+from dpex.schedule.instructions import Raise, Say
+from dpex.schedule.logical_workers import LogicalWorkers
+from dpex.schedule.placement import Place, Placement
+from dpex.schedule.sample_policy import HANGS, leaving_out
+from dpex.schedule.schedule import Schedule, Ticket
+
+CRASHES_IN_A_ROW = 8
+"""Unexpected ends of workers without a result in between, beside one per worker wanted, before the epoch is ended."""
+_MOST_LETTERS = 200
+"""Letters of dataset indices in an error message."""
+
+
+class Failures:
+    """Ends of workers.
+
+    Args:
+        placement: The pools, and what they are asked for.
+        logicals: Where logical workers are placed.
+        dispatch: Knows what is under way.
+        iterable: The dataset is a stream.
+        tolerates: Batches are made without samples that cannot be loaded.
+
+    Attributes:
+        deaths: Workers that ended unexpectedly, by pool. Any thread may read it.
+        remade: Tickets that were made again for them. Any thread may read it.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        logicals: LogicalWorkers,
+        dispatch: Dispatch,
+        *,
+        iterable: bool,
+        tolerates: bool = False,
+    ) -> None:
+        self._placement = placement
+        self._logicals = logicals
+        self._dispatch = dispatch
+        self._iterable = iterable
+        self._tolerates = tolerates
+        self._hung_in: dict[tuple[int, int, int], set[Place]] = {}
+        """Workers by epoch, ticket and place of the sample that took too long in them."""
+        self.deaths: Counter[str] = Counter()
+        self.remade = 0
+
+    def gone(self, schedule: Schedule, epoch: int, event: WorkerGone, now: float) -> None:
+        """Take in the end of a worker at ``now``. What it held of another epoch than this one is not made again."""
+        again, given_up = self._take_back(schedule, event) if event.epoch == epoch else (0, [])
+        place = Place(event.pool, event.worker)
+        broken = self._logicals.broken_by(place)
+        if not event.expected:
+            self.deaths[event.pool] += 1
+            self.remade += again
+            if not given_up and not broken and (again or not self._iterable):
+                self._placement.instructions.append(_warning_of_death(event, again))
+        for stream in broken:
+            self._fail_stream(schedule, stream, event)
+        self._logicals.evict(place, now)
+        if not event.expected:
+            self._give_up_after_too_many(event)
+
+    def _take_back(self, schedule: Schedule, event: WorkerGone) -> tuple[int, list[Ticket]]:
+        """Let what it held be made again. Return the number of these tickets, and those that are given up."""
+        held = sum(ticket is not None and ticket.issued for ticket in map(schedule.ticket, event.lost))
+        if event.hung is None:
+            given_up = schedule.lost(event.lost, event.guilty)
+        else:
+            given_up = self._without_what_hangs(schedule, event, event.hung)
+            schedule.lost(number for number in event.lost if number not in {ticket.number for ticket in given_up})
+        for number in event.lost:
+            self._dispatch.arrived(number)
+            ticket = schedule.ticket(number)
+            if ticket is not None:
+                self._placement.dirty.add(ticket.queue)
+        for ticket in given_up:
+            error = _gave_up(ticket, event.why) if event.hung is None else _hangs(ticket, event.why)
+            schedule.done(ticket.number, lambda error=error: error)
+            if self._iterable:
+                schedule.end_queue(ticket.queue)  # where the stream goes on behind it is not known
+        return held - len(given_up), given_up
+
+    def _without_what_hangs(self, schedule: Schedule, event: WorkerGone, place: int) -> list[Ticket]:
+        """Leave a sample that hung in several workers out of its ticket. Return the ticket if that cannot be done."""
+        ticket = None if event.guilty is None else schedule.ticket(event.guilty)
+        if ticket is None or not ticket.issued:
+            return []
+        workers = self._hung_in.setdefault((event.epoch, ticket.number, place), set())
+        workers.add(Place(event.pool, event.worker))
+        if len(workers) < HANGS:
+            return []
+        index = leaving_out(ticket.index, place, _first_line(event.why)) if self._tolerates else None
+        if index is None:
+            return [ticket]
+        ticket.index = index
+        workers.clear()  # what takes its place may hang once, too
+        return []
+
+    def _fail_stream(self, schedule: Schedule, logical: int, event: WorkerGone) -> None:
+        """Put an error at the place of a stream that cannot be restarted, or end the epoch, and go on without it."""
+        numbers = sorted(t.number for t in schedule.open_tickets(logical))
+        error = WorkerDiedError(
+            f"{event.why}; stream {logical} of the IterableDataset cannot go on elsewhere without repeating or losing "
+            "samples, as it has no state to restart from"
+        )
+        if numbers:
+            schedule.done(numbers[0], lambda: error)
+        else:
+            self._placement.instructions.append(Raise(error))
+        schedule.end_queue(logical)
+
+    def _give_up_after_too_many(self, event: WorkerGone) -> None:
+        crashes = self._placement.pools.get(event.pool, NO_STATUS).crashes
+        if crashes > CRASHES_IN_A_ROW + self._placement.wanted.get(event.pool, 0):
+            text = f"{event.why}; {crashes} workers in a row died before they made a single batch"
+            self._placement.instructions.append(Raise(WorkerDiedError(text)))
+
+
+def _warning_of_death(event: WorkerGone, again: int) -> Say:
+    held = f"; what it held ({again} tickets) is made again" if again else ""
+    return Say(f"{event.why}{held}. The epoch goes on.")
+
+
+def _gave_up(ticket: Ticket, why: str) -> WorkerDiedError:
+    return WorkerDiedError(
+        f"{why}. Batch {ticket.number} (dataset indices {_shortened(ticket.index)}) killed {ticket.deaths} workers, "
+        "one after the other, and is given up"
+    )
+
+
+def _hangs(ticket: Ticket, why: str) -> SampleTimeoutError:
+    return SampleTimeoutError(
+        f"{why}. It did so in {HANGS} workers; batch {ticket.number} (dataset indices {_shortened(ticket.index)}) is "
+        "given up. on_sample_error='skip' or 'replace' has batches made without such samples"
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _shortened(index: Any) -> str:
+    text = repr(index)
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}… ({len(text)} characters)"

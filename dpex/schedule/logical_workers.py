@@ -1,0 +1,232 @@
+"""The workers that logical workers are placed on, and the states from which they start there. PURE.
+
+Under ``seeding="worker"`` and for streams a ticket belongs to a logical worker, which is what PyTorch calls worker *k*.
+A logical worker is placed on a worker once and stays there as long as that worker lives. After a death it is placed on
+another worker: it starts from the last state that was reported, and makes again what it had made since. A stream can do
+so only if its dataset has a state. Datasets are asked for it from `LogicalWorkers.ask_states` on; until then a dataset
+that could be asked counts as having the state that it had at its start.
+
+Each worker takes an equal part of the logical workers. One that finds no such place waits until no worker has come up
+or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest.
+
+Of streams, only the first has a worker until it is known that the dataset splits itself (`dpex.schedule.streams`).
+
+Instructions are given before the change that they belong to, where both cannot be one step. If a signal
+handler raises between the two, the same instruction is decided again, and pools accept a second one of each kind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from dpex.schedule.events import Snapshot
+from dpex.schedule.instructions import Adopt, AskState, Send
+from dpex.schedule.names import LOCAL
+from dpex.schedule.placement import Place, Placement
+from dpex.schedule.prefetch import LARGEST_GROUP
+from dpex.schedule.progress import LogicalLog, LogicalPoint
+from dpex.schedule.schedule import Ticket
+from dpex.schedule.streams import ALL
+
+CROWD_AFTER_S = 5.0
+"""Seconds without a worker that came up or ended, after which logical workers without a worker share one. Most workers
+that were asked for come up sooner. One that comes later has nothing to do until the iterator ends."""
+
+
+class LogicalWorkers:
+    """Logical workers and the workers that they are placed on.
+
+    Args:
+        placement: The pools, and what they are asked for.
+        count: The number of logical workers; 0 where any worker makes any ticket.
+        iterable: Each of them reads a stream.
+
+    Attributes:
+        count: The number of logical workers.
+        streams: The number of streams that the dataset is read in, as in `dpex.schedule.streams`.
+        logs: What is known of each logical worker.
+        untold: Logical workers that were asked for their states and have not reported them yet.
+    """
+
+    def __init__(self, placement: Placement, count: int, *, iterable: bool) -> None:
+        self._placement = placement
+        self.count = count
+        self._iterable = iterable
+        self.streams = ALL
+        self.logs = [LogicalLog(is_stream=iterable) for _ in range(count)]
+        self.untold: set[int] = set()
+        self._place_of: list[Place | None] = [None] * count
+        self._messages: dict[int, int] = {}
+        """Messages to each stream in this epoch: a stream that was sent one has begun, and cannot begin anew."""
+        self._replaying: dict[int, list[Ticket]] = {}
+        """Tickets to be made again before others, by logical worker."""
+        self._never_placed = set(range(count))
+        self._changed_at: float | None = None
+        """When a worker last came up or ended, seconds; None before the first one."""
+        self._asks_states = False
+
+    @property
+    def taking_part(self) -> range:
+        """Logical workers that may have a worker."""
+        return range(self.count if self.streams == ALL else 1)
+
+    def placed_on(self, place: Place) -> list[int]:
+        """Return the logical workers of a worker, in order."""
+        return [logical for logical, of in enumerate(self._place_of) if of == place]
+
+    def unplaced(self) -> list[int]:
+        """Return the logical workers that take part and have no worker now, in order."""
+        return [logical for logical in self.taking_part if self._place_of[logical] is None]
+
+    def was_never_placed(self, logical: int) -> bool:
+        """Return True if this logical worker has not had a worker yet."""
+        return logical in self._never_placed
+
+    # -- an epoch ------------------------------------------------------------------------------------------------
+
+    def new_epoch(self, epoch: int, unfinished: Iterable[Ticket]) -> None:
+        """Begin the epoch after ``epoch``.
+
+        As in PyTorch, logical workers still make what they hold of an epoch that was broken off, and draw random
+        numbers for it: ``unfinished`` counts as made.
+        """
+        self._messages.clear()
+        for ticket in unfinished:
+            self.made(epoch, ticket)
+        for log in self.logs:
+            log.begin_epoch()
+
+    def go_on(self, points: Iterable[LogicalPoint]) -> None:
+        """Have logical workers begin where those of another run stood, before any of them has a worker."""
+        for log, point in zip(self.logs, points, strict=False):
+            log.go_on(point)
+
+    def made(self, epoch: int, ticket: Ticket) -> None:
+        """Note a ticket that was made. After a death it is made again, unless a later state is known by then."""
+        self.logs[ticket.queue].made(epoch, ticket.number, ticket.index)
+
+    def stream_ended(self, epoch: int, ticket: Ticket) -> None:
+        """Note that a stream had nothing more for this ticket. The death of its worker does no harm from now on."""
+        self._messages.pop(ticket.queue, None)
+        self.logs[ticket.queue].ended(epoch, ticket.number, ticket.index)
+
+    # -- placing and sending -------------------------------------------------------------------------------------
+
+    def place(self, now: float) -> None:
+        """Place logical workers that have no worker."""
+        if None not in self._place_of or not (unplaced := self.unplaced()):
+            return
+        load = Counter(self._place_of)
+        places = self._placement.places()
+        limit = -(-self.count // max(1, sum(self._placement.wanted.values())))
+        may_share = self._changed_at is not None and now - self._changed_at > CROWD_AFTER_S
+        for logical in unplaced:
+            place = min(places, key=lambda it: (load[it], it.pool != LOCAL, it.worker), default=None)
+            if place is None or (load[place] >= limit and not may_share):
+                break
+            load[place] += 1
+            self._settle(logical, place)
+
+    def _settle(self, logical: int, place: Place) -> None:
+        pool, worker = place
+        state, made_since = self.logs[logical].latest()
+        self._replaying[logical] = [_again(logical, *made) for made in made_since]
+        self._placement.instructions += (Adopt(pool, worker, logical, state, self.streams),)
+        if self._asks_states:
+            self._placement.instructions += (AskState(pool, worker, logical),)
+        self._place_of[logical] = place
+        self._never_placed.discard(logical)
+        self._placement.dirty.add(logical)
+
+    def ask_states(self) -> None:
+        """Have workers ask datasets for their states from now on. A second call does nothing."""
+        if self._asks_states:
+            return
+        self._asks_states = True  # logical workers that are placed later are asked then
+        for logical, place in enumerate(self._place_of):
+            if place is not None and self._placement.serves(place):
+                self._placement.instructions += (AskState(*place, logical),)
+                if not self._iterable or self.logs[logical].is_known:
+                    self.untold.add(logical)
+
+    def destination(self, logical: int) -> Place | None:
+        """Return where tickets of ``logical`` go now, after what must be made again; None if they have to wait."""
+        place = self._place_of[logical]
+        if place is None or not self._placement.serves(place):
+            return None
+        if logical in self._replaying:
+            self._replay(logical, place)
+        return place
+
+    def sent(self, logical: int) -> None:
+        """Count a message with tickets of this logical worker."""
+        self._messages[logical] = self._messages.get(logical, 0) + 1
+
+    def not_sent(self, logical: int) -> None:
+        """Take back a message that was refused."""
+        self._messages[logical] = max(0, self._messages.get(logical, 0) - 1)
+
+    def _replay(self, logical: int, place: Place) -> None:
+        """Send what a dead worker had made since its last known state, as one message for each stretch of an epoch."""
+        pool, worker = place
+        waiting = deque(self._replaying[logical])
+        sends = []
+        while waiting:
+            group = [t for t in islice(waiting, LARGEST_GROUP) if t.epoch == waiting[0].epoch]
+            sends.append(Send(pool, worker, logical, group[0].epoch, group, again=True))
+            for _ in group:
+                waiting.popleft()
+        self._placement.instructions += sends  # from here on without a call: see `dpex.system.interrupts`
+        del self._replaying[logical]
+
+    def replay_refused(self, logical: int, tickets: list[Ticket]) -> None:
+        """Take back tickets that are still to be made again."""
+        self._replaying[logical] = tickets
+
+    # -- workers that come and end -------------------------------------------------------------------------------
+
+    def worker_up(self, now: float) -> None:
+        """A worker came up at ``now``: look at all queues for something to send."""
+        self._changed_at = now
+        if self.count:
+            self._placement.dirty.update(self.taking_part)
+
+    def wait_anew(self, now: float) -> None:
+        """Give workers that were asked for at ``now`` `CROWD_AFTER_S` to come up."""
+        if self._changed_at is not None:
+            self._changed_at = now
+
+    def snapshot(self, event: Snapshot, epoch: int, first: int) -> None:
+        """Take in a state: what came before it need not be made again.
+
+        Args:
+            event: What a worker reported.
+            epoch: The present epoch.
+            first: The number of its next batch.
+        """
+        log = self.logs[event.logical]
+        self.untold.discard(event.logical)
+        log.told(event.epoch, event.number, event.state)
+        log.settle(epoch, first)
+
+    def broken_by(self, place: Place) -> list[int]:
+        """Return the running streams of a worker that ended which cannot be restarted, as they have no state."""
+        if not self._iterable:
+            return []
+        return [k for k in self.placed_on(place) if self._messages.get(k) and not self.logs[k].is_known]
+
+    def evict(self, place: Place, now: float) -> None:
+        """A worker has ended at ``now``: its logical workers have none until they are placed anew."""
+        self.wait_anew(now)
+        for logical in self.placed_on(place):
+            self._placement.dirty.add(logical)
+            self._place_of[logical] = None
+
+
+def _again(logical: int, epoch: int, number: int, index: Any) -> Ticket:
+    ticket = Ticket(number, index, logical)
+    ticket.epoch = epoch
+    return ticket

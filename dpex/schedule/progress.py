@@ -1,0 +1,261 @@
+"""How far a pass and its logical workers are: from where a death is replayed, and where a later run goes on. PURE.
+
+After a death, a logical worker starts from its latest state and makes again what came after it. A run that is resumed
+later needs the state as of the last batch that was *delivered*, and workers are ahead of that. So states are kept from
+the latest one that is not ahead of the delivery on (`LogicalLog.settle`).
+
+A stream whose dataset has no state has none here, and only the number of its batches is kept. A dataset that could be
+asked for its state, and has not been asked yet, has the state None, as at its start.
+
+A stream is asked for the same with each ticket, and its tickets are equal steps apart. What it made over hours is kept
+as runs of equal steps, where a list of it would grow without end (`TicketRuns`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from dpex.schedule.streams import ALL
+
+START = (-1, -1)
+"""Place of a state that was reported before the first ticket."""
+
+
+class MadeTicket(NamedTuple):
+    """A ticket that was made: its epoch, its number in it, and what was asked for."""
+
+    epoch: int
+    number: int
+    index: Any
+
+
+made_ticket_of: Callable[..., MadeTicket] = tuple.__new__
+"""Makes a `MadeTicket` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
+
+
+class TicketRun(NamedTuple):
+    """``length`` tickets of an epoch from ``first`` on, each ``step`` after the one before, all asked for ``index``."""
+
+    epoch: int
+    first: int
+    index: Any
+    step: int = 1
+    length: int = 1
+
+    def tickets(self) -> Iterator[MadeTicket]:
+        """Return its tickets, in order."""
+        for place in range(self.length):
+            yield MadeTicket(self.epoch, self.first + place * self.step, self.index)
+
+    def then(self, epoch: int, number: int, index: Any) -> TicketRun | None:
+        """Return the run with one more ticket, or None if that ticket does not continue it."""
+        if epoch != self.epoch or number <= self.first or not _are_of_a_stream(index, self.index):
+            return None
+        step = number - self.first if self.length == 1 else self.step
+        if number != self.first + self.length * step:
+            return None
+        return TicketRun(epoch, self.first, self.index, step, self.length + 1)
+
+    def rest(self) -> TicketRun | None:
+        """Return the run without its first ticket, None if that was all."""
+        if self.length == 1:
+            return None
+        return TicketRun(self.epoch, self.first + self.step, self.index, self.step, self.length - 1)
+
+
+def _are_of_a_stream(one: Any, other: Any) -> bool:
+    """Return True if both ask for the next samples of a stream, and for as many: for None, or a list of it."""
+    if type(one) is not list or type(other) is not list:
+        return one is None and other is None
+    return len(one) == len(other) and all(each is None for each in one) and all(each is None for each in other)
+
+
+class TicketRuns:
+    """The tickets of a stream, with the methods of a deque that `LogicalLog` uses.
+
+    Args:
+        tickets: The first of them.
+    """
+
+    def __init__(self, tickets: Iterable[MadeTicket] = ()) -> None:
+        self.runs: list[TicketRun] = []
+        self.extend(tickets)
+
+    def __bool__(self) -> bool:
+        return bool(self.runs)
+
+    def __iter__(self) -> Iterator[MadeTicket]:
+        for run in list(self.runs):
+            yield from run.tickets()
+
+    def __getitem__(self, place: int) -> MadeTicket:
+        """Return the first ticket (0) or the last one (-1)."""
+        run = self.runs[place]
+        return MadeTicket(run.epoch, run.first + (run.length - 1) * run.step if place else run.first, run.index)
+
+    def append(self, ticket: MadeTicket) -> None:
+        """Add a ticket that was made after all others."""
+        more = self.runs[-1].then(*ticket) if self.runs else None
+        if more is None:
+            self.runs.append(TicketRun(*ticket))
+        else:
+            self.runs[-1] = more
+
+    def extend(self, tickets: Iterable[MadeTicket]) -> None:
+        """Add tickets, in the order in which they were made."""
+        for ticket in tickets:
+            self.append(ticket)
+
+    def popleft(self) -> None:
+        """Forget the first ticket."""
+        rest = self.runs[0].rest()
+        self.runs[:1] = [] if rest is None else [rest]
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.runs.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogicalPoint:
+    """Where a logical worker is, by the batches that were delivered.
+
+    Attributes:
+        state: As a worker reported it; None: as at its start.
+        again: Tickets that it made after that state, to be made once more.
+        batches: Batches of this epoch, for a stream whose dataset has no state.
+        has_ended: The stream has no more.
+    """
+
+    state: Any = None
+    again: tuple[MadeTicket, ...] = ()
+    batches: int = 0
+    has_ended: bool = False
+
+    def going_on(self, epoch: int, first: int) -> LogicalPoint:
+        """Return the point for a pass that goes on at ticket ``first``.
+
+        A stream that ended ahead of its turn has its end among the tickets to be made again. That number may be another
+        stream's in the pass to come; this stream finds its end there anew.
+        """
+        if not self.has_ended or not self.again or self.again[-1][:2] < (epoch, first):
+            return self
+        return replace(self, again=self.again[:-1], has_ended=False)
+
+
+class LogicalLog:
+    """What is known of one logical worker: its states, as workers reported them, and the tickets it has made since.
+
+    Args:
+        is_stream: Without a state, its batches are only counted.
+    """
+
+    def __init__(self, *, is_stream: bool) -> None:
+        self._is_stream = is_stream
+        self._states: deque[tuple[tuple[int, int], Any]] = deque()
+        self._made: deque[MadeTicket] | TicketRuns = TicketRuns() if is_stream else deque()
+        self._batches = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Return True if a state was reported, or could be asked for."""
+        return bool(self._states)
+
+    def begin_epoch(self) -> None:
+        """Count batches from zero."""
+        self._batches = 0
+
+    def made(self, epoch: int, number: int, index: Any) -> None:
+        """Note a ticket that was made. A second call changes nothing."""
+        made = self._made
+        if self._is_stream and not self._states:
+            self._batches += 1
+        elif not made or made[-1].number != number or made[-1].epoch != epoch:
+            made.append(made_ticket_of(MadeTicket, (epoch, number, index)))
+
+    def ended(self, epoch: int, number: int, index: Any) -> None:
+        """Note that the stream had no more at this ticket, which is made again unless a later state is reported.
+
+        A dataset may get ready for its next epoch there. Without that, it would begin the next one at its end.
+        """
+        if self._states:
+            self.made(epoch, number, index)
+
+    def told(self, epoch: int, number: int, state: Any) -> None:
+        """Take in the state after that ticket.
+
+        The state of an earlier ticket than the latest is not new. That of the same ticket may hold more, as the dataset
+        has been asked meanwhile.
+        """
+        states, place = self._states, (epoch, number)
+        if not states or place > states[-1][0]:
+            states.append((place, state))
+        elif place == states[-1][0]:
+            states[-1] = (place, state)
+
+    def settle(self, epoch: int, first: int) -> None:
+        """Forget what is not needed once all tickets before ``first`` were delivered."""
+        states, made = self._states, self._made
+        while len(states) > 1 and states[1][0] < (epoch, first):
+            states.popleft()
+        if states and states[0][0] < (epoch, first):
+            while made and made[0][:2] <= states[0][0]:
+                made.popleft()
+
+    def latest(self) -> tuple[Any, list[MadeTicket]]:
+        """Return the latest state, and the tickets that were made since."""
+        if not self._states:
+            return None, list(self._made)
+        place, state = self._states[-1]
+        return state, [ticket for ticket in self._made if ticket[:2] > place]
+
+    def point(self, epoch: int, first: int, *, undelivered: int = 0, has_ended: bool = False) -> LogicalPoint:
+        """Return where it is once its tickets before ``first`` were delivered.
+
+        Args:
+            epoch: The present epoch.
+            first: The number of the next ticket to be delivered.
+            undelivered: Batches of a stream that were made beyond that.
+            has_ended: The stream has no more.
+        """
+        known = [(place, state) for place, state in self._states if place < (epoch, first)]
+        place, state = known[-1] if known else (START, None)
+        again = tuple(ticket for ticket in self._made if place < ticket[:2] < (epoch, first))
+        batches = 0 if known else self._batches - undelivered
+        return LogicalPoint(state=state, again=again, batches=batches, has_ended=has_ended)
+
+    def go_on(self, point: LogicalPoint) -> None:
+        """Begin where another run was."""
+        self._states.clear()
+        self._made.clear()
+        if point.state is not None:
+            self._states.append((START, point.state))
+        self._made.extend(point.again)
+        self._batches = point.batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumePoint:
+    """Where a pass is, by the batches that were delivered.
+
+    Attributes:
+        epoch: The epoch of the iterator, as persistent workers have several.
+        first: The number of the next batch.
+        ahead: Batches after ``first`` that were delivered before it, out of order.
+        turn: The logical worker whose turn it is.
+        logicals: The point of each logical worker; empty where any worker makes any ticket.
+        streams: The number of streams that an iterable dataset is read in, as in `dpex.schedule.streams`. Unless these
+            are all, ``logicals`` holds the first alone.
+        read: The point of the pass that this one draws from in place of a sampler, if it does.
+    """
+
+    epoch: int = 0
+    first: int = 0
+    ahead: frozenset[int] = field(default_factory=frozenset)
+    turn: int = 0
+    logicals: tuple[LogicalPoint, ...] = ()
+    streams: int = ALL
+    read: ResumePoint | None = None

@@ -1,0 +1,148 @@
+"""An engine's state on fake pools, driven as the engine drives it, in steps that a test chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dpex.engine.performer import Performer
+from dpex.schedule.engine_state import EngineState
+from dpex.schedule.events import (
+    SEND_EVERYTHING,
+    SEND_FULL_MESSAGES,
+    ConsumerWaits,
+    EpochBegins,
+    Opened,
+    Resize,
+    Resized,
+)
+from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.progress import ResumePoint
+from dpex.schedule.streams import Splitting
+from dpex.testing import FakePool
+
+NOTHING = object()
+
+
+class Driver:
+    """``said`` and ``pools`` are as the performer left them; ``now`` is the time of every event."""
+
+    def __init__(
+        self,
+        *,
+        logicals: int = 0,
+        iterable: bool = False,
+        in_order: bool = True,
+        prefetch: int = 8,
+        local: int = 2,
+        remote: int = 0,
+        is_tuned: bool = False,
+        splitting: Splitting | None = None,
+        **pool: Any,
+    ) -> None:
+        self.options = {"shared": not logicals, **pool}
+        self.is_tuned = is_tuned
+        self.now = 0.0
+        self.refused: dict[str, Exception] = {}
+        """Errors that making or resizing these pools raises."""
+        rules = PrefetchRules(base_prefetch=prefetch, logical=logicals > 0, may_read_ahead=False, memory_budget=None)
+        self.state = EngineState(
+            logicals=logicals,
+            iterable=iterable,
+            in_order=in_order,
+            rules=rules,
+            sizes=self.sizes(local, remote),
+            splitting=splitting,
+        )
+        self.performer = Performer(self.state, self.make_pool)
+        self.pools: dict[str, FakePool] = self.performer.pools  # type: ignore[assignment]
+        self.sampler: Iterator[Any] = iter(())
+        self.tell(Opened())
+
+    def make_pool(self, name: str, count: int) -> FakePool:
+        if name in self.refused:
+            raise self.refused[name]
+        pool = FakePool(name, **self.options)
+        pool.resize(count)
+        return pool
+
+    def sizes(self, local: int, remote: int) -> Sizes:
+        return Sizes(local=local, remote=remote, prefetch=None, tuned_prefetch=8 if self.is_tuned else None)
+
+    def tell(self, event: Any) -> None:
+        self.performer.tell(event, self.now)
+
+    def begin(self, count: int = 20, point: ResumePoint | None = None) -> None:
+        """An epoch of so many batches; ``point``: it goes on there, with a sampler that begins there."""
+        self.sampler = iter(range(0 if point is None else point.first, count))
+        self.tell(EpochBegins(point))
+        if point is not None and point.ahead:
+            self._pass_over(point.ahead)
+        self.fill()
+
+    def _pass_over(self, ahead: frozenset[int]) -> None:
+        """Draw up to the last of these tickets, which were delivered before; the others are to be made."""
+        schedule = self.state.schedule
+        prefetch = schedule.prefetch
+        schedule.set_prefetch(prefetch + max(ahead) - schedule.drawn + 1)
+        while schedule.drawn <= max(ahead):
+            (schedule.pass_over if schedule.drawn in ahead else schedule.draw)(next(self.sampler))
+        schedule.set_prefetch(prefetch)
+        self.state.all_queues_are_dirty()
+
+    def fill(self, *, starving: bool = False) -> None:
+        for _ in range(self.state.room(starving)):
+            index = next(self.sampler, NOTHING)
+            if index is NOTHING:
+                self.state.schedule.end_of_sampler()
+                break
+            self.state.placement.dirty.add(self.state.schedule.draw(index).queue)
+        if self.state.has_to_send(starving):
+            self.tell(SEND_EVERYTHING if starving else SEND_FULL_MESSAGES)
+
+    def collect(self) -> None:
+        """Take in what the pools tell, and send what can be sent then."""
+        for name, pool in self.pools.items():
+            events = pool.poll()
+            self.performer.report(name)
+            while events:
+                self.state.handle(events.popleft(), self.now)
+        self.performer.perform()
+        self.fill(starving=not self.state.schedule.ready)
+
+    def resize(self, local: int, remote: int = 0) -> None:
+        self.tell(Resize(self.sizes(local, remote)))
+        self.tell(Resized())
+        self.fill()
+
+    def wait(self, cpus: int = 4) -> None:
+        self.tell(ConsumerWaits(cpus))
+        self.fill(starving=True)
+
+    def take(self) -> Any:
+        """The next batch, or `NOTHING`."""
+        delivery = self.state.schedule.pop()
+        self.fill()
+        return NOTHING if delivery is None else delivery.payload()
+
+    def work(self) -> None:
+        """Let all pools do all that they have to do."""
+        for pool in self.pools.values():
+            pool.start()
+            pool.work()
+        self.collect()
+
+    def finish(self) -> list[Any]:
+        """The rest of the epoch's batches; never more turns than batches and moves could need."""
+        batches = []
+        for _ in range(1000):
+            batch = self.take()
+            if batch is not NOTHING:
+                batches.append(batch)
+            elif self.state.schedule.finished:
+                return batches
+            else:
+                self.now += 1.0
+                self.fill(starving=True)
+                self.work()
+        raise AssertionError(f"the epoch does not end: {vars(self.state.schedule)}")

@@ -1,0 +1,737 @@
+"""What the engine's state answers to each event: lists of instructions, compared whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dpex.errors import WorkerDiedError
+from dpex.schedule.engine_state import EngineState
+from dpex.schedule.events import (
+    SEND_EVERYTHING,
+    SEND_FULL_MESSAGES,
+    ConsumerWaits,
+    EpochBegins,
+    Notice,
+    Opened,
+    PoolStatus,
+    Refused,
+    Reported,
+    Resize,
+    Resized,
+    ScaleRefused,
+    Snapshot,
+    StatesWanted,
+    TicketMade,
+    WorkerGone,
+    WorkerUp,
+)
+from dpex.schedule.failures import CRASHES_IN_A_ROW
+from dpex.schedule.instructions import Adopt, AskState, Discard, EnterEpoch, Raise, Say, Scale, Send
+from dpex.schedule.logical_workers import CROWD_AFTER_S
+from dpex.schedule.placement import Place
+from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.progress import START
+
+
+class Table:
+    """An engine's state of which each answer is taken down and taken out, as if it had been performed."""
+
+    def __init__(
+        self,
+        *,
+        logicals: int = 0,
+        iterable: bool = False,
+        prefetch: int = 4,
+        sizes: tuple[int, int] = (2, 0),
+        tuned_prefetch: int | None = None,
+        tolerates: bool = False,
+        **status: Any,
+    ) -> None:
+        rules = PrefetchRules(base_prefetch=prefetch, logical=logicals > 0, may_read_ahead=False, memory_budget=None)
+        self.tuned_prefetch = tuned_prefetch
+        self.state = EngineState(
+            logicals=logicals,
+            iterable=iterable,
+            in_order=True,
+            rules=rules,
+            sizes=self.sizes(*sizes),
+            tolerates=tolerates,
+        )
+        self.tell(Opened())
+        for name, count in zip(("local", "remote"), sizes, strict=True):
+            if count:
+                self.report(name, tuple(range(count)), **status)
+        self.tell(EpochBegins())
+
+    def sizes(self, local: int, remote: int = 0) -> Sizes:
+        return Sizes(local=local, remote=remote, prefetch=None, tuned_prefetch=self.tuned_prefetch)
+
+    def tell(self, event: Any, now: float = 0.0) -> list[Any]:
+        answer = list(self.state.handle(event, now))
+        self.state.placement.instructions.clear()
+        return answer
+
+    def report(self, pool: str = "local", workers: tuple[int, ...] = (0, 1), **status: Any) -> None:
+        known = {"requested": len(workers), "running": len(workers)} | status
+        assert self.tell(Reported(pool, PoolStatus(workers=workers, **known))) == []
+
+    def draw(self, count: int) -> None:
+        for _ in range(count):
+            self.state.placement.dirty.add(self.state.schedule.draw(f"index {self.state.schedule.drawn}").queue)
+
+    def send(self, count: int = 0, *, starving: bool = True, now: float = 0.0) -> list[Any]:
+        """Draw so many; returns what is sent: (pool, worker, numbers), and all other instructions as they are."""
+        self.draw(count)
+        return shortened(self.tell(SEND_EVERYTHING if starving else SEND_FULL_MESSAGES, now))
+
+    def dies(
+        self,
+        worker: int,
+        *lost: int,
+        guilty: int | None = None,
+        expected: bool = False,
+        epoch: int = 0,
+        now: float = 0.0,
+    ) -> Any:
+        gone = WorkerGone("local", worker, epoch, lost, guilty, expected, f"worker {worker} was killed")
+        return self.tell(gone, now)
+
+    def result(self) -> Any:
+        delivery = self.state.schedule.pop()
+        return None if delivery is None else delivery.payload()
+
+
+def shortened(answer: list[Any]) -> list[Any]:
+    return [
+        (i.pool, i.worker, [t.number for t in i.tickets], *(["again"] if i.again else [])) if isinstance(i, Send) else i
+        for i in answer
+    ]
+
+
+def made(number: int, *, epoch: int = 0, value: Any = None, **more: Any) -> TicketMade:
+    return TicketMade(epoch, number, 0, value or (lambda: f"batch {number}"), **more)
+
+
+# -- the start, and sizes ----------------------------------------------------------------------------------------------
+
+
+def fresh(**options: Any) -> EngineState:
+    rules = PrefetchRules(base_prefetch=4, logical=False, may_read_ahead=False, memory_budget=None)
+    return EngineState(logicals=0, iterable=False, in_order=True, rules=rules, **options)
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "wanted"),
+    [
+        (0, 0, []),
+        (2, 0, [Scale("local", 2)]),
+        (0, 3, [Scale("remote", 3)]),
+        (1, 2, [Scale("local", 1), Scale("remote", 2)]),
+    ],
+)
+def test_the_start_asks_for_the_pools_that_are_wanted(local: int, remote: int, wanted: list[Scale]) -> None:
+    state = fresh(sizes=Sizes(local=local, remote=remote, prefetch=None))
+    assert state.handle(Opened()) == wanted
+
+
+def test_a_resize_asks_each_pool_that_is_there_and_makes_those_that_are_wanted() -> None:
+    table = Table()
+    assert table.tell(Resize(table.sizes(0))) == [Scale("local", 0)]
+    assert table.tell(Resize(table.sizes(0, 2))) == [Scale("local", 0), Scale("remote", 2)]
+    assert table.state.sizes == table.sizes(0, 2)
+
+
+@pytest.mark.parametrize("iterable", [False, True])
+def test_logical_workers_stay_where_they_are_and_only_the_prefetch_changes(iterable: bool) -> None:
+    table = Table(logicals=2, iterable=iterable)
+    assert table.tell(Resize(Sizes(local=0, remote=2, prefetch=11))) == table.tell(Resized()) == []
+    assert table.state.sizes == Sizes(local=2, remote=0, prefetch=11)
+    assert table.state.schedule.prefetch == 11
+
+
+@pytest.mark.parametrize("status", [{"failed": "no program"}, {"most": 1}])
+def test_logical_workers_that_could_not_be_started_are_asked_for_again(status: dict[str, Any]) -> None:
+    table = Table(logicals=2)
+    table.report("local", (0,), **status)
+    assert table.tell(Resize(table.sizes(2))) == [Scale("local", 2)]
+
+
+def test_a_tuner_that_cannot_have_remote_workers_gets_local_ones() -> None:
+    table = Table(sizes=(0, 0), tuned_prefetch=8)
+    (scale,) = table.tell(Resize(table.sizes(0, 2)))
+    assert scale == Scale("remote", 2, optional=True)
+    assert table.tell(ScaleRefused(scale, "there is no cluster")) == [
+        Say("no remote workers for this loader: there is no cluster", warning=False),
+        Scale("local", 1),
+    ]
+    assert (table.state.sizes, table.state.scaling.refused) == (table.sizes(1), "there is no cluster")
+    assert table.state.placement.wanted == {"local": 1}
+
+
+def test_a_user_who_cannot_have_remote_workers_keeps_what_was_there() -> None:
+    table = Table()
+    _, scale = table.tell(Resize(table.sizes(2, 2)))
+    assert scale == Scale("remote", 2)
+    assert table.tell(ScaleRefused(scale, "there is no cluster")) == []
+    assert (table.state.sizes, table.state.placement.wanted, table.state.scaling.refused) == (
+        table.sizes(2),
+        {"local": 2},
+        None,
+    )
+
+
+@pytest.mark.parametrize(("cpus", "count"), [(1, 1), (8, 3)])
+def test_local_workers_take_over_from_a_lost_cluster(cpus: int, count: int) -> None:
+    table = Table(sizes=(0, 3))
+    assert table.tell(ConsumerWaits(cpus)) == []
+    table.report("remote", (), failed="its head is gone", requested=0)
+    assert table.tell(ConsumerWaits(cpus)) == [
+        Say(f"no remote worker is left (its head is gone): {count} local workers take over"),
+        Scale("local", count),
+    ]
+    assert table.state.sizes == table.sizes(count, 3)
+
+
+def test_local_workers_that_took_over_leave_when_the_cluster_is_there_again() -> None:
+    running = 2
+    table = Table(sizes=(0, 3))
+    table.report("remote", (), failed="no node has room", requested=0)
+    table.tell(ConsumerWaits(2))
+    table.report("local", (1, 2), requested=2, running=2)
+    for up in range(1, running):
+        table.report("remote", tuple(range(up)), requested=3, running=up)
+        assert not any(isinstance(said, Scale) for said in table.tell(WorkerUp("remote", up - 1)))
+    table.report("remote", tuple(range(running)), requested=3, running=running)
+    assert table.tell(WorkerUp("remote", running - 1))[:2] == [
+        Say("remote workers run again: the local workers that took over leave", warning=False),
+        Scale("local", 0),
+    ]
+    assert table.state.sizes == table.sizes(0, 3)
+    assert not any(isinstance(said, Scale) for said in table.tell(WorkerUp("remote", running - 1)))
+
+
+def test_local_workers_that_took_over_logical_workers_keep_them() -> None:
+    table = Table(sizes=(0, 2), logicals=2)
+    table.report("remote", (), failed="no node has room", requested=0)
+    table.tell(ConsumerWaits(2))
+    table.report("local", (0, 1))
+    table.send(2)
+    table.report("remote", (0, 1), requested=2, running=2)
+    assert table.tell(WorkerUp("remote", 0)) == table.tell(WorkerUp("remote", 1)) == []
+    assert table.send(2) == [("local", 0, [2]), ("local", 1, [3])]
+
+
+def test_local_workers_that_the_user_wants_do_not_leave_for_remote_ones() -> None:
+    table = Table(sizes=(0, 2))
+    table.report("remote", (), failed="no node has room", requested=0)
+    table.tell(ConsumerWaits(2))
+    table.tell(Resize(table.sizes(2, 2)))
+    table.report("remote", (0, 1), requested=2, running=2)
+    table.tell(WorkerUp("remote", 1))
+    assert table.state.sizes == table.sizes(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ({"failed": "no process can be forked"}, "no process can be forked"),
+        (
+            {"most": 0, "why_most": "pids limit"},
+            "no local worker can be started: pids limit; num_workers=0 makes batches in the training process",
+        ),
+    ],
+)
+def test_waiting_for_workers_that_cannot_come_is_an_error(status: dict[str, Any], text: str) -> None:
+    table = Table()
+    table.report("local", (), requested=1, **status)
+    assert table.tell(ConsumerWaits(1)) == []
+    table.report("local", (), requested=0, **status)
+    (instruction,) = table.tell(ConsumerWaits(1))
+    assert isinstance(instruction, Raise)
+    assert isinstance(instruction.error, WorkerDiedError)
+    assert str(instruction.error) == text
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_waiting_ticket_is_a_message_of_its_own_until_they_are_known_to_be_tiny() -> None:
+    table = Table()
+    assert table.send(3) == [("local", None, [0]), ("local", None, [1]), ("local", None, [2])]
+    assert table.send() == []
+    table.state.rules.group = 2
+    table.state.schedule.set_prefetch(16)
+    assert table.send(5) == [("local", None, [3, 4]), ("local", None, [5, 6]), ("local", None, [7])]
+
+
+def test_what_does_not_fill_a_message_waits_while_there_are_batches_to_take() -> None:
+    table = Table(prefetch=16)
+    table.state.rules.group = 2
+    assert table.send(2) == [("local", None, [0, 1])]
+    table.tell(made(0))
+    assert table.send(1, starving=False) == []
+    assert not table.state.has_to_send(starving=False)
+    assert table.send(1, starving=False) == [("local", None, [2, 3])]
+    assert table.send(1, starving=True) == [("local", None, [4])]
+    assert not table.state.has_to_send(starving=True)
+
+
+def test_without_workers_tickets_wait() -> None:
+    table = Table()
+    table.report("local", ())
+    assert table.send(2) == []
+    assert table.state.has_to_send(starving=True)
+    table.report("local", (7,))
+    assert table.send() == [("local", None, [0]), ("local", None, [1])]
+
+
+def test_the_pool_with_the_least_on_its_way_by_worker_is_next() -> None:
+    table = Table(sizes=(1, 3), prefetch=16)
+    assert [pool for pool, _, _ in table.send(8)].count("remote") == 6
+    assert table.state.dispatch.load == {"local": 2, "remote": 6}
+    for number in range(8):
+        table.tell(made(number))
+    assert table.state.dispatch.load == {"local": 0, "remote": 0}
+
+
+def test_a_refused_message_takes_those_behind_it_back_and_they_are_sent_again_in_order() -> None:
+    table = Table()
+    table.draw(4)
+    answer = table.state.handle(SEND_EVERYTHING)
+    assert shortened(answer) == [("local", None, [number]) for number in range(4)]
+    del answer[0]  # the first was sent, the second is refused
+    assert table.tell(Refused(answer[0])) == []
+    assert (table.state.schedule.pending(), table.state.dispatch.load) == (3, {"local": 1})
+    assert table.state.has_to_send(starving=True)
+    assert table.send() == [("local", None, [1])], "a full pool is tried with one message"
+    assert table.send() == [("local", None, [2]), ("local", None, [3])]
+    assert table.state.dispatch.load == {"local": 4}
+
+
+def full_at_twenty() -> Table:
+    """Of two hundred batches the pool took twenty."""
+    table = Table(prefetch=200)
+    table.draw(200)
+    answer = table.state.handle(SEND_EVERYTHING)
+    del answer[:20]
+    table.tell(Refused(answer[0]))
+    return table
+
+
+def test_what_a_full_pool_did_not_take_is_not_offered_with_each_result() -> None:
+    """It has room for twenty: with each result one fits, and one more is tried."""
+    table = full_at_twenty()
+    for number in range(100):
+        table.tell(made(number))
+        answer = table.state.handle(SEND_EVERYTHING)
+        assert shortened(answer) == [("local", None, [number + 20]), ("local", None, [number + 21])][: len(answer)]
+        assert 1 <= len(answer) <= 2
+        del answer[0]
+        if answer:
+            table.tell(Refused(answer[0]))
+
+
+def test_a_pool_that_takes_more_than_once_is_offered_more_and_more() -> None:
+    table = full_at_twenty()
+    assert [len(table.send()) for _ in range(5)] == [1, 2, 3, 5, 9]
+
+
+def test_what_one_pool_refuses_another_makes() -> None:
+    table = Table(sizes=(1, 3), prefetch=16)
+    table.draw(8)
+    answer = table.state.handle(SEND_EVERYTHING)
+    sends = [i for i in answer if isinstance(i, Send)]
+    refused = [send for send in sends if send.pool == "remote"][2]
+    answer[:] = [refused, *sends[sends.index(refused) + 1 :]]  # those before it were sent
+    later = table.tell(Refused(refused))
+    assert {pool for pool, *_ in shortened(later)} == {"local"}
+    assert table.state.dispatch.load == {"local": 4, "remote": 2}
+    assert table.send(4) == [], "nothing has come back from the cluster"
+    first = next(send for send in sends if send.pool == "remote")
+    table.tell(made(first.tickets[0].number))
+    assert "remote" in {pool for pool, _, _ in table.send(2)}
+
+
+def test_a_refusal_of_one_worker_keeps_nothing_from_the_others() -> None:
+    table = Table(logicals=2)
+    table.draw(4)
+    answer = table.state.handle(SEND_EVERYTHING)
+    sends = [i for i in answer if isinstance(i, Send)]
+    assert shortened(table.tell(Refused(sends[0]))) == [
+        Adopt("local", 0, 0, None),
+        Adopt("local", 1, 1, None),
+        ("local", 1, [1]),
+        ("local", 1, [3]),
+    ]
+    assert table.state.schedule.pending(0) == 2
+    assert table.send() == [("local", 0, [0])]
+    assert table.send() == [("local", 0, [2])]
+
+
+def test_a_refusal_that_is_handed_in_twice_changes_nothing_more() -> None:
+    table = Table()
+    table.draw(2)
+    (first, _) = list(table.state.handle(SEND_EVERYTHING))
+    table.tell(Refused(first))
+    table.tell(Refused(first))
+    assert (table.state.schedule.pending(), table.state.dispatch.load) == (2, {"local": 0})
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_results_are_delivered_in_order_and_a_second_one_is_discarded() -> None:
+    table = Table()
+    table.send(2)
+    assert table.tell(made(1)) == table.tell(made(0)) == []
+    assert [table.result(), table.result(), table.result()] == ["batch 0", "batch 1", None]
+    again = made(0)
+    assert table.tell(again) == [Discard((again.value,))]
+
+
+def test_the_same_result_handed_in_twice_is_not_discarded() -> None:
+    """Its handling was broken off by a signal handler's exception, and it still waits to be delivered."""
+    table = Table()
+    table.send(1)
+    event = made(0)
+    assert table.tell(event) == table.tell(event) == []
+    assert table.result() == "batch 0"
+
+
+def test_a_result_of_an_earlier_epoch_is_discarded() -> None:
+    table = Table()
+    table.send(2)
+    assert table.tell(EpochBegins()) == [EnterEpoch(1)]
+    table.send(2)
+    old = made(0, epoch=0)
+    assert table.tell(old) == [Discard((old.value,))]
+    assert table.result() is None
+    assert table.state.dispatch.load == {"local": 2}
+
+
+def test_a_new_epoch_discards_what_was_not_delivered_and_forgets_what_was_to_be_sent() -> None:
+    table = Table()
+    table.send(2)
+    value = made(1)
+    table.tell(value)
+    table.draw(1)
+    table.state.handle(SEND_EVERYTHING)  # an exception came before it was sent
+    assert table.tell(EpochBegins()) == [Discard((value.value,)), EnterEpoch(1)]
+    assert (table.state.epoch, table.state.dispatch.load, table.state.schedule.drawn) == (1, {"local": 0}, 0)
+
+
+def test_a_stream_that_has_ended_takes_no_more() -> None:
+    table = Table(logicals=2, iterable=True)
+    table.send(4)
+    table.tell(made(1, stream_end=True))
+    assert [t.number for t in table.state.schedule.issued()] == [0, 2]
+    table.tell(WorkerGone("local", 1, 0, (), None, False, "killed"))  # nothing of it is lost
+    assert table.result() is None
+
+
+def test_what_a_stream_does_at_its_end_is_done_again_unless_its_state_after_that_is_known() -> None:
+    """The state comes a message later than the end, after which the consumer may stop, or the worker die."""
+    table = Table(logicals=1, iterable=True, sizes=(1, 0))
+    table.tell(Snapshot(0, *START, "new"))
+    table.send(2)
+    table.tell(made(0))
+    table.tell(Snapshot(0, 0, 0, "read"))
+    table.tell(made(1, stream_end=True))
+    assert table.result() == "batch 0"
+    (logical,) = table.state.point().logicals
+    assert (logical.state, [ticket.number for ticket in logical.again], logical.has_ended) == ("read", [1], True)
+    table.tell(Snapshot(0, 0, 1, "ready again"))
+    (logical,) = table.state.point().logicals
+    assert (logical.state, logical.again, logical.has_ended) == ("ready again", (), True)
+
+
+def test_datasets_are_asked_for_their_states_from_the_first_wish_on() -> None:
+    table = Table(logicals=2, iterable=True)
+    table.send(2)
+    assert table.tell(StatesWanted()) == [AskState("local", 0, 0), AskState("local", 1, 1)]
+    assert table.tell(StatesWanted()) == []
+    table.tell(Snapshot(0, *START, None))
+    table.dies(0, 0, guilty=0)
+    table.report(workers=(1, 2))
+    answer = table.tell(SEND_EVERYTHING)
+    assert [each for each in answer if isinstance(each, AskState)] == [AskState("local", 2, 0)]
+
+
+@pytest.mark.parametrize("iterable", [True, False])
+def test_who_was_asked_and_can_tell_is_waited_for(iterable: bool) -> None:
+    table = Table(logicals=2, iterable=iterable)
+    table.tell(Snapshot(0, *START, None))
+    table.send(2)
+    table.tell(StatesWanted())
+    assert table.state.logicals.untold == ({0} if iterable else {0, 1})
+    table.tell(Snapshot(0, *START, "asked"))
+    assert table.state.logicals.untold == (set() if iterable else {1})
+
+
+def test_of_a_stream_without_a_state_its_end_is_no_batch() -> None:
+    table = Table(logicals=1, iterable=True, sizes=(1, 0))
+    table.send(2)
+    table.tell(made(0))
+    table.tell(made(1, stream_end=True))
+    (logical,) = table.state.point().logicals
+    assert (logical.again, logical.batches) == ((), 0)
+
+
+def test_a_note_is_said() -> None:
+    assert Table().tell(Notice("the disk is full")) == [Say("the disk is full")]
+
+
+# -- logical workers ---------------------------------------------------------------------------------------------------
+
+
+def test_logical_workers_live_on_workers_of_their_own() -> None:
+    table = Table(logicals=2)
+    assert table.send(3) == [
+        Adopt("local", 0, 0, None),
+        Adopt("local", 1, 1, None),
+        ("local", 0, [0]),
+        ("local", 0, [2]),
+        ("local", 1, [1]),
+    ]
+
+
+def test_a_logical_worker_waits_for_a_worker_of_its_own_but_not_for_ever() -> None:
+    table = Table(logicals=2)
+    table.report("local", (0,))
+    assert table.tell(WorkerUp("local", 0), now=100.0) == []
+    assert table.send(2, now=100.0) == [Adopt("local", 0, 0, None), ("local", 0, [0])]
+    assert table.send(now=100.0 + CROWD_AFTER_S) == []
+    assert table.send(now=100.1 + CROWD_AFTER_S) == [Adopt("local", 0, 1, None), ("local", 0, [1])]
+
+
+def test_one_that_comes_late_takes_nothing_from_the_others() -> None:
+    table = Table(logicals=2)
+    table.report("local", (0,))
+    table.tell(WorkerUp("local", 0), now=100.0)
+    table.send(2, now=200.0)
+    table.report("local", (0, 1))
+    assert table.tell(WorkerUp("local", 1), now=201.0) == []
+    assert table.send(2, now=202.0) == [("local", 0, [2]), ("local", 0, [3])]
+
+
+def test_after_a_death_a_new_worker_is_waited_for_but_not_for_ever() -> None:
+    table = Table(logicals=2)
+    table.tell(WorkerUp("local", 0), now=0.0)
+    table.send(2)
+    table.report("local", (1,), requested=2)
+    table.dies(0, 0, now=100.0)
+    assert table.send(now=100.0 + CROWD_AFTER_S) == []
+    table.report("local", (1, 2))
+    assert table.send(now=100.0 + CROWD_AFTER_S) == [Adopt("local", 2, 0, None), ("local", 2, [0])]
+    table.report("local", (1,), requested=2)
+    table.dies(2, 0, now=200.0)
+    assert table.send(now=200.1 + CROWD_AFTER_S) == [Adopt("local", 1, 0, None), ("local", 1, [0])]
+    assert table.state.logicals.placed_on(Place("local", 1)) == [0, 1]
+
+
+def test_this_machine_comes_before_the_cluster() -> None:
+    table = Table(logicals=2, sizes=(1, 1))
+    assert table.send() == [Adopt("local", 0, 0, None), Adopt("remote", 0, 1, None)]
+
+
+@pytest.mark.parametrize(("logicals", "workers", "wanted"), [(5, 2, 2), (5, 2, 3), (4, 3, 1), (3, 3, 0), (2, 0, 2)])
+def test_no_worker_takes_more_than_its_part(logicals: int, workers: int, wanted: int) -> None:
+    table = Table(logicals=logicals, sizes=(wanted, 0))
+    table.report("local", tuple(range(workers)))
+    table.send()
+    part = -(-logicals // max(1, wanted))
+    taken = [len(table.state.logicals.placed_on(Place("local", worker))) for worker in range(workers)]
+    assert sum(taken) == min(logicals, part * workers)
+    assert max(taken, default=0) - min(taken, default=0) <= 1
+
+
+def test_what_a_dead_worker_had_made_is_made_again_after_its_last_known_state() -> None:
+    table = Table(logicals=1, sizes=(1, 0))
+    table.send(4)
+    for number in range(3):
+        table.tell(made(number))
+    table.tell(Snapshot(0, 0, 1, "state after 1"))
+    table.report("local", (5,))
+    assert table.dies(0, 3) == [Say("worker 0 was killed; what it held (1 tickets) is made again. The epoch goes on.")]
+    assert table.send() == [
+        Adopt("local", 5, 0, "state after 1"),
+        ("local", 5, [2], "again"),
+        ("local", 5, [3]),
+    ]
+
+
+def test_what_is_made_again_is_sent_epoch_by_epoch() -> None:
+    table = Table(logicals=1, sizes=(1, 0))
+    table.send(2)
+    table.tell(EpochBegins())
+    table.send(1)
+    table.tell(made(0, epoch=1))
+    table.report("local", (5,))
+    table.dies(0, epoch=1)
+    answer = table.tell(SEND_EVERYTHING)
+    assert [(i.epoch, [t.number for t in i.tickets], i.again) for i in answer[1:]] == [
+        (0, [0, 1], True),
+        (1, [0], True),
+    ]
+
+
+def test_what_is_to_be_made_again_and_is_refused_comes_before_everything_else() -> None:
+    table = Table(logicals=1, sizes=(1, 0))
+    table.send(2)
+    table.tell(made(0))
+    table.report("local", (5,))
+    table.dies(0, 1)
+    answer = table.state.handle(SEND_EVERYTHING)
+    again = next(i for i in answer if isinstance(i, Send))
+    assert shortened(table.tell(Refused(again))) == [Adopt("local", 5, 0, None)]
+    assert table.send() == [("local", 5, [0], "again"), ("local", 5, [1])]
+
+
+def test_a_running_stream_cannot_go_on_elsewhere() -> None:
+    table = Table(logicals=2, iterable=True)
+    table.send(4)
+    assert table.dies(0, 0, 2) == []
+    error = table.result()
+    assert isinstance(error, WorkerDiedError)
+    assert "stream 0 of the IterableDataset cannot go on elsewhere" in str(error)
+    assert [t.number for t in table.state.schedule.issued()] == [1, 3]
+
+
+def test_a_stream_that_was_not_sent_anything_begins_elsewhere() -> None:
+    table = Table(logicals=1, iterable=True, sizes=(1, 0))
+    table.draw(1)
+    answer = table.state.handle(SEND_EVERYTHING)
+    table.tell(Refused(answer[1]))
+    table.report("local", (5,))
+    assert table.dies(0) == []
+    assert table.send() == [Adopt("local", 5, 0, None), ("local", 5, [0])]
+
+
+def test_the_death_of_a_stream_without_open_tickets_ends_the_epoch() -> None:
+    table = Table(logicals=1, iterable=True, sizes=(1, 0))
+    table.send(1)
+    table.tell(made(0))
+    (instruction,) = table.dies(0)
+    assert isinstance(instruction, Raise)
+
+
+# -- ends of workers ---------------------------------------------------------------------------------------------------
+
+
+def test_tickets_of_a_dead_worker_are_made_again_and_counted_one_by_one() -> None:
+    table = Table(prefetch=6)
+    table.send(6)
+    (said,) = table.dies(0, 1, 3, 4)
+    assert said == Say("worker 0 was killed; what it held (3 tickets) is made again. The epoch goes on.")
+    assert (table.state.failures.deaths["local"], table.state.failures.remade) == (1, 3)
+    assert table.state.dispatch.load == {"local": 3}
+    assert table.send() == [("local", None, [1]), ("local", None, [3]), ("local", None, [4])]
+    table.dies(1, 4)
+    assert (table.state.failures.deaths["local"], table.state.failures.remade) == (2, 4)
+
+
+def test_a_death_without_tickets_is_a_death_and_nothing_else() -> None:
+    table = Table()
+    table.send(2)
+    assert table.dies(0) == [Say("worker 0 was killed. The epoch goes on.")]
+    assert (table.state.failures.deaths["local"], table.state.failures.remade, table.send()) == (1, 0, [])
+
+
+def test_tickets_that_are_not_open_any_more_are_neither_made_nor_counted_again() -> None:
+    table = Table(prefetch=6)
+    table.send(6)
+    table.tell(made(2))
+    table.dies(0, 2, 5, 77)
+    assert table.state.failures.remade == 1
+    assert table.send() == [("local", None, [5])]
+
+
+def test_what_a_worker_held_of_an_earlier_epoch_is_nobodys_loss() -> None:
+    table = Table()
+    table.send(2)
+    table.tell(EpochBegins())
+    table.send(2)
+    assert table.dies(0, 0, 1, guilty=0, epoch=0) == [Say("worker 0 was killed. The epoch goes on.")]
+    assert (table.send(), table.state.failures.remade, table.state.dispatch.load) == ([], 0, {"local": 2})
+
+
+def test_a_worker_that_was_asked_to_leave_did_not_die() -> None:
+    table = Table()
+    table.send(2)
+    assert table.dies(0, 0, 1, expected=True) == []
+    assert (table.state.failures.deaths.total(), table.state.failures.remade) == (0, 0)
+    assert table.send() == [("local", None, [0]), ("local", None, [1])]
+
+
+def test_a_ticket_that_was_with_three_workers_as_they_died_is_given_up_and_not_counted_as_made_again() -> None:
+    table = Table()
+    table.send(2)
+    for _ in range(table.state.schedule.max_tries - 1):
+        table.dies(0, 0, 1, guilty=0)
+        table.send()
+    assert table.dies(0, 0, 1, guilty=0) == []
+    assert table.state.failures.remade == 2 + 2 + 1
+    assert table.send() == [("local", None, [1])]
+    error = table.result()
+    assert isinstance(error, WorkerDiedError)
+    assert "Batch 0 (dataset indices 'index 0') killed 3 workers" in str(error)
+
+
+def test_too_many_deaths_in_a_row_end_the_epoch() -> None:
+    table = Table()
+    table.report(crashes=CRASHES_IN_A_ROW + 2)
+    assert len(table.dies(0)) == 1
+    table.report(crashes=CRASHES_IN_A_ROW + 3)
+    end = table.dies(0)[-1]
+    assert isinstance(end, Raise)
+    assert f"{CRASHES_IN_A_ROW + 3} workers in a row died" in str(end.error)
+    assert table.dies(0, expected=True) == []
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+def test_tickets_are_drawn_up_to_the_prefetch() -> None:
+    assert Table(prefetch=4).state.room(starving=False) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ({"requested": 2}, ""),
+        ({"failed": "no process can be forked"}, "no process can be forked"),
+        ({"most": 0, "why_most": "no memory"}, "no local worker can be started: no memory; num_workers=0 makes"),
+        ({"most": 1, "requested": 1}, ""),
+    ],
+)
+def test_where_no_local_worker_can_be_started_the_error_says_why(status: dict[str, Any], why: str) -> None:
+    table = Table()
+    table.report("local", (), **status)
+    table.draw(1)
+    raised = [one for one in table.tell(ConsumerWaits(1)) if isinstance(one, Raise)]
+    assert bool(raised) is bool(why)
+    assert not why or why in str(raised[0].error)
+
+
+def test_the_prefetch_widens_behind_a_straggler_while_workers_idle() -> None:
+    table = Table(prefetch=4)
+    table.send(4)
+    assert not table.state.widen_behind_straggler(), "nothing waits"
+    for number in (1, 2, 3):
+        table.tell(made(number))
+    assert table.state.widen_behind_straggler()
+    assert table.state.schedule.prefetch == 5
+    assert not table.state.widen_behind_straggler(), "there is room now"
+
+
+@pytest.mark.parametrize("given", [{"prefetch": 4}, {"prefetch": None, "tuned_prefetch": 4}])
+def test_a_prefetch_that_somebody_set_is_kept_behind_a_straggler(given: dict[str, Any]) -> None:
+    table = Table(prefetch=4)
+    table.tell(Resize(Sizes(local=2, remote=0, **given)))
+    table.tell(Resized())
+    table.send(4)
+    for number in (1, 2, 3):
+        table.tell(made(number))
+    assert not table.state.widen_behind_straggler()

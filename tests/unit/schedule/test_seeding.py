@@ -1,0 +1,96 @@
+"""Seeds: the published generator, its range, and values that must never change."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpex.schedule.seeding import SEEDINGS, epoch_key, mix64, ticket_seed
+
+MASK64 = (1 << 64) - 1
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+WORDS = st.integers(0, MASK64)
+SIGNED = st.integers(-(1 << 63), (1 << 63) - 1)
+PINNED_KEY = 16294208416658607535
+PINNED_SEEDS = [6017775124710473527, 6467540162864785327, 3570589976667487115]
+
+
+def unmix64(value: int) -> int:
+    """Inverse of SplitMix64's finaliser."""
+
+    def unshift(word: int, bits: int) -> int:
+        result = word
+        for _ in range(64 // bits + 1):
+            result = word ^ (result >> bits)
+        return result
+
+    value = unshift(value, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & MASK64
+    value = unshift(value, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & MASK64
+    return unshift(value, 30)
+
+
+def test_mix64_is_splitmix64() -> None:
+    """Published outputs of SplitMix64 from seed 1234567."""
+    state, outputs = 1234567, []
+    for _ in range(5):
+        state = (state + GOLDEN_GAMMA) & MASK64
+        outputs.append(mix64(state))
+    assert outputs == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+@given(WORDS)
+def test_mix64_loses_nothing(value: int) -> None:
+    assert 0 <= mix64(value) <= MASK64
+    assert unmix64(mix64(value)) == value
+
+
+@pytest.mark.parametrize("bit", range(64))
+def test_every_input_bit_reaches_half_of_the_output_bits(bit: int) -> None:
+    words = random.Random(bit)
+    flips = [
+        (mix64(word) ^ mix64(word ^ (1 << bit))).bit_count() for word in (words.getrandbits(64) for _ in range(200))
+    ]
+    assert 29 < sum(flips) / len(flips) < 35
+
+
+@given(SIGNED, st.integers(0, 1 << 20), st.integers(0, 1 << 40))
+def test_seeds_fit_every_generator(base_seed: int, epoch: int, number: int) -> None:
+    key = epoch_key(base_seed, epoch)
+    seed = ticket_seed(key, number)
+    assert 0 <= key <= MASK64
+    assert 0 <= seed < 1 << 63
+    assert (key, seed) == (epoch_key(base_seed, epoch), ticket_seed(key, number))
+
+
+def test_a_signed_base_seed_is_its_64_bits() -> None:
+    assert epoch_key(-1, 3) == epoch_key(MASK64, 3)
+
+
+def test_no_two_batches_of_many_epochs_and_neighbouring_seeds_share_a_seed() -> None:
+    seeds = {
+        ticket_seed(epoch_key(base, epoch), number) for base in range(8) for epoch in range(20) for number in range(500)
+    }
+    assert len(seeds) == 8 * 20 * 500
+
+
+def test_epoch_and_number_are_not_interchangeable() -> None:
+    assert ticket_seed(epoch_key(0, 1), 2) != ticket_seed(epoch_key(0, 2), 1)
+
+
+def test_values_that_must_never_change() -> None:
+    """A run that is repeated with another version of dpex gets the same augmentations."""
+    assert epoch_key(0, 0) == PINNED_KEY
+    assert [ticket_seed(PINNED_KEY, n) for n in range(3)] == PINNED_SEEDS
+
+
+def test_the_schemes() -> None:
+    assert SEEDINGS == ("worker", "batch")

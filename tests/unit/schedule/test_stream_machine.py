@@ -1,0 +1,117 @@
+"""Streams on fake pools, under any interleaving of what may happen, against a model of a few lines.
+
+The model: streams are read in turn, the ended ones are passed over, and batch *i* of a stream is made with the state
+that *i* batches left. Their datasets have a state, so that they survive deaths and are resumed elsewhere. Where
+only the first stream shows whether the dataset splits itself, and it does not, there are no others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from driver import NOTHING, Driver
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
+from pool_rules import PoolMachine
+
+from dpex.schedule.events import Snapshot
+from dpex.schedule.progress import START, ResumePoint
+from dpex.schedule.streams import Splitting
+from dpex.testing import Work
+
+pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")
+INDICES = 10_000
+"""A stream's sampler has no end that matters."""
+
+
+def in_turn(lengths: list[int]) -> list[tuple[int, int]]:
+    """Logical worker and number of each batch, in the order of delivery."""
+    return [(logical, at) for at in range(max(lengths)) for logical, length in enumerate(lengths) if at < length]
+
+
+class StreamMachine(PoolMachine):
+    """See the module."""
+
+    @initialize(
+        lengths=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+        local=st.integers(1, 3),
+        prefetch=st.integers(1, 8),
+        starts_slowly=st.booleans(),
+        is_split=st.sampled_from([None, True, False]),
+    )
+    def start(self, lengths: list[int], local: int, prefetch: int, starts_slowly: bool, is_split: bool | None) -> None:
+        self.lengths = lengths
+        self.expected = in_turn(lengths if is_split is not False else lengths[:1])
+        self.delivered = 0
+        self.is_watched = is_split is not None
+        self.options = {
+            "prefetch": max(prefetch, len(lengths)),
+            "starts_slowly": starts_slowly,
+            "is_split": bool(is_split),
+        }
+        self.begin(local, 0, None)
+
+    def begin(self, local: int, remote: int, point: ResumePoint | None) -> None:
+        """A process begins, or goes on where another one stood; each stream tells its state before its first batch."""
+        streams = len(self.lengths)
+        self.driver = Driver(
+            logicals=streams,
+            iterable=True,
+            make=self.batch_of,
+            local=local,
+            remote=remote,
+            splitting=Splitting(most=streams) if self.is_watched else None,
+            **self.options,
+        )
+        self.driver.begin(INDICES, point)
+        for logical in range(streams if point is None else 0):
+            self.driver.tell(Snapshot(logical, *START, 0))
+        self.driver.state.schedule.max_tries = 1_000_000
+
+    def batch_of(self, work: Work) -> Work:
+        assert work.state is not None
+        if work.state >= self.lengths[work.logical]:
+            raise StopIteration
+        return work
+
+    def check(self, batch: Any) -> None:
+        assert (batch.logical, batch.state) == self.expected[self.delivered]
+        self.delivered += 1
+
+    # -- the consumer ------------------------------------------------------------------------------------------------
+
+    @rule(times=st.integers(1, 4))
+    def take(self, times: int) -> None:
+        for _ in range(times):
+            batch = self.driver.take()
+            if batch is not NOTHING:
+                self.check(batch)
+
+    @rule(local=st.integers(1, 3), remote=st.integers(0, 2))
+    def resize(self, local: int, remote: int) -> None:
+        self.driver.resize(local, remote)
+
+    @rule(local=st.integers(1, 3), remote=st.integers(0, 2))
+    def resume_elsewhere(self, local: int, remote: int) -> None:
+        self.begin(local, remote, self.driver.state.point())
+
+    # -- the pools ---------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def a_snapshot_arrives(self, data: st.DataObject) -> None:
+        self.pool(data).snapshot(data.draw(st.integers(0, len(self.lengths) - 1)))
+
+    # -- what holds at any time, and in the end ----------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        if not hasattr(self, "expected"):
+            return
+        for batch in self.driver.finish():
+            self.check(batch)
+        assert self.delivered == len(self.expected)
+
+
+StreamMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStreamMachine = StreamMachine.TestCase
