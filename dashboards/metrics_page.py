@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpex.telemetry.catalog import METRICS
-from dpex.telemetry.metric import Group, Label, Metric
+from dpex.telemetry.catalog import METRICS, Group, Label, Metric
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 MARK = "<!-- The rest is written by `python -m dashboards.metrics_page`. -->\n"
 _TITLES: dict[Group, str] = {
-    "consumer": "The training loop",
+    "consumer": "The training loop and its queue",
     "workers": "Workers",
-    "queue": "Queues and bytes",
+    "network": "The network",
     "tuner": "The tuner",
     "gpu": "GPU",
     "process": "The process",

@@ -38,8 +38,9 @@ class Quantity:
     """What is declared of a field.
 
     stage: of a batch, where the field is about one. metric: the name that it is exported under, "" if it is not.
-    label: the value of the metric's last label, where several fields share a metric; else that is the stage. total: of
-    a histogram, the attribute that holds the sum of what it counts.
+    how_to_read: what the metric's values mean to the user. label: the value of the metric's last label, where several
+    fields share a metric; else that is the stage. total: of a histogram, the attribute that holds the sum of what it
+    counts.
     """
 
     rule: Rule
@@ -47,6 +48,7 @@ class Quantity:
     unit: Unit = ""
     stage: str = ""
     metric: str = ""
+    how_to_read: str = ""
     label: str = ""
     total: str = ""
 

@@ -103,20 +103,27 @@ class LinkSums(Record):
         "Bytes that machines of the cluster sent and that arrived here.",
         "bytes",
         metric="dpex_network_sent_bytes_total",
+        how_to_read="Over dpex_network_sending_seconds_total: the bandwidth while sending. Over the `network` rate of "
+        'dpex_transfer_bytes_total: what `compression="zstd"` leaves of the bytes.',
     )
     resent_bytes: int = counter(
-        "Bytes that they sent again, because they were lost.", "bytes", metric="dpex_network_resent_bytes_total"
+        "Bytes that they sent again, because they were lost.",
+        "bytes",
+        metric="dpex_network_resent_bytes_total",
+        how_to_read="Over dpex_network_sent_bytes_total: loss. From a thousandth on it slows long ways down.",
     )
     sending_s: float = counter(
         "Seconds in which something of a machine's was on its way, added up over machines.",
         "seconds",
         metric="dpex_network_sending_seconds_total",
+        how_to_read="Near one second per second and machine, the network is the limit of remote workers.",
     )
     round_trip_s: float = state(
         "The time there and back when nothing queues; of several machines the longest.",
         "seconds",
         default=0.0,
         metric="dpex_network_round_trip_seconds",
+        how_to_read="Under a millisecond in a rack. Prefetch hides it.",
     )
 
     @property
@@ -134,19 +141,35 @@ class LinkSums(Record):
 class PoolLevels(StageSums, LinkSums):
     """One worker pool: what it made, and how many workers and batches it has now."""
 
-    wanted: int = level("Workers that the user or the tuner wants.", metric="dpex_workers_wanted")
-    requested: int = level("Workers asked of the system, those running included.", metric="dpex_workers_requested")
-    running: int = level("Workers that take batches to be made.", metric="dpex_workers_running")
+    wanted: int = level(
+        "Workers that the user or the tuner wants.",
+        metric="dpex_workers_wanted",
+        how_to_read="Above dpex_workers_running for long: the machine or the cluster does not give them.",
+    )
+    requested: int = level(
+        "Workers asked of the system, those running included.",
+        metric="dpex_workers_requested",
+        how_to_read="Above dpex_workers_running: they are starting, or wait for a place on the cluster.",
+    )
+    running: int = level(
+        "Workers that take batches to be made.",
+        metric="dpex_workers_running",
+        how_to_read="What there really is; it follows dpex_workers_wanted.",
+    )
     in_flight: int = level(
-        "Batches that are with workers, being made or waiting for their turn there.", metric="dpex_in_flight_batches"
+        "Batches that are with workers, being made or waiting for their turn there.",
+        metric="dpex_in_flight_batches",
+        how_to_read="Below dpex_workers_running some workers have nothing to do: look further ahead, or have fewer.",
     )
     nodes_left_alone: int = level(
         "Nodes of the cluster that get no workers for a while, as they failed repeatedly.",
         metric="dpex_nodes_left_alone",
+        how_to_read="Their work is done by others, and they get another chance; the log says why.",
     )
     shared: int = counter(
         "Batches that were made for another training with the same ``share``; their times count for both.",
         metric="dpex_batches_shared_total",
+        how_to_read="Over dpex_worker_batch_seconds_count: the part that cost this training nothing.",
     )
 
 
@@ -186,10 +209,17 @@ class PoolSums(PoolLevels):
     """One worker pool, or the training process itself ("inline")."""
 
     services: tuple[int, ...] = histogram(
-        "How long a worker was busy with one batch.", metric="dpex_worker_batch_seconds", total="busy_s"
+        "How long a worker was busy with one batch.",
+        metric="dpex_worker_batch_seconds",
+        how_to_read="A long tail makes stragglers, which prefetch hides. Its count is the batches made by that pool.",
+        total="busy_s",
     )
     kept_s: Sequence[float] = few_of_many("How long single batches took: a fair choice of them.", chosen, "seconds")
-    deaths: int = counter("Workers that ended unexpectedly; each is replaced.", metric="dpex_worker_restarts_total")
+    deaths: int = counter(
+        "Workers that ended unexpectedly; each is replaced.",
+        metric="dpex_worker_restarts_total",
+        how_to_read="A slow rise is a leak, the out-of-memory killer or preempted nodes; the log says why each died.",
+    )
     queued_s: float = counter("Seconds in which workers could have run and had no CPU.", "seconds")
     queue_known_s: float = counter("What of ``load_s`` that is of: all, unless the kernel does not tell.", "seconds")
     steps: Mapping[str, StepSums] = by_name("Transforms and other steps, of the batches in which they were timed.")
@@ -202,12 +232,21 @@ class RunSums(Record):
     """The training loop: what it got, and where its time and this process's went."""
 
     passes: int = counter("Passes over the data that have begun.")
-    batches: int = counter("Batches delivered to the training loop.", metric="dpex_batches_total")
-    samples: int = counter("Samples in the batches delivered.", metric="dpex_samples_total")
+    batches: int = counter(
+        "Batches delivered to the training loop.",
+        metric="dpex_batches_total",
+        how_to_read="Its rate is the training loop's speed; a rate of 0 between epochs is normal.",
+    )
+    samples: int = counter(
+        "Samples in the batches delivered.",
+        metric="dpex_samples_total",
+        how_to_read="Its rate is comparable between runs of different batch sizes.",
+    )
     causes: Mapping[str, float] = by_name(
         'Waiting time of the training loop, by cause; adds up to dpex_consumer_seconds_total{state="wait"}.',
         "seconds",
         metric="dpex_wait_seconds_total",
+        how_to_read="The largest cause is what to work on: its rate is the share of wall time that it costs.",
     )
     transfer_s: float = counter("Seconds in which it took batches in.", "seconds", metric=_LOOP, label="transfer")
     work_s: float = counter("Seconds between two calls of ``next()``.", "seconds", metric=_LOOP, label="work")
@@ -235,12 +274,19 @@ class RunSums(Record):
         "Bytes of batches moved to the training process, by path, on into page-locked memory (h2d), and to a device.",
         "bytes",
         metric="dpex_transfer_bytes_total",
+        how_to_read="A `network` rate near the link's speed is the limit of remote workers. With "
+        '`compression="zstd"` it counts batches as they are, and may be above the speed of the link.',
     )
     failed_samples: int = counter(
         "Samples that could not be loaded and were skipped or replaced, as on_sample_error says.",
         metric="dpex_failed_samples_total",
+        how_to_read="Over dpex_samples_total: the share that max_sample_errors limits. The log names each.",
     )
-    prefetch: int = level("Batches that may be drawn and not yet delivered, at most.", metric="dpex_prefetch_batches")
+    prefetch: int = level(
+        "Batches that may be drawn and not yet delivered, at most.",
+        metric="dpex_prefetch_batches",
+        how_to_read="The capacity to compare dpex_ready_batches and dpex_in_flight_batches with.",
+    )
     is_capped: bool = state("Whether ``memory_budget`` keeps the prefetch smaller than it would be.", default=False)
     batch_bytes: float = state("The mean size of a batch, 0 if unknown.", "bytes", default=0.0)
     trainer_cpu_s: float = counter("CPU seconds of the training process.", "seconds")
@@ -266,28 +312,39 @@ class Sums(RunSums):
     waits: tuple[int, ...] = histogram(
         "Waiting time of one batch, the first of each pass left out.",
         metric="dpex_batch_wait_seconds",
+        how_to_read="A median near 0 with a long tail means stragglers; everything shifted up, too little throughput.",
         total="waited_s",
     )
     waited_s: float = counter("Seconds in these waits.", "seconds")
     steps: tuple[int, ...] = histogram(
         "Time that the training loop spends between two batches, by the CPU's clock.",
         metric="dpex_step_seconds",
+        how_to_read="The time that a batch may take without a wait; with a GPU the loop may run ahead of the device.",
         total="stepped_s",
     )
     stepped_s: float = counter("Seconds in the steps that have ended.", "seconds")
     stepped_squared: float = counter("The sum of their squares.", default=0.0)
     step_count: int = counter("Steps between two batches.")
     delivered_at: float = latest("When the latest batch was delivered.")
-    errors: Mapping[str, int] = by_name("Errors raised in the training loop, by kind.", metric="dpex_errors_total")
+    errors: Mapping[str, int] = by_name(
+        "Errors raised in the training loop, by kind.",
+        metric="dpex_errors_total",
+        how_to_read="Anything above 0 reached the training loop, whether it went on or not.",
+    )
     remade: int = counter(
-        "Batches made again because the worker that held them died.", metric="dpex_batches_remade_total"
+        "Batches made again because the worker that held them died.",
+        metric="dpex_batches_remade_total",
+        how_to_read="Work lost to dpex_worker_restarts_total; no batch is lost or delivered twice.",
     )
     late: int = counter(
         "Batches that other machines owed, or did not take, for too long, and that were made on this one.",
         metric="dpex_late_batches_total",
+        how_to_read="Rises where a machine or its link is much slower than the others: `dpex cluster` shows which.",
     )
     ready: int = level(
-        "Batches that are made, were taken in and wait for the training loop.", metric="dpex_ready_batches"
+        "Batches that are made, were taken in and wait for the training loop.",
+        metric="dpex_ready_batches",
+        how_to_read="Near 0: workers are behind. Near dpex_prefetch_batches: the training loop is slower.",
     )
     gpu_stall_s: float | None = counter(
         "Time the GPU's training stream had nothing to do because the loop waited for a batch, by CUDA "
@@ -295,6 +352,7 @@ class Sums(RunSums):
         "seconds",
         default=None,
         metric="dpex_gpu_stall_seconds_total",
+        how_to_read="What waiting really costs: less than the loop's wait wherever queued kernels cover it.",
     )
     gpu_running_stall_s: float | None = counter(
         "The same without the first batch of each pass.", "seconds", default=None

@@ -17,9 +17,8 @@ from typing import Any
 import dpex
 from dpex.system.clock import monotonic
 from dpex.system.gpu.watch import GpuView
-from dpex.telemetry.catalog import BY_NAME, METRICS
+from dpex.telemetry.catalog import BY_NAME, METRICS, Metric
 from dpex.telemetry.loader_metrics import Key, LoaderMetrics
-from dpex.telemetry.metric import Metric
 
 logger = logging.getLogger("dpex")
 

@@ -10,8 +10,7 @@ import pytest
 
 from dashboards.metrics_page import PAGE, with_lists
 from dpex.measure.wait_causes import CAUSES
-from dpex.telemetry.catalog import BY_NAME, METRICS, STATES
-from dpex.telemetry.metric import Metric
+from dpex.telemetry.catalog import BY_NAME, METRICS, STATES, Metric
 
 ROOT = Path(__file__).parents[3]
 BASE_UNITS = ("seconds", "bytes", "ratio")
