@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from dpex import DpexDataLoader, NoBatchError, batch_seed
-from dpex.dropin.stock.probe import transforms_of
+from dpex.run.stock.probe import transforms_of
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.current_batch import current
 
@@ -152,17 +149,3 @@ def test_datasets_that_ask_can_be_measured_alone() -> None:
     steps, batches, _ = transforms_of(Asks(), default_collate, 2)
     assert (batches, {step.calls for step in steps}) == (3, {3, 6})
     assert current.seed is None
-
-
-@pytest.mark.long
-def test_dpex_bench_measures_a_dataset_that_asks() -> None:
-    """In a process of its own, as it prepares its process to be a worker."""
-    code = (
-        "import test_batch_seed as t; from torch.utils.data import default_collate; from dpex.cli.bench import measure;"
-        "subject = measure.BenchSubject(name='asks', dataset=t.Asks(), batch_size=2, collate_fn=default_collate,"
-        " iterable=False); print(measure.measure(subject, 0.0).batches)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert int(done.stdout) >= 3

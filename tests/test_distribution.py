@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "fresh_scripts"
 DATA_FILES = {
     "dpex/py.typed",
-    "dpex/dropin/sitehook/sitecustomize.py",
+    "dpex/run/sitehook/sitecustomize.py",
     *(f"dpex/telemetry/static/{name}" for name in ("index.html", "page.css", "page.js", "charts.js", "icon.svg")),
     *(f"dpex/telemetry/static/uPlot.{end}" for end in ("iife.min.js", "min.css", "LICENSE.txt")),
 }
@@ -130,7 +130,7 @@ def test_the_fresh_environment_has_no_ray(fresh: FreshEnvironment) -> None:
 def test_the_command_and_its_help(fresh: FreshEnvironment) -> None:
     told = fresh.run("dpex", "--help")
     assert told.returncode == 0, told.stderr
-    assert all(f"\n    {command} " in told.stdout for command in ("run", "diagnose", "bench", "top"))
+    assert all(f"\n    {command} " in told.stdout for command in ("run", "diagnose", "top"))
 
 
 def test_the_installed_package_is_used(session: dict[str, Any], fresh: FreshEnvironment) -> None:
@@ -168,13 +168,6 @@ def test_dpex_run_on_a_cluster_asks_for_the_extra_before_the_script_runs(fresh: 
     done = fresh.run("dpex", "run", "--distribute-mode", "true", "stock.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'dpex[ray]'" in done.stderr
-
-
-@pytest.mark.long
-def test_dpex_bench(fresh: FreshEnvironment) -> None:
-    done = fresh.run("dpex", "bench", "squares:squares", "--seconds", "0.2", "--json")
-    assert done.returncode == 0, done.stderr
-    assert "Squares" in done.stdout
 
 
 def test_a_users_mypy_sees_the_types(fresh: FreshEnvironment) -> None:

@@ -229,7 +229,7 @@ def hook() -> Any:
 def test_the_reference_shows_the_help_of_every_command() -> None:
     text = hook().on_page_markdown((ROOT / "docs" / "reference" / "commands.md").read_text())
     assert "<!-- help" not in text
-    for command in ("dpex", "dpex run", "dpex diagnose", "dpex bench", "dpex top", "dpex replay"):
+    for command in ("dpex", "dpex run", "dpex diagnose", "dpex top", "dpex replay"):
         assert f"## {command}\n\n```text\nusage: {command} " in text
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from dpex.cli import subcommand
 from dpex.cli.run import is_readable
-from dpex.dropin.install import ROOT, begin, has_counted
-from dpex.dropin.options import DiagnoseOptions
-from dpex.dropin.run_script import run_module, run_script
+from dpex.run.install import ROOT, begin, has_counted
+from dpex.run.options import DiagnoseOptions
+from dpex.run.run_script import run_module, run_script
 
 _DESCRIPTION = """
 Run a Python script (or -m module) as python would, with PyTorch's own loaders in it, and say at the end why training

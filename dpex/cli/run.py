@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dpex.cli import subcommand
-from dpex.dropin.install import ROOT, begin
-from dpex.dropin.options import RunOptions
-from dpex.dropin.run_script import run_module, run_script
 from dpex.errors import ClusterError, OptionError
 from dpex.options import Options, byte_count
+from dpex.run.install import ROOT, begin
+from dpex.run.options import RunOptions
+from dpex.run.run_script import run_module, run_script
 from dpex.system.ray_package import require_ray
 
 _DESCRIPTION = """

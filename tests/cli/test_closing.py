@@ -10,8 +10,8 @@ import pytest
 
 from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.dropin import closing
-from dpex.dropin.closing import _Served, lines, note, say_all
+from dpex.run import closing
+from dpex.run.closing import _Served, lines, note, say_all
 from tests.unit.diagnose.test_verdict import PLANTED
 
 FACTS = PLANTED["reading"][2]

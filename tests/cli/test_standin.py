@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from dpex.dropin import proxy_loader
-from dpex.dropin.install import install
-from dpex.dropin.options import RunOptions
-from dpex.dropin.proxy_loader import iterator, stand_in
 from dpex.loader import proxies, torch_hooks
 from dpex.loader.proxies import why_not
+from dpex.run import proxy_loader
+from dpex.run.install import install
+from dpex.run.options import RunOptions
+from dpex.run.proxy_loader import iterator, stand_in
 
 TORCHS = DataLoader._get_iterator
 

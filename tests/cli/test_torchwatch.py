@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from dpex.dropin.options import DiagnoseOptions, RunOptions, read
-from dpex.dropin.stock import patch, report
-from dpex.dropin.stock.counters import WorkersMeter, WorkerTimes, nbytes
+from dpex.run.options import DiagnoseOptions, RunOptions, read
+from dpex.run.stock import patch, report
+from dpex.run.stock.counters import WorkersMeter, WorkerTimes, nbytes
 
 OPTIONS = DiagnoseOptions(probe=False, again=("train.py",))
 

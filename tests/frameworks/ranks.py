@@ -29,9 +29,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import dpex
 from dpex import DpexDataLoader, loader_behind
-from dpex.dropin.install import install
-from dpex.dropin.options import RunOptions
 from dpex.loader import torch_hooks
+from dpex.run.install import install
+from dpex.run.options import RunOptions
 from tests.frameworks import stream_ways
 from tests.waiting import until
 

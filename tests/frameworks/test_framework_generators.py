@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from dpex import DpexDataLoader
-from dpex.dropin.install import install
-from dpex.dropin.options import RunOptions
 from dpex.loader import torch_hooks
+from dpex.run.install import install
+from dpex.run.options import RunOptions
 
 
 class Images:

@@ -16,9 +16,9 @@ from torch.utils.data import get_worker_info
 
 from dpex._torch import DatasetKind
 from dpex.dataloader import DpexDataLoader
-from dpex.dropin.closing import note
-from dpex.dropin.options import Count, RunOptions
 from dpex.loader.proxies import describe, proxy_of, why_not
+from dpex.run.closing import note
+from dpex.run.options import Count, RunOptions
 from dpex.system.cpus import rank
 
 

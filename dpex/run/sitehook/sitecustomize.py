@@ -1,4 +1,4 @@
-"""Runs when a Python process starts below ``dpex run`` or ``dpex diagnose``, see `dpex.dropin.install`; then the next
+"""Runs when a Python process starts below ``dpex run`` or ``dpex diagnose``, see `dpex.run.install`; then the next
 ``sitecustomize`` does."""
 
 import importlib
@@ -30,8 +30,8 @@ def _take_over() -> None:
         return  # another Python, with packages of its own
     sys.path.append(options["root"])
     try:
-        takeover = importlib.import_module("dpex.dropin.install")
-        runoptions = importlib.import_module("dpex.dropin.options")
+        takeover = importlib.import_module("dpex.run.install")
+        runoptions = importlib.import_module("dpex.run.options")
     finally:
         sys.path.pop()
     takeover.install(runoptions.read(text))

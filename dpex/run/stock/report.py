@@ -21,10 +21,10 @@ from dpex.diagnose.facts import Facts, TransformFacts, of_all
 from dpex.diagnose.gathered import Context, facts_of
 from dpex.diagnose.report import wrapped
 from dpex.diagnose.what_if import TUNERS, Prediction
-from dpex.dropin.options import DiagnoseOptions
-from dpex.dropin.stock.probe import ProbeError, transforms_of
 from dpex.engine.loader_counters import LoaderCounters
 from dpex.loader.at_exit import free_path
+from dpex.run.options import DiagnoseOptions
+from dpex.run.stock.probe import ProbeError, transforms_of
 from dpex.system.cpus import rank
 from dpex.system.html_page import write_text
 

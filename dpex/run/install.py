@@ -2,11 +2,11 @@
 
 torch's ``DataLoader`` stays what it is, a class with torch's constructor, attributes and pickle, so that subclasses,
 ``isinstance`` and libraries that rebuild loaders see no difference. Only where it makes an iterator, dpex does
-(`dpex.dropin.proxy_loader`, `dpex.loader.torch_hooks`). That one method is replaced as soon as torch defines the class;
+(`dpex.run.proxy_loader`, `dpex.loader.torch_hooks`). That one method is replaced as soon as torch defines the class;
 torch is not imported for it, as a script may set variables that torch reads when it is imported.
 
 ``dpex diagnose`` comes the same way, but leaves the iterators to torch and has them counted
-(`dpex.dropin.stock.patch`).
+(`dpex.run.stock.patch`).
 
 Processes that the script starts hear of it through the environment: the options in ``DPEX_RUN``, and first on
 ``PYTHONPATH`` a folder whose ``sitecustomize`` comes here and then gives way to the one that would have run.
@@ -25,8 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpex.dropin.options import VARIABLE, DiagnoseOptions, RunOptions
 from dpex.loader import torch_hooks
+from dpex.run.options import VARIABLE, DiagnoseOptions, RunOptions
 
 TARGET = "torch.utils.data.dataloader"
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -93,7 +93,7 @@ class _Counting:
 
     def serve(self, loader: Any, torchs: torch_hooks.TorchsMethod) -> Any:
         """See `dpex.loader.torch_hooks.IteratorServer`."""
-        from dpex.dropin.stock.patch import iterator
+        from dpex.run.stock.patch import iterator
 
         return iterator(loader, torchs, self._options)
 
@@ -109,25 +109,25 @@ class _Serving:
 
     def serve(self, loader: Any, torchs: torch_hooks.TorchsMethod) -> Any:
         """See `dpex.loader.torch_hooks.IteratorServer`."""
-        from dpex.dropin.proxy_loader import iterator
+        from dpex.run.proxy_loader import iterator
 
         return iterator(loader, torchs, self._options)
 
     def witness(self, iterator: Any, loader: Any) -> None:
         """Say it, where a loader makes torch's iterators itself."""
         if not torch_hooks.asks(loader):
-            from dpex.dropin.proxy_loader import say_unserved
+            from dpex.run.proxy_loader import say_unserved
 
             say_unserved(loader)
 
 
 def has_counted() -> bool:
     """Whether a loader was counted for ``dpex diagnose`` in this process."""
-    reports = sys.modules.get("dpex.dropin.stock.report")
+    reports = sys.modules.get("dpex.run.stock.report")
     return reports is not None and reports.has_counted()
 
 
 def _report() -> None:
-    reports = sys.modules.get("dpex.dropin.stock.report")
+    reports = sys.modules.get("dpex.run.stock.report")
     if reports is not None:
         reports.report_all()

@@ -18,9 +18,9 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind, MultiProcessingDataLoaderIter, SingleProcessDataLoaderIter
-from dpex.dropin.options import DiagnoseOptions
-from dpex.dropin.stock import report
-from dpex.dropin.stock.counters import CountedIterator, HereMeter, WorkersMeter, WorkerTimes
+from dpex.run.options import DiagnoseOptions
+from dpex.run.stock import report
+from dpex.run.stock.counters import CountedIterator, HereMeter, WorkersMeter, WorkerTimes
 from dpex.system.clock import monotonic
 from dpex.system.gpu.events import cuda_stall
 
