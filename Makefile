@@ -1,4 +1,4 @@
-# make demo | check | test | test-long | test-times | test-gpu | accuracy | speed | bench | bench-rivals | bench-network | bench-report | docs | mutants | soak | lint | dist:
+# make demo | check | test | test-long | test-times | test-gpu | speed | bench | bench-rivals |  | bench-report | docs | mutants | soak | lint | dist:
 # each first makes .venv where it is missing, but for test-gpu.
 
 PYTHON ?= python3
@@ -18,7 +18,7 @@ RIVALS := $(RIVALS_VENV)/bin/python
 RIVALS_STAMP := $(RIVALS_VENV)/.rivals-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help venv ray-agent demo check test test-long test-times coverage test-gpu gpu-proof accuracy speed bench bench-rivals bench-network bench-report docs mutants soak lint format dist clean
+.PHONY: help venv ray-agent demo check test test-long test-times coverage test-gpu gpu-proof speed bench bench-rivals bench-report docs mutants soak lint format dist clean
 
 help:
 	@echo "make demo    watch num_workers=\"auto\" at work: real training, live page, Ray, diagnosis (1.5 minutes)"
@@ -29,12 +29,10 @@ help:
 	@echo "make coverage  lines and branches that the default tier runs, by folder"
 	@echo "make test-gpu  run the tests that need a GPU, with the Python that is there: neither Ray nor a network is needed"
 	@echo "make gpu-proof  the same, then ResNet-50 with torch's loader and dpex's: all figures in under ten minutes (FIGURES)"
-	@echo "make accuracy  train a network with every loader, and compare losses and weights bit for bit (ACCURACY_ARGS)"
 	@echo "make speed   train with heavy preprocessing: torch, dpex here, dpex with 1, 2 and 4 further nodes (SPEED_ARGS)"
 	@echo "make bench   compare with PyTorch's DataLoader (BENCH_ARGS='--quick' for a first look, '--plan' for how long)"
 	@echo "make bench-rivals  the same with other loaders beside it, in an environment of their own"
-	@echo "make bench-network  remote workers behind links of several rates, in network namespaces (root only)"
-	@echo "make bench-report  write the tables of README.md, docs/benchmarks.md and docs/scale.md from the kept results"
+	@echo "make bench-report  write the tables of README.md and docs/benchmarks.md from the kept results"
 	@echo "make docs    build the documentation into site/ (python3 -m http.server --directory site shows it)"
 	@echo "make mutants change dpex/schedule one expression at a time: do its tests notice?  (MUTANTS='dpex.schedule.schedule*')"
 	@echo "make soak    many batches and resizes: memory, descriptors and threads must stay flat (SOAK_ARGS='--seconds 600')"
@@ -95,9 +93,6 @@ coverage: $(STAMP)
 	for folder in $(COVERED); do echo $$folder; $(BIN)/python -m coverage report --include="dpex/$$folder/*" | grep TOTAL; done
 	$(BIN)/python -m coverage report | grep TOTAL
 
-accuracy: $(STAMP)
-	$(BIN)/python -m benchmarks.training.accuracy $(ACCURACY_ARGS)
-
 speed: $(STAMP)
 	$(BIN)/python -m benchmarks.training.speed $(SPEED_ARGS)
 
@@ -112,9 +107,6 @@ $(RIVALS_STAMP): benchmarks/rivals/requirements.txt
 
 bench-rivals: $(STAMP) $(RIVALS_STAMP)
 	$(BIN)/python -m benchmarks --rivals $(RIVALS) $(BENCH_ARGS)
-
-bench-network: $(STAMP)
-	$(BIN)/python -m benchmarks.network $(BENCH_ARGS)
 
 bench-report: $(STAMP)
 	$(BIN)/python -m benchmarks.report

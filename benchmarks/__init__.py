@@ -16,11 +16,10 @@ runner.py         rounds of measurements; __main__.py: the command
 results.py        ratios, the best of each side, the oracle; spread.py: median and range
 keep.py           a run that can be quoted becomes a file in results/
 report.py         the tables of README.md and docs/benchmarks.md
-training/         whole trainings, for accuracy and for speed: `make accuracy`, `make speed`
+training/         whole trainings: `make speed`
 before_after.py   two checkouts of dpex in turns: `python -m benchmarks.before_after`
+drills/, network/ trainings and links that tests break; sweep.py: what `share=` saves; soak.py: what grows
 simulation/       the world in which the controller is judged: `python -m benchmarks.simulation`
-overhead.py       what metrics cost: `python -m benchmarks.overhead`
 diagnosis.py      what a diagnosis foretells: `python -m benchmarks.diagnosis`
-unmodified.py     what `dpex run` brings to a plain script: `python -m benchmarks.unmodified`
 machine.py        what it was measured on: processor, caches, memory, versions, commit
 """

@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.contestants import RIVALS
-from benchmarks.forked import forking
 from benchmarks.journal import Journal, JournalError, Origin, Settings
 from benchmarks.machine import commit, load, machine, machine_id, versions
 from benchmarks.process import ROOT, MeasurementError, Surroundings
@@ -87,16 +86,15 @@ def measure(plan: dict[str, list[Turn]], journal: Journal, settings: Settings, o
     own = Surroundings(lock=options.lock)
     rivals = options.rivals and str(Path(options.rivals).absolute())
     theirs = Surroundings(python=rivals, lock=options.lock) if rivals else None
-    with forking(own) as server:
-        interpreters = Interpreters(own=own, rivals=theirs, forking=server)
-        for key, row_turns in plan.items():
-            try:
-                run_turns(missing(row_turns, journal), journal, settings, interpreters, say)
-                further = further_planned(key, journal, settings, options)
-                run_turns(missing(further, journal), journal, settings, interpreters, say)
-            except MeasurementError as error:
-                journal.skip(key, f"its data could not be made: {error}")
-            print_row(key, journal)
+    interpreters = Interpreters(own=own, rivals=theirs)
+    for key, row_turns in plan.items():
+        try:
+            run_turns(missing(row_turns, journal), journal, settings, interpreters, say)
+            further = further_planned(key, journal, settings, options)
+            run_turns(missing(further, journal), journal, settings, interpreters, say)
+        except MeasurementError as error:
+            journal.skip(key, f"its data could not be made: {error}")
+        print_row(key, journal)
 
 
 def further_planned(key: str, journal: Journal, settings: Settings, options: argparse.Namespace) -> list[Turn]:

@@ -1,23 +1,16 @@
-"""Does the diagnosis predict what happens, and what does it cost? `python -m benchmarks.diagnosis`.
+"""Does the diagnosis predict what happens? `python -m benchmarks.diagnosis`.
 
 Six workloads run for some seconds each with N workers and are diagnosed; then with half as many and with twice as many.
 Beside each prediction stands the wait that was then measured.
-
-Then (`--only overhead`) loaders run in turns without and with what a diagnosis needs: counting, where it can be left
-out, and now and then a batch whose transforms are timed. The ratio is the median over pairs of neighbouring runs, of
-the wall time per batch and of the CPU time of the process and its workers.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -26,7 +19,6 @@ from torch.utils.data import Dataset
 from dpex import DpexDataLoader
 from dpex.autotune.types import Settings
 from dpex.diagnose.diagnosis import Diagnosis
-from dpex.profile.live_timer import SWITCH
 
 BATCH = 4
 
@@ -89,13 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description="Predicted and measured wait for half and twice the workers.")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each run (3)")
-    parser.add_argument("--only", choices=("predictions", "overhead"), help="leave the other out")
-    parser.add_argument("--rounds", type=int, default=9, help="pairs of runs for the overhead (9)")
-    options = parser.parse_args(arguments)
-    if options.only != "overhead":
-        _predictions(options.seconds)
-    if options.only != "predictions":
-        _overhead(options.rounds)
+    _predictions(parser.parse_args(arguments).seconds)
 
 
 def _predictions(seconds: float) -> None:
@@ -126,108 +112,6 @@ def _prediction(diagnosis: Diagnosis, workers: int) -> Any:
     found = diagnosis.predict(Settings(local=workers, prefetch=4 * workers))
     assert found is not None
     return found
-
-
-# -- what it costs -----------------------------------------------------------------------------------------------------
-
-
-class Compose:
-    """As torchvision's."""
-
-    def __init__(self, *transforms: Callable[[Any], Any]) -> None:
-        self.transforms = list(transforms)
-
-    def __call__(self, value: Any) -> Any:
-        for transform in self.transforms:
-            value = transform(value)
-        return value
-
-
-class Photographs(Dataset[Any]):
-    """Decoded, cropped and normalised in three transforms."""
-
-    def __init__(self) -> None:
-        from benchmarks.works.jpeg import encoded_photographs, normalised, random_resized_crop
-
-        self.files = encoded_photographs()
-        self.transform = Compose(_decoded, random_resized_crop, normalised)
-
-    def __len__(self) -> int:
-        return 1 << 20
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(self.files[index % len(self.files)])
-
-
-def _decoded(file: Any) -> Any:
-    import cv2
-    import numpy as np
-
-    cv2.setNumThreads(0)
-    return cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR)
-
-
-class Rows(Dataset[Any]):
-    """Rows ready made, through two transforms that do nothing."""
-
-    def __init__(self) -> None:
-        self.rows = torch.zeros(1000, 5)
-        self.transform = Compose(_same, _same)
-
-    def __len__(self) -> int:
-        return 1 << 20
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(self.rows[index % 1000])
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-RUNS: tuple[tuple[str, Callable[[], Any], int, dict[str, Any]], ...] = (
-    ("photographs, torch's own iterator", Photographs, 400, {"batch_size": 4}),
-    ("photographs, in-process", Photographs, 400, {"batch_size": 4, "seeding": "batch"}),
-    ("photographs, 2 workers", Photographs, 800, {"batch_size": 4, "seeding": "batch", "num_workers": 2}),
-    ("rows of 5, torch's own iterator", Rows, 8000, {"batch_size": 8}),
-    ("rows of 5, in-process", Rows, 8000, {"batch_size": 8, "seeding": "batch"}),
-    ("rows of 5, 2 workers", Rows, 20000, {"batch_size": 8, "seeding": "batch", "num_workers": 2}),
-)
-
-
-def _overhead(rounds: int) -> None:
-    print(f"\n{'without and with a diagnosis':38}{'a batch':>10}{'wall':>9}{'CPU':>9}{'timed':>8}")
-    for name, dataset, batches, options in RUNS:
-        data, ratios, plain_s, timed = dataset(), [], [], 0
-        for number in range(rounds):
-            sides: dict[bool, tuple[float, float]] = {}
-            for on in (number % 2 == 0, number % 2 == 1):
-                *sides[on], found = _run(data, batches, options, on=on)
-                timed += found
-            plain_s.append(sides[False][0] / batches)
-            ratios.append([on / off - 1.0 for on, off in zip(sides[True], sides[False], strict=True)])
-        wall, cpu = (median(column) for column in zip(*ratios, strict=True))
-        print(f"{name:38}{1e6 * median(plain_s):7.0f} µs{wall:9.1%}{cpu:9.1%}{timed / rounds:8.0f}", flush=True)
-
-
-def _run(data: Any, batches: int, options: dict[str, Any], *, on: bool) -> tuple[float, float, int]:
-    """Wall and CPU seconds of so many batches, the workers' start and end included, and batches timed."""
-    os.environ[SWITCH] = "" if on else "0"
-    loader = DpexDataLoader(data, **options)
-    if on:
-        loader.diagnose()
-    began, cpu_began = time.perf_counter(), _cpu_s()
-    for _ in zip(range(batches), loader, strict=False):
-        pass
-    loader.close()
-    took_s, cpu_s = time.perf_counter() - began, _cpu_s() - cpu_began
-    steps = loader.diagnose().facts.transforms if on else ()
-    return took_s, cpu_s, next((step.calls for step in steps or () if step.name == "collate"), 0)
-
-
-def _cpu_s() -> float:
-    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 What is kept are every course's figures, with few of its marks, and the machine, versions and commit. Kept is only what
 can be quoted: whole rows of at least five rounds of 4 s, and of 15 s where there is something to learn, measured on a
-commit without changes. With `--part` these are rows in which only some took part, kept in `benchmarks/results/parts/`.
+commit without changes.
 """
 
 import argparse
@@ -29,8 +29,6 @@ from benchmarks.results import RowResult, results_of
 from benchmarks.rows import BY_KEY
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PARTS = RESULTS / "parts"
-"""Rows in which only some took part: not for the tables of everybody."""
 LOCAL = "local-"
 """Files of that name are runs that were not kept, or not yet."""
 MARKS, AUTO_MARKS = 8, 24
@@ -143,8 +141,8 @@ def _row_result(key: str, fields: list[dict[str, Any]], cores: int) -> RowResult
     return RowResult(row=BY_KEY[key], cores=cores, courses=courses, failed=failed)
 
 
-def problems(kept: Kept, *, part: bool = False) -> list[str]:
-    """Why a run cannot be quoted; none for one that can. part: not everybody need have taken part."""
+def problems(kept: Kept) -> list[str]:
+    """Why a run cannot be quoted; none for one that can."""
     found = []
     if kept.commit is None or kept.dirty:
         found.append("it was not measured on a commit without changes")
@@ -152,12 +150,12 @@ def problems(kept: Kept, *, part: bool = False) -> list[str]:
         found.append(f"its courses are {kept.settings.window_s:g} s long, not {QUOTED_WINDOW_S:g}")
     if kept.settings.learning_window_s < QUOTED_LEARNING_WINDOW_S:
         found.append(f"learning has {kept.settings.learning_window_s:g} s, not {QUOTED_LEARNING_WINDOW_S:g}")
-    return found + [f"{key}: {why}" for key, row in kept.rows.items() for why in row_problems(row, part=part)]
+    return found + [f"{key}: {why}" for key, row in kept.rows.items() for why in row_problems(row)]
 
 
-def row_problems(result: RowResult, *, part: bool = False) -> list[str]:
+def row_problems(result: RowResult) -> list[str]:
     """Why a row cannot be quoted: somebody of its plan is missing, or was measured in too few rounds or too shortly."""
-    planned = dict.fromkeys((*(() if part else result.row.contestants(result.cores)), *result.courses))
+    planned = dict.fromkeys((*result.row.contestants(result.cores), *result.courses))
     rounds = {one: len(result.courses.get(one, ())) for one in planned if one not in result.failed}
     few = [
         f"{one.label}: {count} rounds, not {QUOTED_ROUNDS}"
@@ -217,9 +215,9 @@ def write(kept: Kept, path: Path) -> None:
     path.write_text(head + ',\n "rows": {\n' + ",\n".join(lines) + "\n }\n}\n")
 
 
-def quotable(kept: Kept, *, part: bool = False) -> tuple[Kept, list[str]]:
+def quotable(kept: Kept) -> tuple[Kept, list[str]]:
     """The run without the rows that cannot be quoted, and why those are left out."""
-    why = {key: row_problems(row, part=part) for key, row in kept.rows.items()}
+    why = {key: row_problems(row) for key, row in kept.rows.items()}
     rows = {key: row for key, row in kept.rows.items() if not why[key]}
     return replace(kept, rows=rows), [f"{key}: {one}" for key, found in why.items() for one in found]
 
@@ -229,11 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.keep", description=__doc__)
     parser.add_argument("file", type=Path, help="what a run wrote")
     parser.add_argument("name", help="of the kept file, such as 2026-11-epyc-2-cores")
-    parser.add_argument("--part", action="store_true", help="of rows in which only some took part: results/parts/")
     options = parser.parse_args(arguments)
     try:
         journal = Journal(options.file)
-        kept, left_out = quotable(Kept.of_journal(journal), part=options.part)
+        kept, left_out = quotable(Kept.of_journal(journal))
     except JournalError as error:
         print(error, file=sys.stderr)
         return 2
@@ -241,10 +238,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = replace(kept, rows={key: row for key, row in kept.rows.items() if key not in apart})
     left_out += [f"{key}: {why}" for key, why in apart.items()]
     print(*(f"left out: {why}" for why in left_out), sep="\n")
-    if found := problems(kept, part=options.part) or ([] if kept.rows else ["it has no whole row"]):
+    if found := problems(kept) or ([] if kept.rows else ["it has no whole row"]):
         print("this run cannot be quoted:", *found, sep="\n", file=sys.stderr)
         return 1
-    write(kept, (PARTS if options.part else RESULTS) / f"{options.name}.json")
+    write(kept, RESULTS / f"{options.name}.json")
     print(f"kept {len(kept.rows)} rows")
     return 0
 

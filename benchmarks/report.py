@@ -1,14 +1,9 @@
-"""The tables: a row for the terminal, and `python -m benchmarks.report`, which writes those of the documents.
+"""Write the tables of the documents: `python -m benchmarks.report`; and a row as text for the terminal.
 
-Tables of README.md, docs/benchmarks.md, docs/scale.md and docs/reference/drills.md stand between `<!-- bench:NAME -->`
-and `<!-- /bench -->` and are made of the kept runs alone; a test fails where they differ. The figures of a row are
-those of the newest run with rows of its kind; where others measured it on the same commit and other machines, the
-range of the medians over all machines stands beside its ratio. Rows where dpex is behind anything come first. Machines
-that measured older commits, and rows measured again on later ones, have tables of their own (`benchmarks.other_runs`).
-Tables of whole trainings and of remote workers have kept runs of their own (`benchmarks.training.tables`,
-`benchmarks.remote.tables`), and so have links (`benchmarks.network.tables`), what one trainer takes in
-(`benchmarks.scale.tables`), simulated worlds (`benchmarks.simulation.regrets`) and the times in the table of drills
-(`benchmarks.drills.table`).
+Tables of README.md and docs/benchmarks.md stand between `<!-- bench:NAME -->` and `<!-- /bench -->` and are made of the
+kept runs alone; a test fails where they differ. The figures of a row are those of the newest run with rows of its kind.
+Where other machines measured it on the same commit, the range of the medians over all machines stands beside its ratio.
+Rows in which dpex is slower come first. The tables of whole trainings are those of `benchmarks.training.tables`.
 """
 
 import argparse
@@ -17,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import other_runs
 from benchmarks.cells import (
     NOTHING,
     Figure,
@@ -36,21 +30,14 @@ from benchmarks.cells import (
     torch_part,
 )
 from benchmarks.contestants import AUTO, Contestant
-from benchmarks.drills import table as drills
 from benchmarks.keep import Kept, kept_runs
-from benchmarks.network import tables as links
 from benchmarks.process import ROOT
-from benchmarks.remote import tables as remote
 from benchmarks.results import Part, RowResult, Seeding, is_behind
 from benchmarks.rows import BY_KEY, Kind
-from benchmarks.scale import tables as scale
-from benchmarks.simulation import regrets
 from benchmarks.spread import Spread
 from benchmarks.training import tables as trainings
 
-DOCUMENTS = tuple(
-    ROOT / path for path in ("README.md", "docs/benchmarks.md", "docs/scale.md", "docs/reference/drills.md")
-)
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs/benchmarks.md")
 BLOCK = re.compile(r"(?P<begin><!-- bench:(?P<name>[a-z-]+) -->\n)(?P<text>.*?)(?P<end><!-- /bench -->)", re.DOTALL)
 
 
@@ -254,11 +241,6 @@ def _further(run: Kept) -> str:
     return f" (which has {fewest} rounds, as have the best fixed settings)" if fewest > run.settings.rounds else ""
 
 
-DRILLS: dict[str, Callable[[str], str]] = {
-    "drills": lambda text: drills.filled(text, drills.newest()),
-    "drills-origin": lambda _: drills.origin(drills.newest()),
-}
-"""Blocks of which a part is written by hand: how each is made of the text that it has. They need no kept run."""
 BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
     "origin": origin_text,
     "headline": headline_table,
@@ -269,17 +251,12 @@ BLOCKS: dict[str, Callable[[Sequence[Kept]], str]] = {
     "start-origin": lambda runs: origin_text(runs, "start"),
     "remote": remote_table,
     "remote-origin": lambda runs: origin_text(runs, "remote"),
-    "machines": other_runs.machines_table,
 }
 
 
-OTHERS = (other_runs, trainings, remote, regrets, links, scale)
-"""Modules with blocks of kept runs of their own."""
-
-
 def names() -> tuple[str, ...]:
-    """Of all blocks that there are."""
-    return (*BLOCKS, *DRILLS, *(name for module in OTHERS for name in module.BLOCKS))
+    """Return the names of all blocks."""
+    return (*BLOCKS, *trainings.BLOCKS)
 
 
 def rewritten(text: str, runs: Sequence[Kept]) -> str:
@@ -287,11 +264,8 @@ def rewritten(text: str, runs: Sequence[Kept]) -> str:
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
-        if name in DRILLS:
-            return f"{match['begin']}{DRILLS[name](match['text'])}\n{match['end']}"
-        for module in OTHERS:
-            if name in module.BLOCKS:
-                return f"{match['begin']}{module.block(name)}\n{match['end']}"
+        if name in trainings.BLOCKS:
+            return f"{match['begin']}{trainings.block(name)}\n{match['end']}"
         if name not in BLOCKS:
             raise ValueError(f"there is no block called {name!r}; there are {', '.join(names())}")
         if not runs:

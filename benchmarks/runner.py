@@ -9,9 +9,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.contestants import AUTO, LIMIT, RIVALS, Contestant
+from benchmarks.contestants import AUTO, RIVALS, Contestant
 from benchmarks.course import Course
-from benchmarks.forked import ForkServer
 from benchmarks.journal import QUOTED_ROUNDS, Journal, Measurement, Settings, now
 from benchmarks.machine import load
 from benchmarks.measure import Request
@@ -23,14 +22,12 @@ START_LIMIT_S = 180.0
 SLOWEST = 8.0
 """How many times longer than its window a measurement may take: one worker on a row of counted batches needs 4."""
 PREPARE_LIMIT_S = 1800.0
-START_S, FORK_S = 4.0, 0.4
-"""What a process takes to start and to end, and one that is forked, for the estimate alone."""
+START_S = 4.0
+"""Seconds that a process takes to start and to end, for the estimate alone."""
 FURTHER_ROUNDS = 2
 """Rounds of "auto" and the best fixed settings beyond everybody's: a course that is learnt varies most."""
 CANDIDATES = 3
 """How many of the best fixed settings take part in these, as further rounds may change which is best."""
-FORKED = ("torch", "dpex", LIMIT)
-"""Who is measured in processes that are forked."""
 
 Say = Callable[[str], None]
 
@@ -46,14 +43,10 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreters:
-    """Who runs what: `own` everything, `rivals` (None: not there) the rivals, and rows whose packages `own` lacks.
-
-    forking: forks processes of `own` that have imported already (None: every process imports).
-    """
+    """Who runs what: `own` everything, `rivals` (None: not there) the rivals, and rows whose packages `own` lacks."""
 
     own: Surroundings
     rivals: Surroundings | None = None
-    forking: ForkServer | None = None
 
     def for_row(self, row: Row) -> Surroundings | None:
         """The first that has what the row needs; None if neither does."""
@@ -104,11 +97,7 @@ def missing(planned: Sequence[Turn], journal: Journal) -> list[Turn]:
 
 def estimate_s(planned: Sequence[Turn], settings: Settings) -> float:
     """About how long they take."""
-    return sum(_start_s(turn) + (0.0 if turn.row.kind == "start" else window_s(turn, settings)) for turn in planned)
-
-
-def _start_s(turn: Turn) -> float:
-    return FORK_S if turn.row.kind == "local" and turn.contestant.engine in FORKED else START_S
+    return sum(START_S + (0.0 if turn.row.kind == "start" else window_s(turn, settings)) for turn in planned)
 
 
 def window_s(turn: Turn, settings: Settings) -> float:
@@ -133,17 +122,15 @@ def run_turns(
     for number, turn in enumerate(planned, 1):
         say(f"{row.key}, {number} of {len(planned)}: round {turn.round + 1}, {turn.contestant.label}")
         where = interpreters.rivals if turn.contestant.engine in RIVALS else surroundings
-        forks = turn.contestant.engine in FORKED and row.kind == "local" and surroundings is interpreters.own
-        server = interpreters.forking if forks else None
-        journal.add(_measured(turn, settings, where or surroundings, server))
+        journal.add(_measured(turn, settings, where or surroundings))
 
 
-def _measured(turn: Turn, settings: Settings, surroundings: Surroundings, server: ForkServer | None) -> Measurement:
+def _measured(turn: Turn, settings: Settings, surroundings: Surroundings) -> Measurement:
     """One measurement, or why there is none."""
     at, before = now(), load()
     course, why = None, None
     try:
-        course = measured(request(turn, settings), surroundings, server)
+        course = measured(request(turn, settings), surroundings)
     except MeasurementError as error:
         why = str(error)
     return Measurement(
@@ -166,13 +153,10 @@ def request(turn: Turn, settings: Settings) -> Request:
     )
 
 
-def measured(asked: Request, surroundings: Surroundings, server: ForkServer | None = None) -> Course:
-    """What `benchmarks.measure` prints for the request; the server, if given, forks it. Raises MeasurementError."""
+def measured(asked: Request, surroundings: Surroundings) -> Course:
+    """What `benchmarks.measure` prints for the request. Raises MeasurementError."""
     limit_s, argument = START_LIMIT_S + SLOWEST * asked.window_s, asked.to_json()
-    if server is None:
-        printed = run_module("benchmarks.measure", argument, limit_s, surroundings)
-    else:
-        printed = server.run(argument, limit_s)
+    printed = run_module("benchmarks.measure", argument, limit_s, surroundings)
     try:
         course = Course.from_dict(json.loads(printed.splitlines()[-1]))
     except (IndexError, ValueError, TypeError) as error:

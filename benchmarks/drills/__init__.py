@@ -1,1 +1,1 @@
-"""Faults that are made to happen to a training, and how long it takes until all is as it was. See `__main__`."""
+"""Trainings in processes of their own, which tests watch while they make a fault happen."""

@@ -1,4 +1,4 @@
-"""One measurement, in a process of its own in the trainer's namespace: prints a JSON object.
+"""A loader behind a link, as a process in the trainer's network namespace: prints what it saw as a JSON object.
 
 The agent's own process is started directly in the node's namespace; Ray would only place it. It takes the same
 connection, the same pool and, for "auto", the same controller, which is told the node's room.
@@ -7,17 +7,18 @@ connection, the same pool and, for "auto", the same controller, which is told th
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from benchmarks.network.links import Network
 from benchmarks.network.nodes import ProcessNodes
-from benchmarks.network.work import WaitingSamples
 from benchmarks.process import MeasurementError
 from dpex import AutotuneConfig, DpexDataLoader, LoaderStats, PoolStats
 from dpex.loader.runtime import LoaderRuntime
@@ -28,18 +29,18 @@ from dpex.pools.ray import room
 from dpex.schedule.room import RoomFound, RoomWanted
 
 BATCH = 16
-SETTLED = 0.5
-"""The part of a window whose rate is the settled one."""
+ENDLESS = 10**8
+KEPT = 61
+"""Different samples; no batch is like another."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """split: local and remote workers, None for "auto". most: of either for "auto". nodes: namespaces of the agents,
-    and the trainer's address for each. rooms: workers that each has room for. content: of samples (see `work`).
-    compression: the loader's option. agents_look_in: directories in which agents look for packages first. compares:
+    and the trainer's address for each. rooms: workers that each has room for. content: of samples, "noise" or "few
+    values". compression: the option. agents_look_in: directories in which agents look for packages first. compares:
     whether each batch is compared with what it should be. least_remote, least_late: batches of remote workers, and
-    batches that were late, that there must be at the end. change_at_s: when the change of the link is announced on
-    standard output, 0 for never."""
+    batches that were late, that there must be at the end."""
 
     split: tuple[int, int] | None
     most: tuple[int, int]
@@ -55,7 +56,28 @@ class Request:
     compares: bool = False
     least_remote: int = 0
     least_late: int = 0
-    change_at_s: float = 0.0
+
+
+class WaitingSamples(Dataset[torch.Tensor]):
+    """Samples of (3, side, side) uint8, each after `wait_s`: any of 256 values, or of four, which zstd compresses."""
+
+    def __init__(self, *, side: int, wait_s: float, content: str) -> None:
+        values = {"noise": 256, "few values": 4}[content]
+        self.kept = np.random.default_rng(0).integers(0, values, (KEPT, 3, side, side), np.uint8)
+        self.wait_s = wait_s
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.wait_s)
+        return self.made(index)
+
+    def made(self, index: int) -> torch.Tensor:
+        """Return the sample without waiting: its first 8 bytes are its index."""
+        sample = torch.from_numpy(self.kept[index % KEPT].copy())
+        sample.view(-1)[:8] = torch.frombuffer(bytearray(index.to_bytes(8, "little")), dtype=torch.uint8)
+        return sample
 
 
 class Room:
@@ -113,7 +135,7 @@ def loader_of(request: Request) -> DpexDataLoader[Any]:
     return loader
 
 
-def course(loader: DpexDataLoader[Any], request: Request, changes: Callable[[float], None]) -> list[float]:
+def course(loader: DpexDataLoader[Any], request: Request) -> list[float]:
     """When each batch came, in seconds; a fixed split is measured from when its workers run."""
     began, times = time.monotonic(), []
     is_up = request.split is None
@@ -125,7 +147,6 @@ def course(loader: DpexDataLoader[Any], request: Request, changes: Callable[[flo
             began = time.monotonic()
             continue
         times.append(time.monotonic() - began)
-        changes(times[-1])
         if times[-1] >= request.window_s and _has_enough(loader.stats(), request):
             break
     return times
@@ -141,30 +162,12 @@ def _expected(loader: DpexDataLoader[Any], number: int) -> torch.Tensor:
     return torch.stack([made(BATCH * number + at) for at in range(BATCH)])
 
 
-def rate(times: Sequence[float], since_s: float, until_s: float) -> float:
-    """Batches per second between two moments."""
-    return sum(since_s <= at < until_s for at in times) / (until_s - since_s)
-
-
 def measure(request: Request) -> dict[str, Any]:
-    """What came, and what the loader says of it."""
-    told: list[float] = []
-
-    def changes(at: float) -> None:
-        if request.change_at_s and at >= request.change_at_s and not told:
-            told.append(at)
-            print("change", flush=True)
-
+    """Return the number of batches, and what the loader says of its late batches, nodes and decisions."""
     with agents_of(request), loader_of(request) as loader:
-        times = course(loader, request, changes)
-        end, middle, stats = times[-1], SETTLED * times[-1], loader.stats()
+        times, stats = course(loader, request), loader.stats()
         return {
             "batches": len(times),
-            "rate": len(times) / end,
-            "settled": rate(times, middle, end),
-            "halves": [rate(times, 0.25 * end, middle), rate(times, 0.75 * end, end)],
-            "by_second": [sum(second <= at < second + 1 for at in times) for second in range(int(end))],
-            "first_s": times[0],
             "late": stats.late,
             "nodes": {place: asdict(node) for place, node in stats.pools.get("remote", PoolStats()).nodes.items()},
             "decisions": [decision.text for decision in loader.decisions],

@@ -1,23 +1,13 @@
-"""The networks that are trained: a small one for grey pictures, and ResNet-50, so that torchvision is not needed."""
+"""ResNet-50, so that torchvision is not needed."""
 
 import torch
 from torch import nn
 
-CLASSES = 10
 IMAGENET_CLASSES = 1000
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
 """Width and number of the blocks of ResNet-50's stages (He et al., 2015, table 1)."""
 EXPANSION = 4
 """A block of ResNet-50 gives so many times its width."""
-
-
-def small_network() -> nn.Module:
-    """Two convolution blocks and three linear layers; float32 (N, 1, 28, 28) to scores (N, 10)."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(64 * 6 * 6, 600), nn.Dropout(0.25), nn.Linear(600, 120), nn.Linear(120, CLASSES)),
-    )
 
 
 class Bottleneck(nn.Module):

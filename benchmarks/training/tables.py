@@ -3,19 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from benchmarks.spread import Spread
-from benchmarks.training import accuracy, runs, speed
-from benchmarks.training.accuracy import spread
+from benchmarks.training import runs, speed
 from benchmarks.training.runs import Run
-from benchmarks.training.trainer import PLACES, RANKS, WORKERS
-
-DEVICES = {"single": "single device", "data-parallel": "DataParallel", "ddp": f"DDP, {RANKS} ranks"}
-LOADERS = {
-    "torch": f"torch, {WORKERS} workers",
-    "local": f"dpex, {WORKERS} workers",
-    "remote": f"dpex, {WORKERS} workers on Ray (`distribute_mode=True`)",
-    "auto": 'dpex, `num_workers="auto"`',
-}
-NOT_RUN = "-"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -30,60 +19,6 @@ def about(run: Run) -> str:
         f"{machine['processor']}, {machine['cores']} cores{gpu}; Python {versions['python']}, torch "
         f"{versions['torch']}, Ray {versions['ray']}; commit {str(run.about['commit'])[:10]}, {run.day}"
     )
-
-
-# -- accuracy ----------------------------------------------------------------------------------------------------------
-
-
-def accuracy_table(run: Run) -> str:
-    """Accuracy and loss by devices and loader, and in how many seeds the training was the same as torch's."""
-    header = ("accuracy %", "loss", "devices", "loader", "losses and weights")
-    rows = [
-        _accuracy_row(run, devices, place)
-        for devices in DEVICES
-        for place in PLACES
-        if f"{devices}:{place}" in run.rows
-    ]
-    return table(header, rows)
-
-
-def _accuracy_row(run: Run, devices: str, place: str) -> tuple[str, ...]:
-    found, torchs = accuracy.trainings(run, f"{devices}:{place}"), accuracy.trainings(run, f"{devices}:torch")
-    right, right_off = spread([100 * training.accuracy for training in found])
-    loss, loss_off = spread([training.losses[-1] for training in found])
-    same = sum((a.curve, a.weights) == (b.curve, b.weights) for a, b in zip(found, torchs, strict=False))
-    alike = NOT_RUN if place == "torch" or not torchs else f"torch's in {same} of {len(found)} seeds"
-    figures = f"{right:.2f} (±{right_off:.2f})", f"{loss:.4f} (±{loss_off:.4f})"
-    return (*figures, DEVICES[devices], LOADERS[place], alike)
-
-
-def accuracy_short(run: Run) -> str:
-    """Mean accuracy by devices, a column for each loader: the README's."""
-    rows = [
-        (name, *(_mean_accuracy(run, f"{devices}:{place}") for place in PLACES)) for devices, name in DEVICES.items()
-    ]
-    return table(("accuracy %", *(LOADERS[place] for place in PLACES)), rows)
-
-
-def _mean_accuracy(run: Run, key: str) -> str:
-    if key not in run.rows:
-        return NOT_RUN
-    return f"{spread([100 * training.accuracy for training in accuracy.trainings(run, key)])[0]:.2f}"
-
-
-def accuracy_text(run: Run) -> str:
-    """What the run was measured on and with."""
-    (first,) = accuracy.trainings(run, "single:torch")[:1]
-    shifted = [key for key in run.rows if key.endswith(":shifted")]
-    also = f" With pictures shifted at random, {len(shifted)} ways to load them trained alike." if shifted else ""
-    return (
-        f"{first.data}, {run.settings['epochs']} epochs of batches of 100, Adam with learning rate 0.001, "
-        f"{run.settings['seeds']} seeds: mean (± standard deviation of a training). "
-        f'All of dpex with `seeding="batch"`.{also} {about(run)}.'
-    )
-
-
-# -- speed -------------------------------------------------------------------------------------------------------------
 
 
 def speed_table(run: Run) -> str:
@@ -134,17 +69,9 @@ def speed_text(run: Run) -> str:
     )
 
 
-BLOCKS: dict[str, tuple[str, Callable[[Run], str]]] = {
-    "accuracy": (accuracy.SUBJECT, accuracy_table),
-    "accuracy-short": (accuracy.SUBJECT, accuracy_short),
-    "accuracy-origin": (accuracy.SUBJECT, accuracy_text),
-    "training-speed": (speed.SUBJECT, speed_table),
-    "training-speed-origin": (speed.SUBJECT, speed_text),
-}
-"""Each block by its name: of which subject's newest kept run it is made, and how."""
+BLOCKS: dict[str, Callable[[Run], str]] = {"training-speed": speed_table, "training-speed-origin": speed_text}
 
 
 def block(name: str) -> str:
-    """The text of a block. Raises ValueError without a kept run to make it of."""
-    subject, make = BLOCKS[name]
-    return make(runs.quoted(name, subject))
+    """Return the text of a block. Raises ValueError if no run is kept."""
+    return BLOCKS[name](runs.quoted(name, speed.SUBJECT))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -12,7 +14,7 @@ import pytest
 from shared_ray import started
 from waiting import until
 
-from benchmarks.remote import trainings
+from benchmarks.process import Surroundings
 
 pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(400)]
 pytest.importorskip("ray")
@@ -31,8 +33,33 @@ def address() -> Iterator[str]:
     cluster.shutdown()
 
 
-class Training(trainings.Training):
-    """One of them."""
+class Training:
+    """A process that trains (`benchmarks.drills.training`); `lines` holds what it has printed, parsed."""
+
+    def __init__(self, address: str, nap_s: float) -> None:
+        where = Surroundings()
+        command = [where.python, "-m", "benchmarks.drills.training", address, str(nap_s)]
+        self.process = subprocess.Popen(
+            command, cwd=where.folder, env=where.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.lines: list[dict[str, float]] = []
+        self.errors = ""
+        for read in (self._read, self._read_errors):
+            threading.Thread(target=read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(json.loads(line))
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        self.errors = self.process.stderr.read()
+
+    def kill(self) -> None:
+        """End the process as a scheduler or a lack of memory would."""
+        self.process.kill()
+        self.process.wait()
 
     @property
     def workers(self) -> set[int]:

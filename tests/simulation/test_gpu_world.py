@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.simulation.ablation import VARIANTS, Figures, figures, table
-from benchmarks.simulation.scenarios import GPU, load
 from benchmarks.simulation.simulator import Simulator
 from benchmarks.simulation.steering import Fixed
 from benchmarks.simulation.world import Gpu, Pauses, Phase, Step, Work, World
@@ -107,20 +105,3 @@ def test_warm_up_takes_the_gpu_longer() -> None:
 def test_what_cannot_be_had_is_not_there() -> None:
     look, busy = looked(world(Gpu(has_events=False, has_nvml=False)))
     assert (look.gpu_stall_s, look.gpu_steps, busy) == (None, 0, None)
-
-
-# -- ablation ----------------------------------------------------------------------------------------------------------
-
-
-def test_without_the_gpus_clock_a_loop_that_runs_ahead_gets_workers_that_serve_nobody() -> None:
-    scenario = load(GPU)["gpu-ahead"]
-    full, alone = (figures(scenario, VARIANTS[name]) for name in ("all signals", "the loop's wait alone"))
-    assert not any(full.missed)
-    assert alone.spare > full.spare + 2
-
-
-def test_the_table_marks_what_is_missed_and_counts_what_is_met() -> None:
-    good, bad = Figures(regret=0.01, spare=0.0, decisions=3), Figures(regret=0.06, spare=1.5, decisions=4)
-    lines = list(table({"a": [good] * len(VARIANTS), "b": [bad, *[good] * (len(VARIANTS) - 1)]}))
-    assert "| `b` | **6.0 %**, **+1.5**, **4** | 1.0 %, +0.0, 3 |" in lines[3]
-    assert lines[4].startswith("| **all targets met** | 1 of 2 | 2 of 2 |")

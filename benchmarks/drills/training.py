@@ -1,4 +1,4 @@
-"""A training with remote workers, as a process of its own: `python -m benchmarks.remote.training ADDRESS NAP_S`.
+"""A training with remote workers, as a process of its own: `python -m benchmarks.drills.training ADDRESS NAP_S`.
 
 Its loop never stops to compute, so it waits however many workers it has: a sample takes `NAP_S` seconds, a step a
 hundredth. It prints, about four times a second, the time, its remote workers, and the share of its time that it waited

@@ -1,1 +1,0 @@
-"""What one trainer takes in, and what many loaders cost the cluster's coordinator: see `python -m benchmarks.scale`."""
