@@ -19,8 +19,7 @@ from waiting import meet, until
 
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.worker.raw_samples import RawSamples, pickled
-from dpex.worker.split_streams import Decoding
+from dpex.worker.decoded_stream import Decoding, RawSamples, pickled
 
 DEADLINE_S = 60.0
 

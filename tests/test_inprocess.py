@@ -8,8 +8,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,8 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader, batch_seed
 from dpex.schedule.seeding import epoch_key, ticket_seed
-from dpex.system.other_threads import OtherThreads, _clock, _cpu_ns
 from dpex.worker.batch_seeding import seed_ticket
-from dpex.worker.in_process import TRIES, InProcessMaker
+from dpex.worker.in_process import InProcessMaker
 from dpex.worker.modes import Modes, modes_here
 from dpex.worker.rng_state import KeptStates
 
@@ -42,16 +39,6 @@ def as_it_was() -> Iterator[None]:
 
 def process(modes: Modes | None = None) -> InProcessMaker:
     return InProcessMaker(BASE_SEED, modes)
-
-
-@contextmanager
-def told() -> Iterator[list[str]]:
-    """The threads that warnings name."""
-    names: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield names
-    names += [str(one.message).split("'")[1] for one in caught if "runs while batches are made" in str(one.message)]
 
 
 def three() -> tuple[float, ...]:
@@ -134,164 +121,19 @@ def test_a_forked_child_makes_tickets_while_a_thread_of_the_parent_is_at_one() -
     thread.join()
 
 
-# -- other threads -----------------------------------------------------------------------------------------------------
-
-
-class Neighbour:
-    """Another thread: `runs` has it do something, and returns when it is done and sleeps again."""
-
-    def __init__(self, act: Callable[[], Any]) -> None:
-        self._act = act
-        self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._over = False
-        self._seen_ns = -1
-        self.thread = threading.Thread(target=self._run, name="neighbour")
-
-    def _run(self) -> None:
-        while self._asked.acquire() and not self._over:
-            self._act()
-            self._done.release()
-
-    def runs(self) -> None:
-        self._asked.release()
-        self._done.acquire()
-        self._seen_ns = -1
-        until(self._sleeps)
-
-    def _sleeps(self) -> bool:
-        """Whether it waits to be asked: asleep, and not for the interpreter, which it could have had since the last
-        look."""
-        before, self._seen_ns = self._seen_ns, _cpu_ns(_clock(self.thread))
-        state = Path(f"/proc/self/task/{self.thread.native_id}/stat").read_text().rpartition(")")[2].split()[0]
-        return state == "S" and self._seen_ns == before
-
-    def __enter__(self) -> Neighbour:
-        self.thread.start()
-        self.runs()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over = True
-        self._asked.release()
-        self.thread.join()
-
-
-@pytest.mark.parametrize("disturbances", range(TRIES + 1))
-def test_a_ticket_that_a_thread_may_have_disturbed_is_made_again(disturbances: int) -> None:
-    asked: list[int] = []
-    maker = process()
-    with told() as names, Neighbour(random.random) as neighbour:
-
-        def fetch(number: int) -> tuple[float, ...]:
-            asked.append(number)
-            if len(asked) <= disturbances:
-                neighbour.runs()
-            return three()
-
-        made = maker.make(fetch, 4, 4, EPOCH)
-        assert asked == [4] * min(TRIES, disturbances + 1)
-        given_up = disturbances == TRIES
-        assert (made == as_seeded(4)) is not given_up
-        assert maker.make(fetch, 5, 5, EPOCH) == as_seeded(5)
-    assert names == ["neighbour"] * given_up
-
-
-def test_a_ticket_that_draws_nothing_is_made_once_whoever_runs() -> None:
-    asked: list[None] = []
-    with told() as names, Neighbour(int) as neighbour:
-        process().make(lambda _: (asked.append(None), neighbour.runs()), None, 4, EPOCH)
-    assert len(asked) == 1
-    assert not names
-
-
-def test_threads_of_the_dataset_do_not_count() -> None:
-    """They begin while a ticket is made, and may live on."""
-    asked: list[int] = []
-    neighbour = Neighbour(int)
-
-    def fetch(number: int) -> tuple[float, ...]:
-        asked.append(number)
-        if number == 0:
-            neighbour.__enter__()
-        neighbour.runs()
-        return three()
-
-    maker = process()
-    with told() as names:
-        made = [maker.make(fetch, number, number, EPOCH) for number in range(3)]
-    neighbour.__exit__()
-    assert made == [as_seeded(number) for number in range(3)]
-    assert asked == [0, 1, 2]
-    assert not names
-
-
-def test_a_thread_that_has_ended_has_run() -> None:
-    others = OtherThreads()
-    with Neighbour(int) as neighbour:
-        before = others.clocks()
-        assert others.ran_since(before) is None
-    assert neighbour.thread in before
-    assert others.ran_since(before) == "neighbour"
-
-
-def of_module(name: str) -> Callable[[], Any]:
-    def runs() -> None:
-        threading.Event().wait()
-
-    runs.__module__ = name
-    return runs
-
-
-class RaysThread(threading.Thread):
-    """As Ray's collector of garbage is one."""
-
-    __module__ = "ray._private.gc_collect_manager"
-
-
-@pytest.mark.parametrize(
-    ("thread", "may_draw"),
-    [
-        (threading.Thread(target=of_module("ray._private.worker"), name="logs"), False),
-        (RaysThread(name="garbage"), False),
-        (threading.Thread(target=of_module("ray.data._internal.execution"), name="data"), True),
-        (threading.Thread(target=of_module("rays_own"), name="ray_listen_error_messages"), True),
-        (threading.Thread(target=partial(max, 1, 2)), True),
-        (threading.Thread(), True),
-        (threading.Thread(name="dpex-tuner"), False),
-    ],
-    ids=lambda value: value.name if isinstance(value, threading.Thread) else "",
-)
-def test_which_threads_may_draw_is_told_by_whose_code_they_run(thread: threading.Thread, may_draw: bool) -> None:
-    assert OtherThreads()._foreign([thread]) == [thread] * may_draw
-
-
 class Noisy(Dataset[torch.Tensor]):
-    """Sample: float64 (3,); asks ``neighbour`` to run in each."""
-
-    def __init__(self, neighbour: Neighbour | None = None) -> None:
-        self.neighbour, self.pid = neighbour, os.getpid()
+    """Sample: float64 (3,)."""
 
     def __len__(self) -> int:
         return 40
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.neighbour is not None and os.getpid() == self.pid:
-            self.neighbour.runs()
         return torch.tensor(three(), dtype=torch.float64)
 
 
 def loaded(data: Dataset[Any], **options: Any) -> list[Any]:
     with DpexDataLoader(data, 2, seeding="batch", generator=seeded(), **options) as loader:
         return list(loader)
-
-
-def test_a_thread_that_never_keeps_still_is_named_with_the_remedy() -> None:
-    with (
-        Neighbour(random.random) as neighbour,
-        pytest.warns(RuntimeWarning, match=r"'neighbour' runs .*num_workers=1 or more") as caught,
-    ):
-        loaded(Noisy(neighbour))
-    assert len(caught) == 1
 
 
 class Halting(Noisy):
@@ -306,12 +148,10 @@ class Halting(Noisy):
 def test_loaders_in_two_threads_have_the_batches_that_they_have_alone() -> None:
     expected, found = loaded(Halting()), {}
     threads = [threading.Thread(target=lambda i=i: found.update({i: loaded(Halting())})) for i in range(2)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # each is another thread to the other
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(found) == 2
     assert all(torch.equal(*pair) for batches in found.values() for pair in zip(batches, expected, strict=True))
 
@@ -508,22 +348,3 @@ def test_batches_are_those_of_a_worker_and_the_trainer_is_left_alone(draw: Calla
     assert leaves or torch.equal(torch.cat(found), torch.cat(loaded(Drawn(draw), num_workers=1)))
     assert drawn == wanted
     assert torch.get_num_threads() == threads
-
-
-def test_nobody_beside_is_found_anew_once_threads_come_or_go() -> None:
-    others, over = OtherThreads(), threading.Event()
-    assert not others.clocks()
-    assert others.are_none()
-    own = threading.Thread(target=over.wait, name="dpex-of-a-test")
-    foreign = threading.Thread(target=over.wait, name="neighbour")
-    own.start()
-    assert not others.are_none()
-    assert not others.clocks()
-    assert others.are_none()
-    foreign.start()
-    assert not others.are_none()
-    assert list(others.clocks()) == [foreign]
-    assert not others.are_none()
-    over.set()
-    own.join(), foreign.join()
-    assert others.are_none() or threading.active_count() > 1

@@ -30,7 +30,7 @@ from dpex.schedule.engine_state import EngineState
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.schedule import Schedule
 from dpex.system.interrupts import has_ended, is_interrupt, taken
-from dpex.worker.raw_samples import FailedRead
+from dpex.worker.decoded_stream import FailedRead
 
 _INTERRUPTED = (
     "{kind}, raised by a signal handler, came out of the sampler, a generator that ended with it: this epoch has "

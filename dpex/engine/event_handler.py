@@ -18,7 +18,7 @@ from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import PoolEvent, Snapshot, TicketMade
 from dpex.schedule.schedule import Schedule
 from dpex.system.wakeup import Wakeup
-from dpex.worker.raw_samples import shown
+from dpex.worker.decoded_stream import shown
 
 if TYPE_CHECKING:
     from dpex.device.pinning import Pinner

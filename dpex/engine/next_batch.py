@@ -21,8 +21,8 @@ from dpex.measure.wait_causes import Making
 from dpex.schedule.schedule import Delivery
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import is_interrupt, keep_result
+from dpex.worker.decoded_stream import FailedRead
 from dpex.worker.outcome import Failure
-from dpex.worker.raw_samples import FailedRead
 
 _OF_WORKERS = (WorkerDiedError, SampleTimeoutError)
 ERRORS = (Failure, FailedRead, *_OF_WORKERS)

@@ -17,7 +17,7 @@ from dpex.errors import IteratorClosedError
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.schedule import Schedule
 from dpex.system.interrupts import is_interrupt
-from dpex.worker.raw_samples import FailedRead, RawSamples
+from dpex.worker.decoded_stream import FailedRead, RawSamples
 
 RETURNED_AT_MOST = 4
 """Delivered batches whose places are kept: an exception of a signal handler may keep one or two from the training loop,

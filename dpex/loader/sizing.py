@@ -224,9 +224,9 @@ def is_split(loader: Any) -> bool:
     )
     if not may_be_split:
         return False
-    from dpex.worker.split_streams import split_of
+    from dpex.worker.decoded_stream import DecodedStream
 
-    return split_of(loader.dataset) is not None
+    return isinstance(loader.dataset, DecodedStream)
 
 
 def size_options(loader: Any) -> SizeOptions:

@@ -19,8 +19,7 @@ from dpex.engine.read_batches import ReadBatches
 from dpex.engine.with_workers import _DpexDataLoaderIter
 from dpex.loader.origin import plain
 from dpex.schedule.prefetch import Sizes
-from dpex.worker.raw_samples import pickled, pickled_alone
-from dpex.worker.split_streams import Decoding, reading_of
+from dpex.worker.decoded_stream import Decoding, pickled, pickled_alone, reading_of
 
 RAW_RATIO = 0.25
 """Part of a ``memory_budget`` that is for samples which are read and not yet drawn to be decoded. They are smaller than

@@ -1,17 +1,29 @@
-"""`dpex.decode_in_workers`, which users see: a stream of samples, and what makes of each what training needs."""
+"""A stream in two parts: samples are drawn by the worker that reads the stream, and decoded by any worker.
+
+`decode_in_workers` makes such a stream. `Reading` is the dataset of the workers that read, `Decoding` that of the
+workers that decode. Both hold the user's own dataset and look at its parts in the worker, when an epoch begins there.
+
+A reading worker pickles the samples of a batch (`pickled`, in place of a collate function). The training process passes
+the bytes on without unpickling them: a `RawSamples` stands in its ticket in place of indices, and is kept until the
+batch is decoded. An error that the stream raised takes the place of its batch as a `FailedRead`.
+"""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from dpex.errors import OptionError
+from dpex.measure.readable import size
+from dpex.worker.stateful import is_stateful, load_state, state_of
 
 
 class DecodedStream(IterableDataset[Any]):
-    """The samples of ``source``, each decoded by ``fn``; made by `dpex.decode_in_workers`, which says what it does.
+    """The samples of ``source``, each decoded by ``fn``; made by `dpex.decode_in_workers`.
 
     Other attributes are those of ``source``, such as ``num_shards`` and ``set_epoch``.
     """
@@ -21,11 +33,7 @@ class DecodedStream(IterableDataset[Any]):
         self.fn = fn
 
     def __iter__(self) -> Iterator[Any]:
-        return self.decode(iter(self.source))
-
-    def decode(self, samples: Iterator[Any]) -> Iterator[Any]:
-        """Decode each sample of an iterator, in order."""
-        return (self.fn(sample) for sample in samples)
+        return (self.fn(sample) for sample in self.source)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "source":
@@ -34,7 +42,7 @@ class DecodedStream(IterableDataset[Any]):
 
 
 class _SizedDecodedStream(DecodedStream):
-    """The same of a source that has a length."""
+    """A `DecodedStream` whose source has a length."""
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]
@@ -43,23 +51,23 @@ class _SizedDecodedStream(DecodedStream):
 def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> IterableDataset[Any]:
     """Have the samples of a stream read by few workers and decoded by many.
 
-    torch's workers each read a stream and decode what they read, so a dataset of two shards keeps two workers busy, and
-    no more. With a `DpexDataLoader` under ``num_workers="auto"``, and with ``seeding="batch"``, the samples of
-    ``source`` are drawn by one worker for each stream, in the batches and the order in which torch's workers would have
-    drawn them, on this machine, and ``fn`` is called for them by any number of others, here or on the cluster, which is
-    tuned as it is for a map-style dataset. With ``seeding="worker"``, and with PyTorch's own loader, the stream is read
-    and decoded by the same worker.
+    torch's workers each read a stream and decode the samples that they read, so a dataset of two shards keeps two
+    workers busy, and no more. A `DpexDataLoader` with ``num_workers="auto"`` or ``seeding="batch"`` draws the samples
+    of ``source`` by one worker for each stream, on this machine. Their batches and order are those of torch's workers.
+    ``fn`` is called by any number of other workers, on this machine or on the cluster. That number is tuned as it is
+    for a map-style dataset. With ``seeding="worker"``, and with PyTorch's own loader, one worker reads and decodes.
 
-    What ``source`` yields is pickled on its way to whoever decodes it, so let it be small: compressed bytes, names of
-    files, text. Random numbers that ``fn`` draws depend on the base seed, the epoch and the number of the batch alone.
+    Samples of ``source`` are pickled on their way to the worker that decodes them, so they should be small: compressed
+    bytes, names of files, text. Random numbers that ``fn`` draws depend on the base seed, the epoch and the number of
+    the batch alone.
 
     Args:
-        source: An iterable dataset, or anything else that can be iterated anew for each epoch. With several workers
-            each iterates it for itself, so it has to see to it that each yields its part, as with torch.
-        fn: What makes of a sample what training needs. It is called once for each, in any order and in any worker.
+        source: An iterable dataset, or any object that can be iterated anew for each epoch. With several workers each
+            iterates it, so it must yield a different part in each, as with torch.
+        fn: A function of a sample of ``source``. It is called once for each sample, in any order and in any worker.
 
     Returns:
-        An iterable dataset of what ``fn`` returns.
+        An iterable dataset of the values that ``fn`` returns.
 
     Raises:
         OptionError: ``source`` cannot be iterated, or ``fn`` cannot be called. It is a ValueError.
@@ -77,3 +85,127 @@ def decode_in_workers(source: Iterable[Any], fn: Callable[[Any], Any]) -> Iterab
         raise OptionError(f"decode_in_workers(fn={fn!r}): give a function of a sample")
     kind = _SizedDecodedStream if hasattr(source, "__len__") else DecodedStream
     return kind(source, fn)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class Reading(IterableDataset[Any]):
+    """The samples of a `DecodedStream` as they are drawn, before they are decoded."""
+
+    def __init__(self, dataset: DecodedStream) -> None:
+        self.dataset = dataset
+        self._source: Any = None
+        self._state: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        source = self._source = self.dataset.source
+        state, self._state = self._state, None
+        load_state(source, state)
+        return iter(source)
+
+    def __copy__(self) -> Reading:
+        return type(self)(copy.copy(self.dataset))
+
+
+class _StatefulReading(Reading):
+    """A `Reading` whose source has a ``state_dict``."""
+
+    def state_dict(self) -> Any:
+        """Return the state of the source that is being read; None before the first epoch."""
+        return state_of(self._source)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Give the state to the source when the next epoch begins."""
+        self._state = state
+
+
+def reading_of(dataset: DecodedStream) -> Reading:
+    """Return the dataset of the workers that read."""
+    return (_StatefulReading if is_stateful(dataset.source) else Reading)(dataset)
+
+
+def pickled(samples: list[Any]) -> tuple[int, bytes]:
+    """Return the number of samples of a batch and their pickle, which a reading worker sends."""
+    return len(samples), pickle.dumps(samples, 5)
+
+
+def pickled_alone(sample: Any) -> tuple[int, bytes]:
+    """Return what `pickled` returns for the single sample of a loader that does not batch."""
+    return pickled([sample])
+
+
+# -- passing on --------------------------------------------------------------------------------------------------------
+
+
+class RawSamples:
+    """The samples of one batch, pickled."""
+
+    __slots__ = ("_count", "_data")
+
+    def __init__(self, count: int, data: bytes) -> None:
+        self._count = count
+        self._data = data
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pickle."""
+        return len(self._data)
+
+    def samples(self) -> list[Any]:
+        """Unpickle the samples, anew with each call."""
+        samples: list[Any] = pickle.loads(self._data)
+        return samples
+
+    def __repr__(self) -> str:
+        return f"<{self._count} samples of a stream, {size(self.nbytes)}>"
+
+
+class FailedRead:
+    """The error that a stream raised where a batch was due."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self) -> FailedRead:
+        """Return itself: an error needs no decoding."""
+        return self
+
+
+def shown(index: Any) -> Any:
+    """Return the index of a ticket as it is kept for messages: raw samples as a text without their content."""
+    return repr(index) if type(index) is RawSamples else index
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+class Decoding:
+    """A map-style dataset that decodes the `RawSamples` of a ticket."""
+
+    def __init__(self, dataset: DecodedStream) -> None:
+        self.dataset = dataset
+
+    def __copy__(self) -> Decoding:
+        return Decoding(copy.copy(self.dataset))
+
+    def __getitem__(self, raw: Any) -> Any:
+        """Decode the sample of a ticket that carries one."""
+        return self.__getitems__(raw)[0]
+
+    def __getitems__(self, raw: Any) -> list[Any]:
+        """Decode the samples of a ticket."""
+        if isinstance(raw, FailedRead):
+            raise raw.error
+        assert isinstance(raw, RawSamples)
+        return [self.dataset.fn(sample) for sample in raw.samples()]
+
+
+def users_dataset(dataset: Any) -> Any:
+    """Return the user's dataset of a `Reading` or `Decoding`, and any other dataset as it is."""
+    return dataset.dataset if isinstance(dataset, (Reading, Decoding)) else dataset

@@ -15,6 +15,7 @@ import torch
 from dpex._torch import ExceptionWrapper, WorkerInfo, generate_numpy_seed, set_worker_info
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.streams import ALL, ONE, UNKNOWN
+from dpex.worker.decoded_stream import users_dataset
 from dpex.worker.fetch import Fetcher
 from dpex.worker.first_stream import FirstStream
 from dpex.worker.logical_state import DatasetState, LogicalState, RngState, pack_state, unpack_state
@@ -23,7 +24,6 @@ from dpex.worker.own_generators import OwnGenerators
 from dpex.worker.own_states import OwnStateKeeper, OwnStates
 from dpex.worker.rng_state import global_states, set_global_states
 from dpex.worker.setup import WorkerSetup
-from dpex.worker.split_streams import users_dataset
 from dpex.worker.stateful import is_stateful, load_state, state_of
 
 

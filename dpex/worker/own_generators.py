@@ -30,9 +30,8 @@ from dpex.schedule.probing import is_a
 from dpex.schedule.seeding import ticket_seed
 from dpex.system.user_warnings import warn
 from dpex.worker.current_batch import batch_seed
-from dpex.worker.decoded_stream import DecodedStream
+from dpex.worker.decoded_stream import DecodedStream, users_dataset
 from dpex.worker.rng_state import GLOBAL
-from dpex.worker.split_streams import split_of, users_dataset
 
 MOST_OBJECTS = 5000
 """Objects of a dataset that are looked at; it takes a few milliseconds."""
@@ -217,13 +216,12 @@ def _reseed_of(one: Any, kinds: Registered) -> Reseed | None:
 
 
 def _root(dataset: Any) -> tuple[str, Any]:
-    """What makes the samples of a batch, with its name; generators of what a stream reads belong to the stream."""
+    """Return the object that makes the samples of a batch, with its name. Generators that a stream reads with stay."""
     inner = users_dataset(dataset)
     name = type(inner).__name__
     if isinstance(inner, DecodedStream):
         return f"{name}.fn", inner.fn
-    split = split_of(inner)
-    return name, inner if split is None else split.decode
+    return name, inner
 
 
 def _imported() -> Iterable[tuple[type, Reseed]]:

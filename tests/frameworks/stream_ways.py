@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from dpex import AutotuneConfig, DpexDataLoader, loader_behind
-from dpex.loader.sizing import is_split
+from dpex import AutotuneConfig, DpexDataLoader
 
 STREAMS = 2
 """Workers of torch's, and streams of dpex's."""
-Read = tuple[list[str], bool]
+Read = list[str]
 AUTO = AutotuneConfig(max_streams=STREAMS)
 
 
@@ -62,15 +61,9 @@ def loader_of(dataset: Any, *, is_auto: bool, **options: Any) -> Any:
     return DataLoader(dataset, num_workers=STREAMS, **options)
 
 
-def is_decoded_apart(loader: Any) -> bool:
-    """Whether some workers of dpex's read, and others decode."""
-    behind = loader_behind(loader)
-    return behind is not None and is_split(behind)
-
-
 def read(loader: Any) -> Read:
-    """All batches, and whether they were decoded apart from reading."""
-    return [str(batch) for batch in loader], is_decoded_apart(loader)
+    """Return all batches."""
+    return [str(batch) for batch in loader]
 
 
 # -- ways: each returns what it read -----------------------------------------------------------------------------------
@@ -123,7 +116,7 @@ def lightning(urls: list[str], rank: int, *, is_auto: bool) -> Read:
     )
     dataset = split_dataset_by_node(streaming().map(doubled), rank, 2)
     trainer.fit(Module(), loader_of(dataset, is_auto=is_auto, batch_size=2))
-    return batches, is_decoded_apart(trainer.train_dataloader)
+    return batches
 
 
 def prepared(dataset: Any, *, is_auto: bool, dispatches: bool) -> Read:
@@ -154,7 +147,5 @@ WAYS: dict[str, Callable[..., Read]] = {
 
 
 def both(way: str, urls: list[str], rank: int) -> dict[str, Any]:
-    """What torch yields, what dpex yields, and whether that was decoded apart from reading."""
-    torchs, _ = WAYS[way](urls, rank, is_auto=False)
-    ours, is_apart = WAYS[way](urls, rank, is_auto=True)
-    return {"torch": torchs, "auto": ours, "is_apart": is_apart}
+    """Return the batches of torch's loader and of dpex's."""
+    return {"torch": WAYS[way](urls, rank, is_auto=False), "auto": WAYS[way](urls, rank, is_auto=True)}

@@ -9,7 +9,7 @@ import pytest
 from checkpoints import loaded, saved
 from torch.utils.data import DataLoader
 
-from dpex import DpexDataLoader
+from dpex import DpexDataLoader, decode_in_workers
 from dpex.loader.sizing import is_split
 from tests.frameworks import stream_ways
 from tests.frameworks.stream_ways import AUTO, STREAMS, doubled, write_shards
@@ -17,16 +17,12 @@ from tests.frameworks.stream_ways import AUTO, STREAMS, doubled, write_shards
 pytestmark = pytest.mark.filterwarnings("error:.*is a random generator")
 
 
-def plus_one(value: int) -> int:
-    return value + 1
-
-
-def only_even(example: dict[str, int]) -> bool:
-    return example["n"] % 2 == 0
+def number(sample: dict[str, Any]) -> int:
+    return int(sample["cls"])
 
 
 def check(dataset: Any, *, splits: bool, epochs: int = 1, **options: Any) -> None:
-    """Under "auto" a dataset yields what torch yields with as many workers."""
+    """Under "auto" a dataset yields what torch yields with as many workers, whoever decodes it."""
     with DpexDataLoader(dataset, num_workers="auto", autotune=AUTO, **options) as loader:
         assert (loader.num_workers, is_split(loader)) == (STREAMS, splits)
         for epoch in range(epochs):
@@ -42,21 +38,12 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return write_shards(tmp_path_factory.mktemp("shards"))
 
 
-def test_webdataset_is_read_by_some_and_decoded_by_others(urls: list[str]) -> None:
+def test_webdataset_under_auto_is_as_with_torch(urls: list[str]) -> None:
     import webdataset as wds
 
     whole = wds.WebDataset(urls, shardshuffle=False)
-    check(whole.decode().to_tuple("cls").map_tuple(plus_one), splits=True, batch_size=3)
-    check(whole.shuffle(7, seed=3).decode().to_tuple("cls").batched(4), splits=True, batch_size=None)
-
-
-def test_what_may_leave_samples_out_stays_whole(urls: list[str]) -> None:
-    import webdataset as wds
-
-    whole = wds.WebDataset(urls, shardshuffle=False)
-    check(whole.decode(handler=wds.warn_and_continue).to_tuple("cls"), splits=False, batch_size=3)
-    check(whole.decode().shuffle(7, seed=3), splits=False, batch_size=3)
-    check(whole.to_tuple("cls"), splits=False, batch_size=3)
+    check(whole.shuffle(7, seed=3).decode().to_tuple("cls").batched(4), splits=False, batch_size=None)
+    check(decode_in_workers(whole.shuffle(7, seed=3), number), splits=True, batch_size=3)
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +52,9 @@ def streaming() -> Any:
     return stream_ways.streaming()
 
 
-def test_streaming_of_hugging_face_is_read_by_some_and_decoded_by_others(streaming: Any) -> None:
-    check(streaming.map(doubled), splits=True, batch_size=3)
-    shuffled = streaming.shuffle(seed=1, buffer_size=4)
-    check(shuffled.map(doubled, remove_columns=["n"]).with_format("torch"), splits=True, epochs=2, batch_size=3)
-
-
-def test_maps_of_hugging_face_that_need_their_neighbours_stay_whole(streaming: Any) -> None:
-    check(streaming.map(doubled, batched=True, batch_size=2, remove_columns=["n"]), splits=False, batch_size=3)
-    check(streaming.map(doubled).filter(only_even), splits=False, batch_size=3)
+def test_streaming_of_hugging_face_under_auto_is_as_with_torch(streaming: Any) -> None:
+    check(streaming.map(doubled), splits=False, batch_size=3)
+    check(decode_in_workers(streaming.shuffle(seed=1, buffer_size=4), doubled), splits=True, epochs=2, batch_size=3)
 
 
 def goes_on(dataset: Any) -> None:
@@ -95,11 +76,11 @@ def goes_on(dataset: Any) -> None:
 def test_webdataset_goes_on_in_the_middle_of_an_epoch(urls: list[str]) -> None:
     import webdataset as wds
 
-    goes_on(wds.WebDataset(urls, shardshuffle=False).decode().to_tuple("cls"))
+    goes_on(decode_in_workers(wds.WebDataset(urls, shardshuffle=False), number))
 
 
 def test_streaming_of_hugging_face_goes_on_in_the_middle_of_an_epoch(streaming: Any) -> None:
-    goes_on(streaming.map(doubled))
+    goes_on(decode_in_workers(streaming, doubled))
 
 
 @pytest.mark.long  # `test_two_ranks` does it in two ranks
@@ -110,4 +91,4 @@ def test_a_framework_reads_under_auto_what_it_reads_with_torch(way: str) -> None
         pytest.importorskip(package, reason=f"needs {package}: pip install {package}")
     found = stream_ways.both(way, [], 0)
     assert len(found["torch"]) >= 4
-    assert (found["auto"], found["is_apart"]) == (found["torch"], True)
+    assert found["auto"] == found["torch"]

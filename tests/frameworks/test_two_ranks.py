@@ -106,7 +106,6 @@ def test_streams_under_auto_are_torchs_in_each_rank(ranks: Any, way: str) -> Non
         found = rank["streams"][way]
         assert len(found["torch"]) >= 4
         assert found["auto"] == found["torch"]
-        assert found["is_apart"] is True
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +31,6 @@ from dpex.errors import ShippingError
 from dpex.pools.ray.cluster import Parked, living_nodes
 from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.schedule import Ticket
-from dpex.system.other_threads import OtherThreads
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
 pytest.importorskip("ray")
@@ -74,12 +72,6 @@ class FileBound:
 class Opaque:
     def __init__(self):
         self.handle = (i for i in range(3))
-
-
-def test_threads_that_ray_starts_here_draw_nothing():
-    started = {thread.name for thread in threading.enumerate() if thread.name.lower().startswith(("ray", "python"))}
-    assert "ray_listen_error_messages" in started
-    assert started.isdisjoint(thread.name for thread in OtherThreads().clocks())
 
 
 def test_small_batches_travel_in_groups_and_are_right():
