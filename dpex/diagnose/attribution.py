@@ -1,43 +1,64 @@
-"""Puts every second that the training loop lost down to one cause, from sums over a run. Pure.
+"""Gives every second of the training loop's wait one cause, from sums over a run. Pure.
 
-What `dpex.measure.wait_causes` says of single waits is taken further where sums know better:
+`dpex.measure.wait_causes` gives each second a name when it is measured: the stage of a batch, the order, the start, or
+what ``next()`` did. Here each rule of `RULES` takes the seconds of its cause from what the rules before it have left.
+The last one takes the rest. So the seconds add up to the wait.
 
-* A wait behind a slow batch (`STRAGGLER`) is the order's fault only as far as other workers had nothing to do
-  meanwhile. While all are at work they make batches as fast as they can, and the wait is that of their stages: with
-  equal batches the next in turn is often not the first to be ready.
-* Wall time that is no CPU time is waiting (`READ`) only if it was not spent on a run queue: there the machine is full.
-* While workers have nothing to do and nothing is ready, too few batches may be in flight.
-* Batches that take less than `TINY_S` to make cost more to hand out and take in than to make. In what share of the time
-  workers were at work at all is then what the stages can account for; the rest, and what is unknown, is dispatch. Of
-  larger batches dispatch is what was measured as such.
-* Of drawing, of dispatch and of what is unknown, time of the training thread on a run queue has another cause: it
-  lacked a CPU (`crowding`).
+Sums know better than single waits:
+
+* A wait behind a slow batch (`STRAGGLER`) is the order's fault only as far as other workers were idle meanwhile. While
+  all are busy they make batches as fast as they can, and the wait is that of their stages: with equal batches the next
+  in turn is often not the first to be ready.
+* Wall time that is no CPU time is waiting (`STORAGE`) only if it was not spent on a run queue: there the machine is
+  full.
+* While workers are idle and nothing is ready, too few batches may be in flight.
+* Batches that take less than `TINY_S` to make cost more to dispatch and receive than to make. The stages then account
+  for the share of the time in which workers were busy; the rest, and what has no other cause, is dispatch.
+* Of drawing, of dispatch and of what is unknown, time of the training thread on a run queue is a lack of CPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from dpex.diagnose import causes
+from dpex.diagnose.causes import Cause
 from dpex.diagnose.facts import Facts, PoolFacts
 from dpex.measure.wait_causes import STAGE_CAUSES, by_stage
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
-CAUSES = (
-    *("startup", "storage", "cpu", "transfer", "straggler", "memory", "sampler", "dispatch", "crowding", "unknown"),
-)
+Seconds = Mapping[str, float]
+"""Seconds by what was measured: the names of `dpex.measure.wait_causes.CAUSES`, and `_TAKING_IN`."""
+Rule = Callable[[Facts, Seconds], Seconds]
+"""The seconds that a cause takes from those that are left."""
+
+_TAKING_IN = "taking batches in"
 _OWN = ("sampler", "dispatch", "unknown")
 """What the training thread does in ``next()`` beside making batches and taking them in."""
+_PLACES = {
+    **dict.fromkeys(("read", "transform"), "the dataset"),
+    "collate": "the collate function",
+    "encode": "serialisation",
+    "h2d": "host-to-device",
+    _TAKING_IN: _TAKING_IN,
+}
+"""Where in the work the seconds are."""
 TINY_S = 0.0005
-"""Handing out and taking in a batch costs some 50 to 100 µs (README.md has figures): a fifth of that and more."""
+"""Dispatching and receiving a batch costs some 50 to 100 µs (README.md has figures): a fifth of that and more."""
+_UNCLEAR = 0.15
+"""Share of a remote worker's time. With less than this on a CPU, or off it, it matters little who waited for one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LostTime:
-    """Seconds lost by cause, and for each cause by place; queued_s: what of "cpu" was waiting for a CPU.
+    """Seconds of the wait by the key of their cause.
 
-    is_undecided: workers may have waited for a CPU where that is not told, on a full machine or another one. Then
-    "storage" may be "cpu".
+    Attributes:
+        places: For each cause, its seconds by place.
+        queued_s: The part of "cpu" in which workers waited for a CPU.
+        is_undecided: Workers may have waited for a CPU where that is not measured. Then "storage" may be "cpu".
     """
 
     by_cause: Mapping[str, float]
@@ -47,133 +68,158 @@ class LostTime:
 
     @property
     def total_s(self) -> float:
-        """All causes."""
+        """Seconds of all causes."""
         return sum(self.by_cause.values())
 
     @property
     def ranked(self) -> list[tuple[str, float]]:
-        """Largest first."""
+        """Keys and seconds, the largest first."""
         return sorted(self.by_cause.items(), key=lambda pair: -pair[1])
 
     def place(self, cause: str) -> str:
-        """Where most of it is, and where else if that is not nearly all; "" if unsaid."""
+        """Return where most of it is, and where else if that is not nearly all; "" if unknown."""
         places = sorted(self.places.get(cause, {}).items(), key=lambda pair: -pair[1])
         total = sum(seconds for _, seconds in places)
         return " and ".join(name for name, seconds in places if seconds >= 0.3 * total) if total > 0 else ""
 
 
-_UNCLEAR = 0.15
-"""Of a remote worker's time: with less than this on a CPU, or off it, it matters little who waited for one."""
-
-
 def is_tiny(facts: Facts) -> bool:
-    """Whether workers are given batches that take hardly any time to make."""
+    """Return True if workers get batches that take hardly any time to make."""
     return facts.workers > 0 and facts.tickets > 0 and facts.busy_s / facts.tickets < TINY_S
 
 
 def losses(facts: Facts) -> LostTime:
-    """See the module."""
-    causes = dict(facts.causes)
-    straggler_s = _order(facts, causes)
-    memory_s = _narrow(facts, causes)
-    tiny = is_tiny(facts)
-    unexplained_s = _unexplained(facts, causes) if tiny else 0.0
-    crowding_s = 0.0 if tiny else _crowding(facts, causes)
-    load_queued, collate_queued, undecided = _queueing(facts)
-    load_wait_s, transform_s, collate_s = (causes.get(name, 0.0) for name in ("read", "transform", "collate"))
-    computing, waiting = _collating(facts)
-    cpu = {
-        "the dataset": transform_s + load_wait_s * load_queued,
-        "the collate function": collate_s * (computing + waiting * collate_queued),
-    }
-    storage = {
-        "the dataset": load_wait_s * (1.0 - load_queued),
-        "the collate function": collate_s * waiting * (1.0 - collate_queued),
-    }
-    sampler_s, dispatch_s, unknown_s = (causes.get(name, 0.0) for name in _OWN)
-    transfer = _transfer(facts, causes, taking_in_s=0.0 if tiny else facts.transfer_s)
-    found = {
-        "startup": causes.get("startup", 0.0),
-        "storage": sum(storage.values()),
-        "cpu": sum(cpu.values()),
-        "transfer": sum(transfer.values()),
-        "straggler": straggler_s,
-        "memory": memory_s,
-        "sampler": sampler_s,
-        "dispatch": dispatch_s + (unexplained_s + unknown_s + facts.transfer_s if tiny else 0.0),
-        "crowding": crowding_s,
-        "unknown": 0.0 if tiny else unknown_s,
-    }
-    queued_s = load_wait_s * load_queued + collate_s * waiting * collate_queued
-    places = {"cpu": cpu, "storage": storage, "transfer": transfer}
-    return LostTime(by_cause=found, places=places, queued_s=queued_s, is_undecided=undecided)
+    """Attribute the wait; see the module."""
+    left, queued_s = _measured(facts), 0.0
+    taken: dict[str, dict[str, float]] = {cause.key: {} for cause, _ in RULES}
+    for cause, rule in RULES:
+        seconds = {name: min(left[name], most) for name, most in rule(facts, left).items()}
+        left = {name: known - seconds.get(name, 0.0) for name, known in left.items()}
+        for name, each in seconds.items():
+            taken[cause.key][name] = taken[cause.key].get(name, 0.0) + each
+        queued_s = sum(seconds.values()) if rule is _queueing else queued_s
+    return LostTime(
+        by_cause={key: sum(seconds.values()) for key, seconds in taken.items()},
+        places={key: _by_place(facts, taken[key]) for key in ("cpu", "storage", "transfer")},
+        queued_s=queued_s,
+        is_undecided=_run_queues(facts).is_undecided,
+    )
 
 
-def _crowding(facts: Facts, causes: dict[str, float]) -> float:
-    """Taken from `_OWN`: their share of the time that the training thread was on a run queue in ``next()``.
+def _measured(facts: Facts) -> Seconds:
+    """The wait as it was measured, with waits behind a slow batch put down to the stages while workers were busy."""
+    found = {**dict.fromkeys((*STAGE_CAUSES, "h2d", "straggler", "startup", *_OWN), 0.0), **facts.causes}
+    order_s = min(found["straggler"], facts.head_idle_s * _behind_one(facts))
+    rest_s, found["straggler"] = found["straggler"] - order_s, order_s
+    made = [sum(stage) for stage in zip(*(by_stage(pool) for pool in facts.pools.values()), strict=True)]
+    for name, seconds in zip(STAGE_CAUSES, made, strict=False):
+        found[name] += rest_s * seconds / sum(made) if sum(made) > 0 else 0.0
+    if not sum(made) > 0:
+        found["unknown"] += rest_s
+    return {**found, _TAKING_IN: facts.transfer_s}
 
-    Taking in and making batches there queue as well. That is their time, as it would go if they took none.
-    """
-    busy_s = sum(causes.get(name, 0.0) for name in _OWN)
-    own_s = busy_s + facts.transfer_s + facts.pools.get(INLINE, PoolFacts()).busy_s
-    part = min(1.0, facts.loop_queued_s / own_s) if own_s > 0 else 0.0
-    for name in _OWN:
-        causes[name] = causes.get(name, 0.0) * (1.0 - part)
-    return busy_s * part
+
+def _by_place(facts: Facts, seconds: Seconds) -> Mapping[str, float]:
+    streamed, stored = (facts.moved_bytes.get(path, 0.0) for path in ("network", "object_store"))
+    names = {**_PLACES, "transit": "the object store" if stored > streamed else "the network"}
+    found: dict[str, float] = {}
+    for name, each in seconds.items():
+        found[names[name]] = found.get(names[name], 0.0) + each
+    return found
 
 
-def _order(facts: Facts, causes: dict[str, float]) -> float:
-    """What the order cost; the rest of the waits behind slow batches goes to the stages."""
-    waited_s = causes.pop("straggler", 0.0)
-    order_s = min(waited_s, facts.head_idle_s * _behind_one(facts))
-    _spread(facts, causes, waited_s - order_s)
-    return order_s
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def _all_of(*names: str) -> Rule:
+    return lambda _, left: {name: left[name] for name in names}
+
+
+def _part_of(left: Seconds, names: tuple[str, ...], seconds: float) -> Seconds:
+    """That many seconds of these names together, in proportion."""
+    total = sum(left[name] for name in names)
+    part = min(1.0, seconds / total) if total > 0 else 0.0
+    return {name: part * left[name] for name in names}
 
 
 def _behind_one(facts: Facts) -> float:
-    """Of N workers at most N - 1 can have nothing to do while one is at it: all of such a wait is put down to that."""
+    """Of N workers at most N - 1 can be idle behind a batch: such a wait is put down to it as a whole."""
     return facts.workers / (facts.workers - 1) if facts.workers > 1 else 0.0
 
 
-def _spread(facts: Facts, causes: dict[str, float], seconds: float) -> None:
-    """Add to the stages in proportion to what they took, over all batches."""
-    made = [by_stage(pool) for pool in facts.pools.values()]
-    total = sum(map(sum, made))
-    if total <= 0:
-        causes["unknown"] = causes.get("unknown", 0.0) + seconds
-        return
-    for pool in made:
-        for name, share in zip(STAGE_CAUSES, pool, strict=True):
-            causes[name] = causes.get(name, 0.0) + seconds * share / total
+def _narrow(facts: Facts, left: Seconds) -> Seconds:
+    """Workers were idle as fewer batches may be in flight than there are workers."""
+    is_wide = facts.prefetch >= facts.workers and not facts.is_capped
+    return {} if is_wide else _part_of(left, STAGE_CAUSES, facts.other_idle_s * _behind_one(facts))
 
 
-def _narrow(facts: Facts, causes: dict[str, float]) -> float:
-    """Taken from the stages: workers had nothing to do as fewer batches may be in flight than there are workers."""
-    if facts.prefetch >= facts.workers and not facts.is_capped:
-        return 0.0
-    return _take(causes, facts.other_idle_s * _behind_one(facts))
+def _crowded(facts: Facts, left: Seconds) -> Seconds:
+    """The training thread was on a run queue in ``next()``.
+
+    Taking in and making batches there queue as well. That is their time, as it would go if they took none.
+    """
+    busy_s = sum(left[name] for name in _OWN)
+    own_s = busy_s + facts.transfer_s + facts.pools.get(INLINE, PoolFacts()).busy_s
+    if is_tiny(facts) or own_s <= 0:
+        return {}
+    return _part_of(left, _OWN, busy_s * min(1.0, facts.loop_queued_s / own_s))
 
 
-def _take(causes: dict[str, float], seconds: float) -> float:
-    """Take that much from the stages, as far as there is so much."""
-    total = sum(causes.get(name, 0.0) for name in STAGE_CAUSES)
-    taken = min(total, seconds)
-    for name in STAGE_CAUSES:
-        causes[name] = causes.get(name, 0.0) * (1.0 - taken / total) if total > 0 else 0.0
-    return taken
-
-
-def _unexplained(facts: Facts, causes: dict[str, float]) -> float:
-    """Taken from the stages: what workers cannot have been at work, as they were so seldom."""
+def _dispatch(facts: Facts, left: Seconds) -> Seconds:
+    """Dispatching; of tiny batches also the stages while workers were not busy, and what has no other cause."""
+    if not is_tiny(facts):
+        return {"dispatch": left["dispatch"]}
     running_s = facts.workers * max(1e-9, facts.wall_s - facts.causes.get("startup", 0.0))
-    at_work = min(1.0, (facts.busy_s + sum(pool.transit_s for pool in facts.pools.values())) / running_s)
-    stages = sum(causes.get(name, 0.0) for name in STAGE_CAUSES)
-    return _take(causes, stages * (1.0 - at_work))
+    busy = min(1.0, (facts.busy_s + sum(pool.transit_s for pool in facts.pools.values())) / running_s)
+    idle = {name: (1.0 - busy) * left[name] for name in STAGE_CAUSES}
+    return idle | {name: left[name] for name in ("dispatch", "unknown", _TAKING_IN)}
 
 
-def _queueing(facts: Facts) -> tuple[float, float, bool]:
-    """Of what was neither CPU time in loading nor in collating: which part was spent on run queues; and whether that
-    cannot be told although it matters."""
+def _computing(facts: Facts, left: Seconds) -> Seconds:
+    """CPU time of the dataset and the collate function."""
+    wall_s, cpu_s = (
+        sum(getattr(pool, name) for pool in facts.pools.values()) for name in ("collate_s", "collate_cpu_s")
+    )
+    return {"transform": left["transform"], "collate": left["collate"] * (_part(cpu_s, wall_s) if wall_s > 0 else 1.0)}
+
+
+def _queueing(facts: Facts, left: Seconds) -> Seconds:
+    """Of what is no CPU time, what workers waited for a CPU."""
+    queues = _run_queues(facts)
+    return {"read": left["read"] * queues.load, "collate": left["collate"] * queues.collate}
+
+
+RULES: tuple[tuple[Cause, Rule], ...] = (
+    (causes.STARTUP, _all_of("startup")),
+    (causes.STRAGGLER, _all_of("straggler")),
+    (causes.MEMORY, _narrow),
+    (causes.CROWDING, _crowded),
+    (causes.DISPATCH, _dispatch),
+    (causes.SAMPLER, _all_of("sampler")),
+    (causes.TRANSFER, _all_of("encode", "transit", "h2d", _TAKING_IN)),
+    (causes.CPU, _computing),
+    (causes.CPU, _queueing),
+    (causes.STORAGE, _all_of("read", "collate")),
+    (causes.UNKNOWN, lambda _, left: left),
+)
+"""Each cause with its rule, in the order in which they take their seconds."""
+
+
+# -- waiting for a CPU -------------------------------------------------------------------------------------------------
+
+
+class _RunQueues(NamedTuple):
+    """Parts, 0 to 1, of what is no CPU time in loading and in collating that workers spent on run queues.
+
+    is_undecided: that is not known, and matters.
+    """
+
+    load: float
+    collate: float
+    is_undecided: bool
+
+
+def _run_queues(facts: Facts) -> _RunQueues:
     load_s, collate_s, load_wait_s, collate_wait_s = 0.0, 0.0, 0.0, 0.0
     unknown_cpu_s, far_unclear = 0.0, False
     for name, pool in facts.pools.items():
@@ -187,12 +233,12 @@ def _queueing(facts: Facts) -> tuple[float, float, bool]:
         load_s += queued_s * pool.load_cpu_s / max(1e-9, pool.cpu_s)
         collate_s += queued_s * pool.collate_cpu_s / max(1e-9, pool.cpu_s)
     used = (unknown_cpu_s + facts.trainer_cpu_s) / max(1e-9, facts.wall_s) + (facts.others or 0.0)
-    undecided = far_unclear or (unknown_cpu_s > 0 and used >= 0.8 * facts.cpus)
-    return _part(load_s, load_wait_s), _part(collate_s, collate_wait_s), undecided
+    is_undecided = far_unclear or (unknown_cpu_s > 0 and used >= 0.8 * facts.cpus)
+    return _RunQueues(_part(load_s, load_wait_s), _part(collate_s, collate_wait_s), is_undecided)
 
 
 def _is_unclear(pool: PoolFacts) -> bool:
-    """Whether both computing and waiting matter, so that waiting for a CPU would."""
+    """Return True if both computing and waiting matter, so that waiting for a CPU would."""
     waiting_s = max(0.0, pool.load_s + pool.collate_s - pool.load_cpu_s - pool.collate_cpu_s)
     return min(waiting_s, pool.cpu_s) > _UNCLEAR * pool.busy_s
 
@@ -207,21 +253,3 @@ def _queued(facts: Facts, name: str, pool: PoolFacts) -> float | None:
 
 def _part(part: float, whole: float) -> float:
     return min(1.0, part / whole) if whole > 0 else 0.0
-
-
-def _collating(facts: Facts) -> tuple[float, float]:
-    """Shares of collating that are CPU time, and not."""
-    wall = sum(pool.collate_s for pool in facts.pools.values())
-    cpu = min(wall, sum(pool.collate_cpu_s for pool in facts.pools.values()))
-    return (cpu / wall, 1.0 - cpu / wall) if wall > 0 else (1.0, 0.0)
-
-
-def _transfer(facts: Facts, causes: Mapping[str, float], taking_in_s: float) -> dict[str, float]:
-    streamed, stored = (facts.moved_bytes.get(path, 0.0) for path in ("network", "object_store"))
-    way = "the object store" if stored > streamed else "the network"
-    return {
-        "serialisation": causes.get("encode", 0.0),
-        way: causes.get("transit", 0.0),
-        "host-to-device": causes.get("h2d", 0.0),
-        "taking batches in": taking_in_s,
-    }

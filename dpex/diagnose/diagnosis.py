@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dpex.autotune.types import Settings
@@ -12,11 +13,10 @@ from dpex.diagnose.attribution import losses
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.verdict import Verdict, judge
 from dpex.diagnose.what_if import Prediction, ScoredPrediction, WhatIf, predicted, scores, what_if
-from dpex.system.html_page import HtmlPage
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Diagnosis(HtmlPage):
+class Diagnosis:
     """Why training waits for data, if it does, how that is known, and what would change it.
 
     ``str()`` and ``repr()`` are the report on one screen, and `full` is the report with all tables.
@@ -94,6 +94,22 @@ class Diagnosis(HtmlPage):
             last: Lines for the end of the page.
         """
         return html.html(self, last)
+
+    def write_html(self, path: str | Path) -> Path:
+        """Write the page that `html` returns.
+
+        Args:
+            path: Where to write it; ``~`` is the home directory.
+
+        Returns:
+            The path of the page.
+
+        Raises:
+            OSError: It cannot be written there.
+        """
+        path = Path(path).expanduser()
+        path.write_text(self.html(), encoding="utf-8", errors="backslashreplace")
+        return path
 
 
 def diagnose(facts: Facts) -> Diagnosis:

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --faint: #667; --line: #d8dce2; --mark: #f2f5f9;
-  --work: #4a8f5a; }
+:root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --faint: #667; --line: #d8dce2; --mark: #f2f5f9; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --paper: #15181c; --faint: #9aa3ae; --line: #333a42;
-  --mark: #1e2329; --work: #5fa973; } }
+  --mark: #1e2329; } }
 * { box-sizing: border-box; }
 body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: var(--ink); background: var(--paper);
   font: 16px/1.5 system-ui, sans-serif; }
@@ -40,25 +39,11 @@ td:first-child, td:last-child { white-space: normal; overflow-wrap: anywhere; mi
   .bar, .key i { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
 _NOTEBOOK = """
-.dpex-diagnosis { max-width: 60rem; --work: #4a8f5a; } .dpex-diagnosis h1 { font-size: 1.2rem; }
+.dpex-diagnosis { max-width: 60rem; } .dpex-diagnosis h1 { font-size: 1.2rem; }
 .dpex-diagnosis h2 { font-size: 1rem; } .dpex-diagnosis .bar { display: flex; height: 1.2rem; }
 .dpex-diagnosis .key span { margin-right: 1rem; font-size: .85rem; }
 .dpex-diagnosis .key i { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; }
 """
-_COLOURS = {
-    "work": "var(--work)",
-    "held": "#9a5a44",
-    "cpu": "#c9574a",
-    "storage": "#d08a2e",
-    "transfer": "#8a63b8",
-    "straggler": "#3f7fb5",
-    "memory": "#b5588f",
-    "sampler": "#5d8f5a",
-    "dispatch": "#7d8794",
-    "startup": "#a7953a",
-    "crowding": "#7a4a3a",
-    "unknown": "#b0b4ba",
-}
 
 
 def html(found: Diagnosis, last: Sequence[str] = ()) -> str:
@@ -103,9 +88,9 @@ def _bar(facts: Facts, verdict: Verdict) -> str:
     shown = [part for part in parts(facts, verdict) if part.ratio >= 0.005]
     if not shown:
         return ""
-    bar = "".join(f'<span style="flex: {part.ratio:.4f}; background: {_COLOURS[part.cause]}"></span>' for part in shown)
+    bar = "".join(f'<span style="flex: {part.ratio:.4f}; background: {part.colour}"></span>' for part in shown)
     key = "".join(
-        f'<span><i style="background: {_COLOURS[part.cause]}"></i>{escape(part.name)} {percent(part.ratio)}</span>'
+        f'<span><i style="background: {part.colour}"></i>{escape(part.name)} {percent(part.ratio)}</span>'
         for part in shown
     )
     described = ", ".join(f"{part.name} {percent(part.ratio)}" for part in shown)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpex.diagnose import device, work
+from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts
-from dpex.diagnose.verdict import WORDS, Evidence, Verdict
+from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction, ScoredPrediction
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
@@ -42,11 +43,12 @@ class ReportSection:
 
 
 class ReportPart(NamedTuple):
-    """A share of wall time, 0 to 1: what for, and in words."""
+    """A share of wall time, 0 to 1: what for, in words, and its colour in a bar."""
 
     cause: str
     name: str
     ratio: float
+    colour: str
 
 
 # -- the screen --------------------------------------------------------------------------------------------------------
@@ -101,16 +103,16 @@ def advice(found: Diagnosis) -> str:
     if verdict.where in (device.COPIES, device.TRANSFORM):
         return device.remedy(facts)
     if verdict.cause == "too-early" or changes is None:
-        return "Let training run for longer, and ask again."
+        return TOO_EARLY.advice
     rate = rounded(changes.rate)
     if verdict.cause == "consumer":
-        return f"Look at the training step. It takes {rate} batches/s and gets them; the loader cannot add to that."
+        return f"{STEP.advice} It takes {rate} batches/s and gets them; the loader cannot add to that."
     told = predicted(best, changes.wait, changes.rate) if best is not None else ""
     if changes.held_back:
         beyond = f" Beyond the tuner: {told}" if told else ""
         return f"{changes.held_back}.{beyond}"
-    profile = " Profile next() (py-spy, cProfile)." if verdict.cause == "unknown" else ""
-    return told or f"No change is predicted to make {percent(WORTH)} more than the {rate} batches/s of now.{profile}"
+    usual = CAUSES[verdict.cause].advice
+    return told or f"{usual} No change is predicted to make {percent(WORTH)} more than the {rate} batches/s of now."
 
 
 def text(found: Diagnosis) -> str:
@@ -216,16 +218,16 @@ def parts(facts: Facts, verdict: Verdict) -> tuple[ReportPart, ...]:
     """What the wall time went to: the step, what holds it up, then the wait, largest first."""
     held = facts.held_ratio
     step = max(0.0, 1.0 - facts.wait_ratio - held) if facts.wall_s > 0 else 0.0
-    waits = [ReportPart(cause, WORDS[cause].part, share * facts.wait_ratio) for cause, share in verdict.shares]
-    own = [ReportPart("held", "the step waiting for a CPU", held)] if held else []
-    return (ReportPart("work", "the training step", step), *own, *waits)
+    waits = [(CAUSES[cause], share * facts.wait_ratio) for cause, share in verdict.shares]
+    shares: list[tuple[Cause, float]] = [(STEP, step), *([(HELD, held)] if held else []), *waits]
+    return tuple(ReportPart(cause.key, cause.part, share, cause.colour) for cause, share in shares)
 
 
 def _where_time_goes(facts: Facts, verdict: Verdict) -> ReportSection:
     rows = tuple(
         (part.name, duration(part.ratio * facts.wall_s), percent(part.ratio))
         for part in parts(facts, verdict)
-        if part.ratio >= 0.001 or part.cause == "work"
+        if part.ratio >= 0.001 or part.cause == STEP.key
     )
     return ReportSection(title=WHERE_TIME_GOES, header=("the training loop", "seconds", "of its time"), rows=rows)
 

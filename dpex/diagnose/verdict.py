@@ -24,10 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from dpex.diagnose import device, work
 from dpex.diagnose.attribution import LostTime, is_tiny, losses
+from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.facts import Facts, TransformFacts
 from dpex.measure.readable import duration, percent, rounded
 
@@ -61,84 +62,6 @@ _HALF_KNOWN = 25
 """After so many batches a confidence is half of what it becomes with many."""
 _TOLD = 0.01
 """From this share of the time on a cause is told of beside a training step that is the limit."""
-
-
-class CauseWords(NamedTuple):
-    """A cause of waiting in words: as a title, as a part of the time, as a reason, and how it is measured."""
-
-    title: str
-    part: str
-    because: str
-    how: str
-
-
-WORDS: dict[str, CauseWords] = {
-    "cpu": CauseWords(
-        "CPU-bound preprocessing",
-        "computing batches",
-        "making batches takes CPU time",
-        "waits, by the CPU time and run queues of the stages of the batch waited for",
-    ),
-    "storage": CauseWords(
-        "storage-bound reading",
-        "reading data",
-        "making batches waits for data",
-        "waits, by wall less CPU time and run queues of the stages of the batch waited for",
-    ),
-    "transfer": CauseWords(
-        "transfer-bound",
-        "moving batches",
-        "moving batches takes long",
-        "waits, by serialising and transit of the batch waited for; pinning; taking batches in",
-    ),
-    "straggler": CauseWords(
-        "straggler-bound",
-        "single slow batches",
-        "single slow batches hold up others that are ready, and workers idle behind them",
-        "waits while later batches were ready, as far as other workers had nothing to do",
-    ),
-    "memory": CauseWords(
-        "memory-bound",
-        "too few batches in flight",
-        "too few batches may be in flight, so that workers idle",
-        "waits while workers had nothing to do because no more batches may be in flight",
-    ),
-    "sampler": CauseWords(
-        "sampler-bound",
-        "drawing from the sampler",
-        "drawing from the sampler takes long, and the training loop does it in next()",
-        "timed around drawing from the sampler in next()",
-    ),
-    "dispatch": CauseWords(
-        "dispatch-bound",
-        "dispatching work and receiving batches",
-        "dispatching work to the workers and receiving what they report keeps the training loop itself busy",
-        "timed around messages in next(); of tiny batches also waits for workers that were not at work",
-    ),
-    "crowding": CauseWords(
-        "too few CPUs for the training loop",
-        "next() waiting for a CPU",
-        "other programs or workers use the CPUs that the training loop itself needs",
-        "the training thread's run queue inside next(), from the kernel's schedstat",
-    ),
-    "unknown": CauseWords(
-        "cause unknown",
-        "causes that were not measured",
-        "something in next() takes long that is neither waiting for a batch, nor making one, drawing or dispatching",
-        "next(), less all that has a cause",
-    ),
-    "startup": CauseWords(
-        "start-up",
-        "starting",
-        "the first batch of each pass takes long",
-        "the first batch of each pass, and waits while no worker ran",
-    ),
-}
-TITLES = {name: words.title for name, words in WORDS.items()} | {
-    "consumer": "training-bound",
-    "mixed": "mixed",
-    "too-early": "too early to say",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +113,7 @@ class Verdict:
     @property
     def title(self) -> str:
         """The cause in words."""
-        return TITLES[self.cause]
+        return CAUSES[self.cause].title
 
     @property
     def is_sure(self) -> bool:
@@ -383,14 +306,14 @@ def _consumer(facts: Facts, found: LostTime) -> str:
             f"Not data-bound: next() waits for {wait} of the time, but the GPU has work meanwhile and, by CUDA events, "
             f"{idle}."
         )
-    shares = {WORDS[name].part: seconds / facts.wall_s for name, seconds in found.ranked}
+    shares = {CAUSES[name].part: seconds / facts.wall_s for name, seconds in found.ranked}
     beside = ", ".join(f"{percent(share)} {name}" for name, share in shares.items() if share >= _TOLD)
     rest = f": {beside}" if facts.wait_ratio >= LIMIT and beside else ""
     return f"The training step is the limit: the wait is {wait} of the time{rest}."
 
 
 def _because(facts: Facts, cause: str, where: str) -> str:
-    because = _SO_SMALL if cause == "dispatch" and is_tiny(facts) else WORDS[cause].because
+    because = _SO_SMALL if cause == "dispatch" and is_tiny(facts) else CAUSES[cause].explanation
     return because + (f" ({where})" if where else "")
 
 
@@ -408,7 +331,7 @@ def _evidence(facts: Facts, found: LostTime, cause: str, deeper: float | None) -
     use = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
     late = facts.copies_ratio if facts.copies_ratio >= LIMIT else None
     making_s = (facts.busy_s / made, cpu_s) if facts.tickets else (None, None)
-    causes = [(WORDS[name], seconds) for name, seconds in found.ranked if seconds > 0.02 * found.total_s]
+    causes = [(CAUSES[name], seconds) for name, seconds in found.ranked if seconds > 0.02 * found.total_s]
     known: tuple[tuple[str, float | None, str, str], ...] = (
         ("wait", facts.wait_ratio, "ratio", "time in next(), timed around every call"),
         ("batches", facts.batches, "", "counted"),
@@ -419,7 +342,7 @@ def _evidence(facts: Facts, found: LostTime, cause: str, deeper: float | None) -
         ("CPU time of that", making_s[1], "s", "CPU clocks of all threads that work for it, mean"),
         ("waiting for the device's batches", late, "ratio", "events of the device around the stream's wait for each"),
         ("GPU runs kernels", use, "ratio", "NVML, once a second while the loader was tuned"),
-        *((f"of the wait: {words.part}", seconds, "s", words.how) for words, seconds in causes),
+        *((f"of the wait: {words.part}", seconds, "s", words.evidence) for words, seconds in causes),
         ("of that, waiting for a CPU", found.queued_s or None if cause == "cpu" else None, "s", "run queues"),
         ("rate with a larger prefetch", deeper if cause == "memory" else None, "times", "predicted for four times"),
         ("batch size", facts.batch_bytes if is_tiny(facts) else None, "bytes", "mean of what was moved"),

@@ -8,7 +8,7 @@ base units, ratios from 0 to 1, and ``_total`` for what accumulates. The sum or 
 is meaningful. Labels have few values, which are known here; none names a worker, a process, an epoch or a file. The
 labels of the scrape target name the job, rank and node (see `dpex.telemetry.discovery`).
 
-``docs/metrics.md`` lists them; `dashboards.metrics_page` writes the list.
+``docs/metrics.md`` lists them; `dashboards.pages` writes the list.
 """
 
 from __future__ import annotations

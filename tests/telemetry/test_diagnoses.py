@@ -157,7 +157,7 @@ def test_what_is_said_is_json_and_html(world: World) -> None:
     told = world.told("run")
     (found,) = json.loads(as_json([told]))["loaders"]
     assert sum(part["ratio"] for part in found["shown"]["parts"]) == pytest.approx(1.0)
-    assert [part["cause"] for part in found["shown"]["parts"]] == ["work", "storage", "startup"]
+    assert [part["cause"] for part in found["shown"]["parts"]] == ["consumer", "storage", "startup"]
     titles = [section["title"] for section in found["shown"]["sections"]]
     assert "How do we know" in titles
     assert "Where the time goes" not in titles

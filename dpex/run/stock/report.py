@@ -26,7 +26,6 @@ from dpex.loader.at_exit import free_path
 from dpex.run.options import DiagnoseOptions
 from dpex.run.stock.probe import ProbeError, transforms_of
 from dpex.system.cpus import rank
-from dpex.system.html_page import write_text
 
 _SHOWN = 6
 """Further loaders that get a line each."""
@@ -198,7 +197,7 @@ def _write(options: DiagnoseOptions, diagnosis: Diagnosis) -> None:
         if name and (diagnosis.facts.rank == 0 or "{rank}" in name):
             path = free_path(name, diagnosis.facts.rank)
             try:
-                write_text(path, write(options, diagnosis))
+                path.write_text(write(options, diagnosis), encoding="utf-8", errors="backslashreplace")
             except OSError as error:
                 print(f"dpex diagnose: {path} cannot be written: {error}", file=sys.stderr)
 

@@ -201,14 +201,15 @@ function row(kind, values) {
 }
 
 function showParts(parts) {
-  const shown = parts.filter(({ cause, ratio }) => ratio >= 0.0005 || (cause === "work" && parts.length > 1));
+  const shown = parts.filter(({ cause, ratio }) => ratio >= 0.0005 || (cause === "consumer" && parts.length > 1));
   $("no-parts").hidden = shown.length > 0;
-  $("parts").replaceChildren(...shown.map(({ cause, name, ratio }) => {
+  $("parts").replaceChildren(...shown.map(({ cause, name, ratio, colour }) => {
     const item = element("li");
     item.dataset.cause = cause;
     const track = element("div", "track");
     const fill = element("div", "fill");
     fill.style.width = `${Math.min(100, 100 * ratio)}%`;
+    fill.style.background = colour;
     track.append(fill);
     item.append(element("span", "", name), element("b", "", percent(ratio)), track);
     return item;

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from dpex.autotune.types import Decision, Outcome, Settings
+from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import SampleFacts, SlowFacts, TransformFacts
 from dpex.diagnose.report import COLUMNS
-from dpex.diagnose.verdict import TITLES
 from dpex.measure.sampling import FailedSample
 from tests.unit.diagnose.test_verdict import PLANTED
 
@@ -80,7 +80,7 @@ def test_text_and_data_of_every_verdict(name: str) -> None:
     text = diagnosis.full
     assert str(diagnosis) == repr(diagnosis) == text[: len(str(diagnosis))]
     assert len(str(diagnosis).splitlines()) <= 24
-    assert TITLES[diagnosis.verdict.cause].upper() in text
+    assert CAUSES[diagnosis.verdict.cause].title.upper() in text
     for title in ("How do we know", "Where the time goes", "What was not measured"):
         assert title in text
     nothing = diagnosis.verdict.cause in ("too-early", "consumer")

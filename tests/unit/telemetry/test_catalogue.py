@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dashboards.metrics_page import PAGE, with_lists
+from dashboards.pages import PAGE, VERDICTS, with_lists, with_verdicts
 from dpex.measure.wait_causes import CAUSES
 from dpex.telemetry.catalog import BY_NAME, METRICS, STATES, Metric
 
@@ -116,5 +117,8 @@ def test_states_and_causes_are_those_of_the_issue() -> None:
     }
 
 
-def test_the_documentation_is_made_from_it() -> None:
-    assert PAGE.read_text() == with_lists(PAGE.read_text()), "python -m dashboards.metrics_page"
+@pytest.mark.parametrize(
+    ("page", "written"), [(PAGE, with_lists), (VERDICTS, with_verdicts)], ids=["metrics", "causes"]
+)
+def test_the_documentation_is_made_from_the_code(page: Path, written: Callable[[str], str]) -> None:
+    assert page.read_text() == written(page.read_text()), "python -m dashboards.pages"

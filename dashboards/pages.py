@@ -1,13 +1,17 @@
-"""Writes the lists of ``docs/metrics.md`` from the catalogue: ``python -m dashboards.metrics_page``."""
+"""Writes what pages repeat of the code: the metrics of ``docs/metrics.md``, and the verdicts of a diagnosis in
+``docs/how-to/gpu-starves.md``. Run ``python -m dashboards.pages``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from dpex.diagnose.causes import table
 from dpex.telemetry.catalog import METRICS, Group, Label, Metric
 
-PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
-MARK = "<!-- The rest is written by `python -m dashboards.metrics_page`. -->\n"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "metrics.md"
+VERDICTS = DOCS / "how-to" / "gpu-starves.md"
+MARK = "<!-- The rest is written by `python -m dashboards.pages`. -->\n"
 _TITLES: dict[Group, str] = {
     "consumer": "The training loop and its queue",
     "workers": "Workers",
@@ -42,5 +46,15 @@ def _labelled(label: Label) -> str:
     return f"- `{label.name}`" + (f" = {about}" if values else f": {about}" if about else "")
 
 
+_BEGIN, _END = "<!-- `python -m dashboards.pages` writes this table. -->\n", "<!-- End of the table. -->\n"
+
+
+def with_verdicts(page: str) -> str:
+    """Return the page with the present table of verdicts between its marks."""
+    before, _, rest = page.partition(_BEGIN)
+    return f"{before}{_BEGIN}\n{table()}\n{_END}{rest.partition(_END)[2]}"
+
+
 if __name__ == "__main__":
     PAGE.write_text(with_lists(PAGE.read_text()))
+    VERDICTS.write_text(with_verdicts(VERDICTS.read_text()))
