@@ -15,7 +15,7 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.device.arguments import checked_transform, parse
 from dpex.loader import at_exit
 from dpex.loader.assigned import assigned
-from dpex.loader.checks import check_samples, check_share, check_thread_safe, check_tuned, start_fork_server_early
+from dpex.loader.checks import check_samples, check_share, check_tuned, start_fork_server_early
 from dpex.loader.diagnosing import exported_counts
 from dpex.loader.origin import Origin, carrying, inherited, options_among, origin_of, plain
 from dpex.loader.rebuilt import recognise
@@ -118,12 +118,6 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             shards and does not read ``id`` or ``num_workers`` of ``get_worker_info()`` before its first sample has one
             stream, as others would repeat its samples. Tuned are the prefetch and, where its samples can be decoded by
             others than read them, the workers that do (`dpex.decode_in_workers`).
-        thread_safe: True: several threads may call the dataset and ``collate_fn`` at once. Local workers beyond one for
-            each CPU are then threads instead of processes, at a fraction of the memory; the batches are the same.
-            ``worker_init_fn`` is called once for each process, and ``get_worker_info()`` is right in each thread. It
-            needs ``seeding="batch"`` (the default then) and a map-style dataset that draws from generators of its own,
-            see `dpex.batch_seed`; a dataset that moves a global generator is detected, with a warning, and gets
-            processes. None: whether the dataset has ``dpex_thread_safe = True``.
         share: The name under which trainings of this machine share their batches, such as those of a sweep of learning
             rates: each batch is made once, for all that read the same data with the same seeds and order, and that are
             not too far apart. The batches are those that each would get alone. It needs ``seeding="batch"`` (the
@@ -206,7 +200,6 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         compression: Compression | None = None,
         local_engine: Literal["dpex", "torch"] = "dpex",
         autotune: AutotuneConfig | Literal[False] | None = None,
-        thread_safe: bool | None = None,
         share: str | None = None,
         share_bytes: int = SHARE_BYTES,
         auto_workers: bool | None = None,
@@ -248,7 +241,6 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         self.compression: Compression | None = options.compression
         self.local_engine = options.local_engine
         self.autotune = options.autotune
-        self.thread_safe = options.thread_safe
         self.share = options.share
         self.share_bytes = options.share_bytes
         self.name = options.name
@@ -298,7 +290,6 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         )
         self.in_order = in_order
         self.auto_workers = auto
-        check_thread_safe(self)
         check_share(self)
         check_tuned(self)
         check_samples(self)

@@ -203,7 +203,6 @@ class Options:
     compression: Compression | None = None
     local_engine: Literal["dpex", "torch"] = "dpex"
     autotune: AutotuneConfig | Literal[False] | None = None
-    thread_safe: bool | None = None
     share: str | None = None
     share_bytes: int = SHARE_BYTES
     name: str | None = None
@@ -219,7 +218,6 @@ class Options:
         object.__setattr__(self, "memory_budget", byte_count(self.memory_budget))
         self._check_each_alone()
         self._check_autotune()
-        self._check_thread_safe()
         check_count("snapshot_every_n_steps", self.snapshot_every_n_steps)
         _check_ray_remote_args(self.ray_remote_args)
         self._check_samples()
@@ -262,21 +260,6 @@ class Options:
             not (isinstance(self.autotune, AutotuneConfig) and self.seeding == "worker"),
             "autotune=AutotuneConfig(...) changes the number of workers, and seeding='worker' ties the random state to "
             "it: give seeding='batch' (the same batches with any number of workers), or autotune=False",
-        )
-
-    def _check_thread_safe(self) -> None:
-        _require(
-            self.thread_safe in (None, True, False),
-            f"thread_safe={self.thread_safe!r}: give True, False, or None to go by the dataset's dpex_thread_safe",
-        )
-        _require(
-            not (self.thread_safe and self.seeding == "worker"),
-            "thread_safe=True lets workers share a process, whose random state seeding='worker' gives to one of them: "
-            "give seeding='batch'",
-        )
-        _require(
-            not (self.thread_safe and self.local_engine == "torch"),
-            "thread_safe=True does nothing with local_engine='torch', whose workers are processes: give one of the two",
         )
 
     def _check_samples(self) -> None:
@@ -360,9 +343,7 @@ def complete(given: Mapping[str, Any], *, is_auto: bool) -> Options:
     Raises:
         OptionError: One of them has a value that makes no sense.
     """
-    needs_batch = (
-        is_auto or isinstance(given["autotune"], AutotuneConfig) or bool(given["thread_safe"]) or bool(given["share"])
-    )
+    needs_batch = is_auto or isinstance(given["autotune"], AutotuneConfig) or bool(given["share"])
     options = {name: value for name, value in given.items() if name not in ("device", "device_transform")}
     return Options(**{**options, "seeding": resolve_seeding(given["seeding"], needs_batch)})
 

@@ -21,7 +21,6 @@ from torch.utils.data import Dataset
 from waiting import until
 from workload import wait_as_work
 
-import dpex
 from dpex.pools.local.direct_start import DirectProcesses
 
 
@@ -41,30 +40,6 @@ class Augmented(Dataset[torch.Tensor]):
             wait_as_work(self.nap_s)
         numbers = [index, random.random(), np.random.rand(), torch.rand(()).item()]
         return torch.cat([torch.tensor(numbers, dtype=torch.float64), torch.rand(self.extra, dtype=torch.float64)])
-
-
-class ThreadSafe(Dataset[torch.Tensor]):
-    """Sample ``index``: float64 (3 + ``extra``,): the index, and numbers of generators of its own.
-
-    The generators are seeded by `dpex.batch_seed` and by ``torch.initial_seed()``, which must be the same.
-    """
-
-    dpex_thread_safe = True
-
-    def __init__(self, length: int, nap_s: float = 0.0, extra: int = 0) -> None:
-        self.length = length
-        self.nap_s = nap_s
-        self.extra = extra
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if self.nap_s:
-            wait_as_work(self.nap_s)
-        drawn = np.random.default_rng((dpex.batch_seed(), index)).random(1 + self.extra)
-        again = np.random.default_rng((torch.initial_seed(), index)).random()
-        return torch.cat([torch.tensor([index, again], dtype=torch.float64), torch.from_numpy(drawn)])
 
 
 class WhoMadeIt(Dataset[torch.Tensor]):

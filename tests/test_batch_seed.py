@@ -19,7 +19,6 @@ LENGTH = 6
 MADE_BY: dict[str, dict[str, Any]] = {
     "the training process": {"num_workers": 0},
     "processes": {"num_workers": 2},
-    "threads": {"num_workers": 3, "thread_safe": True},
     "torch's workers": {"num_workers": 2, "local_engine": "torch"},
     "the training process, by torch": {"num_workers": 0, "local_engine": "torch"},
 }
@@ -30,7 +29,6 @@ def no_batch_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever other tests have made in this process."""
     monkeypatch.setattr(current, "seed", None)
     monkeypatch.setattr(current, "is_per_batch", False)
-    monkeypatch.setattr("dpex.loader.passes.rank_cpus", lambda: 1)  # further workers are threads, on any machine
 
 
 class Asks(Dataset[int]):

@@ -22,7 +22,6 @@ from dpex.system.cpu_clocks import (
     TINY_S,
     HelperThreads,
     SampledCpu,
-    SharedCpu,
     ThreadSighting,
     other_threads,
 )
@@ -43,16 +42,14 @@ class Threaded(Dataset[Any]):
 
     def __init__(self, size: int, cpu_s: float = 0.002) -> None:
         self.size, self.cpu_s = size, cpu_s
-        self.dpex_thread_safe = False
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"size": self.size, "cpu_s": self.cpu_s, "dpex_thread_safe": self.dpex_thread_safe}
+        return {"size": self.size, "cpu_s": self.cpu_s}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["size"], state["cpu_s"])  # type: ignore[misc]
-        self.dpex_thread_safe = state["dpex_thread_safe"]
 
     def __len__(self) -> int:
         return self.size
@@ -67,7 +64,6 @@ class Threaded(Dataset[Any]):
 POOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "process": ("local", {"num_workers": 1, "seeding": "batch"}),
     "logical worker": ("local", {"num_workers": 1, "seeding": "worker"}),
-    "threads": ("local", {"num_workers": 2, "seeding": "batch", "thread_safe": True}),
     "in-process": ("inline", {"num_workers": 0, "seeding": "batch"}),
     "torch's in-process": ("inline", {"num_workers": 0}),
 }
@@ -136,54 +132,6 @@ def test_the_cpu_time_of_every_long_ticket_is_its_own() -> None:
         sampled.begin()
         costs.append(sampled.end(2.0))
     assert costs == [1.0, 3.0, 0.5]
-
-
-def test_what_nobodys_thread_accounts_for_is_shared_by_those_that_make_batches() -> None:
-    """The process's clock is moved on by hand: helpers use 4 s for one worker, then 2 s for two."""
-    process_s = [time.process_time()]
-    cpu = SharedCpu(lambda: process_s[0])
-
-    def grows_by(seconds: float, each: float) -> None:
-        before = cpu.seconds()
-        process_s[0] += seconds
-        until(lambda: cpu.seconds() - before > 0.9 * each)
-        assert cpu.seconds() - before == pytest.approx(each, abs=0.2)
-
-    def beside() -> None:
-        cpu.join()
-        cpu.begin()
-        grows_by(2.0, each=1.0)
-        cpu.end()
-        cpu.leave()
-        passed.append(True)
-
-    passed: list[bool] = []
-    cpu.join()
-    cpu.begin()
-    grows_by(4.0, each=4.0)
-    before = cpu.seconds()
-    in_thread(beside)
-    assert passed
-    assert cpu.seconds() - before == pytest.approx(1.0, abs=0.2)
-    cpu.end()
-
-
-def test_a_worker_that_left_is_not_taken_for_a_helper() -> None:
-    cpu = SharedCpu()
-    cpu.join()
-    cpu.begin()
-    before = cpu.seconds()
-
-    def works_and_leaves() -> None:
-        cpu.join()
-        compute(0.2)
-        cpu.leave()
-
-    own = time.thread_time()
-    in_thread(works_and_leaves)
-    time_s = time.monotonic()
-    until(lambda: time.monotonic() - time_s > 0.01)  # past the pause between two looks
-    assert cpu.seconds() - before < 0.1 + time.thread_time() - own
 
 
 # -- the training process ----------------------------------------------------------------------------------------------

@@ -43,17 +43,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"autotune": AutotuneConfig(min_local=1)},
     {"autotune": False},
     {"seeding": "worker"},
-    {"thread_safe": True},
     {"local_engine": "torch"},
 ]
 
 
-CASES = [
-    (data, options)
-    for data in (Numbers(), Stream())
-    for options in OPTIONS
-    if not (isinstance(data, Stream) and "thread_safe" in options)
-]
+CASES = [(data, options) for data in (Numbers(), Stream()) for options in OPTIONS]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")

@@ -34,7 +34,7 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.errors import FixedWorkersError, WorkerDiedError
-from dpex.pools.local.workers import FORKS_AT_ONCE
+from dpex.pools.local.pool import FORKS_AT_ONCE
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
 LARGE_BYTES = 1 << 20

@@ -55,9 +55,6 @@ ENDS = {
     "resized": "data = loader(seeding='batch'); it = iter(data); next(it); data.resize(local=4); next(it); del it",
     "tuned": "data = loader(600, num_workers='auto'); assert len(list(data)) == 300; it = iter(data); next(it); del it",
     "tuned, only the iterator": "it = iter(loader(num_workers='auto')); next(it); del it",
-    "threads": "assert len(list(in_threads(200))) == 100",
-    "threads, delete the iterator": "it = iter(in_threads(2_000)); [next(it) for _ in range(50)]; del it",
-    "threads, resized": "data = in_threads(); it = iter(data); next(it); data.resize(local=9); next(it); del it",
     "exception": """
 try:
     for batch in loader():
@@ -96,7 +93,6 @@ LATE = {
     "iterator still alive": "it = iter(loader()); next(it)",
     "persistent": "data = loader(persistent_workers=True); next(iter(data))",
     "loader in a cycle": "data = loader(); it = iter(data); data.own = [data, it]; next(it)",
-    "threads": "it = iter(in_threads(2_000)); [next(it) for _ in range(50)]",
     "sys.exit": "it = iter(loader()); next(it); sys.exit(0)",
     "batches kept": "kept = list(loader(60))",
     "tuned": "data = loader(2_000, num_workers='auto'); it = iter(data); [next(it) for _ in range(500)]",
@@ -136,7 +132,6 @@ ENDLESS = {
     "persistent": "data = loader(2_000_000, persistent_workers=True)",
     "resized": "data = loader(2_000_000, seeding='batch'); data.resize(local=3)",
     "tuned": "data = loader(2_000_000, num_workers='auto')",
-    "threads": "data = in_threads(2_000_000)",
     "spawned": "data = loader(2_000_000, multiprocessing_context='spawn')",
 }
 TRAINING = """

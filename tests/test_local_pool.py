@@ -24,7 +24,7 @@ from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError
 from dpex.pools.local.clean_fork_server import starter_for
-from dpex.pools.local.handles import LocalWorkerHandle, WorkerProcess
+from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.worker_process import WorkerPlan, receive
 from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone
@@ -105,7 +105,7 @@ class Driver:
         return sum(sum(segment.flags[1::2]) for segment in segments)
 
     def pids(self) -> list[int]:
-        return [worker.process.handle.pid or 0 for worker in self.pool._workers.values()]
+        return [worker.process.pid or 0 for worker in self.pool._workers.values()]
 
 
 @contextmanager
@@ -244,7 +244,7 @@ def test_a_worker_that_cannot_be_started_costs_those_that_run_nothing(gate: Path
         assert (pool.counts.most, pool.counts.running, pool.counts.requested) == (1, 1, 1)
         assert "Resource temporarily unavailable" in pool.counts.why_most
         (note,) = driver.of(Notice)
-        assert "4 local workers are wanted" in note.text
+        assert "4 local workers" in note.text
         driver.send(0, worker=None if shared_queue else pool.workers()[0])
         driver.wait_until_made(1)
         assert driver.pids() == [pid]
@@ -276,7 +276,7 @@ def test_a_template_without_a_descriptor_left_refuses_and_goes_on() -> None:
         driver.listen_until(lambda: pool.counts.running == 2)
 
 
-@pytest.mark.filterwarnings("ignore:2 local workers are wanted:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:Could not start all:RuntimeWarning")
 @pytest.mark.parametrize("options", [{}, {"seeding": "batch"}, {"num_workers": "auto"}])
 def test_without_a_single_worker_the_error_says_why(gate: Path, options: dict[str, Any]) -> None:
     gate.touch()
@@ -325,7 +325,7 @@ def test_workers_that_nobody_asked_for_are_done_without_where_the_init_function_
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 5 - most and driver.pool.counts.running == most)
         notes = [note.text for note in driver.of(Notice)]
         assert len(notes) == (most < 5)
-        assert all("5 local workers are wanted" in note and "failed: IndexError" in note for note in notes)
+        assert all("all of the 5 local workers" in note and "failed: IndexError" in note for note in notes)
         driver.send(*range(40))
         driver.listen_until(lambda: len(driver.of(TicketMade)) == 40)
         failed = [made for made in driver.of(TicketMade) if isinstance(made.value(), Failure)]
@@ -336,7 +336,7 @@ def test_a_worker_that_nobody_needs_is_freed_without_a_garbage_collection() -> N
     """Its memory may be hundreds of megabytes, and Python collects garbage by the number of objects."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        worker = LocalWorkerHandle(0, 0, WorkerProcess(0, 0), ours, 0)
+        worker = LocalWorkerHandle(0, 0, ProcessHandle("", 0), ours, 0)
         alive = weakref.ref(worker)
         gc.disable()
         try:

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from dpex import DpexDataLoader, OptionError, decode_in_workers, register_rng
-from dpex.loader.passes import _may_use_threads
 from dpex.worker import own_generators
 from dpex.worker.own_generators import _found_in, warn_of_unseeded
 
@@ -28,8 +27,6 @@ class Jitter:
 
 
 class Jittered:
-    dpex_thread_safe = True
-
     def __init__(self, transform: Any) -> None:
         self.transform = transform
 
@@ -72,12 +69,6 @@ def test_what_decodes_a_stream_is_reseeded_too() -> None:
     one, two = drawn(dataset, 1), drawn(dataset, 1)
     assert one == two
     assert len(set(one)) == 24
-
-
-@pytest.mark.usefixtures("jitter_is_registered")
-def test_generators_that_are_reseeded_are_not_shared_by_threads() -> None:
-    assert not _may_use_threads(DpexDataLoader(Jittered(Jitter()), num_workers="auto"))
-    assert _may_use_threads(DpexDataLoader(Jittered(float), num_workers="auto"))
 
 
 @pytest.mark.usefixtures("jitter_is_registered")

@@ -73,7 +73,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "in-process": {"num_workers": 0, "seeding": "batch"},
     "two logical workers": {"num_workers": 2},
     "two workers": {"num_workers": 2, "seeding": "batch"},
-    "threads": {"num_workers": 3, "seeding": "batch", "thread_safe": True},
 }
 
 

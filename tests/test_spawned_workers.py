@@ -231,7 +231,7 @@ def test_a_signal_that_the_trainer_survives_does_not_end_a_worker_that_is_starti
             os.kill(pid, signal.SIGUSR1)
         try:
             until(lambda: pool.poll() is not None and pool.counts.running == 2)
-            assert [worker.process.handle.pid for worker in pool._workers.values()] == pids
+            assert [worker.process.pid for worker in pool._workers.values()] == pids
         finally:
             pool.close()
     finally:

@@ -35,7 +35,7 @@ import psutil
 import torch
 from multiprocessing import shared_memory
 from dpex import DpexDataLoader
-from families import Augmented, ThreadSafe
+from families import Augmented
 from waiting import until
 from workload import wait_as_work
 
@@ -45,14 +45,6 @@ for number in (signal.SIGHUP, signal.SIGTERM):  # who runs the tests may ignore 
 # Names in shared memory tell whose they are; torch's contain the process's number.
 multiprocessing.current_process()._config["semprefix"] = "/" + os.environ["DPEX_TEST_FAMILY"]
 shared_memory._SHM_NAME_PREFIX = "/" + os.environ["DPEX_TEST_FAMILY"]
-
-def in_threads(length=400, workers=5):
-    # on one CPU: a process with five threads
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-    warnings.simplefilter("ignore")
-    return DpexDataLoader(
-        ThreadSafe(length, 0.001, extra=700), batch_size=2, num_workers=workers, seeding="batch", timeout=30
-    )
 
 def loader(length=400, **options):
     options = {"batch_size": 2, "num_workers": 2, **options}

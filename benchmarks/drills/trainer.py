@@ -46,7 +46,6 @@ class Work:
     nodes: tuple[str, ...] = ()
     reached_at: tuple[str, ...] = ()
     is_stream: bool = False
-    is_thread_safe: bool = False
     size: int = 1
     hangs: int = -1
     noted: str = ""
@@ -60,7 +59,6 @@ class Numbers(Dataset[torch.Tensor]):
         self.size = work.size
         self.hangs = work.hangs
         self.noted = work.noted
-        self.dpex_thread_safe = work.is_thread_safe
 
     def __len__(self) -> int:
         return ENDLESS

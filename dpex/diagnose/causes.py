@@ -110,7 +110,7 @@ STORAGE = Cause(
     part="reading data",
     explanation="making batches waits for data",
     evidence="waits, by wall less CPU time and run queues of the stages of the batch waited for",
-    advice="Use more workers or threads, or a cache.",
+    advice="Use more workers, or a cache.",
     colour="#d08a2e",
 )
 UNKNOWN = Cause(

@@ -15,15 +15,6 @@ from dpex.schedule.sample_policy import policy_of
 from dpex.system.ray_package import is_ray_connected
 
 
-def check_thread_safe(loader: Any) -> None:
-    """Raise OptionError where workers that are threads were asked for and cannot be had."""
-    if loader.thread_safe and loader._dataset_kind == DatasetKind.Iterable:
-        raise OptionError(
-            "thread_safe=True: workers of an IterableDataset each have a stream, and a process, of their own; "
-            "leave it out, or use a map-style dataset"
-        )
-
-
 def check_share(loader: Any) -> None:
     """Raise OptionError where batches are to be shared and cannot be."""
     if loader.share is None:

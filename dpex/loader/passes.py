@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from dpex._torch import BaseDataLoaderIter, DatasetKind
 from dpex.loader.sizing import SizeOptions, is_split
-from dpex.system.cpus import rank_cpus
 
 if TYPE_CHECKING:
     from dpex.engine.in_process import _DpexInlineDataLoaderIter
@@ -59,13 +58,11 @@ def pool_factory(loader: Any, runtime: LoaderRuntime) -> PoolFactory:
     """How this loader starts workers."""
     from dpex.engine.drawing import draws_ahead_safely
     from dpex.pools.factory import PoolFactory
-    from dpex.pools.local.packing import Packing
     from dpex.worker.own_generators import registered, warn_of_unseeded
 
-    if runtime.packing is None:
-        runtime.packing = Packing(rank_cpus() if _may_use_threads(loader) else None)
-        if loader.seeding == "batch" and (loader._dataset_kind == DatasetKind.Map or is_split(loader)):
-            warn_of_unseeded(loader.dataset, loader.collate_fn, registered())
+    is_first = not runtime.passes
+    if is_first and loader.seeding == "batch" and (loader._dataset_kind == DatasetKind.Map or is_split(loader)):
+        warn_of_unseeded(loader.dataset, loader.collate_fn, registered())
     runtime.passes += 1
     share = None
     if loader.share is not None:
@@ -83,17 +80,5 @@ def pool_factory(loader: Any, runtime: LoaderRuntime) -> PoolFactory:
         head_address=loader.head_address,
         ray_remote_args=loader.ray_remote_args,
         compression=loader.compression,
-        packing=runtime.packing,
         counts_from_zero=loader._dataset_kind == DatasetKind.Map and draws_ahead_safely(loader._index_sampler),
     )
-
-
-def _may_use_threads(loader: Any) -> bool:
-    if loader.seeding != "batch" or loader._dataset_kind == DatasetKind.Iterable or loader.sample_timeout_s:
-        return False
-    from dpex.worker.own_generators import own_generators, registered
-    from dpex.worker.threads import declares_thread_safe
-
-    if not (declares_thread_safe(loader.dataset) if loader.thread_safe is None else loader.thread_safe):
-        return False
-    return own_generators(loader.dataset, loader.collate_fn, registered()) is None  # threads would share them

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from dpex.engine.with_workers import _DpexDataLoaderIter
     from dpex.measure.ledger import LastReading
     from dpex.options import MetricsConfig
-    from dpex.pools.local.packing import Packing
     from dpex.schedule.streams import Splitting
     from dpex.telemetry.exporter import Registration
     from dpex.telemetry.loader_metrics import LoaderMetrics
@@ -42,9 +41,8 @@ class LoaderRuntime:
     last_state: where the latest iterator stands. resume: where the next one goes on; loaded: the same as it was given.
     iterators: with workers. last_stats: of the latest iterator. counters: for diagnoses, of all iterators.
     asks_states: datasets are asked for their states, as somebody has asked for the loader's or given it one.
-    is_diagnosed: a diagnosis was asked for. passes: those over the data that were begun with workers. packing: how
-    local workers share processes, once that is known; it is kept as it learns whether the dataset draws from global
-    generators. splitting: what was found out of an iterable dataset under "auto".
+    is_diagnosed: a diagnosis was asked for. passes: those over the data that were begun with workers.
+    splitting: what was found out of an iterable dataset under "auto".
     """
 
     def __init__(self) -> None:
@@ -60,7 +58,6 @@ class LoaderRuntime:
         self.loaded: dict[str, Any] | None = None
         self.asks_states = False
         self.is_diagnosed = False
-        self.packing: Packing | None = None
         self.splitting: Splitting | None = None
         self.passes = 0
         self._share: weakref.finalize | None = None  # type: ignore[type-arg]

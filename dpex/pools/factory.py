@@ -10,7 +10,6 @@ from dpex.schedule.names import LOCAL
 
 if TYPE_CHECKING:
     from dpex.pools.base import WorkerPool
-    from dpex.pools.local.packing import Packing
     from dpex.pools.share.opening import Share
     from dpex.worker.setup import WorkerSetup
 
@@ -23,7 +22,6 @@ class PoolFactory:
     head_address: str
     ray_remote_args: Mapping[str, Any] | None
     compression: str | None
-    packing: Packing
     share: Share | None
     counts_from_zero: bool
     """The sampler is one of torch's for map-style data, so that 0 is an index every node can be probed with."""
@@ -38,14 +36,9 @@ class PoolFactory:
             plan = WorkerPlan(setup, shared_queue)
             if self.share is not None and self.share.is_possible():
                 context = usable_context(self.multiprocessing_context)
-                return self.share.open(plan, count, self.packing, context)
+                return self.share.open(plan, count, context)
             starter = starter_for(self.multiprocessing_context, plan)
-            return LocalPool(
-                starter,
-                shared_queue=shared_queue,
-                first_workers=count,
-                packing=self.packing,
-            )
+            return LocalPool(starter, shared_queue=shared_queue, first_workers=count)
         from dpex.pools.ray.pool import RayPool
 
         return RayPool(

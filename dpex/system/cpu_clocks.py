@@ -1,15 +1,12 @@
 """CPU clocks that count what making a batch costs, with the threads that libraries start for it (codecs, BLAS).
 
 * A worker that has its process to itself reads the process's clock (`time.process_time`).
-* Workers that are threads of one process have a `SharedCpu`: each its own thread's clock, and a part of what no
-  worker's thread accounts for, shared equally among those that are making a batch at that moment.
 * In the training process other threads belong to the training step, to other loaders and to dpex as well.
   `HelperThreads` compares, now and then, what each thread does during a step and while the next batch is made.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -23,8 +20,6 @@ TINY_S = 0.0003
 """Beside a ticket that takes less, reading a CPU clock, up to 1 µs, is not nothing."""
 CPU_CLOCK_EVERY = 16
 """Of tiny tickets the clock is read for each so-manyth, which makes it a sixteenth as dear."""
-SHARED_EVERY_S = 0.001
-"""Threads of one process are asked for their clocks once in that time: each question is a system call."""
 LOOK_EVERY_S = 0.25
 """How often helpers of the training process are looked for, unless that took more than `LOOK_SHARE` of the time."""
 LOOK_SHARE = 0.002
@@ -69,72 +64,6 @@ class SampledCpu:
 def thread_clock(native_id: int) -> int:
     """The number of the CPU clock of a thread of this process on Linux, for `time.clock_gettime`."""
     return (~native_id << 3) | 6  # the kernel's CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
-
-
-class SharedCpu:
-    """See the module. Of one process; each worker's thread calls `join`, `begin` and `end` around a batch, and `leave`.
-
-    The process's clock lags behind the threads' own, which only makes the rest smaller for a moment; nothing is counted
-    twice, as only what exceeds everything counted before is shared out.
-    """
-
-    def __init__(self, process_s: Callable[[], float] = time.process_time) -> None:
-        self._process_s = process_s
-        self._lock = threading.Lock()
-        self._clocks: dict[int, int] = {}
-        self._ended_s = 0.0
-        self._making = 0
-        self._rest_s = 0.0
-        self._share_s = 0.0
-        self._looked_at = -math.inf
-        self._is_begun = False
-
-    def join(self) -> None:
-        """The calling thread makes batches from now on."""
-        with self._lock:
-            self._clocks[threading.get_ident()] = thread_clock(threading.get_native_id())
-            if not self._is_begun:
-                self._rest_s, self._is_begun = self._unaccounted_s(), True
-
-    def leave(self) -> None:
-        """The calling thread makes no further batch."""
-        with self._lock:
-            self._advance()
-            if self._clocks.pop(threading.get_ident(), None) is not None:
-                self._ended_s += time.thread_time()
-
-    def begin(self) -> None:
-        """The calling thread begins to make a batch."""
-        with self._lock:
-            self._advance()
-            self._making += 1
-
-    def end(self) -> None:
-        """It has ended."""
-        with self._lock:
-            self._advance()
-            self._making -= 1
-
-    def seconds(self) -> float:
-        """The CPU clock of the calling thread's batches: differences of it count."""
-        with self._lock:
-            self._advance()
-            return self._share_s + time.thread_time()
-
-    def _advance(self) -> None:
-        now = time.monotonic()
-        if now - self._looked_at < SHARED_EVERY_S:
-            return
-        self._looked_at = now
-        grown_s = self._unaccounted_s() - self._rest_s
-        if grown_s > 0.0:
-            self._rest_s += grown_s
-            self._share_s += grown_s / max(1, self._making)
-
-    def _unaccounted_s(self) -> float:
-        """CPU time of the process that no worker's thread used."""
-        process_s = self._process_s()
-        return process_s - sum(map(time.clock_gettime, self._clocks.values())) - self._ended_s
 
 
 class ThreadSighting(NamedTuple):

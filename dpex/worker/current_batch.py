@@ -1,7 +1,7 @@
 """Which batch is being made here, for datasets that ask: `batch_seed`.
 
 A worker process and the training process make one batch at a time, so its seed is kept for the process, and threads of
-the dataset's own may ask as well. Workers that are threads each keep the seed of theirs (`of_thread`).
+the dataset's own may ask as well.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ class CurrentBatch:
     """What this process is at.
 
     seed: of the batch that is being made; None: no batch, or one that has no seed of its own.
-    is_per_batch: this is a worker of ``seeding="batch"``. has_threads: its workers are threads, and ``seed`` is unused.
+    is_per_batch: this is a worker of ``seeding="batch"``.
     """
 
-    __slots__ = ("has_threads", "is_per_batch", "seed")
+    __slots__ = ("is_per_batch", "seed")
 
     def __init__(self) -> None:
         self.seed: int | None = None
         self.is_per_batch = False
-        self.has_threads = False
 
     def begin_worker(self, *, is_per_batch: bool) -> None:
         """From now on this process is a worker that has made no batch yet."""
@@ -46,18 +45,16 @@ class CurrentBatch:
 
 
 current = CurrentBatch()
-of_thread = threading.local()
-"""``seed`` of the batch that a worker makes which is a thread."""
 
 
 def batch_seed() -> int:
     """Return the seed of the batch that is being made, for random generators of a dataset's own.
 
     Call it in the dataset, its transforms or the collate function. Under ``seeding="batch"`` the seed is a function of
-    the base seed, the epoch and the number of the batch alone: the same in any worker, in a thread or a process, on
-    this machine or another. The samples of a batch share it, so the index of the sample belongs into the generator,
-    too. Under ``seeding="worker"``, and in the workers of PyTorch's DataLoader, it is the seed of the worker, which all
-    its batches of an epoch share (``get_worker_info().seed``).
+    the base seed, the epoch and the number of the batch alone: the same in any worker, on this machine or another. The
+    samples of a batch share it, so the index of the sample belongs into the generator, too. Under ``seeding="worker"``,
+    and in the workers of PyTorch's DataLoader, it is the seed of the worker, which all its batches of an epoch share
+    (``get_worker_info().seed``).
 
     Returns:
         A non-negative integer of 63 bits.
@@ -82,9 +79,7 @@ def batch_seed() -> int:
         >>> noise(0) == noise(2)
         True
     """
-    seed: int | None = getattr(of_thread, "seed", None)
-    if seed is None:
-        seed = current.seed
+    seed = current.seed
     if seed is None and not current.is_per_batch:
         worker = get_worker_info()
         seed = None if worker is None else worker.seed
@@ -95,11 +90,6 @@ def batch_seed() -> int:
 
 def _why_none() -> str:
     name = threading.current_thread().name
-    if current.has_threads:
-        return (
-            f"thread {name!r} makes no batch: call batch_seed() (or torch.initial_seed()) in the thread that called "
-            "the dataset, and pass it on"
-        )
     if current.is_per_batch:
         return (
             f"batch_seed() was called in worker process {os.getpid()} before its first batch, such as in "

@@ -28,7 +28,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "in-process": {"num_workers": 0, "seeding": "batch"},
     "processes": {"num_workers": 2, "seeding": "batch"},
     "logical workers": {"num_workers": 2, "seeding": "worker"},
-    "threads": {"num_workers": 2, "thread_safe": True},
 }
 SLOW = (17, 41)
 UNTIMED = "slowest samples: none was timed alone"

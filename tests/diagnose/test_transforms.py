@@ -29,7 +29,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "in-process": {"num_workers": 0},
     "processes": {"num_workers": 2},
     "logical workers": {"num_workers": 2, "seeding": "worker"},
-    "threads": {"num_workers": 4, "thread_safe": True},
 }
 DEAR = "the transform Dear"
 
@@ -63,10 +62,9 @@ def test_the_dear_transform_is_named(place: str) -> None:
     size = 500 if PLACES[place]["num_workers"] else 300
     diagnosis = Case(dataset=partial(Transformed, size), accepted=("cpu",), options=PLACES[place]).run()
     check_dear(diagnosis)
-    if place != "threads":  # they wait for each other, which is no computing
-        assert diagnosis.verdict.cause == "cpu", str(diagnosis)
-        assert DEAR in diagnosis.verdict.where
-        assert DEAR in diagnosis.verdict.sentence
+    assert diagnosis.verdict.cause == "cpu", str(diagnosis)
+    assert DEAR in diagnosis.verdict.where
+    assert DEAR in diagnosis.verdict.sentence
 
 
 class Augmented(Dataset[Any]):

@@ -26,8 +26,7 @@ from typing import Any
 from dpex.pools.local import signals
 from dpex.pools.local.frozen_plan import FrozenPlan
 from dpex.pools.local.handles import exit_code, readable_within
-from dpex.pools.local.starter import BODIES, Body
-from dpex.pools.local.worker_process import WorkerPlan
+from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.system.clock import monotonic
 from dpex.system.forks import watch
 from dpex.system.processes import pidfd
@@ -100,10 +99,10 @@ class DirectProcesses:
         """See `ProcessSource.why_not`."""
         return "cannot be asked"
 
-    def start_process(self, number: int, body: Body, fds: list[int], arguments: tuple[Any, ...]) -> str:
+    def start_process(self, number: int, fds: list[int], arguments: tuple[Any, ...]) -> str:
         """See `ProcessSource.start_process`. Returns at once; the process has yet to import."""
         process = self._context.Process(
-            target=_run, args=(self._plan, _Descriptors(fds), self._survives, os.getpid(), body, arguments), daemon=True
+            target=_run, args=(self._plan, _Descriptors(fds), self._survives, os.getpid(), arguments), daemon=True
         )
         try:
             with self._kept_from_starting():
@@ -206,12 +205,12 @@ def _detached(fds: list[Any]) -> list[int]:
 
 
 def _run(
-    plan: FrozenPlan, fds: list[int], survives: frozenset[int], trainer_pid: int, body: Body, arguments: tuple[Any, ...]
+    plan: FrozenPlan, fds: list[int], survives: frozenset[int], trainer_pid: int, arguments: tuple[Any, ...]
 ) -> None:
     signals.forget(survives)
     signals.outlive_interrupts()
     _end_with(trainer_pid)
-    BODIES[body](plan.open, fds, *arguments)
+    run_worker(plan.open, fds, *arguments)
 
 
 def _end_with(trainer_pid: int) -> None:

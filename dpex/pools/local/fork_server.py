@@ -26,15 +26,13 @@ import sys
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from dpex.pools.local import signals
 from dpex.pools.local.handles import ended_within, readable_within
 from dpex.pools.local.kinship import Kinship, Names, take_on
-from dpex.pools.local.starter import BODIES, Body
-from dpex.pools.local.worker_process import WorkerPlan
+from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.system.clock import monotonic
 from dpex.system.forks import watch
 from dpex.system.processes import pidfd
@@ -161,19 +159,17 @@ class _Template:
         message = pickle.loads(data)
         if message[0] == "end":
             return float(message[1])
-        _, number, body, arguments, kinship = message
+        _, number, arguments, kinship = message
         if flags & socket.MSG_CTRUNC:  # no descriptor was left to receive its own
             for fd in fds:
                 os.close(fd)
             self._tell("refused", number, os.strerror(errno.EMFILE))
         else:
-            self._fork(number, fds, BODIES[body], arguments, kinship)
+            self._fork(number, fds, arguments, kinship)
         return None
 
-    def _fork(
-        self, number: int, fds: list[int], body: Callable[..., None], arguments: tuple[Any, ...], kinship: Kinship
-    ) -> None:
-        enter = partial(_enter_worker, self._parcel, self._control, os.getpid(), self._method, body, fds, arguments)
+    def _fork(self, number: int, fds: list[int], arguments: tuple[Any, ...], kinship: Kinship) -> None:
+        enter = partial(_enter_worker, self._parcel, self._control, os.getpid(), self._method, fds, arguments)
         child = self._context.Process(
             target=enter, args=(kinship, self._trainer_pid, self._trainer_fd), name=kinship.name, daemon=True
         )
@@ -247,7 +243,6 @@ def _enter_worker(
     control: socket.socket,
     template_pid: int,
     start_method: str,
-    body: Callable[..., None],
     fds: list[int],
     arguments: Any,
     kinship: Kinship,
@@ -261,7 +256,7 @@ def _enter_worker(
     die_with_parent(template_pid)
     signals.outlive_interrupts()
     with contextlib.suppress(KeyboardInterrupt):
-        body(parcel.open, fds, *arguments)
+        run_worker(parcel.open, fds, *arguments)
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -357,7 +352,7 @@ class TemplateHandle:
         """See `ProcessSource.why_not`."""
         return f"was not ready within {START_LIMIT_S:.0f} s" if self.overdue else str(self._process.why_not())
 
-    def start_process(self, number: int, body: Body, fds: list[int], arguments: tuple[Any, ...]) -> str:
+    def start_process(self, number: int, fds: list[int], arguments: tuple[Any, ...]) -> str:
         """See `ProcessSource.start_process`.
 
         Some hundred requests find room in the socket. (When it was a blocking socket, trainer and template waited for
@@ -365,7 +360,7 @@ class TemplateHandle:
         """
         kinship = self._names.next()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._control, [pickle.dumps(("fork", number, body, arguments, kinship))], fds)
+            socket.send_fds(self._control, [pickle.dumps(("fork", number, arguments, kinship))], fds)
         return kinship.name
 
     def news(self) -> list[tuple[Any, ...]]:

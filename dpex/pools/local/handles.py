@@ -102,42 +102,18 @@ def _note_if_reaped(process: Any) -> None:
         started.returncode = UNKNOWN_EXIT
 
 
-class WorkerProcess:
-    """A process and the workers that live there: one, or, with a ``control`` socket, one for each of its threads."""
-
-    def __init__(self, number: int, worker: int, control: socket.socket | None = None) -> None:
-        self.number = number
-        self.control = control
-        self.handle = ProcessHandle("", worker)
-        self.workers: dict[int, LocalWorkerHandle] = {}
-        self.drew = False
-        """A ticket made here moved a global generator, and the process may end for that."""
-
-    @property
-    def takes_more(self) -> bool:
-        """Whether it may be asked for a further worker."""
-        return self.control is not None and not self.drew
-
-    def shut(self) -> None:
-        """It will not be asked for anything any more; idempotent."""
-        if self.control is not None:
-            self.control.close()
-            self.control = None
-
-
 class LocalWorkerHandle:
-    """One worker: its process, its socket, its segments, what it was sent, and its row on the board.
+    """One worker: its process, its socket, its segments, the tickets it was sent, and its row on the board.
 
-    worker_id: what ``get_worker_info().id`` says there, where workers are all alike: the lowest that was free.
+    worker_id: The ``get_worker_info().id`` in a worker of a shared queue: the lowest that was free.
     """
 
-    def __init__(self, number: int, worker_id: int, process: WorkerProcess, sock: socket.socket, row: int) -> None:
+    def __init__(self, number: int, worker_id: int, process: ProcessHandle, sock: socket.socket, row: int) -> None:
         self.number = number
         self.worker_id = worker_id
         self.process = process
         self.socket = sock
         self.row = row
-        self.is_thread = process.control is not None
         self.segments: dict[int, Segment] = {}
         self.decoder = Decoder(_without_owning(self.lease))
         self.held: dict[tuple[int, int], Ticket] = {}
@@ -149,7 +125,9 @@ class LocalWorkerHandle:
         self.hung_up = False
         """Its end of the socket is closed; how it ended comes from the template."""
         self.hung: tuple[int, str] | None = None
-        """It ends because the sample at that place of its batch takes too long; why and where, for people."""
+        """Place in its batch of the sample that takes too long, and the text of the warning; the worker ends for it."""
+        self.refused: str | None = None
+        """Why the worker ends without having made a batch: its ``worker_init_fn`` failed."""
         self.announces_memory = False
         """Its next message brings descriptors: `map_announced` must be called before that is received."""
 
@@ -170,7 +148,7 @@ class LocalWorkerHandle:
             for spec in marshal.loads(buffer[:count])[0][1]:
                 segments[spec[0]] = self.open_segment(SegmentSpec(*spec), fds.pop(0))
         except OSError as error:
-            kept = f"what worker {self.process.handle.pid} made is kept, and comes once there is room"
+            kept = f"what worker {self.process.pid} made is kept, and comes once there is room"
             raise OSError(error.errno, f"{error.strerror}; {kept}") from error
         finally:
             for fd in fds:

@@ -1,75 +1,114 @@
 """Worker processes on this machine, without a thread in the trainer. See `fork_server` and `worker_process`.
 
-The trainer owns one socket per worker (results, and tickets when there are logical workers), and what all workers share
-(`shared_queue`). What a dead worker held is known from the messages sent to it, or from the board when the queue is
-shared; the moment between taking a message and writing it down is covered by a recount.
+The trainer owns one socket per worker (results, and tickets when there are logical workers), and shares one queue and
+one board with all workers (`shared_queue`). The messages sent to a worker tell which tickets it held when it died. With
+the shared queue, the board tells it. A recount covers the moment between taking a message and writing it down.
 
-How many workers there are, and what follows when one ends, is in `workers`; here is what they are sent and what they
-answer.
+Wanted workers are *promised* until the source of processes is ready and has few others to start. Only then does a
+worker exist for each promise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import pickle
 import select
+import signal
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 from dpex.pools.base import PoolCounts, PoolTimes
-from dpex.pools.local.handles import LocalResult, LocalWorkerHandle
-from dpex.pools.local.packing import Packing
-from dpex.pools.local.shared_queue import hang_up, pack, write
+from dpex.pools.local.fork_server import private_pair
+from dpex.pools.local.handles import LocalResult, LocalWorkerHandle, ProcessHandle, how_it_ended
+from dpex.pools.local.shared_queue import BOARD_BYTES, Board, TicketQueue, hang_up, pack, write
 from dpex.pools.local.starter import Starter
 from dpex.pools.local.worker_process import END, TICKET_BYTES
-from dpex.pools.local.workers import LocalWorkers
 from dpex.schedule.events import (
     Notice,
     PoolEvent,
     Snapshot,
     SplittingKnown,
     TicketMade,
+    WorkerGone,
     WorkerUp,
     ticket_made_of,
 )
+from dpex.schedule.failures import CRASHES_IN_A_ROW
+from dpex.schedule.names import LOCAL
 from dpex.schedule.schedule import Ticket
 from dpex.schedule.streams import ALL
-from dpex.schedule.worker_life import IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING
+from dpex.schedule.worker_life import ENDS, IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING, UP
 from dpex.system.clock import monotonic
 from dpex.worker.logical_state import RngState
 
+FORKS_AT_ONCE = 64
+"""Workers that are requested before the first of them serves. As many requests fit in a template's socket."""
 SETTLED_S = 0.02
-"""How long nothing may be under way before tickets count as lost unseen. A worker writes down what it took within some
-50 microseconds, unless it has no CPU; a ticket that counts as lost too early is made twice, and delivered once."""
-
+"""Seconds without activity before tickets count as lost unseen. A worker writes down what it took within some 50
+microseconds, unless it has no CPU. A ticket that counts as lost too early is made twice, and delivered once."""
+STARTS_IN_A_ROW = 2
+"""Templates, or workers where each imports for itself, that may end before they were ready while no worker runs."""
+NO_ROOM = (
+    "Could not start all of the {wanted} local workers ({why}). Training continues with those that run. If a limit on "
+    "processes (a container's pids limit, ulimit -u), descriptors (ulimit -n) or memory is reached, raise it, or "
+    "request fewer workers."
+)
+COULD_NOT_BEGIN = (
+    "no local worker can be started: process {pid} ended before it was ready (exit code {code}; "
+    "what it printed says more)"
+)
 _EVENTS: dict[str, Callable[..., PoolEvent]] = {"snapshot": Snapshot, "splitting": SplittingKnown, "notice": Notice}
-"""What workers tell that is an event as it is."""
+"""Messages of workers that are an event as they are."""
 
 
-class LocalPool(LocalWorkers):
-    """See the module; implements `dpex.pools.base.WorkerPool`."""
+class LocalPool:
+    """See the module; implements `dpex.pools.base.WorkerPool`.
 
-    def __init__(
-        self,
-        starter: Starter,
-        *,
-        shared_queue: bool,
-        first_workers: int,
-        packing: Packing | None = None,
-    ) -> None:
-        super().__init__(starter, shared_queue=shared_queue, packing=packing)
+    Args:
+        starter: Starts the processes of the workers.
+        shared_queue: True if any worker takes any ticket, from one queue.
+        first_workers: Workers to start with.
+    """
+
+    name = LOCAL
+    handle_type: type[LocalWorkerHandle] = LocalWorkerHandle
+    """The class of this pool's workers."""
+
+    def __init__(self, starter: Starter, *, shared_queue: bool, first_workers: int) -> None:
+        self.counts = PoolCounts()
         self.times = PoolTimes()
+        self.failed: str | None = None
+        self.crashes = 0
+        """Unexpected ends of workers since the last result of any."""
+        self.handles: list[ProcessHandle] = []
+        """The latest process at each place, as torch lists its workers. A new one takes the place of one that ended."""
+        self._workers: dict[int, LocalWorkerHandle] = {}
+        self._by_fd: dict[int, LocalWorkerHandle] = {}
+        self._next_worker = 0
         self._first = 0
+        self._promised = 0
+        self._failed_starts = 0
+        self._epoch = 0
         self._group = 0
+        self._events: deque[PoolEvent] = deque()
+        self._closed = False
+        self._suspicious = False
         self._settled_since: float | None = None
+        self._was_refused = False
+        self._crowded = False
         self._buffer = memoryview(bytearray(TICKET_BYTES))
         self._arrived: deque[Any] = deque()
-        """The message that lies in the buffer and is not yet taken in, if any; see `dpex.system.interrupts`."""
+        """The length of the message in the buffer that is not taken in yet, if any; see `dpex.system.interrupts`."""
         self._sender: LocalWorkerHandle | None = None
         self._taken_in = 0
-        """How many of its results are."""
+        """Results of that message that are taken in."""
+        self._starter = starter
+        self._epoll = select.epoll()
+        self._board = Board()
+        self._queue = TicketQueue() if shared_queue else None
         try:
             self._open_source()
             self.resize(first_workers)
@@ -79,14 +118,80 @@ class LocalPool(LocalWorkers):
 
     # -- size ----------------------------------------------------------------------------------------------------
 
-    @property
-    def is_unsettled(self) -> bool:
-        """Whether `poll` has something to find out that no descriptor tells."""
-        return self._suspicious or self._crowded
+    def resize(self, wanted: int) -> None:
+        """See `WorkerPool.resize`."""
+        self.counts.wanted, self.counts.most = wanted, None
+        if self.failed is not None and wanted:
+            self.failed, self._failed_starts = None, 0
+            self._open_source()
+        self._adjust()
+
+    def _adjust(self) -> None:
+        """Promise missing workers. Ask surplus workers to leave, unless they serve logical workers."""
+        counts = self.counts
+        surplus = self._staying() - (counts.wanted if counts.most is None else min(counts.wanted, counts.most))
+        if self._queue is not None:
+            surplus += self._queue.cancel_leaves(-surplus)
+            self._crowded = not self._queue.ask_to_leave(surplus)
+        self._promised = max(0, -surplus) if self.failed is None else 0
+        self._keep_promises()
+
+    def _staying(self) -> int:
+        """Count the workers that stay. Requests to leave in the shared queue count before a worker has taken them."""
+        staying = sum(worker.stage in STAYING for worker in self._workers.values())
+        return staying - self._queue.leaves if self._queue is not None else staying
+
+    def workers(self) -> list[int]:
+        """See `WorkerPool.workers`. A worker that is being forked counts, as its messages wait for it in the socket.
+
+        Where each worker must unpickle the dataset first, only workers that have done so count. A worker will take each
+        queued request to leave, so no ticket may be queued behind the last of the workers.
+        """
+        serving = STAYING if self._starter.is_quick else {UP}
+        staying = [h.number for h in self._workers.values() if h.stage in serving and not h.hung_up]
+        return staying if self._queue is None else staying[: max(0, len(staying) - self._queue.leaves)]
 
     def at_work(self) -> int:
-        """Workers that have something to do, at most."""
+        """See `WorkerPool.at_work`."""
         return self.counts.running
+
+    def pids(self) -> list[int]:
+        """Return the processes that run."""
+        return [one.pid for one in self.handles if one.pid and one.exitcode is None]
+
+    # -- starting ------------------------------------------------------------------------------------------------
+
+    def _open_source(self) -> None:
+        self._source = self._starter.open()
+        self._epoll.register(self._source.fileno(), select.EPOLLIN)
+
+    def _keep_promises(self) -> None:
+        """Ask for promised workers, as far as the source can take requests."""
+        while self._promised and self._source.ready and len(self._workers) - self.counts.running < FORKS_AT_ONCE:
+            self._add_worker()
+            self._promised -= 1  # where a signal handler raised, it is asked for again
+        self.counts.requested = len(self._workers) + self._promised
+
+    def _add_worker(self) -> None:
+        number, self._next_worker = self._next_worker, self._next_worker + 1
+        taken = {worker.worker_id for worker in self._workers.values()}
+        worker_id = next(it for it in range(len(taken) + 1) if it not in taken)
+        row = self._board.take_row()
+        shared = [self._board.fd] if self._queue is None else [self._board.fd, self._queue.reading_end]
+        ours, theirs = private_pair()
+        with theirs:
+            name = self._source.start_process(number, [theirs.fileno(), *shared], (BOARD_BYTES, worker_id, row))
+        worker = self._workers[number] = self.handle_type(number, worker_id, ProcessHandle(name, number), ours, row)
+        self._by_fd[ours.fileno()] = worker
+        self._epoll.register(ours.fileno(), select.EPOLLIN)
+        self._list(worker.process)
+
+    def _list(self, process: ProcessHandle) -> None:
+        for place, former in enumerate(self.handles):
+            if former.exitcode is not None:
+                self.handles[place] = process
+                return
+        self.handles.append(process)
 
     # -- tickets -------------------------------------------------------------------------------------------------
 
@@ -99,7 +204,7 @@ class LocalPool(LocalWorkers):
         *,
         again: bool = False,
     ) -> bool:
-        """See `WorkerPool.send`; all tickets of a message belong to one logical worker."""
+        """See `WorkerPool.send`. All tickets of a message belong to one logical worker."""
         sent = [] if sent is None else sent
         self._group = group = self._group + 1
         data = pack(("tickets", group, epoch, tickets[0].queue, [(t.number, t.index) for t in tickets]))
@@ -125,15 +230,15 @@ class LocalPool(LocalWorkers):
         self._post(self._workers[worker], pickle.dumps(("ask_state", logical)))
 
     def _post(self, worker: LocalWorkerHandle, data: bytes) -> None:
-        """Send this to a worker now or, as its socket is full, before anything else that it is sent.
+        """Send ``data`` to a worker now or, if its socket is full, before anything else that it is sent.
 
-        Nobody may wait for room here: the worker may itself be waiting for the trainer to read its results.
+        Waiting for room here could deadlock: the worker may be waiting for the trainer to read its results.
         """
         worker.outbox.append(data)
         self._flush(worker)
 
     def _flush(self, worker: LocalWorkerHandle) -> bool:
-        """Send what was kept back, in order; True if nothing is left of it."""
+        """Send the outbox, in order; return True if it is empty."""
         outbox = worker.outbox
         while outbox:
             sent: list[Any] = []
@@ -144,19 +249,23 @@ class LocalPool(LocalWorkers):
         return True
 
     def _room_again(self, worker: LocalWorkerHandle) -> None:
-        """The socket of a worker takes something again."""
+        """Continue with the outbox of a worker, whose socket takes messages again."""
         if self._flush(worker) and not worker.hung_up:
             self._epoll.modify(worker.socket.fileno(), select.EPOLLIN)
 
     def new_epoch(self, epoch: int) -> None:
         """See `WorkerPool.new_epoch`."""
         self._epoch = epoch
-        self._fleet.packing.new_epoch()
         if self._queue is not None:
             self._queue.groups.clear()
         self._board.new_epoch(epoch)
 
-    # -- what happened -------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_unsettled(self) -> bool:
+        """True if `poll` has work to do that no descriptor shows."""
+        return self._suspicious or self._crowded
 
     def descriptors(self) -> list[int]:
         """See `WorkerPool.descriptors`: the pool's own epoll."""
@@ -199,7 +308,7 @@ class LocalPool(LocalWorkers):
             self._take_in()
 
     def _take_in(self) -> None:
-        """Read the message in the buffer, if there is one; what an exception broke off is gone on with."""
+        """Read the message in the buffer, if there is one. A second call continues where an exception broke off."""
         if not self._arrived:
             return
         worker = self._sender
@@ -216,9 +325,6 @@ class LocalPool(LocalWorkers):
         kind = message[0]
         if kind == "made":
             self._made(worker, message[1], message[2])
-            if self._fleet.packing.untried and message[2]:
-                self._fleet.packing.tried()
-                self._keep_promises()
         elif kind == "coming":
             worker.announces_memory = True
         elif kind == "segments":  # they are mapped already
@@ -232,21 +338,15 @@ class LocalPool(LocalWorkers):
             self._serves(worker, message[1])
         elif kind == "bye":
             self._leaves(worker)
-        else:
-            self._read_trouble(worker, *message)
+        elif kind == "hung":
+            worker.hung = message[1], message[2]
+        elif kind == "refused":
+            worker.refused = message[1]
         for number in retired:
             worker.segments.pop(number, None)
 
-    def _read_trouble(self, worker: LocalWorkerHandle, kind: str, *about: Any) -> None:
-        if kind == "hung":
-            worker.hung = about[0], about[1]
-        elif kind == "draws":
-            self._drew(worker.process, about[0])
-        elif kind == "refused":
-            self._refused([worker], about[0])
-
     def _serves(self, worker: LocalWorkerHandle, pid: int) -> None:
-        worker.process.handle.pid = pid  # the template's news may come later than the last batch
+        worker.process.pid = pid  # the template's news may come later than the last batch
         self._failed_starts = 0
         if worker.stage not in RUNNING:
             self.counts.running += 1  # without a call: see `dpex.system.interrupts`
@@ -258,11 +358,9 @@ class LocalPool(LocalWorkers):
         if self._queue is not None and worker.stage in STAYING:
             self._queue.leaves -= self._queue.leaves > 0  # without a call: see `dpex.system.interrupts`
         worker.stage = LIFE[worker.stage, IS_ASKED_TO_LEAVE]
-        if worker.is_thread:
-            self._left(worker)
 
     def _tell(self, event: PoolEvent) -> None:
-        """Tell of the message that is being read; once, even if it is read again."""
+        """Append the event of the message that is being read; once, even if it is read again."""
         if not self._taken_in:
             self._events += (event,)  # from here on without a call: see `dpex.system.interrupts`
             self._taken_in = 1
@@ -270,7 +368,7 @@ class LocalPool(LocalWorkers):
     def _made(self, worker: LocalWorkerHandle, group: int, results: list[tuple[Any, ...]]) -> None:
         for result in islice(results, self._taken_in, None):
             worker.held.pop(result[:2], None)
-            self._crashes = 0
+            self.crashes = 0
             self._result(worker, *result)
         if group and self._queue is not None:
             self._queue.groups.pop(group, None)
@@ -287,7 +385,7 @@ class LocalPool(LocalWorkers):
         encode_s: float,
         nbytes: int,
     ) -> None:
-        """Count a result, and tell of it; once, even if it is read again."""
+        """Count a result and append its event; once, even if it is read again."""
         service_s = self.times.count(stages, cpu_s, encode_s, nbytes)
         if epoch == self._epoch:
             value = LocalResult(worker, kind, node)
@@ -300,13 +398,146 @@ class LocalPool(LocalWorkers):
         else:
             self._taken_in += 1
             if kind != END:
-                worker.decoder.decode(node)  # nobody wants it: its slots go back at once
+                worker.decoder.decode(node)  # its epoch is over: its slots go back at once
                 worker.leased = {}
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
+    def _hear_source(self) -> None:
+        for what, *about in self._source.news():
+            if what == "dead":
+                self._source_died()
+            elif what == "ready":
+                self._keep_promises()
+            elif what == "unfit":
+                self._fail(f"the dataset cannot be opened: {about[0]}")
+            else:
+                self._note(what, *about)
+
+    def _note(self, what: str, number: int, *about: Any) -> None:
+        """Take in news of one process: "up" (its pid), "refused" (why) or "exit" (its pid and exit code)."""
+        worker = self._workers.get(number)
+        if worker is None:
+            return
+        if what == "up":
+            worker.process.pid = about[0]
+        elif what == "refused":
+            self._refused(worker, about[0])
+        else:
+            if not worker.hung_up:
+                with contextlib.suppress(OSError):  # results that cannot be mapped are made again
+                    self._drain(worker)
+            self._ended(worker, about[1])
+
+    def _fail(self, why: str) -> None:
+        """Start no worker until `resize` asks for some again."""
+        self.failed = why
+        self._events.append(Notice(why))
+        self._adjust()
+        for what, *about in self._source.join(1.0):
+            if what == "exit":
+                self._note(what, *about)
+
+    def _refused(self, worker: LocalWorkerHandle, why: str) -> None:
+        """Keep the workers that run, and request no more until `resize` is called: a worker cannot be started."""
+        worker.process.exitcode = 0
+        lost, _ = self._bury(worker)
+        self._tell_end(worker, f"it could not be started: {why}", lost, pid=0)
+        if self._queue is not None and not self._workers:
+            self._lose_the_rest()
+        self.counts.most, self.counts.why_most = max(0, self._staying()), why
+        self._adjust()
+        if not self._was_refused:
+            self._was_refused = True
+            self._events.append(Notice(NO_ROOM.format(wanted=self.counts.wanted, why=why)))
+
+    def _source_died(self) -> None:
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            self._epoll.unregister(self._source.fileno())
+        if self._closed or self.failed is not None:
+            return
+        came_up, why_not = self._source.ready, "" if self._source.ready else self._source.why_not()
+        self._source.join(1.0)
+        if came_up:
+            self._failed_starts = 0
+            self.crashes += 1
+            text = "the process that starts dpex's local workers ended, and they with it"
+        else:
+            self._failed_starts += 1
+            text = f"no local worker can be started: the process that starts them {why_not}"
+            if self._failed_starts >= STARTS_IN_A_ROW:
+                self._fail(text)
+                return
+        self._events.append(Notice(f"{text}; starting anew"))
+        self._open_source()
+        for worker in list(self._workers.values()):
+            self._ended(worker, -signal.SIGKILL, by_source=True)
+
+    def _hang_up(self, worker: LocalWorkerHandle) -> None:
+        """Close the socket of a worker that has closed its end. The source reports how the worker ended."""
+        if not worker.hung_up:
+            worker.hung_up = True
+            fd = worker.socket.fileno()
+            self._epoll.unregister(fd)
+            del self._by_fd[fd]
+            worker.socket.close()
+
+    def _ended(self, worker: LocalWorkerHandle, code: int, *, by_source: bool = False) -> None:
+        """Report the end of a worker. ``by_source``: it ended because the template did, so no ticket is responsible."""
+        if worker.refused is not None:
+            self._refused(worker, worker.refused)
+            return
+        pid = worker.process.pid or 0
+        worker.process.exitcode = code
+        never_began = code > 0 and worker.stage not in RUNNING
+        expected = code == 0 and worker.stage not in STAYING
+        lost, working_on = self._bury(worker)
+        guilty = None if expected or by_source else working_on
+        hung, why = worker.hung or (None, how_it_ended(pid, code))
+        self._tell_end(worker, why, lost, guilty, expected=expected, pid=pid, hung=hung)
+        if self._closed:
+            return
+        if never_began and not self._starter.is_quick and not self.counts.running and self.failed is None:
+            self._failed_starts += 1
+            if self._failed_starts >= STARTS_IN_A_ROW:
+                self._fail(COULD_NOT_BEGIN.format(pid=pid, code=code))
+                return
+        if self._queue is not None and not self._workers:
+            self._lose_the_rest()
+        self.crashes += not expected
+        self._suspicious = self._suspicious or (not expected and self._queue is not None)
+        if self.crashes <= CRASHES_IN_A_ROW + self.counts.wanted:  # else the engine ends the epoch
+            self._adjust()
+
+    def _tell_end(
+        self,
+        worker: LocalWorkerHandle | None,
+        why: str,
+        lost: tuple[int, ...] = (),
+        guilty: int | None = None,
+        *,
+        expected: bool = True,
+        pid: int | None = None,
+        hung: int | None = None,
+    ) -> None:
+        number = -1 if worker is None else worker.number
+        self._events.append(WorkerGone(self.name, number, self._epoch, lost, guilty, expected, why, pid, hung))
+
+    def _bury(self, worker: LocalWorkerHandle) -> tuple[tuple[int, ...], int | None]:
+        """Forget a worker; return the tickets it held, and the one it was working on."""
+        self._hang_up(worker)
+        del self._workers[worker.number]
+        self.counts.requested -= 1
+        self.counts.running -= worker.stage in RUNNING
+        worker.stage = LIFE[worker.stage, ENDS]
+        group, working_on = self._board.read(worker.row)
+        sent = [ticket for (epoch, _), ticket in worker.held.items() if epoch == self._epoch]
+        tickets = sent if self._queue is None else self._queue.groups.pop(group, [])
+        self._board.give_row(worker.row)
+        return tuple(t.number for t in tickets), working_on
+
     def _recount(self) -> None:
-        """After a death: once the queue is empty and all workers idle for a while, what is still out was lost."""
+        """After a death: once the queue is empty and all workers are idle for a while, open tickets count as lost."""
         for worker in list(self._by_fd.values()):
             self._drain(worker)
         if self._in_doubt():
@@ -318,7 +549,7 @@ class LocalPool(LocalWorkers):
         if now - self._settled_since < SETTLED_S:
             return
         self._suspicious, self._settled_since = False, None
-        self._lose_the_rest()  # with it goes a request to leave that somebody took as it died
+        self._lose_the_rest()  # a worker may have died with a request to leave, which is lost with it
         self._adjust()
 
     def _in_doubt(self) -> bool:
@@ -327,11 +558,11 @@ class LocalPool(LocalWorkers):
         return busy or not self._queue.is_empty()
 
     def _lose_the_rest(self) -> None:
-        """Nobody holds a ticket, or is left to read the queue: take back what is out."""
+        """Take back the open tickets: no worker holds one, or no worker is left to read the queue."""
         assert self._queue is not None
         lost = self._queue.forget()
         if lost:
-            self._tell_end(-1, "a worker died as it took them", lost)
+            self._tell_end(None, "a worker died as it took them", lost)
 
     # -- closing -------------------------------------------------------------------------------------------------
 
@@ -341,22 +572,31 @@ class LocalPool(LocalWorkers):
             return
         self._hang_up_all(grace_s)
         for what, *about in self._source.join(grace_s + 3.0):
-            if what == "exit" and about[0] in self._fleet.processes:
-                self._fleet.processes[about[0]].handle.exitcode = about[2]
+            if what == "exit" and about[0] in self._workers:
+                self._workers[about[0]].process.exitcode = about[2]
         self.counts = PoolCounts()
         self._release_resources()
 
     def _hang_up_all(self, grace_s: float) -> None:
-        """Let every worker know that it is over, and the template that it ends those which stay."""
+        """Let every worker end, and have the source end the workers that stay."""
         self._closed = True
         self._board.end()
         self._hear_source()
         if self._queue is not None:
             self._queue.shut_down()
-        for process in self._fleet.processes.values():
-            if process.control is not None:
-                hang_up(process.control)
         for worker in self._workers.values():
             if not worker.hung_up:
                 hang_up(worker.socket)
         self._source.end(grace_s)
+
+    def _release_resources(self) -> None:
+        for worker in self._workers.values():
+            worker.socket.close()
+        self._workers.clear()
+        self._by_fd.clear()
+        if self._queue is not None:
+            self._queue.close()
+        self._epoll.close()
+        self._board.close()
+        self._starter.close()
+        self._events.clear()

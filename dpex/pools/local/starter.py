@@ -7,15 +7,7 @@ started on its own, and imports and unpickles for itself (`direct_start`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, Protocol
-
-from dpex.pools.local.worker_process import run_worker
-from dpex.pools.local.worker_threads import run_threads
-
-Body = Literal["worker", "threads"]
-"""The body of a process: one worker, or several, each of them a thread."""
-BODIES: dict[Body, Callable[..., None]] = {"worker": run_worker, "threads": run_threads}
+from typing import Any, Protocol
 
 
 class Starter(Protocol):
@@ -47,7 +39,7 @@ class ProcessSource(Protocol):
     def why_not(self) -> str:
         """Return why it has not become ready: the end of a sentence that begins with its name."""
 
-    def start_process(self, number: int, body: Body, fds: list[int], arguments: tuple[Any, ...]) -> str:
+    def start_process(self, number: int, fds: list[int], arguments: tuple[Any, ...]) -> str:
         """Ask for a process with these descriptors, which the caller may close afterwards; returns its name.
 
         `news` says if it ended. It is for the caller not to ask for more than some hundred at once.

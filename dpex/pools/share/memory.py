@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dpex.pools.local.handles import LocalWorkerHandle, WorkerProcess
+from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.transport.arena import Arena, Segment, SegmentSpec
 from dpex.transport.codec import slots_of
 from dpex.transport.memory_map import map_memory
@@ -46,7 +46,7 @@ class SharingHandle(LocalWorkerHandle):
 
     gone: ClassVar[list[int]] = []
 
-    def __init__(self, number: int, worker_id: int, process: WorkerProcess, sock: socket.socket, row: int) -> None:
+    def __init__(self, number: int, worker_id: int, process: ProcessHandle, sock: socket.socket, row: int) -> None:
         super().__init__(number, worker_id, process, sock, row)
         self.shared: dict[int, SharedSegment] = {}
 

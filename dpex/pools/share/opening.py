@@ -13,7 +13,6 @@ from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
-    from dpex.pools.local.packing import Packing
     from dpex.pools.local.worker_process import WorkerPlan
     from dpex.pools.share.facts import Facts
     from dpex.pools.share.place import MeetingPlace
@@ -49,7 +48,7 @@ class Share:
         ranks = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
         return "\n".join((self.name, str(self.passes_before), *ranks))
 
-    def open(self, plan: WorkerPlan, first_workers: int, packing: Packing, context: Any) -> SharedPool:
+    def open(self, plan: WorkerPlan, first_workers: int, context: Any) -> SharedPool:
         """The pool of one pass. Raises ShareError, and OSError where the system refuses."""
         from dpex.pools.share.facts import facts_of
         from dpex.pools.share.place import MeetingPlace
@@ -60,17 +59,15 @@ class Share:
         place = MeetingPlace(self.key(os.environ), os.environ)
 
         def start(listener: socket.socket) -> None:
-            start_producer(listener, partial(_produce, listener, place, facts, plan, packing, context))
+            start_producer(listener, partial(_produce, listener, place, facts, plan, context))
 
         return SharedPool(SharePlan(facts=facts, place=place, kept_bytes=self.kept_bytes, start=start), first_workers)
 
 
-def _produce(
-    listener: socket.socket, place: MeetingPlace, facts: Facts, plan: WorkerPlan, packing: Packing, context: Any
-) -> None:
+def _produce(listener: socket.socket, place: MeetingPlace, facts: Facts, plan: WorkerPlan, context: Any) -> None:
     """Body of a producer."""
     from dpex.pools.local.fork_server import ForkStarter
     from dpex.pools.share.producer import Producer, ProducerPool
 
     place.forget_lock()
-    Producer(listener, place, facts, ProducerPool(ForkStarter(context, plan), packing)).run()
+    Producer(listener, place, facts, ProducerPool(ForkStarter(context, plan))).run()

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 from dpex.measure.readable import size
 from dpex.pools.local.handles import LocalWorkerHandle
-from dpex.pools.local.packing import Packing
 from dpex.pools.local.pool import LocalPool
 from dpex.pools.local.starter import Starter
 from dpex.pools.local.worker_process import TICKET_BYTES, read_ticket_message, receive
@@ -65,9 +64,9 @@ class ProducerPool(LocalPool):
 
     handle_type = SharingHandle
 
-    def __init__(self, starter: Starter, packing: Packing) -> None:
+    def __init__(self, starter: Starter) -> None:
         self.made: deque[tuple[Key, MadeBatch]] = deque()
-        super().__init__(starter, shared_queue=True, first_workers=0, packing=packing)
+        super().__init__(starter, shared_queue=True, first_workers=0)
 
     def _result(self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, *rest: Any) -> None:
         assert isinstance(worker, SharingHandle)
@@ -84,7 +83,7 @@ class ProducerPool(LocalPool):
     def report(self) -> PoolReport:
         """See `PoolReport`."""
         counts = self.counts
-        pids = tuple((number, self._workers[number].process.handle.pid or 0) for number in self.workers())
+        pids = tuple((number, self._workers[number].process.pid or 0) for number in self.workers())
         return PoolReport(
             counts.running, counts.requested, counts.most, counts.why_most, self.failed, self.crashes, pids
         )
