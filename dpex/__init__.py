@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dpex.diagnose.diagnosis import Diagnosis
     from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, SampleFacts, SlowFacts, TransformFacts
     from dpex.diagnose.verdict import Evidence, Verdict
-    from dpex.diagnose.what_if import Prediction, ScoredPrediction, WhatIf
+    from dpex.diagnose.what_if import Prediction, WhatIf
     from dpex.errors import (
         BatchTimeoutError,
         CapturedGraphError,
@@ -66,7 +66,7 @@ _NAMES = {
     "dpex.diagnose.diagnosis": ("Diagnosis",),
     "dpex.diagnose.facts": ("Facts", "NodeFacts", "PoolFacts", "SampleFacts", "SlowFacts", "TransformFacts"),
     "dpex.diagnose.verdict": ("Evidence", "Verdict"),
-    "dpex.diagnose.what_if": ("Prediction", "ScoredPrediction", "WhatIf"),
+    "dpex.diagnose.what_if": ("Prediction", "WhatIf"),
     "dpex.errors": (
         "BatchTimeoutError",
         "CapturedGraphError",
@@ -136,7 +136,6 @@ __all__ = [
     "ProfiledStep",
     "SampleFacts",
     "SampleTimeoutError",
-    "ScoredPrediction",
     "Settings",
     "ShareError",
     "ShippingError",

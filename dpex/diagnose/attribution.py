@@ -47,6 +47,8 @@ _PLACES = {
 """Where in the work the seconds are."""
 TINY_S = 0.0005
 """Dispatching and receiving a batch costs some 50 to 100 µs (README.md has figures): a fifth of that and more."""
+_AT_HAND = 4.0
+"""Times the prefetch that a larger ``memory_budget`` may reasonably allow."""
 _UNCLEAR = 0.15
 """Share of a remote worker's time. With less than this on a CPU, or off it, it matters little who waited for one."""
 
@@ -148,9 +150,16 @@ def _behind_one(facts: Facts) -> float:
 
 
 def _narrow(facts: Facts, left: Seconds) -> Seconds:
-    """Workers were idle as fewer batches may be in flight than there are workers."""
-    is_wide = facts.prefetch >= facts.workers and not facts.is_capped
-    return {} if is_wide else _part_of(left, STAGE_CAUSES, facts.other_idle_s * _behind_one(facts))
+    """Workers were idle as fewer batches may be in flight than there are workers.
+
+    What the order costs is in it where ``memory_budget`` keeps the prefetch below what slow batches would take.
+    """
+    if facts.prefetch >= facts.workers and not facts.is_capped:
+        return {}
+    slowest_s = max((seconds for pool in facts.pools.values() for seconds in pool.services_s), default=0.0)
+    needed = slowest_s * facts.batches / max(1e-9, facts.wall_s) + facts.workers
+    order_s = left["straggler"] if facts.is_capped and needed <= _AT_HAND * facts.prefetch else 0.0
+    return {**_part_of(left, STAGE_CAUSES, facts.other_idle_s * _behind_one(facts)), "straggler": order_s}
 
 
 def _crowded(facts: Facts, left: Seconds) -> Seconds:
@@ -191,8 +200,8 @@ def _queueing(facts: Facts, left: Seconds) -> Seconds:
 
 RULES: tuple[tuple[Cause, Rule], ...] = (
     (causes.STARTUP, _all_of("startup")),
-    (causes.STRAGGLER, _all_of("straggler")),
     (causes.MEMORY, _narrow),
+    (causes.STRAGGLER, _all_of("straggler")),
     (causes.CROWDING, _crowded),
     (causes.DISPATCH, _dispatch),
     (causes.SAMPLER, _all_of("sampler")),

@@ -12,7 +12,7 @@ from dpex.diagnose import html, report
 from dpex.diagnose.attribution import losses
 from dpex.diagnose.facts import Facts
 from dpex.diagnose.verdict import Verdict, judge
-from dpex.diagnose.what_if import Prediction, ScoredPrediction, WhatIf, predicted, scores, what_if
+from dpex.diagnose.what_if import Prediction, WhatIf, predicted, what_if
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -25,7 +25,6 @@ class Diagnosis:
         facts: What was measured.
         verdict: The cause in one sentence, with evidence and a confidence from 0 to 1.
         what_if: Predictions for other settings and cheaper work; None if there is too little to predict from.
-        scores: Past predictions of the tuner beside what they brought.
 
     Examples:
         >>> import torch
@@ -38,13 +37,12 @@ class Diagnosis:
         >>> diagnosis.verdict.cause, diagnosis.recommendation
         ('too-early', None)
         >>> diagnosis.to_dict()["version"]
-        2
+        3
     """
 
     facts: Facts
     verdict: Verdict
     what_if: WhatIf | None
-    scores: tuple[ScoredPrediction, ...]
 
     @property
     def recommendation(self) -> Prediction | None:
@@ -114,6 +112,4 @@ class Diagnosis:
 
 def diagnose(facts: Facts) -> Diagnosis:
     """Conclude what can be concluded from these measurements."""
-    changes = what_if(facts, losses(facts))
-    verdict = judge(facts, None if changes is None else changes.deeper)
-    return Diagnosis(facts=facts, verdict=verdict, what_if=changes, scores=scores(facts.decisions))
+    return Diagnosis(facts=facts, verdict=judge(facts), what_if=what_if(facts, losses(facts)))

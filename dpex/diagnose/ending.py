@@ -33,7 +33,7 @@ def _needs(facts: Facts, found: LostTime, model: Model, end: EndOfStall) -> str:
         return _cpus(facts, end) + _costliest(end)
     first = found.ranked[0][0]
     if first in ("straggler", "memory"):
-        return _prefetch(facts, model, end)
+        return _prefetch(facts, model)
     if first in ("transfer", "sampler", "dispatch", "startup", "crowding", "unknown"):
         return ""
     if end.workers > model.now.workers:
@@ -60,14 +60,13 @@ def _costliest(end: EndOfStall) -> str:
     return f" The costliest part is {names.get(name, f'`{name}`')} ({percent(share)})."
 
 
-def _prefetch(facts: Facts, model: Model, end: EndOfStall) -> str:
-    """Batches in flight that go on while the slowest is made."""
-    slowest_s = max(work.services(facts), default=0.0)
-    made = min(end.rate, model.now.workers / max(1e-9, model.local.service_s))
-    needed = math.ceil(slowest_s * made) + model.now.workers
+def _prefetch(facts: Facts, model: Model) -> str:
+    """Batches in flight that the other workers make while the slowest is made."""
+    needed = work.covering_prefetch(facts, model)
     if needed <= model.now.prefetch:
         return ""
+    slowest = duration(max(work.services(facts), default=0.0))
     return (
-        f"The slowest batch takes {duration(slowest_s)}: that needs at least {needed} batches in flight instead of "
+        f"The slowest batch takes {slowest}: that needs at least {needed} batches in flight instead of "
         f"{model.now.prefetch}, or no such batches."
     )

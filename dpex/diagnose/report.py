@@ -12,7 +12,7 @@ from dpex.diagnose import device, work
 from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts
 from dpex.diagnose.verdict import Evidence, Verdict
-from dpex.diagnose.what_if import WORTH, Prediction, ScoredPrediction
+from dpex.diagnose.what_if import WORTH, Prediction
 from dpex.measure.readable import duration, fine_percent, percent, rounded, size
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
@@ -24,7 +24,7 @@ COLUMNS = 100
 """Lines of the text are wrapped at this width: a report is read in terminals, logs and mails."""
 _LAST_COLUMN = 16
 """The last column of a table is wrapped, but not more narrowly than this."""
-VERSION = 2
+VERSION = 3
 """Of `plain`'s layout; another number means that something was renamed or has gone."""
 _NODES = 2
 """Nodes that failed, on the screen; the full report has them all."""
@@ -197,8 +197,6 @@ def sections(found: Diagnosis) -> tuple[ReportSection, ...]:
         made.append(ReportSection(title="Machines that failed", lines=facts.failed_nodes))
     if found.what_if is not None and found.what_if.predictions and verdict.cause not in ("too-early", "consumer"):
         made.append(_changes(found.what_if.predictions))
-    if found.scores:
-        made.append(_past(found.scores))
     made.append(ReportSection(title="What was not measured", lines=facts.unmeasured or ("nothing that matters here",)))
     return tuple(made)
 
@@ -362,15 +360,6 @@ def _changes(predictions: tuple[Prediction, ...]) -> ReportSection:
     return ReportSection(title="What would change it", header=header, rows=rows)
 
 
-def _past(past: tuple[ScoredPrediction, ...]) -> ReportSection:
-    rows = tuple((one.change, percent(one.predicted_wait), percent(one.wait)) for one in past[-8:])
-    mean = sum(one.error for one in past) / len(past)
-    decisions = f"{len(past)} decision{'s' if len(past) > 1 else ''}"
-    lines = (f"Over {decisions} the predicted wait was off by {100 * mean:.1f} points on average.",)
-    header = ("change", "wait predicted", "wait measured")
-    return ReportSection(title="Past predictions", header=header, rows=rows, lines=lines)
-
-
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
@@ -390,7 +379,6 @@ def plain(found: Diagnosis) -> dict[str, Any]:
         "end_of_stall": found.end_of_stall,
         "recommendation": _plain(found.recommendation),
         "what_if": _plain(found.what_if),
-        "scores": _plain(found.scores),
         "facts": measured,
     }
 

@@ -11,8 +11,6 @@ Rules, first match:
    less than `START_LIMIT`, the consumer is the limit.
 4. The wait is put down to causes (`dpex.diagnose.attribution`). The largest is the verdict if it is at least `ALONE`
    times the second; else "mixed".
-5. What the order costs where ``memory_budget`` keeps the prefetch small, and a deeper queue would help, is the memory's
-   fault.
 
 Confidence, 0 to 1, is a product: how far the first cause is from the second, (a - b) / (a + b), for "mixed" 1 less
 that, for the consumer how far below the limit the loss is; how much was seen, n / (n + 25) for n batches; and, near the
@@ -56,8 +54,6 @@ BUSY = 0.9
 """A GPU that runs kernels for that share of the time lacks no CPU."""
 APART = 4.0
 """A sample that took so many times the mean, each time on average, is named where it comes up repeatedly."""
-HELPS = 1.1
-"""A deeper queue counts as helping from this many times the rate on: less is within the replay's own error."""
 _HALF_KNOWN = 25
 """After so many batches a confidence is half of what it becomes with many."""
 _TOLD = 0.01
@@ -121,9 +117,9 @@ class Verdict:
         return self.confidence >= SURE
 
 
-def judge(facts: Facts, deeper: float | None = None) -> Verdict:
-    """The verdict; ``deeper``: how many times the rate would be with more batches in flight, None if unknown."""
-    found = _blaming_memory(facts, losses(facts), deeper)
+def judge(facts: Facts) -> Verdict:
+    """Conclude what limits the run."""
+    found = losses(facts)
     seen = facts.batches / (facts.batches + _HALF_KNOWN)
     cause, confidence, causes = _cause(facts, found)
     where = _where(facts, found, cause)
@@ -137,18 +133,9 @@ def judge(facts: Facts, deeper: float | None = None) -> Verdict:
         held_ratio=facts.held_ratio,
         gpu_stall_ratio=facts.gpu_stall_ratio,
         shares=tuple((name, seconds / total) for name, seconds in found.ranked if seconds > 0),
-        evidence=tuple(_evidence(facts, found, cause, deeper)),
+        evidence=tuple(_evidence(facts, found, cause)),
         signal="wait" if facts.gpu_stall_ratio is None else "events",
     )
-
-
-def _blaming_memory(facts: Facts, found: LostTime, deeper: float | None) -> LostTime:
-    if not facts.is_capped or deeper is None or deeper < HELPS:
-        return found
-    by_cause = dict(found.by_cause)
-    by_cause["memory"] += by_cause["straggler"]
-    by_cause["straggler"] = 0.0
-    return LostTime(by_cause=by_cause, places=found.places, queued_s=found.queued_s, is_undecided=found.is_undecided)
 
 
 def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
@@ -324,7 +311,7 @@ def _is_full(found: LostTime) -> bool:
 _SO_SMALL = "batches are so small that dispatching and receiving them costs more than making them"
 
 
-def _evidence(facts: Facts, found: LostTime, cause: str, deeper: float | None) -> Iterator[Evidence]:
+def _evidence(facts: Facts, found: LostTime, cause: str) -> Iterator[Evidence]:
     """All numbers that are known and matter."""
     made = max(1, facts.tickets)
     cpu_s = sum(pool.cpu_s for pool in facts.pools.values()) / made
@@ -344,7 +331,6 @@ def _evidence(facts: Facts, found: LostTime, cause: str, deeper: float | None) -
         ("GPU runs kernels", use, "ratio", "NVML, once a second while the loader was tuned"),
         *((f"of the wait: {words.part}", seconds, "s", words.evidence) for words, seconds in causes),
         ("of that, waiting for a CPU", found.queued_s or None if cause == "cpu" else None, "s", "run queues"),
-        ("rate with a larger prefetch", deeper if cause == "memory" else None, "times", "predicted for four times"),
         ("batch size", facts.batch_bytes if is_tiny(facts) else None, "bytes", "mean of what was moved"),
     )
     for name, value, unit, how in known:

@@ -17,9 +17,9 @@ from typing import Literal
 
 from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.model import Model, Place
-from dpex.autotune.types import Decision, Settings
+from dpex.autotune.types import Settings
 from dpex.diagnose import ending, work
-from dpex.diagnose.attribution import LostTime, is_tiny
+from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import Facts
 
 WORTH = 0.03
@@ -31,8 +31,6 @@ HALF, QUARTER, FEWER = 0.5, 0.25, 0.75
 large."""
 _ELSEWHERE = 1000
 """Workers on other machines that a prediction may ask for."""
-_PAST = 8
-"""Of the tuner's predictions, the latest, by which later ones are judged."""
 
 Kind = Literal["workers", "prefetch", "start", "free", "place", "narrow", "larger", "cached", "cheaper", "machines"]
 EFFORT: dict[Kind, float] = {
@@ -92,7 +90,6 @@ class WhatIf:
         predictions: Changes that make more batches per second, the highest rate first.
         recommended: The one that brings most for its effort; None: nothing is worth it.
         held_back: What the tuner would have more of, and why it has not; "" if nothing.
-        deeper: How many times the rate four times the prefetch would give; None without workers.
         end: What would end the stall, in sentences; "" if that cannot be said.
     """
 
@@ -101,60 +98,24 @@ class WhatIf:
     predictions: tuple[Prediction, ...]
     recommended: Prediction | None
     held_back: str
-    deeper: float | None
     end: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoredPrediction:
-    """A decision of the tuner's: wait and rate that it was to bring, and those that it brought."""
-
-    change: str
-    predicted_wait: float
-    wait: float
-    predicted_rate: float
-    rate: float
-
-    @property
-    def error(self) -> float:
-        """Of the predicted wait, 0 to 1."""
-        return abs(self.predicted_wait - self.wait)
-
-
-def scores(decisions: Sequence[Decision]) -> tuple[ScoredPrediction, ...]:
-    """Past predictions against what happened, of those that were judged."""
-    return tuple(
-        ScoredPrediction(
-            change=f"{decision.old} → {decision.new}",
-            predicted_wait=decision.predicted_wait,
-            wait=outcome.wait,
-            predicted_rate=decision.predicted_rate,
-            rate=outcome.rate,
-        )
-        for decision in decisions
-        if (outcome := decision.outcome) is not None and decision.reason != "undo"
-    )
-
-
 def what_if(facts: Facts, found: LostTime) -> WhatIf | None:
-    """All predictions; None: too little was seen of batches or steps to predict from."""
-    past = scores(facts.decisions)[-_PAST:]
-    missed = sum(one.error for one in past) / len(past) if past else 0.0
-    model = work.model_of(facts, found, missed)
+    """Predict all changes; None: too little was seen of batches or steps to predict from."""
+    model = work.model_of(facts, found)
     if model is None:
         return None
     run = Run(facts=facts, found=found, model=model)
     better = [one for one in run.changes() if one.rate > (1.0 + WORTH) * run.rate]
     own = [one for one in better if facts.is_tuned and one.kind in TUNERS]
     others = [one for one in better if one not in own]
-    deeper = run.predicted("prefetch", "", replace(model.now, prefetch=4 * model.now.prefetch))
     return WhatIf(
         wait=facts.wait_ratio,
         rate=run.rate,
         predictions=tuple(sorted(others, key=lambda one: -one.rate)),
         recommended=max(others, key=lambda one: math.log(one.rate / run.rate) / EFFORT[one.kind], default=None),
         held_back=_held_back(facts, own),
-        deeper=deeper.rate / run.rate if model.now.workers else None,
         end=ending.sentences(facts, found, model),
     )
 
@@ -247,19 +208,10 @@ class Run:
         return start_s + self._order_s(model, settings) + count * max(step_s, 1.0 / model.rate(settings).value)
 
     def _order_s(self, model: Model, settings: Settings) -> float:
-        """Seconds lost with that prefetch: what of the slow batches it does not cover, and workers that it leaves
-        without work."""
-        now = model.now
-        pace_s = max(model.step_s, 1.0 / model.rate(now).value)
-
-        def uncovered_s(prefetch: int) -> float:
-            return sum(max(0.0, seconds - prefetch * pace_s) for seconds in work.services(self.facts))
-
-        seen_s = uncovered_s(now.prefetch)
-        part = uncovered_s(settings.prefetch) / seen_s if seen_s > 0 else now.prefetch / settings.prefetch
-        short, missing = 2 * now.workers - now.prefetch, 2 * settings.workers - settings.prefetch
-        idle = min(1.0, max(0.0, missing / short)) if short > 0 else 1.0
-        return self.found.by_cause["straggler"] * min(1.0, part) + self.found.by_cause["memory"] * idle
+        """Seconds lost with that prefetch: all as measured, none where it covers the slowest batch."""
+        now, enough = model.now.prefetch, work.covering_prefetch(self.facts, model)
+        left = (enough - settings.prefetch) / (enough - now) if enough > now else now / settings.prefetch
+        return work.order_s(self.found) * min(1.0, max(0.0, left))
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -294,11 +246,6 @@ class Run:
             if facts.is_capped:
                 text = f"a memory_budget for {wanted.prefetch} batches in flight instead of {now.prefetch}"
             yield replace(self.predicted("prefetch", text, wanted), kind="narrow" if facts.is_capped else "prefetch")
-        if is_tiny(facts):
-            yield self.predicted("workers", f"num_workers=0 instead of {now.workers}", self._here())
-
-    def _here(self) -> Settings:
-        return Settings(prefetch=1)
 
     def _elsewhere(self) -> Iterator[Prediction]:
         """CPUs of other machines, as many as end the stall."""

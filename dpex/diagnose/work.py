@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.model import Model, Place, Start
 from dpex.autotune.law.walls import Walls
-from dpex.autotune.types import Settings
+from dpex.autotune.types import Decision, Settings
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import Facts, PoolFacts
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
@@ -22,6 +22,8 @@ _QUEUED = 0.9
 """Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
 _WAITS = 0.01
 """From this share of the time on a loop waits, and its rate says what the workers can do."""
+_PAST = 8
+"""The latest predictions of the tuner, whose errors widen the next."""
 _LEAST, _BY_LOAD = 0.04, 0.15
 """Relative error of a rate on an idle machine, and what is added where other programs hold all CPUs."""
 
@@ -57,8 +59,22 @@ def order_s(found: LostTime) -> float:
     return found.by_cause["straggler"] + found.by_cause["memory"]
 
 
-def model_of(facts: Facts, found: LostTime, missed: float = 0.0) -> Model | None:
-    """The work and the machine; ``missed``: the relative error of earlier predictions. None: too little was seen."""
+def covering_prefetch(facts: Facts, model: Model) -> int:
+    """Return the batches in flight with which the workers stay busy while the slowest batch is made."""
+    slowest_s = max(services(facts), default=0.0)
+    made = min(model.demand, model.now.workers / max(1e-9, model.local.service_s))
+    return math.ceil(slowest_s * made) + model.now.workers
+
+
+def _missed(decisions: Sequence[Decision]) -> float:
+    """The mean error of the latest predictions of the wait, 0 to 1."""
+    judged = [one for one in decisions if one.outcome is not None and one.reason != "undo"][-_PAST:]
+    errors = [abs(one.predicted_wait - one.outcome.wait) for one in judged if one.outcome is not None]
+    return sum(errors) / len(errors) if errors else 0.0
+
+
+def model_of(facts: Facts, found: LostTime) -> Model | None:
+    """Return the law's model of the work and the machine; None: too little was seen."""
     if facts.tickets < 8 or facts.batches <= facts.passes or facts.work_s <= 0:
         return None
     count, now, here = later_batches(facts), present(facts), _place(facts, LOCAL)
@@ -77,7 +93,7 @@ def model_of(facts: Facts, found: LostTime, missed: float = 0.0) -> Model | None
         walls=_walls(facts, now, here),
         unevenness=_unevenness(facts),
         measured_rate=count / makes_s if waits else None,
-        error=math.hypot(_LEAST + _BY_LOAD * _load(facts), missed, 1.0 / math.sqrt(count)),
+        error=math.hypot(_LEAST + _BY_LOAD * _load(facts), _missed(facts.decisions), 1.0 / math.sqrt(count)),
         start=_start(facts, now),
         stages=_stages(facts),
     )

@@ -172,9 +172,9 @@ def test_a_wait_behind_a_batch_while_all_are_at_work_is_no_straggler() -> None:
 
 def test_a_queue_that_memory_keeps_short_is_the_memorys_fault_only_if_a_longer_one_would_help() -> None:
     measured = facts({"read": 0.5, "straggler": 5.0}, head_idle_s=3.75, is_capped=True)
-    assert judge(measured, deeper=2.0).cause == "memory"
-    assert judge(measured, deeper=1.0).cause == "straggler"
-    assert judge(measured, deeper=None).cause == "straggler"
+    assert judge(measured).cause == "memory"
+    hopeless = replace(READING, services_s=(0.1,) * 63 + (3.0,))
+    assert judge(replace(measured, pools={"local": hopeless})).cause == "straggler"
 
 
 def test_the_gpu_has_the_last_word() -> None:
