@@ -25,8 +25,8 @@ from dpex import DpexDataLoader
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 ROW = re.compile(r"^\| (.+) \| `([\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
-WALL_CLOCK = {"telemetry/loader_metrics.py", "autotune/runtime/recorder.py", "system/rank_board.py"}
-"""Where the time of day is told to people and to Prometheus, and where leftover files are known by their age."""
+WALL_CLOCK = {"telemetry/loader_metrics.py", "autotune/runtime/recorder.py"}
+"""Where the time of day is told to people and to Prometheus."""
 ASKS_THE_TIME = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\b|from time import .*\btime\b")
 COUNT = 300
 TIMEOUT_S = 0.5

@@ -37,12 +37,10 @@ from dpex.measure.samples import MachineSample, PoolSample
 from dpex.measure.wait_causes import NONE_YET, STRAGGLER
 from dpex.pools.ray.room import RemoteRoom
 from dpex.schedule.prefetch import PrefetchRules, Sizes
-from dpex.schedule.rank_shares import RankLoad
 from dpex.schedule.room import RoomFound, RoomWanted
 from dpex.system.clock import ManualClock
 from dpex.system.gpu.nvml import GpuSample
 from dpex.system.machine import MachineMeter, busy_s, cpu_used, parse_inactive, parse_runnable
-from dpex.system.rank_board import RankCpus
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)
@@ -575,26 +573,6 @@ def test_a_window_says_what_the_gpu_missed(parts: Any) -> None:
     assert (use.busy_ratio, use.supplied_busy_ratio) == pytest.approx((0.75, 0.75))
     assert (use.seconds, use.held_back()) == (pytest.approx(known_s), [("the power limit", pytest.approx(1.0))])
     assert 0.0 < use.supplied_s < known_s
-
-
-def test_a_window_is_of_the_cpus_that_ranks_leave_to_this_one(parts: Any) -> None:
-    tuner, engine, listener = parts
-    told: list[RankLoad] = []
-
-    class Ranks:
-        def report(self, loader: int, load: RankLoad) -> RankCpus | None:
-            told.append(load)
-            return RankCpus(cpus=0.7, used_by_others=0.25) if len(told) < 2 else None
-
-    tuner._ranks = Ranks()
-    tuner.turn()
-    for _ in range(2):
-        engine.work(40, 0.6, 0.6)
-        tuner.turn()
-    assert [load.wait for load in told] == pytest.approx([0.5, 0.5])
-    assert listener.samples[0].machine.cpus == 0.7
-    assert listener.samples[1].machine.cpus == tuner._machine.cpus
-    assert tuner._machine.used_by_ranks is None
 
 
 def test_a_window_waits_for_a_few_batches(parts: Any) -> None:

@@ -1,34 +1,11 @@
-"""What a loader tells others of its need: the ranks on its machine, and the loaders on its cluster. PURE."""
+"""What a loader tells others of its need: the other loaders on its cluster. PURE."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from dpex.autotune.felt import by_events
 from dpex.autotune.types import Sample
-from dpex.schedule.rank_shares import RankLoad
 
 MOST_WAIT = 0.999
 """Of the loop's time: a window of a second cannot show a smaller rest."""
-
-
-def load_of(sample: Sample) -> RankLoad | None:
-    """What the window says of the rank's need of CPUs; None without a batch.
-
-    What is lost is the GPU's time where that is known, and the training loop's else.
-    """
-    if not sample.batches or sample.seconds <= 0:
-        return None
-    felt = by_events(sample)
-    cpu_s = sample.local.cpu_s + sample.machine.trainer_cpu_s
-    return RankLoad(cpu_s=cpu_s / sample.batches, rate=sample.rate, wait=felt.wait, used=cpu_s / sample.seconds)
-
-
-def with_cpus(sample: Sample, cpus: float) -> Sample:
-    """The window on a machine of which so many CPUs are this rank's; others keep the same part of them busy."""
-    machine = sample.machine
-    part = machine.others / machine.cpus if machine.cpus > 0 else 0.0
-    return replace(sample, machine=replace(machine, cpus=cpus, others=part * cpus))
 
 
 def remote_need(sample: Sample, wait_goal: float) -> float | None:

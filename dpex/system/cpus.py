@@ -71,6 +71,7 @@ def _quota_v1(place: Path) -> float | None:
 
 
 _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def rank(environ: Mapping[str, str]) -> int:
@@ -80,9 +81,13 @@ def rank(environ: Mapping[str, str]) -> int:
 
 
 def local_ranks(environ: Mapping[str, str]) -> int:
-    """Training processes on this machine, as launchers tell it (``LOCAL_WORLD_SIZE`` and its cousins); 1 when
-    unsaid."""
-    for name in _LOCAL_RANKS:
+    """Return the number of training processes on this machine, at least 1.
+
+    Launchers set it as ``LOCAL_WORLD_SIZE`` or under a name of their own. Lightning's launcher sets only
+    ``WORLD_SIZE``, which is the same number if the ranks meet at a loopback address.
+    """
+    names = (*_LOCAL_RANKS, "WORLD_SIZE") if environ.get("MASTER_ADDR") in _LOOPBACK else _LOCAL_RANKS
+    for name in names:
         value = environ.get(name, "")
         if value.isascii() and value.isdigit() and int(value) > 0:
             return int(value)

@@ -1,8 +1,8 @@
 """Directories in which processes find each other: which are this user's own, and which are safe to write into.
 
 In those of `own_directories` processes announce their metrics. They stay when nothing lies in them, as Prometheus
-watches them and containers mount them. In those of `job_directories` lies what only processes of a job or of a group
-of trainings read. They are made when they are needed, and whoever removes the last file removes them, too.
+watches them and containers mount them. In those of `job_directories` lies what only a group of trainings reads. They
+are made when they are needed, and the process that removes the last file removes them, too.
 
 Whoever can change such a directory decides what Prometheus and ``dpex top`` ask, and a symbolic link in a place where
 everybody may make one leads writers astray. So a directory is opened once, checked as it was opened, and files are made
@@ -12,7 +12,6 @@ in that very one. What is this user's own is made so that nobody else can enter 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import stat
@@ -46,13 +45,6 @@ def job_directories(environment: Mapping[str, str]) -> list[Path]:
     """Those that last as long as something lies in them, in the order of `own_directories`."""
     names = {"metrics": "jobs"}
     return [path.with_name(names.get(path.name, f"{path.name}-jobs")) for path in own_directories(environment)]
-
-
-def remove_if_empty(directory: Path) -> None:
-    """Remove a directory of `job_directories` unless something lies in it, or somebody is about to put it there."""
-    with contextlib.suppress(OSError), opened(directory, own=True) as inside:
-        fcntl.flock(inside, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        directory.rmdir()
 
 
 def to_look_in(environment: Mapping[str, str]) -> list[Path]:

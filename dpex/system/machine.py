@@ -102,15 +102,17 @@ class _Processes:
 
 
 class MachineMeter:
-    """Samples the machine for the tuner. The CPUs of a rank are its share of those of the machine."""
+    """Samples the machine for the tuner.
+
+    The ranks of a machine have an equal part of its CPUs each. The others are assumed to use as much of theirs as this
+    one, because they run the same program.
+    """
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
         self._ranks = local_ranks(os.environ)
         self._affinity = _affinity()
         self.cpus = max(0.5, usable_cpus() / self._ranks)
-        self.used_by_ranks: float | None = None
-        """CPUs that the job's other ranks keep busy; None: not known, and each is assumed to use as many as this."""
         self._limited = cgroup_cpus() is not None
         self._processes = _Processes()
         self._others = 0.0
@@ -170,8 +172,7 @@ class MachineMeter:
         if self._others_at > -math.inf and not self._pids - pids:  # of workers that ended, the CPU time is not known
             seconds = now - self._others_at
             own_cpus = (own - self._own) / seconds
-            ranks = own_cpus * (self._ranks - 1) if self.used_by_ranks is None else self.used_by_ranks
-            others = ((busy - self._busy) / seconds - own_cpus - ranks) / self._ranks
+            others = ((busy - self._busy) / seconds - own_cpus * self._ranks) / self._ranks
             self._others = min(self.cpus, max(0.0, others))
             self._others_known = True
         self._busy, self._own, self._pids, self._others_at = busy, own, pids, now

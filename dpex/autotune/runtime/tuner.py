@@ -12,21 +12,19 @@ only while it looks; it ends with the last iterator, with the tuner, and with th
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, Protocol
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.felt import by_events
 from dpex.autotune.law import Law, law_for
 from dpex.autotune.law.wording import named
-from dpex.autotune.need import load_of, made_without, remote_need, with_cpus
+from dpex.autotune.need import made_without, remote_need
 from dpex.autotune.runtime.allowed import Limits, brought_inside, within
 from dpex.autotune.runtime.recorder import recorder
 from dpex.autotune.runtime.short_passes import quickest
@@ -45,15 +43,13 @@ from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks
 from dpex.system.gpu.watch import GpuView, view
 from dpex.system.machine import MachineMeter
-from dpex.system.rank_board import RankShare, rank_share
 
 logger = logging.getLogger("dpex")
 
 JOIN_S = 2.0
 """The thread only looks and asks, and is done by then, unless the machine hardly runs it."""
-RANKS_EVERY_S, ROOM_EVERY_S = 0.5, 1.0
-"""How often ranks tell each other of their need, which takes a tenth of a millisecond, and how often the cluster is
-asked for room, which is a call to Ray's head node, at most."""
+ROOM_EVERY_S = 1.0
+"""Seconds between two requests to the cluster for room, which are calls to Ray's head node."""
 _DIFFERS = 1.5
 """Numbers of workers for short passes that differ by less than this factor count as the same."""
 
@@ -85,7 +81,6 @@ class Tuner:
         clock: Clock = monotonic,
         machine: MachineMeter | None = None,
         gpu_view: Callable[[], GpuView | None] = view,
-        ranks: RankShare = rank_share,
     ) -> None:
         self._config = config
         self._limits = limits
@@ -93,9 +88,7 @@ class Tuner:
         self._clock = clock
         self._machine = machine
         self._gpu_view = gpu_view
-        self._ranks = ranks
-        self._rank_cpus: float | None = None
-        self._ranks_told_at, self._looked_for_room_at = -math.inf, 0.0
+        self._looked_for_room_at = 0.0
         self._gpus: GpuView | None = None
         self._engines: list[Tunable] = []
         self._windows = MeasurementWindows()
@@ -195,9 +188,7 @@ class Tuner:
             self._stop = threading.Event()
             self._windows.shorten()
             self._gpus = self._gpu_view()
-            self._rank_cpus, self._ranks_told_at = None, -math.inf
-            leave = partial(self._ranks.leave, id(self))
-            arguments = (weakref.ref(self), self._stop, self._room, leave)
+            arguments = (weakref.ref(self), self._stop, self._room)
             self._thread = threading.Thread(target=_run, args=arguments, name="dpex-tuner", daemon=True)
             self._thread.start()
 
@@ -221,8 +212,6 @@ class Tuner:
         self._stop.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_S)
-            if thread.is_alive():  # the process may end before it does
-                self._ranks.leave(id(self))
         if self._gpus is not None:
             self._gpus.close()
 
@@ -258,25 +247,12 @@ class Tuner:
     def _sample(self, window: Window) -> Sample:
         look = window.after.look
         sample = window.sample(self._began_at or 0.0, self.settings)
-        sample = replace(
+        return replace(
             sample,
             remote=self._with_room(sample, window),
             machine=self._machine_sample(look, window),
             gpu_busy=self._gpu_busy(sample),
         )
-        self._tell_ranks(sample)
-        return sample if self._rank_cpus is None else with_cpus(sample, self._rank_cpus)
-
-    def _tell_ranks(self, sample: Sample) -> None:
-        """Tell the other ranks of this machine what this loader needs, now and then, and take what it may have."""
-        now, load = self._clock(), load_of(sample)
-        if load is None or now - self._ranks_told_at < RANKS_EVERY_S or self._stop.is_set():
-            return
-        self._ranks_told_at = now
-        found = self._ranks.report(id(self), load)
-        self._rank_cpus = None if found is None else found.cpus
-        if self._machine is not None:
-            self._machine.used_by_ranks = None if found is None else found.used_by_others
 
     def _gpu_busy(self, sample: Sample) -> float | None:
         """Share of about the last second in which the GPU ran kernels; notes that, and what holds its clocks back."""
@@ -437,9 +413,7 @@ class Tuner:
                 engine.request(sizes)
 
 
-def _run(
-    reference: weakref.ReferenceType[Tuner], stop: threading.Event, room: Room | None, leave: Callable[[], None]
-) -> None:
+def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event, room: Room | None) -> None:
     pause_s = SHORTEST_S
     try:
         while not stop.wait(pause_s):
@@ -455,7 +429,6 @@ def _run(
                 return
             del tuner
     finally:
-        leave()
         if room is not None:
             room.rest()
 

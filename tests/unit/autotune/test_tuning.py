@@ -26,8 +26,6 @@ BATCH_BYTES = 1e6
 class Machine:
     """As a `MachineMeter`: nothing else runs."""
 
-    used_by_ranks: float | None = None
-
     def __init__(self, **known: Any) -> None:
         self.known = {"cpus": 8.0, **known}
 

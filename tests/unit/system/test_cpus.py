@@ -153,6 +153,9 @@ def test_both_versions_mounted(tmp_path: Path) -> None:
         ({"LOCAL_WORLD_SIZE": "-2"}, 1),
         ({"SLURM_NTASKS_PER_NODE": "4(x2)"}, 1),
         ({"WORLD_SIZE": "64"}, 1),
+        ({"WORLD_SIZE": "64", "MASTER_ADDR": "10.0.0.1"}, 1),
+        ({"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, 2),
+        ({"WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "LOCAL_WORLD_SIZE": "2"}, 2),
     ],
 )
 def test_local_ranks(environ: dict[str, str], ranks: int) -> None:
