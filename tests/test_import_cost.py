@@ -31,8 +31,8 @@ FOR_AN_EPOCH = (
 """What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package.
 `dpex._ray` only tells which threads are Ray's, and imports nothing."""
 FOR_OTHER_LOADERS = {
-    *("dpex.schedule.fair_shares", "dpex.engine.in_process"),
-    *("dpex.engine.inprocess_meter", "dpex.worker.torch_workers", "dpex.transport.compression"),
+    *("dpex.engine.in_process", "dpex.engine.inprocess_meter"),
+    *("dpex.worker.torch_workers", "dpex.transport.compression"),
     *("dpex.measure.gpu_use", "dpex.profile.instrument"),
     *("dpex.system.directories", "dpex.system.gpu.nvml", "dpex.system.gpu.watch"),
     "dpex.system.tcp",

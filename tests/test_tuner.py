@@ -36,6 +36,7 @@ from dpex.measure.consumer_time import EngineLook, Tally, Times
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.measure.wait_causes import NONE_YET, STRAGGLER
 from dpex.pools.ray.room import RemoteRoom
+from dpex.pools.ray.shares import Claim
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.room import RoomFound, RoomWanted
 from dpex.system.clock import ManualClock
@@ -743,24 +744,6 @@ def test_a_request_for_nodes_is_told_and_ends_with_the_pass(parts: Any) -> None:
     assert place.rests == 2
 
 
-@pytest.mark.parametrize(("stall_s", "is_more"), [(None, True), (0.45, True), (0.0, False)])
-def test_a_loader_needs_workers_for_what_its_gpu_waits(parts: Any, stall_s: float | None, is_more: bool) -> None:
-    _, engine, _ = parts
-    place = Place(RoomFound(more=0))
-    engine.shown = replace(engine.shown, remote=PoolSample(requested=3, running=3))
-    tuner = Tuner(AutotuneConfig(), Settings(remote=3), Limits(), room=place, clock=engine.clock)
-    tuner._engines.append(engine)
-    tuner.turn()
-    made = PoolSample(requested=3, running=3, tickets=40, load_s=1.5)
-    gpu = {"gpu_stall_s": stall_s, "gpu_steps": 40, "gpu_step_s": 0.55 + 0.45 * (not stall_s)}
-    engine.shown = replace(engine.shown, remote=made, **gpu if stall_s is not None else {})
-    engine.work(40, 0.5, 0.5)
-    tuner.turn()
-    need = place.asked[0].need
-    assert need is not None
-    assert (need > 3) is is_more
-
-
 def test_what_the_system_refuses_is_learnt_as_a_limit(parts: Any) -> None:
     _, engine, _ = parts
     tuner = Tuner(AutotuneConfig(), Settings(local=6, prefetch=12), Limits(), clock=engine.clock)
@@ -792,12 +775,11 @@ def test_room_on_the_cluster(
 ) -> None:
     room = RemoteRoom(None, world_size=ranks, every_s=1e9)
     room._look = lambda: (free, capacity)  # type: ignore[method-assign]
-    reported: list[dict[str, Any]] = []
+    reported: list[Claim] = []
     room._share.report = lambda claim, **_: (reported.append(claim), granted)[1]  # type: ignore[assignment, misc]
-    found = room.look(RoomWanted(requested=requested, running=running, need=7.5, own=2.5))
+    found = room.look(RoomWanted(requested=requested, running=running, useful=7))
     assert found == RoomFound(more=expected[0], unplaced=expected[1], granted=granted)
-    told = {"need": 7.5, "own": 2.5, "most": capacity, "cpus": 1.0, "requested": requested, "running": running}
-    assert reported == [told]
+    assert reported == [Claim(useful=7, most=capacity, requested=requested, running=running)]
 
 
 def test_a_budget_bounds_the_memory_that_the_law_sees(parts: Any) -> None:

@@ -1,4 +1,4 @@
-"""A training with remote workers, as a process of its own: `python -m benchmarks.drills.training ADDRESS NAP_S`.
+"""A training with remote workers, as a process: `python -m benchmarks.drills.training ADDRESS NAP_S [WEIGHT]`.
 
 Its loop never stops to compute, so it waits however many workers it has: a sample takes `NAP_S` seconds, a step a
 hundredth. It prints, about four times a second, the time, its remote workers, and the share of its time that it waited
@@ -20,10 +20,10 @@ STEP_S = 0.01
 BATCH_SIZE = 4
 
 
-def main(address: str, nap_s: float) -> None:
+def main(address: str, nap_s: float, weight: float = 1.0) -> None:
     """Train until somebody ends this process."""
     join(address)
-    config = AutotuneConfig(max_local=0, min_remote=1, interval_s=LINE_S)
+    config = AutotuneConfig(max_local=0, min_remote=1, interval_s=LINE_S, cluster_weight=weight)
     dataset = Waits(np.array([nap_s]))
     loader = DpexDataLoader(dataset, batch_size=BATCH_SIZE, num_workers="auto", distribute_mode=True, autotune=config)
     line_at, waited_s = time.monotonic(), 0.0
@@ -43,4 +43,4 @@ def main(address: str, nap_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]))
+    main(sys.argv[1], *map(float, sys.argv[2:]))

@@ -44,8 +44,8 @@ class AutotuneConfig:
             0.04: windows cannot show less.
         shrink_after: Windows in a row without waiting before workers are given back (1 to 100). 16: giving back too
             early costs a wait, too late costs only CPUs.
-        cluster_weight: What this loader's wait counts against that of other loaders on the same Ray cluster (0.01 to
-            100), which divide it so that all wait equally long. 1: all count the same.
+        cluster_weight: This loader's share of a Ray cluster relative to that of other loaders (0.01 to 100). 1: all
+            have equal shares, and what a loader has no use for goes to the others.
         memory_share: The part of the memory that is free without them that workers and batches in flight may fill (0.01
             to 0.9). 0.5: the training process's own memory grows after its first steps.
         interval_s: Seconds between windows once the work is known (0.05 to 60); at first they are shorter.

@@ -16,7 +16,7 @@ from rich.text import Text
 from dpex.cli.terminal import follow
 from dpex.errors import ClusterError
 from dpex.measure.readable import duration, fine_percent, size
-from dpex.schedule.fair_shares import Claim
+from dpex.pools.ray.shares import Claim
 from dpex.schedule.room import NodeLink
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import forgive
@@ -28,7 +28,7 @@ NO_LOADERS = (
 _DESCRIPTION = """
 Show what the training processes of a Ray cluster have of it, fresh every second: its nodes and the network from them
 (what they send now, the bandwidth while sending, the round trip and what is sent again), and for each loader that tunes
-itself the workers that it has, its share, what it needs, and for how much of its time it waits for want of them.
+itself the workers that it has, its share, and the workers that would pay.
 """
 
 
@@ -61,13 +61,13 @@ def nodes() -> list[ClusterNode]:
 def screen(
     found: list[ClusterNode], loaders: Mapping[str, tuple[Claim, int]], links: Sequence[tuple[str, NodeLink]] = ()
 ) -> RenderableType:
-    """The nodes with the ways from them, then the loaders, those that wait longest first."""
+    """Return the nodes with the network from them, then the loaders, those that lack most workers first."""
     nodes_first = (Text(_title(found), style="bold"), "", _nodes_table(found, links), "")
     return Group(*nodes_first, _loaders_table(loaders) if loaders else Text(NO_LOADERS))
 
 
 def _look() -> RenderableType:
-    from dpex.pools.ray.room import links, shares
+    from dpex.pools.ray.shares import links, shares
 
     return screen(nodes(), shares(), links())
 
@@ -112,16 +112,15 @@ def _title(found: list[ClusterNode]) -> str:
 def _loaders_table(loaders: Mapping[str, tuple[Claim, int]]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("loader")
-    for heading in ("workers", "asked for", "share", "needed", "wait for want of workers", "CPUs each", "weight"):
+    for heading in ("workers", "asked for", "share", "would pay", "CPUs each", "weight"):
         table.add_column(heading, justify="right")
-    for name, (claim, granted) in sorted(loaders.items(), key=lambda one: (-one[1][0].wait_share, one[0])):
+    for name, (claim, granted) in sorted(loaders.items(), key=lambda one: (-one[1][0].lacking, one[0])):
         table.add_row(
             name,
             str(claim.running),
             str(claim.requested),
             str(granted),
-            f"{claim.need:.1f}",
-            fine_percent(claim.wait_share),
+            str(claim.useful),
             f"{claim.cpus:g}",
             f"{claim.weight:g}",
         )

@@ -13,7 +13,7 @@ from shared_ray import SharedRay
 
 from dpex._ray import available_resources_per_node
 from dpex.cli.cluster import NO_LOADERS, ClusterNode, screen
-from dpex.schedule.fair_shares import Claim
+from dpex.pools.ray.shares import Claim
 from dpex.schedule.room import NodeLink
 
 ROOT = Path(__file__).parents[2]
@@ -26,16 +26,16 @@ def text_of(shown: Any) -> str:
     return console.export_text()
 
 
-def test_nodes_and_loaders_are_shown_who_waits_longest_first() -> None:
+def test_nodes_and_loaders_are_shown_who_lacks_most_first() -> None:
     loaders = {
-        "idle": (Claim(need=2.0, most=12, requested=2, running=2), 2),
-        "hungry": (Claim(need=16.0, most=12, requested=8, running=4, weight=2.0), 8),
+        "idle": (Claim(useful=2, most=12, requested=2, running=2), 2),
+        "hungry": (Claim(useful=16, most=12, requested=8, running=4, weight=2.0), 8),
     }
     lines = [line.split() for line in text_of(screen(NODES, loaders)).splitlines()]
     assert ["Ray", "cluster:", "2", "nodes,", "12", "CPUs,", "2.5", "free"] in lines
     assert ["b", "8", "5.5", "2.5"] in lines
-    hungry, idle = ["hungry", "4", "8", "8", "16.0", "75", "%", "1", "2"], ["idle", "2", "2", "2", "2.0", "0", "%"]
-    assert lines.index(hungry) < lines.index([*idle, "1", "1"])
+    hungry, idle = ["hungry", "4", "8", "8", "16", "1", "2"], ["idle", "2", "2", "2", "2", "1", "1"]
+    assert lines.index(hungry) < lines.index(idle)
 
 
 def test_the_network_from_a_node_is_that_to_all_loaders() -> None:

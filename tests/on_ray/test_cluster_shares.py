@@ -1,4 +1,4 @@
-"""Several trainings on one Ray cluster, each a process of its own: they wait equally, and who dies leaves all."""
+"""Several trainings on one Ray cluster, each a process: they have equal shares, and one that dies leaves all."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def address() -> Iterator[str]:
 class Training:
     """A process that trains (`benchmarks.drills.training`); `lines` holds what it has printed, parsed."""
 
-    def __init__(self, address: str, nap_s: float) -> None:
+    def __init__(self, address: str, nap_s: float, weight: float = 1.0) -> None:
         where = Surroundings()
-        command = [where.python, "-m", "benchmarks.drills.training", address, str(nap_s)]
+        command = [where.python, "-m", "benchmarks.drills.training", address, str(nap_s), str(weight)]
         self.process = subprocess.Popen(
             command, cwd=where.folder, env=where.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -95,7 +95,7 @@ def are_shown_equal(address: str, *trainings: Training) -> bool:
     return all(row[3:6] == ["3"] * 3 for row in rows)
 
 
-def test_two_trainings_wait_equally_and_one_alone_has_everything(address: str) -> None:
+def test_two_trainings_have_equal_shares_and_one_alone_has_everything(address: str) -> None:
     first = Training(address, 0.05)
     try:
         while_they_train(lambda: first.workers == {ROOM}, first)
@@ -114,11 +114,10 @@ def test_two_trainings_wait_equally_and_one_alone_has_everything(address: str) -
         first.kill()
 
 
-def test_who_needs_less_gets_less(address: str) -> None:
-    """Of workers that are twice as fast the same loop needs half as many."""
-    slow, quick = Training(address, 0.04), Training(address, 0.02)
+def test_a_loader_of_twice_the_weight_gets_twice_the_workers(address: str) -> None:
+    heavy, light = Training(address, 0.05, weight=2.0), Training(address, 0.05)
     try:
-        while_they_train(lambda: slow.workers == {4} and quick.workers == {2}, slow, quick)
+        while_they_train(lambda: heavy.workers == {4} and light.workers == {2}, heavy, light)
     finally:
-        slow.kill()
-        quick.kill()
+        heavy.kill()
+        light.kill()

@@ -20,11 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from dpex.autotune.checked import MOST_WORKERS
 from dpex.autotune.config import AutotuneConfig
-from dpex.autotune.felt import by_events
 from dpex.autotune.law import Law, law_for
 from dpex.autotune.law.wording import named
-from dpex.autotune.need import made_without, remote_need
 from dpex.autotune.runtime.allowed import Limits, brought_inside, within
 from dpex.autotune.runtime.recorder import recorder
 from dpex.autotune.runtime.short_passes import quickest
@@ -38,7 +37,7 @@ from dpex.measure.node_links import node_links
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Sizes
-from dpex.schedule.room import Room, RoomFound, RoomWanted
+from dpex.schedule.room import NodeLink, Room, RoomFound, RoomWanted
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks
 from dpex.system.gpu.watch import GpuView, view
@@ -282,7 +281,7 @@ class Tuner:
         if self._room is None or self._refused:
             return remote
         links = node_links(window.before.look.nodes, window.after.look.nodes, sample.seconds)
-        found = self._look_for_room(replace(self._wanted(sample), links=links), sample.at)
+        found = self._look_for_room(self._wanted(remote.requested, remote.running, links), sample.at)
         if found is None:
             return remote
         return replace(remote, room=found.more, unplaced=found.unplaced, granted=found.granted)
@@ -299,27 +298,20 @@ class Tuner:
     def _keep_place(self, looks: Sequence[EngineLook]) -> None:
         """Tell the cluster of this loader while no window ends, as before the first batch of a pass.
 
-        A loader for which the cluster has no place has no batch, and so no window. Others give back what is its share
-        only if they are told of it.
+        A loader for which the cluster has no place has no batch, and so no window. Others give back its share only if
+        it reports.
         """
         is_due = self._clock() - self._looked_for_room_at >= ROOM_EVERY_S
         if self._room is None or self._refused or not looks or not is_due:
             return
         requested, running = (sum(getattr(look.remote, name) for look in looks) for name in ("requested", "running"))
-        may_grow = bool(self._allowed().max_remote)
-        self._look_for_room(RoomWanted(requested=requested, running=running, may_grow=may_grow), self._elapsed_s())
+        self._look_for_room(self._wanted(requested, running), self._elapsed_s())
 
-    def _wanted(self, sample: Sample) -> RoomWanted:
-        """What is told of the need for remote workers. Nodes are asked for only up to a number that the user gave."""
+    def _wanted(self, requested: int, running: int, links: Mapping[str, NodeLink] | None = None) -> RoomWanted:
+        """Return what this loader wants of the cluster. It asks for nodes only up to a number that the user gave."""
         most = self._allowed().max_remote
-        return RoomWanted(
-            requested=sample.remote.requested,
-            running=sample.remote.running,
-            need=remote_need(by_events(sample), self._config.wait_goal),
-            own=made_without(sample),
-            useful=self._law.useful_remote(most) if most else None,
-            may_grow=bool(most),
-        )
+        useful = self._law.useful_remote(MOST_WORKERS if most is None else most)
+        return RoomWanted(requested=requested, running=running, useful=useful, may_grow=bool(most), links=links or {})
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,7 @@
 """The number of remote workers that a loader may ask for: free ones, up to the loader's share of the cluster.
 
-Loaders of all processes that are connected to one cluster divide it by need: one of them starts a small named actor,
-which keeps `dpex.schedule.fair_shares.ClusterShares`, and each reports to it about once a second. The actor belongs to
-the process that started it and ends with that process; the next report of another loader starts a new actor, which
-knows all loaders within a second. Where no actor can be had, the ranks of a job divide the cluster evenly.
+All loaders that tune themselves on one cluster divide it (see `dpex.pools.ray.shares`). Where the actor for that cannot
+be had, the ranks of a job divide the cluster equally.
 
 A cluster is asked to grow by placement groups without a place, which are demand that an autoscaler adds nodes for.
 `dpex.pools.ray.demand` says how many, and when they go back.
@@ -12,44 +10,26 @@ A cluster is asked to grow by placement groups without a place, which are demand
 from __future__ import annotations
 
 import contextlib
-import importlib
-import logging
 import math
-import os
-import socket
-import sys
 import threading
 from collections.abc import Mapping
-from functools import cache
-from itertools import count
-from pathlib import Path
 from typing import Any
 
-from dpex._ray import client_session
 from dpex.pools.ray.cluster import answers, living_nodes, own_node, slots
 from dpex.pools.ray.demand import Demand, Places
 from dpex.pools.ray.reservations import Bundles, Reservation, actor_options, needs_of, stands_anywhere
-from dpex.schedule.fair_shares import Claim
-from dpex.schedule.room import KnownNeed, NodeLink, RoomFound, RoomWanted, room_found
+from dpex.pools.ray.shares import Claim, ClusterShare
+from dpex.schedule.room import RoomFound, RoomWanted, room_found
 from dpex.system.clock import monotonic
 from dpex.system.ray_package import is_ray_connected
-
-logger = logging.getLogger("dpex")
-
-ACTOR, NAMESPACE = "dpex-shares", "dpex"
-PATIENCE_S = 5.0
-"""Seconds that a command that shows the cluster waits for the coordinator."""
-ANSWER_S = 0.2
-"""Seconds that the tuner waits for the coordinator, which answers within milliseconds once it runs."""
-_numbers = count(1)
 
 
 class RemoteRoom:
     """See the module; a `dpex.schedule.room.Room`.
 
     Args:
-        world_size: Ranks of this job, which divide the cluster evenly while there is no coordinator.
-        weight: What this loader's wait counts against that of others.
+        world_size: Ranks of this job, which divide the cluster equally while there are no shares.
+        weight: This loader's share relative to that of others.
         every_s: Seconds between two looks at the cluster.
     """
 
@@ -64,7 +44,6 @@ class RemoteRoom:
         self._found: tuple[int, int] | None = None
         self._share = ClusterShare(weight)
         self._granted: int | None = None
-        self._need = KnownNeed()
         self._growth = ClusterGrowth(options)
         self._lock = threading.Lock()
 
@@ -72,7 +51,6 @@ class RemoteRoom:
         """See `dpex.schedule.room.Room.look`; None while no cluster is connected."""
         with self._lock:
             told = ""
-            self._need.learn(wanted)
             if (now := monotonic()) - self._looked_at >= self._every_s:
                 self._looked_at, self._found = now, self._look()
                 if self._found is not None:
@@ -107,7 +85,13 @@ class RemoteRoom:
 
     def _report(self, wanted: RoomWanted, free: int, capacity: int) -> int | None:
         cpus = self._needs.get("CPU", 0.0) or 1.0
-        claim = self._need.claim(wanted, capacity, cpus)
+        claim = Claim(
+            useful=max(1, wanted.requested) if wanted.useful is None else wanted.useful,
+            most=capacity,
+            cpus=cpus,
+            requested=wanted.requested,
+            running=wanted.running,
+        )
         return self._share.report(claim, free=free * cpus, total=capacity * cpus, links=wanted.links)
 
 
@@ -159,100 +143,3 @@ class ClusterGrowth:
         if self._reserved and is_ray_connected():
             self._give_back(list(self._reserved))
         self._reserved = []
-
-
-# -- shares ------------------------------------------------------------------------------------------------------------
-
-
-class ClusterShare:
-    """A loader's share of a cluster, as the coordinator says."""
-
-    def __init__(self, weight: float) -> None:
-        self._weight = weight
-        self._name = f"{socket.gethostname()}:{os.getpid()} {Path(sys.argv[0]).name or 'python'} #{next(_numbers)}"
-        self._coordinator: Any = None
-        self._answer: Any = None
-        self._granted: int | None = None
-
-    def report(
-        self, claim: Mapping[str, Any], *, free: float, total: float, links: Mapping[str, NodeLink]
-    ) -> int | None:
-        """Report a `Claim` without its weight; return the workers granted last, None without a coordinator."""
-        try:
-            ray = importlib.import_module("ray")
-            if self._coordinator is None:
-                self._coordinator = coordinator()
-            if self._answer is None:
-                weighted = {**claim, "weight": self._weight}
-                ways = {place: tuple(link) for place, link in links.items()}
-                self._answer = self._coordinator.report.remote(self._name, weighted, free, total, ways)
-            if ray.wait([self._answer], timeout=ANSWER_S)[0]:
-                answer, self._answer = self._answer, None
-                self._granted = int(ray.get(answer))
-        except Exception as error:
-            logger.debug("the coordinator of this cluster's loaders does not answer: %s", error)
-            self._coordinator = self._answer = self._granted = None
-        return self._granted
-
-
-def shares() -> dict[str, tuple[Claim, int]]:
-    """Return what the loaders that tune themselves on this cluster ask for, and what was granted, by loader."""
-    return {name: (Claim(**claim), granted) for name, (claim, granted) in _asked("claims").items()}
-
-
-def links() -> list[tuple[str, NodeLink]]:
-    """Return the connections from nodes to loaders that tune themselves, each with the node's name."""
-    return [(place, NodeLink(*way)) for ways in _asked("links").values() for place, way in ways.items()]
-
-
-def _asked(what: str) -> dict[str, Any]:
-    """Return what the coordinator answers; nothing where there is none. Asks Ray."""
-    ray = importlib.import_module("ray")
-    try:
-        method = getattr(ray.get_actor(ACTOR, namespace=NAMESPACE), what)
-        return dict(ray.get(method.remote(), timeout=PATIENCE_S))
-    except (ValueError, ray.exceptions.RayError):  # it has just gone with who started it
-        return {}
-
-
-def coordinator() -> Any:
-    """Return the actor of this cluster, started beside the first that needs it. Asks Ray."""
-    ray = importlib.import_module("ray")
-    affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-    here = affinity(ray.get_runtime_context().get_node_id(), soft=True)
-    options = {"name": ACTOR, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0}
-    return _coordinator_class(client_session()).options(**options, scheduling_strategy=here).remote()
-
-
-@cache
-def _coordinator_class(session: str) -> Any:
-
-    class DpexShares:
-        def __init__(self) -> None:
-            from dpex.schedule.fair_shares import ClusterShares
-
-            self._shares = ClusterShares()
-            self._links: dict[str, dict[str, Any]] = {}
-
-        def report(self, name: str, claim: dict[str, Any], free: float, total: float, links: dict[str, Any]) -> int:
-            import time
-
-            from dpex.schedule.fair_shares import Claim
-
-            self._links[name] = links
-            return self._shares.report(name, Claim(**claim), free=free, total=total, now=time.monotonic())
-
-        def claims(self) -> dict[str, Any]:
-            from dataclasses import asdict
-
-            return {name: (asdict(claim), granted) for name, (claim, granted) in self._shares.claims().items()}
-
-        def links(self) -> dict[str, Any]:
-            known = self._shares.claims()
-            self._links = {name: links for name, links in self._links.items() if name in known}
-            return self._links
-
-        def __repr__(self) -> str:
-            return "dpex shares"
-
-    return importlib.import_module("ray").remote(DpexShares)

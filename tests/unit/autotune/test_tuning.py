@@ -277,7 +277,7 @@ def test_the_cluster_is_told_of_a_loader_that_has_no_batch_yet() -> None:
         loader.clock.advance(max(0.01, tuner.turn()))
     assert 9 <= len(cluster.told) <= 12
     assert {wanted.requested for wanted in cluster.told} == {2}
-    assert {wanted.need for wanted in cluster.told} == {None}
+    assert {wanted.useful for wanted in cluster.told} == {None}
 
 
 # -- nothing it is shown breaks it -------------------------------------------------------------------------------------

@@ -1,0 +1,277 @@
+"""The shares of a cluster's workers that belong to the loaders which tune themselves.
+
+Each loader gets an equal part of the CPUs, or one by its weight, and what it has no use for goes to the others (max-min
+fairness). `ClusterShares` decides and is pure. It lives in a small named actor of the cluster, to which each loader
+reports about once a second through its `ClusterShare`. The actor belongs to the process that started it and ends with
+that process. The next report of another loader starts a new actor, which knows all loaders within a second: a loader
+that has not reported for `FORGOTTEN_S` seconds has no share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import importlib
+import logging
+import math
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from dpex._ray import client_session
+from dpex.schedule.room import NodeLink
+
+logger = logging.getLogger("dpex")
+
+FORGOTTEN_S = 5.0
+"""Seconds after which a loader that has not reported has no share: several of its reports, as one may be late."""
+UNUSED_S = 6.0
+"""Seconds for which a loader may leave a share unused before others have it, from when it last had more workers: the
+tuner takes up to four seconds to measure their effect, and a window or two to ask for the same number again."""
+UNUSED_GROWTH = 1.25
+"""A loader that left its share unused keeps its workers, and this factor more, so that it can ask again."""
+SAME = 0.1
+"""A number of useful workers that differs by less than this part does not change a share: no worker moves for noise."""
+CAPACITY_S = 5.0
+"""The capacity is the maximum of this many seconds. A worker that was just requested may be in no count for a moment,
+and no loader shall lose one for that."""
+DIVIDE_EVERY_S = 0.2
+"""Seconds between two divisions, unless a loader is new: a thousand loaders report a thousand times a second."""
+PARTS = 1000
+"""Workers are handed out one by one, or in this many parts of a larger cluster, which takes a millisecond or two."""
+_ROUNDING = 1e-9
+"""Sums of CPUs in floating point that differ by less are equal."""
+
+ACTOR, NAMESPACE = "dpex-shares", "dpex"
+PATIENCE_S = 5.0
+"""Seconds that a command that shows the cluster waits for the actor."""
+ANSWER_S = 0.2
+"""Seconds that the tuner waits for the actor, which answers within milliseconds once it runs."""
+_numbers = count(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What one loader wants of the cluster.
+
+    Attributes:
+        useful: Workers that would pay if they had places.
+        most: The maximum number of workers that could be placed.
+        weight: Its share relative to that of other loaders.
+        cpus: CPUs per worker, or another unit that is that of the capacity.
+        requested: Workers that it has asked for.
+        running: Those of them that run.
+    """
+
+    useful: int
+    most: int
+    weight: float = 1.0
+    cpus: float = 1.0
+    requested: int = 0
+    running: int = 0
+
+    @property
+    def lacking(self) -> int:
+        """Workers that would pay and do not run."""
+        return max(0, self.useful - self.running)
+
+
+def fair_shares(capacity: float, claims: Mapping[str, Claim]) -> dict[str, int]:
+    """Return the number of workers of each loader, of a capacity in the unit of `Claim.cpus`.
+
+    The next worker always goes to the loader with the fewest CPUs for its weight, among those that have fewer workers
+    than are useful. What no loader has a use for is divided by the same rule, so that all may try more.
+    """
+    shares = dict.fromkeys(claims, 0)
+    part = max(1, int(capacity / PARTS))
+
+    def turn(name: str) -> tuple[bool, float, int, str]:
+        claim, share = claims[name], shares[name]
+        return share >= claim.useful, share * claim.cpus / claim.weight, -claim.running, name
+
+    queue = [turn(name) for name in claims]
+    heapq.heapify(queue)
+    while queue:
+        *_, name = heapq.heappop(queue)
+        claim, share = claims[name], shares[name]
+        limit = min(claim.most, claim.useful if share < claim.useful else claim.most)
+        more = min(part, limit - share, int((capacity + _ROUNDING) / claim.cpus))
+        if more > 0:
+            shares[name] += more
+            capacity -= more * claim.cpus
+            heapq.heappush(queue, turn(name))
+    return shares
+
+
+@dataclass(eq=False, kw_only=True)
+class _Loader:
+    """A loader that has reported. ``unused_since``: when it began to leave some of its share unused, or when it last
+    had more workers after that."""
+
+    claim: Claim
+    seen_at: float
+    granted: int = 0
+    unused_since: float | None = None
+    is_held_back: bool = False
+
+    def report(self, claim: Claim, now: float) -> None:
+        """Take in a claim. A loader that leaves its share unused for a while is held back until it asks for more."""
+        before = self.claim
+        if abs(claim.useful - before.useful) <= SAME * before.useful:
+            claim = replace(claim, useful=before.useful)
+        self.claim, self.seen_at = claim, now
+        if claim.requested >= self.granted:
+            self.unused_since, self.is_held_back = None, False
+        elif claim.requested > before.requested:
+            self.unused_since, self.is_held_back = now, False
+        elif claim.running > before.running or self.unused_since is None:
+            self.unused_since = now
+        elif now - self.unused_since > UNUSED_S:
+            self.is_held_back = True
+
+    @property
+    def wanted(self) -> Claim:
+        """The claim that its share goes by."""
+        if not self.is_held_back:
+            return self.claim
+        requested = self.claim.requested
+        return replace(self.claim, most=min(self.claim.most, max(requested + 1, int(requested * UNUSED_GROWTH))))
+
+
+class ClusterShares:
+    """Divides the cluster among the loaders that report. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._loaders: dict[str, _Loader] = {}
+        self._capacities: list[tuple[float, float]] = []
+        self._divided_at = -math.inf
+
+    def report(self, name: str, claim: Claim, *, free: float, total: float, now: float) -> int:
+        """Return the number of workers that this loader may have.
+
+        Args:
+            name: The loader.
+            claim: What it wants.
+            free: What is free on the cluster, in the unit of `Claim.cpus`.
+            total: What would be free if no loader had any workers.
+            now: Seconds.
+        """
+        is_new = name not in self._loaders
+        loader = self._loaders.setdefault(name, _Loader(claim=claim, seen_at=now))
+        loader.report(claim, now)
+        if is_new or now - self._divided_at >= DIVIDE_EVERY_S:
+            self._divide(free, total, now)
+        return loader.granted
+
+    def claims(self) -> dict[str, tuple[Claim, int]]:
+        """Return what each loader wants, and the workers that it may have."""
+        return {name: (loader.claim, loader.granted) for name, loader in self._loaders.items()}
+
+    def _divide(self, free: float, total: float, now: float) -> None:
+        self._divided_at = now
+        self._loaders = {name: one for name, one in self._loaders.items() if now - one.seen_at <= FORGOTTEN_S}
+        held = sum(one.claim.requested * one.claim.cpus for one in self._loaders.values())
+        self._capacities = [(at, known) for at, known in self._capacities if now - at <= CAPACITY_S]
+        self._capacities.append((now, min(total, held + free)))
+        capacity = max(known for _, known in self._capacities)
+        for name, share in fair_shares(capacity, {name: one.wanted for name, one in self._loaders.items()}).items():
+            self._loaders[name].granted = share
+
+
+# -- the actor ---------------------------------------------------------------------------------------------------------
+
+
+class ClusterShare:
+    """A loader's share of a cluster, as the actor says. Without an actor there are no shares."""
+
+    def __init__(self, weight: float) -> None:
+        self._weight = weight
+        self._name = f"{socket.gethostname()}:{os.getpid()} {Path(sys.argv[0]).name or 'python'} #{next(_numbers)}"
+        self._actor: Any = None
+        self._answer: Any = None
+        self._granted: int | None = None
+
+    def report(self, claim: Claim, *, free: float, total: float, links: Mapping[str, NodeLink]) -> int | None:
+        """Report a `Claim`, to which the weight is added; return the workers granted last, None without an actor."""
+        try:
+            ray = importlib.import_module("ray")
+            if self._actor is None:
+                self._actor = _actor()
+            if self._answer is None:
+                weighted = vars(claim) | {"weight": self._weight}
+                ways = {place: tuple(link) for place, link in links.items()}
+                self._answer = self._actor.report.remote(self._name, weighted, free, total, ways)
+            if ray.wait([self._answer], timeout=ANSWER_S)[0]:
+                answer, self._answer = self._answer, None
+                self._granted = int(ray.get(answer))
+        except Exception as error:
+            logger.debug("the actor with the shares of this cluster does not answer: %s", error)
+            self._actor = self._answer = self._granted = None
+        return self._granted
+
+
+def shares() -> dict[str, tuple[Claim, int]]:
+    """Return what the loaders that tune themselves on this cluster want, and what was granted, by loader."""
+    return {name: (Claim(**claim), granted) for name, (claim, granted) in _asked("claims").items()}
+
+
+def links() -> list[tuple[str, NodeLink]]:
+    """Return the connections from nodes to loaders that tune themselves, each with the node's name."""
+    return [(place, NodeLink(*way)) for ways in _asked("links").values() for place, way in ways.items()]
+
+
+def _asked(what: str) -> dict[str, Any]:
+    """Return what the actor answers; nothing where there is none. Asks Ray."""
+    ray = importlib.import_module("ray")
+    with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it has just gone with its process
+        method = getattr(ray.get_actor(ACTOR, namespace=NAMESPACE), what)
+        return dict(ray.get(method.remote(), timeout=PATIENCE_S))
+    return {}
+
+
+def _actor() -> Any:
+    """Return the actor of this cluster, started beside the first loader that needs it. Asks Ray."""
+    ray = importlib.import_module("ray")
+    affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    here = affinity(ray.get_runtime_context().get_node_id(), soft=True)
+    options = {"name": ACTOR, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0}
+    return _actor_class(client_session()).options(**options, scheduling_strategy=here).remote()
+
+
+@cache
+def _actor_class(session: str) -> Any:
+    """Return the actor's class, which travels by value; ``session`` as in `dpex._ray.client_session`."""
+
+    class DpexShares:
+        def __init__(self) -> None:
+            from dpex.pools.ray.shares import ClusterShares
+
+            self._shares = ClusterShares()
+            self._links: dict[str, dict[str, Any]] = {}
+
+        def report(self, name: str, claim: dict[str, Any], free: float, total: float, links: dict[str, Any]) -> int:
+            import time
+
+            from dpex.pools.ray.shares import Claim
+
+            self._links[name] = links
+            return self._shares.report(name, Claim(**claim), free=free, total=total, now=time.monotonic())
+
+        def claims(self) -> dict[str, Any]:
+            return {name: (vars(claim), granted) for name, (claim, granted) in self._shares.claims().items()}
+
+        def links(self) -> dict[str, Any]:
+            known = self._shares.claims()
+            self._links = {name: links for name, links in self._links.items() if name in known}
+            return self._links
+
+        def __repr__(self) -> str:
+            return "dpex shares"
+
+    return importlib.import_module("ray").remote(DpexShares)
