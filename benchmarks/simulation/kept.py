@@ -53,9 +53,14 @@ def _code(path: Path) -> str:
     tree = ast.parse(path.read_text())
     tree.body = [node for node in tree.body if not isinstance(node, (ast.Import, ast.ImportFrom))]
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            node.body = [each for each in node.body if not _is_text(each)] or [ast.Pass()]
     return ast.unparse(tree)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    """Return True for the docstring of a module, class, function or constant."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def cached(scenario: Scenario, *, with_cheapest: bool = False) -> list[Truth]:
