@@ -21,10 +21,11 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
+from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import DEAR, FIRST_S, SamplingSchedule
 from dpex.profile import call_timer, live_timer
 from dpex.profile.call_timer import Costs, StepWatch
-from dpex.profile.live_timer import Row, TicketTimer
+from dpex.profile.live_timer import TicketTimer
 from dpex.transport.pickling import cloud_dumps
 from dpex.worker.fetch import Fetcher
 from dpex.worker.setup import WorkerSetup
@@ -129,7 +130,7 @@ def fetcher(dataset: Any, timer: TicketTimer | None, collate_fn: Callable[[Any],
     return Fetcher(setup, dataset, collate_fn, timer)
 
 
-def rows(dataset: Any, index: Any = (0, 1), **options: Any) -> dict[str, Row]:
+def rows(dataset: Any, index: Any = (0, 1), **options: Any) -> dict[str, StepRow]:
     _, stages = fetcher(dataset, AlwaysTimer(), **options).fetch(list(index))
     return {row[0]: row for row in stages.steps}
 
@@ -177,7 +178,7 @@ def test_steps_are_never_more_than_their_stage(load_s: float) -> None:
     """What timing costs is estimated: where the estimate is too low for the steps, they share what there is."""
     timer = AlwaysTimer()
     fetcher(Pictures(), timer).fetch(list(range(50)))
-    rows = timer.rows(Pictures(), (load_s, 1e-6, load_s, 1e-6, 50))
+    rows = timer.rows(Pictures(), BatchTimes(50, load_s, load_s, 1e-6, 1e-6))
     loading = [row for row in rows if not row[0].startswith("collate")]
     assert sum(row[2] for row in loading) == pytest.approx(load_s)
     assert sum(row[3] for row in loading) == pytest.approx(load_s)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from dpex.measure.pool_times import RECENT
 from dpex.measure.samples import PoolSample
-from dpex.pools.base import RECENT
 from dpex.system.run_queue import RunQueueTimes
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dpex.autotune.types import Decision
+from dpex.measure.batch_times import StageSums, StepSums
 from dpex.measure.gpu_use import GpuUse
 from dpex.measure.record import counter, few_of_many, level
 from dpex.measure.sampling import FailedSample
-from dpex.measure.sums import RunSums, StageSums, StepSums, chosen
+from dpex.measure.sums import RunSums, chosen
 from dpex.schedule.names import LOCAL, REMOTE
 
 WITHIN = " > "

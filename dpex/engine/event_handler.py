@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from dpex.engine.performer import Performer
 from dpex.engine.sample_errors import NOBODY, SampleErrors
+from dpex.measure.batch_times import BatchTimes
 from dpex.measure.sampling import SlowBatch, Slowest, SlowestSamples
-from dpex.measure.wait_causes import Making
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import PoolEvent, Snapshot, TicketMade
 from dpex.schedule.schedule import Schedule
@@ -36,7 +36,7 @@ class EventHandler:
         wakeup: Wakes the consumer.
         sample_errors: Samples that could not be loaded.
         awaited: The number of the batch that the consumer waits for, or `NOT_BLOCKED` or `ANY`.
-        awaited_making: How that batch was made, once it is here (see `dpex.measure.wait_causes.Making`).
+        awaited_times: What making that batch took, once it is here.
         slowest: The batches that took longest.
         slow_samples: The samples that took longest.
     """
@@ -50,7 +50,7 @@ class EventHandler:
         self._unheard: deque[PoolEvent] = deque()
         self._overheard = False
         self.awaited = NOT_BLOCKED
-        self.awaited_making: tuple[float, ...] = ()
+        self.awaited_times: BatchTimes | None = None
         self.slowest = Slowest()
         self.slow_samples = SlowestSamples()
         self.sample_errors = sample_errors
@@ -109,9 +109,9 @@ class EventHandler:
         if type(event) is not TicketMade:
             self.state.handle(event, now)
             return
-        slowest, number = event.slowest, event.number
+        slowest, number = event.times.slowest, event.number
         if (
-            event.service_s > self.slowest.least_s
+            event.times.busy_s > self.slowest.least_s
             or (slowest and slowest[0] > self.slow_samples.least_s)
             or self.awaited in (number, ANY)
             or self.sample_errors.is_on
@@ -125,15 +125,15 @@ class EventHandler:
         ticket = state.schedule.ticket(event.number)
         if ticket is None or event.epoch != state.epoch:
             return
-        if event.service_s > self.slowest.least_s:
-            made, at = Making(*event.making), (event.epoch, event.number, shown(ticket.index))
-            self.slowest.add(SlowBatch(event.service_s, *at, made.load_s, made.load_cpu_s))
-        if event.slowest and event.slowest[0] > self.slow_samples.least_s:
-            self.slow_samples.add(event.slowest[0], ticket.index, event.slowest[1])
+        times, at = event.times, (event.epoch, event.number)
+        if times.busy_s > self.slowest.least_s:
+            self.slowest.add(SlowBatch(times.busy_s, *at, shown(ticket.index), times.load_s, times.load_cpu_s))
+        if times.slowest and times.slowest[0] > self.slow_samples.least_s:
+            self.slow_samples.add(times.slowest[0], ticket.index, times.slowest[1])
         if self.sample_errors.is_on:
-            self.sample_errors.made((event.epoch, event.number), event.samples, event.failed)
+            self.sample_errors.made(at, times.samples, times.failed)
         if self.awaited in (event.number, ANY):
-            self.awaited_making = event.making
+            self.awaited_times = times
 
 
 def is_enough_ahead(schedule: Schedule, pinner: Pinner) -> bool:

@@ -11,12 +11,13 @@ from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from dpex.engine.sample_errors import NOBODY
+from dpex.measure.batch_times import BatchTimes
 from dpex.measure.consumer_time import Tally
+from dpex.measure.pool_times import PoolTimes
 from dpex.measure.sampling import SlowestSamples
 from dpex.measure.sums import Sums
 from dpex.measure.wait_causes import SAMPLER
-from dpex.pools.base import PoolTimes
-from dpex.profile.live_timer import Row, TicketTimer
+from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.names import INLINE
 from dpex.stats import LoaderStats, PoolStats
 from dpex.system.clock import monotonic
@@ -126,13 +127,11 @@ class InlineMeter:
             slowest = self._clock.told(load_s, samples)
             if slowest and slowest[0] > self._slow_samples.least_s:
                 self._slow_samples.add(slowest[0], self._index, slowest[1])
-            stages = load_s, collate_s, load_cpu_s, collate_cpu_s, samples
-            steps: tuple[Row, ...] = ()
+            times = BatchTimes(samples, load_s, load_cpu_s, collate_s, collate_cpu_s, slowest=slowest)
             if self._is_timed:
                 self._end_timing()
-                stages = self._timer.without_cost(stages)
-                steps = self._timer.rows(self._dataset, stages)
-            count((*stages, steps, slowest, ()), load_cpu_s + collate_cpu_s, 0.0)
+                times = self._timer.finished(self._dataset, times)
+            count(times)
             tally.made_here(load_s, load_cpu_s, collate_s)
             tally.batches += 1
             tally.samples += samples

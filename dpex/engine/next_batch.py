@@ -17,7 +17,6 @@ from dpex.engine.supply import Supply
 from dpex.engine.waiting import Waiting
 from dpex.errors import SampleTimeoutError, WorkerDiedError
 from dpex.measure.consumer_time import Tally
-from dpex.measure.wait_causes import Making
 from dpex.schedule.schedule import Delivery
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import is_interrupt, keep_result
@@ -90,8 +89,8 @@ class NextBatch:
         tally.batches += 1
         tally.samples += delivery.samples
         if tally.pending_s:
-            tally.explain(Making(*events.awaited_making) if events.awaited_making else None)
-        events.awaited, events.awaited_making = NOT_BLOCKED, ()
+            tally.explain(events.awaited_times)
+        events.awaited, events.awaited_times = NOT_BLOCKED, None
         if self._plan.pinner is not None:
             tally.pinned_bytes += delivery.nbytes
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dpex.engine.event_handler import EventHandler
 from dpex.engine.plan import EnginePlan
 from dpex.measure.consumer_time import EngineLook, Tally
+from dpex.measure.pool_times import PoolTimes
 from dpex.measure.samples import PoolSample
 from dpex.measure.sums import PoolSums, Sums
 from dpex.measure.wait_causes import STARTUP
-from dpex.pools.base import PoolTimes, WorkerPool
+from dpex.pools.base import WorkerPool
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.stats import LoaderStats, NodeStats, PoolStats
 from dpex.system.clock import monotonic

@@ -14,10 +14,11 @@ from time import thread_time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpex.errors import IteratorClosedError
+from dpex.measure.batch_times import BatchTimes
 from dpex.measure.consumer_time import Tally
+from dpex.measure.pool_times import PoolTimes
 from dpex.measure.sums import Sums
-from dpex.measure.wait_causes import NONE_YET, Making
-from dpex.pools.base import PoolTimes
+from dpex.measure.wait_causes import NONE_YET
 from dpex.stats import LoaderStats, PoolStats
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import GpuStall
@@ -36,7 +37,7 @@ class Drawn(NamedTuple):
 
     batch: Callable[[], Any] | None
     error: BaseException | None
-    making: Making
+    times: BatchTimes
 
     def open(self) -> Any:
         """The batch; raises the error, with the thread's part of its traceback."""
@@ -108,15 +109,15 @@ class Background:
         error: BaseException | None = None
         try:
             value = next(self._source)  # type: ignore[arg-type]
-            load_s, load_cpu_s = monotonic() - began, thread_time() - cpu_began
-            self._times.count((load_s, 0.0, load_cpu_s, 0.0, 1, (), (), ()), load_cpu_s, 0.0)
+            times = BatchTimes(samples=1, load_s=monotonic() - began, load_cpu_s=thread_time() - cpu_began)
+            self._times.count(times)
             feed = self._feed
             batch = (lambda: value) if feed is None else feed.launch(value, number, feed.epoch)
         except StopIteration:
             return None
         except BaseException as failure:
-            load_s, load_cpu_s, error = monotonic() - began, thread_time() - cpu_began, failure
-        return Drawn(batch, error, Making(load_s, load_cpu_s))
+            times, error = BatchTimes(load_s=monotonic() - began, load_cpu_s=thread_time() - cpu_began), failure
+        return Drawn(batch, error, times)
 
     # -- the consumer ----------------------------------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ class Background:
                 raise StopIteration
             drawn = self._queue[0]
             if tally.pending_s:
-                tally.explain(drawn.making)
+                tally.explain(drawn.times)
             return drawn
 
     def _tell(self) -> None:

@@ -10,8 +10,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dpex.measure.batch_times import BatchTimes
 from dpex.measure.record import Record, counter
 from dpex.measure.samples import PoolSample
 from dpex.measure.seqlock import Seqlock
@@ -25,10 +26,11 @@ from dpex.measure.wait_causes import (
     STRAGGLER,
     TRANSFORM,
     UNKNOWN,
-    Making,
     split,
 )
-from dpex.schedule.prefetch import Sizes
+
+if TYPE_CHECKING:
+    from dpex.schedule.prefetch import Sizes
 
 LONG_S = 0.5
 """A wait that took so long without an end is put down by the batch before, so that what is counted keeps up."""
@@ -96,7 +98,7 @@ class Tally:
         self.starting = False
         self.work_squared = 0.0
         self._before = (0.0, 0.0)
-        self._latest: Making | None = None
+        self._latest: BatchTimes | None = None
         self.queue = queue
         self.queued_s = 0.0
         self._queued_before_s: float | None = None
@@ -200,11 +202,11 @@ class Tally:
         else:
             self.pending_s += waited
 
-    def explain(self, making: Making | None) -> None:
+    def explain(self, times: BatchTimes | None) -> None:
         """Put down what is pending to the stages of that batch."""
-        self._latest = making or self._latest
+        self._latest = times or self._latest
         pending_s, self.pending_s = self.pending_s, 0.0
-        for cause, seconds in split(pending_s, making):
+        for cause, seconds in split(pending_s, times):
             self.causes[cause] += seconds
 
     def busy(self, cause: int, began: float, ended: float) -> None:
@@ -218,7 +220,7 @@ class Tally:
             self.named_s += ended - began
 
     def made_here(self, load_s: float, load_cpu_s: float, collate_s: float) -> None:
-        """The consumer has made a batch itself; see `Making`."""
+        """The consumer has made a batch itself."""
         if not self.starting:
             causes = self.causes
             transform_s = load_cpu_s if load_cpu_s < load_s else load_s

@@ -1,8 +1,8 @@
 """What is counted of batches, of the workers that make them and of the training loop that gets them: each field once.
 
-`dpex.pools.base.PoolTimes` and `dpex.measure.consumer_time.Tally` count; these are what they have counted at one
-moment. All that tells of a run is derived from them: ``stats()``, the exported metrics, a window of the tuner's, the
-facts of a diagnosis. Seconds are sums since the iterator was made. PURE but for random numbers.
+`dpex.measure.pool_times.PoolTimes` and `dpex.measure.consumer_time.Tally` count. These records are their counts at one
+moment, and all that is told of a run is derived from them: ``stats()``, the exported metrics, a window of the tuner's,
+the facts of a diagnosis. Seconds are sums since the iterator was made. PURE but for random numbers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dpex.measure.batch_times import StageSums, StepSums
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
 from dpex.measure.sampling import SLOWEST, FailedSample, SlowBatch, SlowIndex, merged
-from dpex.schedule.names import WORKER_POOLS
 
 SERVICES_KEPT = 1024
 """Times of single batches that are kept when those of several iterators come together."""
@@ -22,7 +22,6 @@ FAILED_KEPT = 20
 """Samples that could not be loaded of which index and error are kept."""
 LEAST_SPREAD = 4
 """Values that a spread can be told of."""
-_WALL, _CPU = "dpex_worker_seconds_total", "dpex_worker_cpu_seconds_total"
 _LOOP = "dpex_consumer_seconds_total"
 _FEED = "dpex_device_feed_seconds_total"
 
@@ -54,44 +53,6 @@ def relative_spread(count: int, total: float, squares: float) -> float | None:
     if count < LEAST_SPREAD or total <= 0:
         return None
     return math.sqrt(max(0.0, squares * count / total**2 - 1.0))
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageSums(Record):
-    """What making batches took, stage by stage, over all who made them."""
-
-    tickets: int = counter("The number of batches that were made.")
-    load_s: float = counter(
-        "Wall seconds in which workers got the samples, ``dataset[i]``, transforms included.",
-        "seconds",
-        stage="load",
-        metric=_WALL,
-    )
-    load_cpu_s: float = counter(
-        "CPU seconds of that, those of libraries' threads included.", "seconds", stage="load", metric=_CPU
-    )
-    collate_s: float = counter("Wall seconds in the collate function.", "seconds", stage="collate", metric=_WALL)
-    collate_cpu_s: float = counter("CPU seconds in the collate function.", "seconds", stage="collate", metric=_CPU)
-    encode_s: float = counter(
-        "Wall seconds in which batches were written into shared memory.",
-        "seconds",
-        stage="encode",
-        metric=_WALL,
-    )
-    encode_cpu_s: float = counter("CPU seconds of that writing.", "seconds", stage="encode", metric=_CPU)
-    transit_s: float = counter(
-        "Seconds on the way from a remote worker, while it had nothing else to do.", "seconds", stage="transit"
-    )
-
-    @property
-    def busy_s(self) -> float:
-        """Wall time that workers were at work."""
-        return self.load_s + self.collate_s + self.encode_s
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU time of all stages."""
-        return self.load_cpu_s + self.collate_cpu_s + self.encode_cpu_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,15 +132,6 @@ class PoolLevels(StageSums, LinkSums):
         metric="dpex_batches_shared_total",
         how_to_read="Over dpex_worker_batch_seconds_count: the part that cost this training nothing.",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepSums(Record):
-    """A transform, or what else the dataset or the collate function does, in the batches in which steps were timed."""
-
-    calls: int = counter("Calls.")
-    wall_s: float = counter("Wall seconds in these calls, without the steps within.", "seconds")
-    cpu_s: float = counter("CPU seconds in these calls, without the steps within.", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,8 +317,3 @@ class Sums(RunSums):
     others_over_s: float = counter("The wall seconds in which these were counted.", "seconds")
     pids: tuple[int, ...] = level("Processes that are local workers.", default=())
     thread: int = state("The native id of the training thread, 0 if unknown.")
-
-    @property
-    def workers(self) -> tuple[int, ...]:
-        """Running on this machine and on the cluster."""
-        return tuple(self.pools[name].running if name in self.pools else 0 for name in WORKER_POOLS)

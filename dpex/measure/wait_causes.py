@@ -19,7 +19,7 @@ workers than processors shows some of its transform as read.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from dpex.measure.batch_times import BatchTimes, StageSums
 
 CAUSES = (
     *("read", "transform", "collate", "encode", "transit", "h2d", "straggler", "startup"),
@@ -33,43 +33,15 @@ NONE_YET = -1
 """The cause of a wait that the awaited batch will tell."""
 
 
-class Making(NamedTuple):
-    """Seconds that one batch took, by stage.
-
-    load_s: ``dataset[i]``, of which load_cpu_s on a CPU. encode_s: writing it into a slot. transit_s: on the network.
-    """
-
-    load_s: float = 0.0
-    load_cpu_s: float = 0.0
-    collate_s: float = 0.0
-    encode_s: float = 0.0
-    transit_s: float = 0.0
-
-
-class HasStages(Protocol):
-    """One batch, or many together, as `Making`."""
-
-    @property
-    def load_s(self) -> float: ...
-    @property
-    def load_cpu_s(self) -> float: ...
-    @property
-    def collate_s(self) -> float: ...
-    @property
-    def encode_s(self) -> float: ...
-    @property
-    def transit_s(self) -> float: ...
-
-
-def by_stage(making: HasStages) -> tuple[float, float, float, float, float]:
+def by_stage(times: BatchTimes | StageSums) -> tuple[float, float, float, float, float]:
     """Its seconds by the causes of `STAGE_CAUSES`."""
-    transform_s = min(making.load_s, making.load_cpu_s)
-    return making.load_s - transform_s, transform_s, making.collate_s, making.encode_s, making.transit_s
+    transform_s = min(times.load_s, times.load_cpu_s)
+    return times.load_s - transform_s, transform_s, times.collate_s, times.encode_s, times.transit_s
 
 
-def split(waited_s: float, making: Making | None) -> list[tuple[int, float]]:
+def split(waited_s: float, times: BatchTimes | None) -> list[tuple[int, float]]:
     """A wait for that batch, by cause; the parts add up to it. Nothing known of the batch: all of it is `UNKNOWN`."""
-    stages = by_stage(making) if making is not None else ()
+    stages = by_stage(times) if times is not None else ()
     total = sum(stages)
     if total <= 0.0:
         return [(UNKNOWN, waited_s)]

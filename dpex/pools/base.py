@@ -9,23 +9,16 @@ All calls come from the thread that drives the epoch. A pool never blocks but in
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dpex.measure.consumer_time import STEP_BUCKETS
-from dpex.measure.sampling import Reservoir
-from dpex.measure.sums import LinkSums, NodeSums, PoolSums, StageSums, StepSums
-from dpex.profile.live_timer import Row
+from dpex.measure.pool_times import PoolTimes
 from dpex.schedule.events import PoolEvent
 from dpex.schedule.schedule import Ticket
 from dpex.schedule.streams import ALL
 from dpex.worker.logical_state import RngState
-
-RECENT = 64
-"""Service times that a pool remembers one by one."""
 
 
 @dataclass(kw_only=True)
@@ -51,101 +44,6 @@ class PoolCounts:
         self.left_alone = {**others, place: why} if why else others
         if why:
             self.failed = {**self.failed, place: why}
-
-
-@dataclass(kw_only=True, slots=True)
-class PoolTimes:
-    """Sums over the tickets a pool made: their number, wall seconds by stage, CPU seconds of all and by stage.
-
-    ``services_s``: wall seconds of each of the latest; ``services``: how many took how long, by `STEP_BUCKETS`;
-    ``choice``: some of all. ``transit_s``: on the network, while their worker had nothing else to answer.
-    ``shared``: batches that were made for another training. ``nbytes``: of all batches; ``streamed_bytes``: of those
-    that came on a connection of their own; ``shared_bytes``: of those of remote workers that lay in shared memory.
-    ``steps``: by step, of the batches that were timed. ``nodes``: by machine of the cluster. What is told of them is
-    `stages` and `sums`.
-    """
-
-    tickets: int = 0
-    load_s: float = 0.0
-    collate_s: float = 0.0
-    encode_s: float = 0.0
-    cpu_s: float = 0.0
-    load_cpu_s: float = 0.0
-    collate_cpu_s: float = 0.0
-    nbytes: int = 0
-    streamed_bytes: int = 0
-    shared_bytes: int = 0
-    shared: int = 0
-    transit_s: float = 0.0
-    services_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    services: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
-    choice: Reservoir = field(default_factory=Reservoir)
-    steps: dict[str, StepSums] = field(default_factory=dict)
-    nodes: dict[str, NodeSums] = field(default_factory=dict)
-
-    def count(
-        self,
-        stages: tuple[float, float, float, float, int, tuple[Row, ...], Any, Any],
-        cpu_s: float,
-        encode_s: float,
-        nbytes: int = 0,
-    ) -> float:
-        """Add one ticket, with stages as in `Stages`; returns how long its worker was busy with it."""
-        load_s, collate_s, load_cpu_s, collate_cpu_s, _, steps, _, _ = stages
-        self.tickets += 1
-        self.load_s += load_s
-        self.collate_s += collate_s
-        self.encode_s += encode_s
-        self.cpu_s += cpu_s
-        self.load_cpu_s += load_cpu_s
-        self.collate_cpu_s += collate_cpu_s
-        self.nbytes += nbytes
-        service_s = load_s + collate_s + encode_s
-        self.services_s.append(service_s)
-        if self.tickets >= self.choice.due:
-            self.choice.keep(service_s)
-        self.services[bisect_left(STEP_BUCKETS, service_s)] += 1
-        if steps:
-            self._add_steps(steps)
-        return service_s
-
-    def _add_steps(self, steps: tuple[Row, ...]) -> None:
-        for name, calls, wall_s, cpu_s in steps:
-            known = self.steps.get(name, _NO_CALLS)
-            self.steps[name] = StepSums(
-                calls=known.calls + calls, wall_s=known.wall_s + wall_s, cpu_s=known.cpu_s + cpu_s
-            )
-
-    def stages(self) -> StageSums:
-        """What making these batches took; CPU time that is neither the dataset's nor the collate function's is the
-        encoder's."""
-        return StageSums(
-            encode_cpu_s=max(0.0, self.cpu_s - self.load_cpu_s - self.collate_cpu_s),
-            **{name: getattr(self, name) for name in _STAGES},
-        )
-
-    def link(self) -> LinkSums:
-        """The way from all machines."""
-        found = LinkSums()
-        for node in list(self.nodes.values()):
-            found = found.plus(node)
-        return found
-
-    def sums(self, **others: Any) -> PoolSums:
-        """All that is counted here, and what others count of the pool."""
-        return self.stages().narrowed(
-            PoolSums,
-            **vars(self.link()),
-            services=tuple(self.services),
-            kept_s=tuple(self.choice.kept),
-            steps=dict(self.steps),
-            nodes=dict(self.nodes),
-            **others,
-        )
-
-
-_NO_CALLS = StepSums()
-_STAGES = [one.name for one in fields(PoolTimes) if one.name in StageSums.declared()]
 
 
 class WorkerPool(Protocol):

@@ -16,15 +16,12 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import SamplingSchedule
 from dpex.profile.call_timer import StepWatch
 from dpex.profile.discover import label, watch_of
 from dpex.profile.spans import ProfiledStep
 
-Row = tuple[str, int, float, float]
-"""A step: its name, calls, and wall and CPU seconds in them without the steps within; "a > b" is step b within a."""
-Times = tuple[float, float, float, float, int]
-"""Of a batch: `dpex.worker.outcome.Stages` up to its samples."""
 COLLATE = "collate"
 MOST_ROWS = 64
 """Of one batch: the costliest. What others took counts as the dataset's own."""
@@ -101,26 +98,25 @@ class TicketTimer:
         self._occasions.took(now, self._began_s + now - began + watch.cost_s)
         self.due = self._occasions.due
 
-    def without_cost(self, times: Times) -> Times:
-        """What the batch that was timed last would have taken, had it not been."""
-        load_s, collate_s, load_cpu_s, collate_cpu_s, samples = times
+    def finished(self, dataset: Any, times: BatchTimes) -> BatchTimes:
+        """Return the times of the batch that was timed last: without what timing took, and with its steps."""
         load_cost_s, collate_cost_s = self._costs_s
-        return (
-            max(0.0, load_s - load_cost_s),
-            max(0.0, collate_s - collate_cost_s),
-            max(0.0, load_cpu_s - load_cost_s),
-            max(0.0, collate_cpu_s - collate_cost_s),
-            samples,
+        times = times._replace(
+            load_s=max(0.0, times.load_s - load_cost_s),
+            load_cpu_s=max(0.0, times.load_cpu_s - load_cost_s),
+            collate_s=max(0.0, times.collate_s - collate_cost_s),
+            collate_cpu_s=max(0.0, times.collate_cpu_s - collate_cost_s),
         )
+        return times._replace(steps=self.rows(dataset, times))
 
-    def rows(self, dataset: Any, times: Times) -> tuple[Row, ...]:
-        """What the batch that was timed last took, of these times; nothing if not all of it was told."""
+    def rows(self, dataset: Any, times: BatchTimes) -> tuple[StepRow, ...]:
+        """Return what the steps of the batch that was timed last took; nothing if not all of its calls were seen."""
         if self._steps is None:
             return ()
-        load_s, collate_s, load_cpu_s, collate_cpu_s, samples = times
+        load_s, load_cpu_s = times.load_s, times.load_cpu_s
         own = _method(dataset)
-        rows: list[Row] = []
-        in_collate: list[Row] = []
+        rows: list[StepRow] = []
+        in_collate: list[StepRow] = []
         for step in self._steps:
             is_collate = step.path[0] == _COLLATE_HERE
             names = (COLLATE, *step.path[1:]) if is_collate else (own, *step.path)
@@ -128,15 +124,15 @@ class TicketTimer:
                 (" > ".join(names), step.calls, step.own_wall_s, step.own_cpu_s)
             )
         rows = _within(sorted(rows, key=lambda row: -row[2])[:MOST_ROWS], load_s, load_cpu_s)
-        in_collate = _within(in_collate[:MOST_ROWS], collate_s, collate_cpu_s)
+        in_collate = _within(in_collate[:MOST_ROWS], times.collate_s, times.collate_cpu_s)
         load_s -= sum(row[2] for row in rows)
         load_cpu_s -= sum(row[3] for row in rows)
         if not in_collate:
-            in_collate = [(COLLATE, 1, collate_s, collate_cpu_s)]
-        return (own, samples, max(0.0, load_s), max(0.0, load_cpu_s)), *rows, *in_collate
+            in_collate = [(COLLATE, 1, times.collate_s, times.collate_cpu_s)]
+        return (own, times.samples, max(0.0, load_s), max(0.0, load_cpu_s)), *rows, *in_collate
 
 
-def _within(rows: list[Row], wall_s: float, cpu_s: float) -> list[Row]:
+def _within(rows: list[StepRow], wall_s: float, cpu_s: float) -> list[StepRow]:
     """The rows, made smaller in proportion where they are more than the whole: what timing cost is estimated."""
     wall, cpu = _share(wall_s, sum(row[2] for row in rows)), _share(cpu_s, sum(row[3] for row in rows))
     return [(name, calls, own_s * wall, own_cpu_s * cpu) for name, calls, own_s, own_cpu_s in rows]

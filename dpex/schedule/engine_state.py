@@ -125,7 +125,8 @@ class EngineState:
             if event.epoch != self.epoch or not schedule.has(number, event.value):
                 self.placement.instructions.append(Discard((event.value,)))  # of an earlier epoch, or made twice
             return
-        self.rules.learn(event.service_s, event.nbytes)
+        times = event.times
+        self.rules.learn(times.busy_s, times.nbytes)
         self.dispatch.arrived(number)
         if event.stream_end:
             self.logicals.stream_ended(self.epoch, ticket)
@@ -134,7 +135,7 @@ class EngineState:
         else:
             if self._count:
                 self.logicals.logs[ticket.queue].made(event.epoch, number, ticket.index)
-            schedule.done(number, event.value, event.samples, event.nbytes)
+            schedule.done(number, event.value, times.samples, times.nbytes)
 
     def _up(self, _: WorkerUp) -> None:
         if not self._count:

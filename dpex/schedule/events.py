@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dpex.measure.batch_times import NO_TIMES, BatchTimes
 from dpex.schedule.prefetch import Sizes
 from dpex.schedule.progress import ResumePoint
 
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 class TicketMade(NamedTuple):
     """The result of a ticket. ``value()`` decodes it: the batch, or what stands for it (an error, an end).
 
-    ``service_s``: seconds for which the worker was busy with it. ``nbytes``: bytes of its buffers. ``making``: a
-    `Making`. ``slowest``: seconds and place of its slowest sample, if known. ``failed``: index and error of each sample
-    that could not be loaded.
+    ``times``: what making it took.
     """
 
     epoch: int
@@ -32,12 +31,7 @@ class TicketMade(NamedTuple):
     worker: int
     value: Callable[[], Any]
     stream_end: bool = False
-    service_s: float = 0.0
-    nbytes: int = 0
-    samples: int = 0
-    making: tuple[float, ...] = ()
-    slowest: tuple[()] | tuple[float, int] = ()
-    failed: tuple[tuple[str, str], ...] = ()
+    times: BatchTimes = NO_TIMES
 
 
 ticket_made_of: Callable[..., TicketMade] = tuple.__new__

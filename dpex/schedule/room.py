@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from dpex.measure.sums import NodeSums
+
 
 class NodeLink(NamedTuple):
     """The network from a node to this machine.
@@ -21,6 +23,20 @@ class NodeLink(NamedTuple):
     bandwidth: float
     round_trip_s: float
     loss: float
+
+
+def node_links(before: Mapping[str, NodeSums], after: Mapping[str, NodeSums], seconds: float) -> dict[str, NodeLink]:
+    """The ways that are measured, between two looks at the machines."""
+    return {
+        place: NodeLink(
+            (now.sent_bytes - before[place].sent_bytes if place in before else now.sent_bytes) / seconds,
+            now.bandwidth or 0.0,
+            now.round_trip_s,
+            now.loss,
+        )
+        for place, now in after.items()
+        if now.links and seconds > 0
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

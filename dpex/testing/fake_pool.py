@@ -26,8 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from dpex.measure.batch_times import BatchTimes
+from dpex.measure.pool_times import PoolTimes as PoolTimes
 from dpex.pools.base import PoolCounts as PoolCounts
-from dpex.pools.base import PoolTimes as PoolTimes
 from dpex.schedule.events import Notice, PoolEvent, Snapshot, SplittingKnown, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.names import LOCAL, REMOTE
 from dpex.schedule.schedule import Ticket
@@ -347,5 +348,5 @@ class FakePool:
         except StopIteration:
             is_end = True
         self._events.append(
-            TicketMade(work.epoch, work.number, work.worker, lambda: batch, is_end, nbytes=1, samples=1)
+            TicketMade(work.epoch, work.number, work.worker, lambda: batch, is_end, BatchTimes(samples=1, nbytes=1))
         )

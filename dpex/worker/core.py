@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from dpex._torch import ExceptionWrapper
+from dpex.measure.batch_times import NO_TIMES, BatchTimes
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.streams import ALL
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
 from dpex.worker.logical import Logical, nobody
 from dpex.worker.logical_state import RngState
-from dpex.worker.outcome import NO_TIME, Failure, Stages, StreamEnd, where
+from dpex.worker.outcome import Failure, StreamEnd, where
 from dpex.worker.own_states import OwnStateKeeper
 from dpex.worker.setup import WorkerSetup, with_own_dataset
 
@@ -115,14 +116,14 @@ class WorkerCore:
         """Whether the dataset of ``number``, or the stream that is read, could tell its state."""
         return self._logicals[number].has_dataset_state
 
-    def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, Stages]:
+    def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, BatchTimes]:
         """The batch of a ticket, or a `Failure`, or a `StreamEnd` in its place; and how long its stages took."""
         if self._current is None or self._current.number != logical_number:
             self._switch(logical_number)
         logical = self._current
         assert logical is not None
         if logical.init_error is not None:
-            return Failure(logical.init_error), NO_TIME
+            return Failure(logical.init_error), NO_TIMES
         try:
             if logical.epoch != epoch:
                 logical.new_pass(epoch)
@@ -135,8 +136,8 @@ class WorkerCore:
             return fetch(index)
         except Exception as error:
             if isinstance(error, StopIteration) and self._setup.iterable:
-                return StreamEnd(), NO_TIME
-            return Failure(ExceptionWrapper(where=where(logical_number))), NO_TIME
+                return StreamEnd(), NO_TIMES
+            return Failure(ExceptionWrapper(where=where(logical_number))), NO_TIMES
 
     def resume(self, number: int) -> None:
         """Give the process the random state of logical worker ``number``, which makes the next ticket."""

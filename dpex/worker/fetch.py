@@ -9,12 +9,12 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from dpex.measure.batch_times import BatchTimes, batch_times
 from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
 from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S
 from dpex.worker.first_stream import FirstStream
 from dpex.worker.logical_state import DatasetState
-from dpex.worker.outcome import Stages, stages_of
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.setup import WorkerSetup
 from dpex.worker.stateful import load_state
@@ -101,7 +101,7 @@ class Fetcher:
             for _ in range(state.skip):
                 self.fetch(state.index)
 
-    def fetch(self, index: Any) -> tuple[Any, Stages]:
+    def fetch(self, index: Any) -> tuple[Any, BatchTimes]:
         """The batch and its stage times; raises StopIteration at the end of a stream.
 
         The CPU clock is a system call: of tiny batches it is read for each `CPU_CLOCK_EVERY`-th, which stands for all.
@@ -128,21 +128,20 @@ class Fetcher:
             )
         load_ratio, collate_ratio = self._ratios
         self._unclocked = 0 if ended - began > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
-        times = load_s, collate_s, load_s * load_ratio, collate_s * collate_ratio
         failed = self._guard.taken() if self._guard is not None else ()
-        return batch, stages_of(Stages, (*times, samples, (), slowest, failed))
+        loaded = (samples, load_s, load_s * load_ratio, collate_s, collate_s * collate_ratio, (), slowest, failed)
+        return batch, batch_times((*loaded, 0.0, 0.0, 0, 0.0))
 
-    def _fetch_timed(self, index: Any) -> tuple[Any, Stages]:
+    def _fetch_timed(self, index: Any) -> tuple[Any, BatchTimes]:
         """The same, and what the transforms took."""
         timer, collate_fn = self._timer, self._collate_fn
         try:
             self._collate_fn, self._unclocked = partial(timer.collating, collate_fn), 0
-            batch, stages = self.fetch(index)
+            batch, times = self.fetch(index)
         finally:
             self._collate_fn = collate_fn
             timer.end()
-        times = timer.without_cost(stages[:5])
-        return batch, Stages(*times, timer.rows(self._dataset, times), stages.slowest, stages.failed)
+        return batch, timer.finished(self._dataset, times)
 
     def _from_map(self, index: Any) -> Any:
         dataset, guard = self._dataset, self._guard

@@ -33,11 +33,10 @@ from dpex.autotune.trace import RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Reason, Sample, Settings
 from dpex.measure.consumer_time import EngineLook
 from dpex.measure.gpu_use import GpuUse
-from dpex.measure.node_links import node_links
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Sizes
-from dpex.schedule.room import NodeLink, Room, RoomFound, RoomWanted
+from dpex.schedule.room import NodeLink, Room, RoomFound, RoomWanted, node_links
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks
 from dpex.system.gpu.watch import GpuView, view

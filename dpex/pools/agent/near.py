@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpex.measure.batch_times import batch_times
+from dpex.measure.pool_times import PoolTimes
 from dpex.measure.sums import NodeSums, node_sums
 from dpex.pools.agent.handles import AgentHandle
 from dpex.pools.agent.link import AgentLink
-from dpex.pools.base import PoolTimes
 from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.pools.local.pool import LocalPool
@@ -80,11 +81,11 @@ class NearPool(LocalPool):
         self._made_here = 0
 
     def _result(self, worker: LocalWorkerHandle, *result: Any) -> None:
-        *_, stages, cpu_s, encode_s, nbytes = result
+        times = batch_times(result[-1])
         self._made_here += 1
-        self._busy_s += stages[0] + stages[1] + encode_s
-        self._cpu_s += cpu_s
-        self.times.shared_bytes += nbytes
+        self._busy_s += times.busy_s
+        self._cpu_s += times.cpu_s
+        self.times.shared_bytes += times.nbytes
         super()._result(worker, *result)
 
     def take_sums(self) -> NodeSums | None:

@@ -19,12 +19,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from dpex.measure.batch_times import batch_times
+from dpex.measure.pool_times import PoolTimes
 from dpex.measure.sums import LinkSums, NodeSums, node_sums
 from dpex.pools.agent.handles import AgentHandle, RemoteResult
 from dpex.pools.agent.link import Arrived, wake_nobody
 from dpex.pools.agent.near import AgentStarter, NearAgentHandle, NearPool
 from dpex.pools.agent.nodes import NodeNews, Nodes
-from dpex.pools.base import PoolCounts, PoolTimes
+from dpex.pools.base import PoolCounts
 from dpex.pools.local.worker_process import END
 from dpex.schedule.events import (
     Notice,
@@ -305,22 +307,18 @@ class RemotePool:
     def _made(self, agent: AgentHandle, results: list[Any], arrived: Arrived, delay: float | None) -> None:
         self.crashes = 0
         busy_s = cpu_all_s = 0.0
-        times, epoch_now, first = self.times, self._epoch, agent.number * WORKERS_AN_AGENT
-        for worker, epoch, number, kind, node, stages, cpu_s, encode_s, nbytes, places, here_s in results:
-            service_s = times.count(stages, cpu_s, encode_s, nbytes)
-            busy_s, cpu_all_s = busy_s + service_s, cpu_all_s + cpu_s
+        first = agent.number * WORKERS_AN_AGENT
+        for worker, epoch, number, kind, node, fields, places, here_s in results:
+            times = batch_times(fields)
+            if epoch == self._epoch:
+                times = times._replace(transit_s=agent.answered(number, here_s, arrived.at))
+                slots = {(segment, slot): arrived.buffers[which] for segment, slot, which in places}
+                value = RemoteResult(kind, node, slots)
+                self._events.append(TicketMade(epoch, number, first + worker, value, kind == END, times))
+            self.times.count(times)
+            busy_s, cpu_all_s = busy_s + times.busy_s, cpu_all_s + times.cpu_s
             if not agent.link.is_tunnel:
-                times.streamed_bytes += nbytes
-            if epoch != epoch_now:
-                continue
-            way_s = agent.answered(number, here_s, arrived.at)
-            times.transit_s += way_s
-            slots = {(segment, slot): arrived.buffers[which] for segment, slot, which in places}
-            load_s, collate_s, load_cpu_s, _, samples, _, slowest, failed = stages
-            making = (load_s, load_cpu_s, collate_s, encode_s, way_s)
-            value = RemoteResult(kind, node, slots)
-            rest = (service_s, nbytes, samples, making, slowest, failed)
-            self._events.append(TicketMade(epoch, number, first + worker, value, kind == END, *rest))
+                self.times.streamed_bytes += times.nbytes
         agent.answered_at = arrived.at
         self._add(agent, node_sums(busy_s, cpu_all_s, len(results), delay))
 

@@ -252,7 +252,7 @@ class Agent:
 
     def _take(self, worker: LocalWorkerHandle, *result: Any, is_wanted: bool) -> None:
         """Keep a result, and lease the slots that it lies in until they have been sent."""
-        epoch, number, kind, node, stages, cpu_s, encode_s, nbytes = result
+        epoch, number, kind, node, times = result
         leased = slots_of(node, worker.lease) if node is not None else {}
         worker.leased = {}
         if (epoch, number) in self._replays:
@@ -265,6 +265,4 @@ class Agent:
             places.append((segment, slot, len(self._buffers)))
             self._buffers.append(base if self._compress is None else self._compress(base))
         here_s = monotonic() - self._came_at.pop((epoch, number), 0.0)
-        self._results.append(
-            (worker.number, epoch, number, kind, node, tuple(stages), cpu_s, encode_s, nbytes, places, here_s)
-        )
+        self._results.append((worker.number, epoch, number, kind, node, times, places, here_s))

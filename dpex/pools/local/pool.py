@@ -20,7 +20,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from dpex.pools.base import PoolCounts, PoolTimes
+from dpex.measure.batch_times import batch_times
+from dpex.measure.pool_times import PoolTimes
+from dpex.pools.base import PoolCounts
 from dpex.pools.local.fork_server import private_pair
 from dpex.pools.local.handles import LocalResult, LocalWorkerHandle, ProcessHandle, how_it_ended
 from dpex.pools.local.shared_queue import BOARD_BYTES, Board, TicketQueue, hang_up, pack, write
@@ -374,25 +376,14 @@ class LocalPool:
             self._queue.groups.pop(group, None)
 
     def _result(
-        self,
-        worker: LocalWorkerHandle,
-        epoch: int,
-        number: int,
-        kind: int,
-        node: Any,
-        stages: tuple[Any, ...],
-        cpu_s: float,
-        encode_s: float,
-        nbytes: int,
+        self, worker: LocalWorkerHandle, epoch: int, number: int, kind: int, node: Any, fields: tuple[Any, ...]
     ) -> None:
-        """Count a result and append its event; once, even if it is read again."""
-        service_s = self.times.count(stages, cpu_s, encode_s, nbytes)
+        """Count a result and append its event; once, even if it is read again. ``fields``: of its `BatchTimes`."""
+        times = batch_times(fields)
+        self.times.count(times)
         if epoch == self._epoch:
             value = LocalResult(worker, kind, node)
-            load_s, collate_s, load_cpu_s, _, samples, _, slowest, failed = stages
-            place = (epoch, number, self._first + worker.number, value, kind == END, service_s, nbytes, samples)
-            making = (load_s, load_cpu_s, collate_s, encode_s, 0.0)
-            event = ticket_made_of(TicketMade, (*place, making, slowest, failed))
+            event = ticket_made_of(TicketMade, (epoch, number, self._first + worker.number, value, kind == END, times))
             self._events += (event,)  # from here on without a call: see `dpex.system.interrupts`
             self._taken_in += 1
         else:

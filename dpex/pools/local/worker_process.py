@@ -273,7 +273,7 @@ class LocalWorker:
     def _make(self, epoch: int, number: int, index: Any, logical: int) -> float:
         """Make a ticket, and keep its result until the next flush; returns the time."""
         entered = self._cpu.begin()
-        made, stages = self._core.make(number, index, logical, epoch)
+        made, times = self._core.make(number, index, logical, epoch)
         began = time.perf_counter()
         kind, node = self._encoded(made, logical)
         nbytes = self._encoder.nbytes
@@ -282,7 +282,7 @@ class LocalWorker:
             keep_for(nbytes)
         now = time.perf_counter()
         cpu_s = self._cpu.end(now - entered)
-        self._out.append((epoch, number, kind, node, tuple(stages), cpu_s, now - began, nbytes))
+        self._out.append((epoch, number, kind, node, times.encoded(now - began, cpu_s, nbytes)))
         return now
 
     def _encoded(self, made: Any, logical: int) -> tuple[int, Any]:

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.errors import InternalError, ShareError
+from dpex.measure.batch_times import batch_times
+from dpex.measure.pool_times import PoolTimes
 from dpex.pools.agent.handles import RemoteResult
-from dpex.pools.base import PoolCounts, PoolTimes
+from dpex.pools.base import PoolCounts
 from dpex.pools.local.fork_server import keep_from_templates
 from dpex.pools.local.handles import ProcessHandle
 from dpex.pools.local.shared_queue import pack, write
@@ -359,18 +361,12 @@ class SharedPool:
         worker: int,
         value: Callable[[], Any],
         is_end: bool,
-        stages: tuple[Any, ...],
-        cpu_s: float,
-        encode_s: float,
-        nbytes: int,
+        fields: tuple[Any, ...],
     ) -> None:
         """Count a result, and tell of it. It counts for each training that gets it, as each would have made it."""
-        service_s = self.times.count(stages, cpu_s, encode_s, nbytes)
-        load_s, collate_s, load_cpu_s, _, samples, _, slowest, failed = stages
-        making = (load_s, load_cpu_s, collate_s, encode_s, 0.0)
-        self._events.append(
-            TicketMade(epoch, number, worker, value, is_end, service_s, nbytes, samples, making, slowest, failed)
-        )
+        times = batch_times(fields)
+        self.times.count(times)
+        self._events.append(TicketMade(epoch, number, worker, value, is_end, times))
 
     # -- closing -------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from dpex.engine.inprocess_meter import InlineMeter
+from dpex.measure.batch_times import BatchTimes
 from dpex.measure.consumer_time import Tally
 from dpex.measure.sums import PoolSums, Sums
-from dpex.measure.wait_causes import NONE_YET, STARTUP, STRAGGLER, Making, split
+from dpex.measure.wait_causes import NONE_YET, STARTUP, STRAGGLER, split
 from dpex.schedule.names import LOCAL
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import GpuStall
@@ -32,7 +33,7 @@ _SIZED = 8
 _OWED_S = 0.1
 """Waits are put down to stages when so much has come together: rows of workers need not be read for each batch."""
 _COLUMNS = ("load_s", "load_cpu_s", "collate_s", "collate_cpu_s", "samples", "tickets")
-"""What a worker's row begins with, as in `dpex.measure.sums.StageSums`; the times of single batches follow."""
+"""What a worker's row begins with, as in `dpex.measure.batch_times.StageSums`; the times of single batches follow."""
 _SAMPLES, _TICKETS, _HEAD = _COLUMNS.index("samples"), _COLUMNS.index("tickets"), len(_COLUMNS)
 
 
@@ -50,10 +51,10 @@ class WorkerTimes:
         row[_SAMPLES] += samples
         row[_TICKETS] += 1
 
-    def making(self) -> Making:
+    def making(self) -> BatchTimes:
         """Of all batches so far."""
         found = self._totals()
-        return Making(load_s=found["load_s"], load_cpu_s=found["load_cpu_s"], collate_s=found["collate_s"])
+        return BatchTimes(load_s=found["load_s"], load_cpu_s=found["load_cpu_s"], collate_s=found["collate_s"])
 
     def _totals(self) -> dict[str, float]:
         """Of all workers, by column."""
@@ -112,7 +113,7 @@ class WorkersMeter:
         self._mark: Any = None
         self._entered = 0.0
         self._tally = Tally(detailed=True, queue=OwnQueue().seconds)
-        self._made = Making()
+        self._made = BatchTimes()
         self._owed_s = 0.0
         self._thread = threading.get_native_id()
         self._sizes = _Sizes()
@@ -166,11 +167,16 @@ class WorkersMeter:
         for cause, seconds in split(owed_s, self._lately()):
             self._tally.causes[cause] += seconds
 
-    def _lately(self) -> Making:
+    def _lately(self) -> BatchTimes:
         """Stages since this was last asked; while no worker has finished any since then, those before."""
         made = self.times.making()
-        lately = Making(*(new - old for new, old in zip(made, self._made, strict=True)))
-        if sum(lately) <= 0.0:
+        past = self._made
+        lately = BatchTimes(
+            load_s=made.load_s - past.load_s,
+            load_cpu_s=made.load_cpu_s - past.load_cpu_s,
+            collate_s=made.collate_s - past.collate_s,
+        )
+        if lately.busy_s + lately.cpu_s <= 0.0:
             return made
         self._made = made
         return lately

@@ -74,7 +74,7 @@ class CounterHistory:
         marks = list(self._marks)
         for index in range(len(marks) - 1, -1, -1):
             found = account.since(marks[index])
-            others = index > 0 and marks[index - 1].workers != account.workers
+            others = index > 0 and _workers(marks[index - 1]) != _workers(account)
             if found.batches >= ENOUGH_BATCHES and found.wall_s >= (NEW_S if others else RECENT_S):
                 return found
         return account
@@ -212,3 +212,8 @@ def as_html(found: Sequence[TimedDiagnosis]) -> bytes:
     empty = "<p>No loader of this process has been iterated yet. <a href='/'>The live page</a></p>"
     title = found[0].diagnosis.verdict.title if len(found) == 1 else "diagnosis"
     return html.document(title, "\n".join(one.as_html() for one in found) or empty).encode("utf-8", "backslashreplace")
+
+
+def _workers(account: Sums) -> dict[str, int]:
+    """Return the number of running workers of each pool."""
+    return {name: pool.running for name, pool in account.pools.items()}

@@ -12,6 +12,7 @@ from stub_pool import StubPool
 from dpex.engine.engine import Engine
 from dpex.engine.plan import EnginePlan
 from dpex.errors import BatchTimeoutError, WorkerDiedError
+from dpex.measure.batch_times import BatchTimes
 from dpex.schedule.events import TicketMade, WorkerGone
 from dpex.schedule.prefetch import STRAGGLER_BYTES, Sizes
 from dpex.system.clock import ManualClock, monotonic
@@ -224,7 +225,7 @@ def behind_a_straggler(pool: StubPool, **changes: Any) -> Engine:
     engine.begin_epoch(iter(range(100)))
     for number in range(1, 8):
         if number != 4:  # the slow one's next
-            pool.said.append(TicketMade(0, number, 0, decoded([], number), service_s=0.01))
+            pool.said.append(TicketMade(0, number, 0, decoded([], number), times=BatchTimes(load_s=0.01)))
     with engine._lock:
         assert engine._attend([], monotonic()) is not None
     return engine
@@ -257,7 +258,7 @@ def test_nobody_runs_further_ahead_than_torch_where_that_could_be_told(why: str)
         engine._state.rules.nbytes = float(STRAGGLER_BYTES)
     engine.begin_epoch(iter(range(100)))
     for number in (1, 2, 3, 5, 6, 7):
-        pool.said.append(TicketMade(0, number, 0, decoded([], number), nbytes=STRAGGLER_BYTES))
+        pool.said.append(TicketMade(0, number, 0, decoded([], number), times=BatchTimes(nbytes=STRAGGLER_BYTES)))
     with engine._lock:
         assert engine._attend([], monotonic()) is not None
     assert engine.schedule.drawn == 8

@@ -11,14 +11,15 @@ import pytest
 
 from dpex.autotune.types import Sample
 from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, TransformFacts
+from dpex.measure.batch_times import SUMMED, BatchTimes, StageSums, StepSums
 from dpex.measure.consumer_time import Times
 from dpex.measure.ledger import LastReading, Ledger
+from dpex.measure.pool_times import RECENT, PoolTimes
 from dpex.measure.record import _LEVEL as LEVEL
 from dpex.measure.record import _STATE as STATE
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
 from dpex.measure.samples import PoolSample
-from dpex.measure.sums import NodeSums, PoolSums, StageSums, StepSums, Sums
-from dpex.pools.base import PoolTimes
+from dpex.measure.sums import NodeSums, PoolSums, Sums
 from dpex.stats import PoolStats
 from dpex.telemetry.catalog import BY_NAME, STAGES
 
@@ -170,13 +171,28 @@ def test_facts_have_what_was_counted_under_its_name() -> None:
 
 def test_what_a_pool_counts_is_told() -> None:
     times = PoolTimes()
-    times.count((1.0, 0.5, 0.25, 0.125, 4, (("load", 3, 0.5, 0.25),), (), ()), 0.5, 0.25, 100)
-    times.count((1.0, 0.0, 0.0, 0.0, 4, (("load", 1, 0.5, 0.25),), (), ()), 0.0, 0.0)
+    first = BatchTimes(4, 1.0, 0.25, 0.5, 0.125, steps=(("load", 3, 0.5, 0.25),))
+    times.count(BatchTimes(*first.encoded(0.25, 0.5, 100)))
+    times.count(BatchTimes(4, 1.0, steps=(("load", 1, 0.5, 0.25),)))
     pool = times.sums(running=2)
     assert (pool.tickets, pool.load_s, pool.collate_s, pool.encode_s) == (2, 2.0, 0.5, 0.25)
     assert (pool.load_cpu_s, pool.collate_cpu_s, pool.encode_cpu_s, pool.cpu_s) == (0.25, 0.125, 0.125, 0.5)
     assert pool.steps == {"load": StepSums(calls=4, wall_s=1.0, cpu_s=0.5)}
     assert (pool.running, sum(pool.services), sorted(pool.kept_s)) == (2, 2, [1.0, 1.75])
+
+
+def test_every_sum_of_stages_is_a_field_of_a_batch() -> None:
+    assert set(SUMMED) == set(StageSums.declared()) - {"tickets"}
+
+
+@pytest.mark.parametrize("count", [1, RECENT - 1, RECENT, RECENT + 1, 3 * RECENT])
+def test_all_batches_are_in_the_sums(count: int) -> None:
+    times = PoolTimes()
+    for number in range(count):
+        times.count(BatchTimes(load_s=1.0, transit_s=0.5, nbytes=number))
+    found = times.stages()
+    assert (found.tickets, found.load_s, found.transit_s) == (count, count, 0.5 * count)
+    assert (times.nbytes, len(times.services_s)) == (count * (count - 1) // 2, min(count, RECENT))
 
 
 def test_the_documentation_of_stats_says_what_is_declared() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpex.measure.batch_times import BatchTimes
 from dpex.measure.consumer_time import LONG_S, STEP_BUCKETS, WAIT_BUCKETS, Tally
 from dpex.measure.wait_causes import (
     CAUSES,
@@ -23,15 +24,16 @@ from dpex.measure.wait_causes import (
     TRANSFORM,
     TRANSIT,
     UNKNOWN,
-    Making,
     by_stage,
     split,
 )
 from dpex.system.clock import ManualClock
 
-MAKING = Making(load_s=0.4, load_cpu_s=0.1, collate_s=0.1, encode_s=0.2, transit_s=0.3)
+MAKING = BatchTimes(load_s=0.4, load_cpu_s=0.1, collate_s=0.1, encode_s=0.2, transit_s=0.3)
 seconds = st.floats(0.0, 100.0)
-makings = st.builds(Making, seconds, seconds, seconds, seconds, seconds)
+makings = st.builds(
+    BatchTimes, load_s=seconds, load_cpu_s=seconds, collate_s=seconds, encode_s=seconds, transit_s=seconds
+)
 
 
 class Consumer:
@@ -47,7 +49,7 @@ class Consumer:
         self.clock.advance(work_s)
 
     def call(
-        self, *waits: tuple[float, int], making: Making | None = None, own_s: float = 0.0, decode_s: float = 0.0
+        self, *waits: tuple[float, int], making: BatchTimes | None = None, own_s: float = 0.0, decode_s: float = 0.0
     ) -> None:
         """One call of next(): waits, each with its cause, then the batch."""
         tally, clock = self.tally, self.clock
@@ -98,16 +100,16 @@ def test_a_wait_is_split_in_proportion_to_the_stages_of_the_batch() -> None:
 
 def test_more_cpu_time_than_wall_time_is_no_negative_reading() -> None:
     """Two clocks, or a library that computes in several threads."""
-    assert by_stage(Making(load_s=1.0, load_cpu_s=1.5)) == (0.0, 1.0, 0.0, 0.0, 0.0)
+    assert by_stage(BatchTimes(load_s=1.0, load_cpu_s=1.5)) == (0.0, 1.0, 0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("making", [None, Making()])
-def test_nothing_known_of_the_batch_is_said(making: Making | None) -> None:
+@pytest.mark.parametrize("making", [None, BatchTimes()])
+def test_nothing_known_of_the_batch_is_said(making: BatchTimes | None) -> None:
     assert split(2.0, making) == [(UNKNOWN, 2.0)]
 
 
 @given(waited_s=seconds, making=makings)
-def test_the_parts_add_up(waited_s: float, making: Making) -> None:
+def test_the_parts_add_up(waited_s: float, making: BatchTimes) -> None:
     parts = split(waited_s, making)
     assert sum(part for _, part in parts) == pytest.approx(waited_s)
     assert all(part >= 0 for _, part in parts)
@@ -135,9 +137,9 @@ def test_each_cause_gets_what_was_planted() -> None:
     consumer.call((1.0, STRAGGLER), own_s=0.25)
     consumer.call((2.0, H2D), (0.5, STRAGGLER))
     consumer.call((4.0, STARTUP))
-    consumer.call((8.0, NONE_YET), making=Making(collate_s=1.0))
+    consumer.call((8.0, NONE_YET), making=BatchTimes(collate_s=1.0))
     consumer.call((16.0, NONE_YET))
-    consumer.call((1.0, NONE_YET), (32.0, STRAGGLER), (1.0, NONE_YET), making=Making(encode_s=1.0))
+    consumer.call((1.0, NONE_YET), (32.0, STRAGGLER), (1.0, NONE_YET), making=BatchTimes(encode_s=1.0))
     assert consumer.causes == pytest.approx(
         {STRAGGLER: 33.5, H2D: 2.0, STARTUP: 4.0, COLLATE: 9.0, UNKNOWN: 16.25, ENCODE: 1.0}
     )
@@ -183,7 +185,7 @@ def test_drawing_and_dispatch_have_their_causes_where_they_took_the_consumers_ti
 def test_a_long_wait_is_put_down_as_it_lasts_by_the_batch_before() -> None:
     consumer = Consumer()
     consumer.call()
-    consumer.call((0.125, NONE_YET), making=Making(load_s=1.0))
+    consumer.call((0.125, NONE_YET), making=BatchTimes(load_s=1.0))
     consumer.tally.enter(consumer.clock())
     for _ in range(3):
         consumer.tally.block(consumer.clock(), NONE_YET)

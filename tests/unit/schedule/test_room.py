@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dpex.measure.node_links import node_links
 from dpex.measure.sums import NodeSums
-from dpex.schedule.room import NodeLink
+from dpex.schedule.room import NodeLink, node_links
 
 
 def test_ways_are_told_of_machines_that_measure_them() -> None:
