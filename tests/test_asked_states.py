@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from dpex import DpexDataLoader
 from dpex.system import user_warnings
-from dpex.worker.stateful import is_stateful
+from dpex.worker.states import is_stateful
 
 LENGTH = 24
 

@@ -31,9 +31,9 @@ from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone
 from dpex.schedule.events import PoolEvent as Event
 from dpex.schedule.progress import START
 from dpex.schedule.schedule import Ticket
-from dpex.worker.logical_state import unpack_state
 from dpex.worker.outcome import Failure
 from dpex.worker.setup import WorkerSetup
+from dpex.worker.states import unpack_state
 
 pytestmark = pytest.mark.timeout(240)
 DEADLINE_S = 30.0

@@ -16,7 +16,7 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader, StateError
 from dpex.worker.core import WorkerCore
-from dpex.worker.own_states import OwnStateKeeper
+from dpex.worker.own_generators import OwnStateKeeper
 from dpex.worker.setup import WorkerSetup
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]

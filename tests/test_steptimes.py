@@ -127,7 +127,7 @@ def fetcher(dataset: Any, timer: TicketTimer | None, collate_fn: Callable[[Any],
         base_seed=0,
         per_batch_seed=False,
     )
-    return Fetcher(setup, dataset, collate_fn, timer)
+    return Fetcher(setup, timer)
 
 
 def rows(dataset: Any, index: Any = (0, 1), **options: Any) -> dict[str, StepRow]:

@@ -124,7 +124,7 @@ class InlineMeter:
                 self._helpers.end(self._opened, load_s + collate_s)
             helped = self._helpers.ratio(load_s + collate_s) if self._helpers.each_s else 0.0
             load_cpu_s, collate_cpu_s = load_s * (self._ratios[0] + helped), collate_s * (self._ratios[1] + helped)
-            slowest = self._clock.told(load_s, samples)
+            slowest = self._clock.slowest(load_s, samples)
             if slowest and slowest[0] > self._slow_samples.least_s:
                 self._slow_samples.add(slowest[0], self._index, slowest[1])
             times = BatchTimes(samples, load_s, load_cpu_s, collate_s, collate_cpu_s, slowest=slowest)

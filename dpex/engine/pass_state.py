@@ -23,8 +23,7 @@ from dpex.errors import CapturedGraphError
 from dpex.schedule.progress import ResumePoint
 from dpex.system.interrupts import is_interrupt, taken
 from dpex.system.user_warnings import is_first, warn
-from dpex.worker.logical_state import DatasetState
-from dpex.worker.stateful import is_stateful, load_state, state_of
+from dpex.worker.states import DatasetState, is_stateful, load_state, state_of
 
 if TYPE_CHECKING:
     from dpex.engine.engine import Engine

@@ -16,8 +16,8 @@ from dpex.engine.pass_state import PassState
 from dpex.engine.sampler_start import SamplerStart
 from dpex.schedule.progress import LogicalPoint, ResumePoint, TicketRun, TicketRuns
 from dpex.schedule.sample_policy import LeavingOut
-from dpex.worker.logical_state import DatasetState, LogicalState, pack_state, unpack_state
 from dpex.worker.rng_state import check_global_states, plain
+from dpex.worker.states import DatasetState, LogicalState, pack_state, unpack_state
 
 _INDEX, _LEFT_OUT = "index", "left_out"
 """Keys in a dict that stands for an index of which some samples are not to be loaded."""

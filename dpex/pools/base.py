@@ -18,7 +18,7 @@ from dpex.measure.pool_times import PoolTimes
 from dpex.schedule.events import PoolEvent
 from dpex.schedule.schedule import Ticket
 from dpex.schedule.streams import ALL
-from dpex.worker.logical_state import RngState
+from dpex.worker.states import RngState
 
 
 @dataclass(kw_only=True)

@@ -1,8 +1,7 @@
-"""What runs inside a worker of any pool: seed, fetch, collate, time each stage, catch errors.
+"""Makes tickets inside a worker of any pool: seed, fetch, collate, time each stage, catch errors.
 
-A *worker* serves one or more *logical workers*. Under ``seeding="batch"`` there is
-one per worker, and each ticket has a random state of its own (`batch_seeding`). Under ``seeding="worker"``, and for
-streams, logical worker *k* is what PyTorch calls worker *k*: it has its own random state, dataset copy and
+A *worker* serves one or more *logical workers*. Under ``seeding="batch"`` there is one per worker, and each ticket has a
+random state of its own (`batch_seeding`). Under ``seeding="worker"``, and for streams, logical worker *k* is what PyTorch calls worker *k*: it has its own random state, dataset copy and
 ``get_worker_info()``.
 
 `WorkerCore` owns the process's global random state and torch's global worker info; it is used by one thread.
@@ -14,77 +13,68 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from dpex._torch import ExceptionWrapper
 from dpex.measure.batch_times import NO_TIMES, BatchTimes
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.streams import ALL
 from dpex.worker.batch_seeding import TicketSeeds, seed_ticket
 from dpex.worker.current_batch import current
-from dpex.worker.logical import Logical, nobody
-from dpex.worker.logical_state import RngState
+from dpex.worker.logical import Logical, LogicalStart, ignore
 from dpex.worker.outcome import Failure, StreamEnd, where
-from dpex.worker.own_states import OwnStateKeeper
+from dpex.worker.own_generators import OwnStateKeeper
 from dpex.worker.setup import WorkerSetup, with_own_dataset
+from dpex.worker.states import RngState
 
 
 class WorkerCore:
-    """Makes the tickets of the logical workers served here. ``cpu``: the CPU clock of what is made; ``seed_torch``:
-    seeds torch's generators."""
+    """Makes the tickets of the logical workers of one worker."""
 
-    def __init__(
-        self,
-        setup: WorkerSetup,
-        cpu: Callable[[], float] = time.process_time,
-        seed_torch: Callable[[int], Any] = torch.manual_seed,
-    ) -> None:
+    def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
-        self.cpu = cpu
-        self._seed_torch = seed_torch
         self._logicals: dict[int, Logical] = {}
         self._current: Logical | None = None
         self._timer = TicketTimer(is_on=setup.times_steps, cpu=time.process_time)
         self._seeds = TicketSeeds(setup.base_seed) if setup.per_batch_seed else None
         self._own_states: OwnStateKeeper | None = None
+        self.cpu: Callable[[], float] = time.process_time
+        """The clock of the CPU time of batches, in seconds."""
 
     @property
     def snapshot_every(self) -> int | None:
-        """After how many batches a logical worker tells its state, if the loader says so."""
+        """Batches between two reports of a logical worker's state, if the loader sets this number."""
         return self._setup.snapshot_every
 
     @property
     def sample_timeout_s(self) -> float | None:
-        """How long loading a sample may take, if that is limited."""
+        """Seconds that loading a sample may take; None: no limit."""
         return self._setup.samples.timeout_s
 
     def adopt(
         self,
         number: int,
         state: RngState | None = None,
-        setup: WorkerSetup | None = None,
         *,
         streams: int = ALL,
-        tell_splitting: Callable[[bool], None] = nobody,
+        tell_splitting: Callable[[bool], None] = ignore,
     ) -> None:
         """Serve logical worker ``number``, from a ``state`` that was reported earlier, or from its seed.
 
-        ``setup``: with a dataset that no other logical worker has; None: it has the worker's, or shares parts of it.
-        ``streams``: as in `dpex.schedule.streams`; ``tell_splitting`` hears what is found out.
+        The first one uses the worker's dataset, and each further one a shallow copy of it. ``streams`` is one of the
+        constants of `dpex.schedule.streams`. ``tell_splitting`` is called once it is known if the dataset splits
+        itself.
         """
-        own = None
         self._park()
-        if setup is None:
-            setup = self._setup if not self._logicals else with_own_dataset(self._setup)
-            if setup.has_own_states:
-                at_first = self._own_as_at_first()
-                own = at_first if setup is self._setup else None
-        logical = Logical(setup, number, state, self._timer, self.cpu, self._seed_torch, streams, tell_splitting)
-        self._current = self._logicals[number] = logical
+        setup = self._setup if not self._logicals else with_own_dataset(self._setup)
+        own = None
+        if setup.has_own_states:
+            at_first = self._own_as_at_first()
+            own = at_first if setup is self._setup else None
+        start = LogicalStart(number=number, state=state, streams=streams, tell_splitting=tell_splitting)
+        logical = self._current = self._logicals[number] = Logical(setup, start, self._timer, self.cpu)
         logical.start(own)
 
     def _own_as_at_first(self) -> OwnStateKeeper:
-        """Set the generators that lie in the dataset as they came here: logical workers may share them."""
+        """Set the generators in the dataset to the states in which they came here: logical workers may share them."""
         if self._own_states is None:
             self._own_states = OwnStateKeeper(self._setup.dataset, self._setup.collate_fn)
         else:
@@ -92,12 +82,13 @@ class WorkerCore:
         return self._own_states
 
     def unfit(self, number: int) -> str:
-        """Why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or ""."""
+        """Return why worker ``number``, for which the user did not ask, cannot work: its ``worker_init_fn`` failed. Or
+        ""."""
         return self._setup.why_unfit(number, self._logicals[number].init_error)
 
     @property
     def is_stream(self) -> bool:
-        """Whether the dataset is iterable."""
+        """Return True if the dataset is iterable."""
         return self._setup.iterable
 
     def snapshot(self, number: int) -> RngState | None:
@@ -113,11 +104,11 @@ class WorkerCore:
         self._logicals[number].is_asked = True
 
     def has_dataset_state(self, number: int) -> bool:
-        """Whether the dataset of ``number``, or the stream that is read, could tell its state."""
+        """Return True if the dataset of ``number``, or the stream that it reads, can report its state."""
         return self._logicals[number].has_dataset_state
 
     def make(self, number: int, index: Any, logical_number: int, epoch: int) -> tuple[Any, BatchTimes]:
-        """The batch of a ticket, or a `Failure`, or a `StreamEnd` in its place; and how long its stages took."""
+        """Return the batch of a ticket and the times of its stages; or a `Failure` or a `StreamEnd` in its place."""
         if self._current is None or self._current.number != logical_number:
             self._switch(logical_number)
         logical = self._current
@@ -138,15 +129,6 @@ class WorkerCore:
             if isinstance(error, StopIteration) and self._setup.iterable:
                 return StreamEnd(), NO_TIMES
             return Failure(ExceptionWrapper(where=where(logical_number))), NO_TIMES
-
-    def resume(self, number: int) -> None:
-        """Give the process the random state of logical worker ``number``, which makes the next ticket."""
-        self._switch(number)
-
-    def pause(self) -> None:
-        """Keep the random state of whoever made the last ticket, so that the process may have another."""
-        self._park()
-        self._current = None
 
     def _park(self) -> None:
         if self._current is not None:

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from dpex.errors import OptionError
 from dpex.measure.readable import size
-from dpex.worker.stateful import is_stateful, load_state, state_of
+from dpex.worker.states import is_stateful, load_state, state_of
 
 
 class DecodedStream(IterableDataset[Any]):

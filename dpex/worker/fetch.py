@@ -1,4 +1,4 @@
-"""Get the samples of a ticket and collate them, as torch's fetchers do, and time the stages."""
+"""Gets the samples of a ticket and collates them, as torch's fetchers do, and times the two stages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from dpex.measure.sampling import SAMPLE_S
 from dpex.profile.live_timer import TicketTimer
 from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S
 from dpex.worker.first_stream import FirstStream
-from dpex.worker.logical_state import DatasetState
 from dpex.worker.sample_guard import SampleGuard
 from dpex.worker.setup import WorkerSetup
-from dpex.worker.stateful import load_state
+from dpex.worker.states import DatasetState, load_state
 
 
 class SampleClock:
-    """Finds the slowest sample of each batch while samples take long enough (``is_on``). The very first is left out: it
-    pays for what is opened and imported."""
+    """Finds the slowest sample of each batch while samples take long enough (``is_on``).
+
+    The first sample of all is left out: it pays for files that are opened and modules that are imported.
+    """
 
     __slots__ = ("_is_warm", "_slowest", "is_on")
 
@@ -32,7 +33,7 @@ class SampleClock:
         self._slowest: tuple[()] | tuple[float, int] = ()
 
     def samples(self, dataset: Any, index: Any) -> list[Any]:
-        """``[dataset[i] for i in index]``."""
+        """Return ``[dataset[i] for i in index]``."""
         data: list[Any] = []
         longest_s, at, is_warm = SAMPLE_S, -1, self._is_warm
         now = time.perf_counter()
@@ -46,33 +47,34 @@ class SampleClock:
         self._slowest = (longest_s, at) if at >= 0 else ()
         return data
 
-    def told(self, load_s: float, samples: int) -> tuple[()] | tuple[float, int]:
-        """The slowest of these samples, if known, its seconds and its place; settles whether the next are timed."""
+    def slowest(self, load_s: float, samples: int) -> tuple[()] | tuple[float, int]:
+        """Return the seconds and the place of the slowest of these samples, if known. Decide if the next are timed."""
         slowest, self._slowest = self._slowest, ()
         self.is_on = load_s > SAMPLE_S * samples
         return slowest
 
 
 class Fetcher:
-    """Gets the samples of a ticket and collates them, as torch's fetchers do, timing the two apart.
+    """Gets the samples of the tickets of one pass, and collates them.
 
-    timer: of the worker, as fetchers come and go. cpu: the CPU clock of what is made here, see
-    `dpex.system.cpu_clocks`. first_stream: it is told of the first sample, where there may be further streams.
+    Args:
+        setup: The loader.
+        timer: Times the transforms now and then. It belongs to the worker, and outlives the pass.
+        cpu: The clock of the CPU seconds of batches, as in `dpex.system.cpu_clocks`.
+        first_stream: Is settled at the first sample, where there may be further streams.
     """
 
     def __init__(
         self,
         setup: WorkerSetup,
-        dataset: Any,
-        collate_fn: Callable[[Any], Any],
         timer: TicketTimer | None = None,
         cpu: Callable[[], float] = time.process_time,
         first_stream: FirstStream | None = None,
     ) -> None:
         self._cpu = cpu
         self._first_stream = first_stream if first_stream is not None and first_stream.is_open else None
-        self._dataset = dataset
-        self._collate_fn = collate_fn
+        self._dataset = dataset = setup.dataset
+        self._collate_fn = setup.collate_fn
         self._auto_collation = setup.auto_collation
         self._drop_last = setup.drop_last
         self._iterator = iter(dataset) if setup.iterable else None
@@ -85,16 +87,16 @@ class Fetcher:
 
     @property
     def stream(self) -> Any:
-        """The iterator of an iterable dataset; None of any other."""
+        """The iterator of an iterable dataset; None of a map-style dataset."""
         return self._iterator
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream has no more."""
+        """Return True if the stream has no more samples."""
         return self._ended
 
     def go_on(self, state: DatasetState) -> None:
-        """Have the stream where it was; one that cannot be told makes its first batches again, which are dropped."""
+        """Have the stream resume; one without a state makes its first batches again, which are dropped."""
         load_state(self._iterator, state.iterator)
         self._ended = state.has_ended
         with contextlib.suppress(StopIteration):
@@ -102,9 +104,10 @@ class Fetcher:
                 self.fetch(state.index)
 
     def fetch(self, index: Any) -> tuple[Any, BatchTimes]:
-        """The batch and its stage times; raises StopIteration at the end of a stream.
+        """Return the batch and its stage times; raise StopIteration at the end of a stream.
 
-        The CPU clock is a system call: of tiny batches it is read for each `CPU_CLOCK_EVERY`-th, which stands for all.
+        Reading the CPU clock is a system call. Of tiny batches only each `CPU_CLOCK_EVERY`-th reads it, and its ratios
+        of CPU time to wall time are used for the following ones.
         """
         clocked = self._unclocked == 0
         cpu_began = self._cpu() if clocked else 0.0
@@ -116,7 +119,7 @@ class Fetcher:
         cpu_fetched = self._cpu() if clocked else 0.0
         samples = 1 if not self._auto_collation else len(data) if type(data) is list else _length(index)
         clock, load_s = self._clock, fetched - began
-        slowest = clock.told(load_s, samples) if clock.is_on or load_s > SAMPLE_S * samples else ()
+        slowest = clock.slowest(load_s, samples) if clock.is_on or load_s > SAMPLE_S * samples else ()
         batch = self._collate_fn(data)
         ended = time.perf_counter()
         collate_s = ended - fetched
@@ -133,7 +136,7 @@ class Fetcher:
         return batch, batch_times((*loaded, 0.0, 0.0, 0, 0.0))
 
     def _fetch_timed(self, index: Any) -> tuple[Any, BatchTimes]:
-        """The same, and what the transforms took."""
+        """Fetch as `fetch` does, and time the transforms."""
         timer, collate_fn = self._timer, self._collate_fn
         try:
             self._collate_fn, self._unclocked = partial(timer.collating, collate_fn), 0
@@ -172,7 +175,7 @@ class Fetcher:
         return data
 
     def _watched(self) -> Iterator[Any]:
-        """The stream up to its first sample, which shows whether the dataset splits itself, and the rest of it."""
+        """Return the stream, after its first sample has shown if the dataset splits itself."""
         first, self._first_stream = self._first_stream, None
         assert first is not None
         assert self._iterator is not None

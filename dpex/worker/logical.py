@@ -1,12 +1,13 @@
-"""One logical worker on a worker: its seed, its random state, its dataset and its pass.
+"""A logical worker: its seed, its random state, its dataset and its pass.
 
-Logical worker *k* is what PyTorch calls worker *k*. Several of them share a worker where too few can be had.
+Logical worker *k* is what PyTorch calls worker *k*. Several of them share a worker where too few can be started.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,76 +19,97 @@ from dpex.schedule.streams import ALL, ONE, UNKNOWN
 from dpex.worker.decoded_stream import users_dataset
 from dpex.worker.fetch import Fetcher
 from dpex.worker.first_stream import FirstStream
-from dpex.worker.logical_state import DatasetState, LogicalState, RngState, pack_state, unpack_state
 from dpex.worker.outcome import where
-from dpex.worker.own_generators import OwnGenerators
-from dpex.worker.own_states import OwnStateKeeper, OwnStates
+from dpex.worker.own_generators import OwnGenerators, OwnStateKeeper
 from dpex.worker.rng_state import global_states, set_global_states
 from dpex.worker.setup import WorkerSetup
-from dpex.worker.stateful import is_stateful, load_state, state_of
+from dpex.worker.states import (
+    DatasetState,
+    LogicalState,
+    RngState,
+    is_stateful,
+    load_state,
+    pack_state,
+    state_of,
+    unpack_state,
+)
 
 
-def seed_like_torch(base_seed: int, worker_id: int, seed_torch: Callable[[int], Any] = torch.manual_seed) -> int:
-    """Seed the global generators as PyTorch seeds worker ``worker_id``; returns ``WorkerInfo.seed``."""
+def seed_like_torch(base_seed: int, worker_id: int) -> int:
+    """Seed the global generators as PyTorch seeds worker ``worker_id``; return ``WorkerInfo.seed``."""
     seed = base_seed + worker_id
     random.seed(seed)
-    seed_torch(seed)
+    torch.manual_seed(seed)
     np.random.seed(generate_numpy_seed(base_seed, worker_id))
     return seed
 
 
-def nobody(_: bool) -> None:
-    """Nobody hears it."""
+def ignore(_: bool) -> None:
+    """Do nothing: the default of ``tell_splitting``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogicalStart:
+    """The beginning of a logical worker on a worker.
+
+    Attributes:
+        number: Its number.
+        state: A state that was reported earlier; None: it starts from its seed.
+        streams: The number of streams of the dataset, as in `dpex.schedule.streams`.
+        tell_splitting: Called once it is known if the dataset splits itself.
+    """
+
+    number: int
+    state: RngState | None = None
+    streams: int = ALL
+    tell_splitting: Callable[[bool], None] = ignore
 
 
 class Logical:
-    """One logical worker on this worker."""
+    """A logical worker on this worker.
 
-    def __init__(
-        self,
-        setup: WorkerSetup,
-        number: int,
-        state: RngState | None,
-        timer: TicketTimer,
-        cpu: Callable[[], float],
-        seed_torch: Callable[[int], Any],
-        streams: int = ALL,
-        tell_splitting: Callable[[bool], None] = nobody,
-    ) -> None:
-        self.number = number
-        self.state = state
-        self.setup = setup
+    Attributes:
+        info: The value of ``get_worker_info()``.
+        fetcher: Fetches the batches of the present pass.
+        init_error: The error of its start, which is the answer to every ticket.
+        is_asked: True if each snapshot is to hold the state of the dataset.
+        own_generators: Generators in the dataset that are reseeded for each batch.
+    """
+
+    def __init__(self, setup: WorkerSetup, start: LogicalStart, timer: TicketTimer, cpu: Callable[[], float]) -> None:
+        self.number = start.number
         self.info: Any = None
         self.fetcher: Fetcher | None = None
         self.init_error: ExceptionWrapper | None = None
         self.epoch = -1
         self.is_asked = False
-        """Whether the dataset is asked for its state with each snapshot."""
         self.own_generators: OwnGenerators | None = None
-        self._own_states: OwnStateKeeper | None = None
+        self._setup = setup
+        self._start = start
+        self._state = start.state
+        """The state to start or to go on from; None while it has the process."""
         self._timer = timer
         self._cpu = cpu
-        self._seed_torch = seed_torch
-        self._streams = streams
-        self._tell_splitting = tell_splitting
+        self._own_states: OwnStateKeeper | None = None
         self._first_stream: FirstStream | None = None
 
     def start(self, own_states: OwnStateKeeper | None = None) -> None:
-        """Seed, publish the worker info, run ``worker_init_fn``; an error is the answer to every ticket.
+        """Seed, publish the worker info, and run ``worker_init_fn``.
 
-        own_states: of the generators that lay in its dataset until now; None: they are looked for.
+        Args:
+            own_states: The generators in its dataset, in their first states; None: they are looked for.
         """
-        setup = self.setup
+        setup, streams = self._setup, self._start.streams
         setup.enter_modes()
-        seed = seed_like_torch(setup.base_seed, self.number, self._seed_torch)
-        count = 1 if self._streams == ONE else setup.num_workers
+        seed = seed_like_torch(setup.base_seed, self.number)
+        count = 1 if streams == ONE else setup.num_workers
         self.info = WorkerInfo(id=self.number, num_workers=count, seed=seed, dataset=users_dataset(setup.dataset))
-        if self._streams == UNKNOWN:
-            self._first_stream = FirstStream(self.info, self._tell_splitting)
+        if streams == UNKNOWN:
+            self._first_stream = FirstStream(self.info, self._start.tell_splitting)
             self.info = self._first_stream.shown
         set_worker_info(self.info)
-        state = LogicalState() if self.state is None else unpack_state(self.state)
-        self.state = None
+        state = LogicalState() if self._state is None else unpack_state(self._state)
+        self._state = None
         try:
             if setup.worker_init_fn is not None:
                 setup.worker_init_fn(self.number)
@@ -107,30 +129,30 @@ class Logical:
         set_global_states(state.random or {})
 
     def park(self) -> None:
-        """Keep the random states: another logical worker is about to have the process."""
-        self.state = pack_state(LogicalState(global_states(), own=self._own()))
+        """Keep the random states, before another logical worker has the process."""
+        self._state = pack_state(LogicalState(global_states(), own=self._own()))
 
     def unpark(self) -> None:
         """Have the process again."""
         set_worker_info(self.info)
-        if self.state is None:
+        if self._state is None:
             return
-        state = unpack_state(self.state)
+        state = unpack_state(self._state)
         set_global_states(state.random or {})
         if self._own_states is not None:
             self._own_states.restore(state.own or {})
-        self.state = None
+        self._state = None
 
-    def _own(self) -> OwnStates | None:
+    def _own(self) -> dict[str, Any] | None:
         return None if self._own_states is None else self._own_states.states()
 
     def _begin(self, state: DatasetState | None) -> None:
-        """Begin the first pass, or go on within one: the dataset gets its state, is iterated, and the iterator its."""
+        """Begin the first pass, or resume a pass: the dataset gets its state, is iterated, and the iterator its."""
         if state is None:
             self.new_pass(0)
             return
         self.is_asked = True  # a dataset that has been given its state is not as at the start
-        load_state(self.setup.dataset, state.dataset)
+        load_state(self._setup.dataset, state.dataset)
         self.new_pass(state.epoch)
         assert self.fetcher is not None
         self.fetcher.go_on(state)
@@ -138,9 +160,9 @@ class Logical:
     def new_pass(self, epoch: int) -> None:
         """Begin an epoch: an iterable dataset is iterated anew."""
         self.epoch = epoch
-        setup, first = self.setup, self._first_stream
+        setup, first = self._setup, self._first_stream
         try:
-            self.fetcher = Fetcher(setup, setup.dataset, setup.collate_fn, self._timer, self._cpu, first)
+            self.fetcher = Fetcher(setup, timer=self._timer, cpu=self._cpu, first_stream=first)
         except BaseException:
             if first is not None:
                 first.settle()
@@ -150,19 +172,19 @@ class Logical:
 
     @property
     def has_dataset_state(self) -> bool:
-        """Whether its dataset, or the stream that is read, tells its state."""
-        return is_stateful(self.setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
+        """Return True if its dataset, or the stream that it reads, reports its state."""
+        return is_stateful(self._setup.dataset) or (self.fetcher is not None and is_stateful(self.fetcher.stream))
 
     def snapshot(self) -> RngState | None:
-        """Return its state, while the global generators are its own. None: it is a stream whose state is not known."""
-        is_told = self.is_asked and self.has_dataset_state
-        if self.setup.iterable and not is_told:
+        """Return its state, while the global generators are its own; None of a stream whose state is not known."""
+        has_state = self.is_asked and self.has_dataset_state
+        if self._setup.iterable and not has_state:
             return None
-        dataset = self._dataset_state() if is_told else None
+        dataset = self._dataset_state() if has_state else None
         return pack_state(LogicalState(global_states(), dataset, self._own()))
 
     def _dataset_state(self) -> DatasetState:
-        dataset, stream = self.setup.dataset, self.fetcher and self.fetcher.stream
+        dataset, stream = self._setup.dataset, self.fetcher and self.fetcher.stream
         return DatasetState(
             epoch=self.epoch,
             dataset=None if stream is dataset else state_of(dataset),

@@ -1,19 +1,22 @@
 """Random generators that a dataset keeps for itself, as transforms of MONAI and albumentations do.
 
 dpex seeds the global generators for each batch of ``seeding="batch"``. A generator that lies in the dataset is copied
-with it into every worker: copies draw the same numbers, and which come depends on who makes a batch. So generators of
-kinds that dpex knows, and of those that users add (`register_rng`), are looked for in the dataset and the collate
-function when a worker begins, and reseeded there for each batch by their own interface. Plain generators of Python,
-NumPy and torch that lie there are nobody's: `warn_of_unseeded` names them.
+with it into every worker: copies draw the same numbers, and the draws of a batch depend on its worker. So generators of
+known kinds, and of those that users add (`register_rng`), are looked for in the dataset and the collate function when a
+worker begins. They are reseeded there for each batch by their own interface. Plain generators of Python, NumPy and
+torch have none: `warn_of_unseeded` names them. Under ``seeding="worker"`` the states of plain generators belong to the
+state of a logical worker (`OwnStateKeeper`).
 
-What is looked at are attributes, items of lists and dicts, and what functions are bound to, up to `MOST_OBJECTS`. What
-the objects of MONAI and albumentations consist of is looked at, too: they reseed their own generators, and not always
-those of their parts. MONAI's `SmartCacheDataset` does not reach its transforms, and its `Compose` only those of MONAI.
+The search looks at attributes, items of lists and dicts, and the variables that functions are bound to, up to
+`MOST_OBJECTS`. It also looks into the objects of MONAI and albumentations: they reseed their own generators, and not
+always those of their parts. MONAI's `SmartCacheDataset` does not reach its transforms, and its `Compose` only those of
+MONAI.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import random
 import sys
 import types
@@ -25,25 +28,27 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from dpex.errors import OptionError
+from dpex.errors import OptionError, StateError
 from dpex.schedule.probing import is_a
 from dpex.schedule.seeding import ticket_seed
 from dpex.system.user_warnings import warn
 from dpex.worker.current_batch import batch_seed
 from dpex.worker.decoded_stream import DecodedStream, users_dataset
-from dpex.worker.rng_state import GLOBAL
+from dpex.worker.rng_state import GLOBAL, set_state, state_of
+
+logger = logging.getLogger("dpex")
 
 MOST_OBJECTS = 5000
 """Objects of a dataset that are looked at; it takes a few milliseconds."""
 MOST_ITEMS = 64
 """Items of a list or dict that are looked at: transforms are few, and samples are many."""
 _SEED_BITS = 32
-"""What every generator takes for a seed."""
+"""Every generator takes a seed of this many bits."""
 
 Made = TypeVar("Made")
 Reseed = Callable[[Any, int], Any]
 Registered = tuple[tuple[type, Reseed], ...]
-"""Kinds of objects that have generators, and what reseeds one; the kinds added last come first."""
+"""Classes of objects that have generators, each with a function that reseeds one; the last added comes first."""
 
 
 class _Kind(NamedTuple):
@@ -69,16 +74,16 @@ _named: set[str] = set()
 def register_rng(kind: type, reseed: Callable[[Any, int], Any]) -> None:
     """Have objects of a class reseeded for each batch, where a dataset or a collate function has such objects.
 
-    Under ``seeding="batch"``, and so under ``num_workers="auto"``, ``reseed`` is called with each object of that class
-    (or of one derived from it) that dpex finds in the dataset, before a batch is made, with a seed that depends on the
-    base seed, the epoch, the number of the batch and the object's place. So draws differ between batches, and are the
-    same whichever worker makes them. Randomizable transforms of MONAI and transforms of albumentations are known
-    without this. Call it before the first ``iter()`` of a loader.
+    Under ``seeding="batch"``, and so under ``num_workers="auto"``, ``reseed`` is called before each batch with each
+    object of that class (or of one derived from it) that dpex finds in the dataset. The seed depends on the base seed,
+    the epoch, the number of the batch and the object's place. So draws differ between batches, and are the same in any
+    worker. Randomizable transforms of MONAI and transforms of albumentations are known without this. Call it before the
+    first ``iter()`` of a loader.
 
     Args:
         kind: The class. One that is registered again gets the new function.
-        reseed: A function of the object and the seed, a whole number of 32 bits. It has to reseed whatever the object
-            consists of, too, and what it returns is not looked at.
+        reseed: A function of the object and the seed, a whole number of 32 bits. It must also reseed the parts of the
+            object. Its return value is ignored.
 
     Raises:
         OptionError: ``kind`` is no class, or ``reseed`` cannot be called. It is a ValueError.
@@ -101,55 +106,33 @@ def register_rng(kind: type, reseed: Callable[[Any, int], Any]) -> None:
 
 
 def registered() -> Registered:
-    """What users have registered."""
+    """Return the classes that users have registered."""
     return tuple(_registered)
 
 
 class OwnGenerators:
-    """Those of one dataset that can be reseeded, given in the order in which they were found, the outer ones first.
+    """The generators of one dataset that can be reseeded, given in the order in which they were found: outer first.
 
-    The inner ones are reseeded first, so that the parts of an object are as that has them, where it reseeds them. The
-    first batch shows which parts these are; after that they are left to it.
+    Inner ones are reseeded first, so that an object which reseeds its parts has the last word about them.
     """
 
     def __init__(self, found: list[tuple[Any, Reseed]]) -> None:
         self._found = [(place, one, reseed) for place, (one, reseed) in enumerate(found)][::-1]
-        self._is_first = True
 
     def reseed(self, seed: int) -> None:
         """Reseed each for the batch of that seed."""
-        made: list[list[Any]] = []
         for place, one, reseed in self._found:
             reseed(one, ticket_seed(seed, place) % (1 << _SEED_BITS))
-            if self._is_first:
-                made.append(_generators_of(one))
-        if self._is_first:
-            self._leave_to_others(made)
-            self._is_first = False
-
-    def _leave_to_others(self, made: list[list[Any]]) -> None:
-        """Forget the objects whose generators, as they were ``made`` for them, were all replaced afterwards."""
-        kept = []
-        for found, before in zip(self._found, made, strict=True):
-            now = set(map(id, _generators_of(found[1])))
-            if not before or any(id(generator) in now for generator in before):
-                kept.append(found)
-        self._found = kept
-
-
-def _generators_of(one: Any) -> list[Any]:
-    """The plain generators that are attributes of an object."""
-    return [value for _, value in _attributes("", one) if _is_plain_generator(value)]
 
 
 def own_generators(dataset: Any, collate_fn: Any, registered: Registered) -> OwnGenerators | None:
-    """What of a dataset and a collate function is to be reseeded; None: nothing."""
+    """Return the generators of a dataset and a collate function that are reseeded, or None if it has none."""
     found = [(one, reseed) for _, one, reseed in _found_in(dataset, collate_fn, registered) if reseed is not None]
     return OwnGenerators(found) if found else None
 
 
 def reseeding(fetch: Callable[[Any], Made], own: OwnGenerators | None) -> Callable[[Any], Made]:
-    """``fetch``, before which the generators are reseeded for the batch that is made; itself where there are none."""
+    """Return ``fetch`` with a reseeding of the generators before it; ``fetch`` itself if ``own`` is None."""
     if own is None:
         return fetch
 
@@ -161,33 +144,83 @@ def reseeding(fetch: Callable[[Any], Made], own: OwnGenerators | None) -> Callab
 
 
 def warn_of_unseeded(dataset: Any, collate_fn: Any, registered: Registered) -> None:
-    """Warn, once for each name, of generators that nobody reseeds."""
+    """Warn, once for each name, of generators that are not reseeded."""
     for name, one, reseed in _found_in(dataset, collate_fn, registered):
         if reseed is None and name not in _named:
             _named.add(name)
             kind = f"{type(one).__module__}.{type(one).__qualname__}"
             warn(
-                f"{name} is a random generator ({kind}) that nobody reseeds: each worker has a copy, so draws repeat "
-                "from worker to worker, and depend on which worker makes a batch. Draw from the global generators of "
-                "random, NumPy or torch, which dpex seeds for each batch; or make the generator in __getitem__, from "
-                "(dpex.batch_seed(), index); or tell dpex how to reseed what holds it, with dpex.register_rng"
+                f"{name} is a random generator ({kind}) that dpex cannot reseed: each worker has a copy, so draws "
+                "repeat, and depend on the worker that makes a batch. Draw from the global generators of random, NumPy "
+                "or torch, which dpex seeds for each batch; or make the generator in __getitem__, from "
+                "(dpex.batch_seed(), index); or tell dpex how to reseed the object that holds it, with "
+                "dpex.register_rng"
             )
 
 
-def plain_generators(dataset: Any, collate_fn: Any) -> Iterator[tuple[str, Any]]:
-    """Generators of Python, NumPy and torch that lie there, with their names, also within what reseeds its own."""
-    return ((name, one) for name, one, _ in _looked_through(dataset, collate_fn, (), ()))
+class OwnStateKeeper:
+    """Reads and sets the states of the plain generators that lie in one dataset and its collate function.
+
+    A logical worker of ``seeding="worker"`` may be restarted after a death, share a worker with others, or resume in a
+    later run. Its state holds the states of these generators, by the names of their places. Other changes of a
+    dataset are lost then, unless the dataset has ``state_dict()``.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Any) -> None:
+        self._found: dict[str, Any] = {}
+        self._at_first: dict[str, Any] = {}
+        try:
+            found = list(_looked_through(dataset, collate_fn, (), ()))
+        except Exception as error:  # of an object that stands for another, and cannot load it here
+            logger.debug("no generators are looked for in %s: %r", type(dataset).__name__, error)
+            return
+        for name, one, _ in found:
+            try:
+                self._at_first[name] = state_of(one)
+            except Exception:  # of a bit generator without a state
+                continue
+            self._found[name] = one
+
+    def states(self) -> dict[str, Any]:
+        """Return the present states, as `dpex.worker.rng_state.state_of` returns them, by place."""
+        return {name: state_of(one) for name, one in self._found.items()}
+
+    def reset(self) -> None:
+        """Set the generators to the states in which they were found."""
+        self.restore(self._at_first)
+
+    def restore(self, states: dict[str, Any]) -> None:
+        """Set the generators to ``states``; one whose place is not among them stays as it is.
+
+        Raises:
+            StateError: A state is of another kind of generator than the one that lies there.
+        """
+        for name, state in states.items():
+            one = self._found.get(name)
+            if one is None:
+                continue
+            try:
+                set_state(one, state)
+            except Exception as error:
+                kind = f"{type(one).__module__}.{type(one).__qualname__}"
+                raise StateError(
+                    f"{name} is a {kind}, and the state is of another kind of generator: {error}. Resume with the "
+                    "dataset with which the run began"
+                ) from error
+
+
+# -- finding -----------------------------------------------------------------------------------------------------------
 
 
 def _found_in(dataset: Any, collate_fn: Any, registered: Registered) -> Iterator[tuple[str, Any, Reseed | None]]:
-    """Generators with their names, and what reseeds them, if anything does; the nearest come first."""
+    """Yield the name of each generator, itself, and the function that reseeds it, if any; the nearest come first."""
     return _looked_through(dataset, collate_fn, registered, tuple(_imported()))
 
 
 def _looked_through(
     dataset: Any, collate_fn: Any, registered: Registered, known: Registered
 ) -> Iterator[tuple[str, Any, Reseed | None]]:
-    """The same with these kinds of what is reseeded.
+    """Yield as `_found_in` does, with these classes of objects that are reseeded.
 
     A registered one reseeds all that it consists of, and is not looked into. A known one reseeds plain generators that
     are attributes of it, or lie in lists and dicts that are.
@@ -232,14 +265,14 @@ def _imported() -> Iterable[tuple[type, Reseed]]:
 
 
 def _is_plain_generator(one: Any) -> bool:
-    """Whether it is a generator of Python, NumPy or torch, but not a global one, which dpex seeds."""
+    """Return True for a generator of Python, NumPy or torch that is not one of the global ones, which dpex seeds."""
     if not is_a(one, _PLAIN) or is_a(one, random.SystemRandom):
         return False
     return all(one is not each for each in GLOBAL.values())
 
 
 def _parts(name: str, one: Any) -> Iterator[tuple[str, Any]]:
-    """What an object consists of, as far as that can be told without calling anything of it."""
+    """Yield the parts of an object that can be found without calling a method of it."""
     if is_a(one, dict):
         for key, value in islice(dict.items(one), MOST_ITEMS):
             yield f"{name}[{key!r}]", value

@@ -106,16 +106,17 @@ def quick_and_slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_the_first_sample_is_left_out(quick_and_slow: Clock) -> None:
     samples = SampleClock()
     assert samples.samples(quick_and_slow, [0, 1, 9]) == [0, 1, 9]
-    assert samples.told(0.501, 3) == (pytest.approx(1e-3), 2)
+    assert samples.slowest(0.501, 3) == (pytest.approx(1e-3), 2)
     assert samples.is_on
     assert samples.samples(quick_and_slow, [0, 9]) == [0, 9]
-    assert samples.told(0.501, 2) == (pytest.approx(0.5), 0)
-    assert samples.told(0.501, 2) == ()
+    assert samples.slowest(0.501, 2) == (pytest.approx(0.5), 0)
+    assert samples.slowest(0.501, 2) == ()
 
 
 def test_samples_of_little_time_are_not_timed(quick_and_slow: Clock) -> None:
     options = {"iterable": False, "auto_collation": True, "drop_last": False, "samples": AS_TORCH}
-    fetcher = Fetcher(SimpleNamespace(**options), quick_and_slow, list)  # type: ignore[arg-type]
+    setup = SimpleNamespace(dataset=quick_and_slow, collate_fn=list, **options)
+    fetcher = Fetcher(setup)  # type: ignore[arg-type]
     batch, stages = fetcher.fetch([1, 2])
     assert (batch, stages.slowest) == ([1, 2], ())
     before = quick_and_slow.reads

@@ -46,7 +46,7 @@ from dpex.system.clock import monotonic
 from dpex.system.tcp import TcpCounts
 from dpex.transport.codec import codec_signature
 from dpex.transport.pickling import cloud_dumps
-from dpex.worker.logical_state import RngState
+from dpex.worker.states import RngState
 
 WORKERS_AN_AGENT = 1_000_000
 """Workers are numbered by agent: worker k of agent n is n times this, plus k."""

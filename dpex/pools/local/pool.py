@@ -44,7 +44,7 @@ from dpex.schedule.schedule import Ticket
 from dpex.schedule.streams import ALL
 from dpex.schedule.worker_life import ENDS, IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING, UP
 from dpex.system.clock import monotonic
-from dpex.worker.logical_state import RngState
+from dpex.worker.states import RngState
 
 FORKS_AT_ONCE = 64
 """Workers that are requested before the first of them serves. As many requests fit in a template's socket."""

@@ -35,7 +35,7 @@ from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, Work
 from dpex.schedule.names import LOCAL
 from dpex.schedule.schedule import Ticket
 from dpex.schedule.streams import ALL
-from dpex.worker.logical_state import RngState
+from dpex.worker.states import RngState
 
 CONNECTIONS_IN_A_ROW = 4
 """Producers that may end before a batch came of any."""
