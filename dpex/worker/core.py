@@ -1,8 +1,8 @@
 """Makes tickets inside a worker of any pool: seed, fetch, collate, time each stage, catch errors.
 
-A *worker* serves one or more *logical workers*. Under ``seeding="batch"`` there is one per worker, and each ticket has a
-random state of its own (`batch_seeding`). Under ``seeding="worker"``, and for streams, logical worker *k* is what PyTorch calls worker *k*: it has its own random state, dataset copy and
-``get_worker_info()``.
+A *worker* serves one or more *logical workers*. Under ``seeding="batch"`` there is one per worker, and each ticket has
+a random state of its own (`batch_seeding`). Under ``seeding="worker"``, and for streams, logical worker *k* is what
+PyTorch calls worker *k*: it has its own random state, dataset copy and ``get_worker_info()``.
 
 `WorkerCore` owns the process's global random state and torch's global worker info; it is used by one thread.
 """
