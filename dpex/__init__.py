@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dpex.autotune.types import Decision, Outcome, Settings
     from dpex.dataloader import DpexDataLoader
     from dpex.diagnose.diagnosis import Diagnosis
-    from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, SampleFacts, SlowFacts, TransformFacts
+    from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, SampleFacts, TransformFacts
     from dpex.diagnose.verdict import Evidence, Verdict
     from dpex.diagnose.what_if import Prediction, WhatIf
     from dpex.errors import (
@@ -64,7 +64,7 @@ _NAMES = {
     "dpex.autotune.types": ("Decision", "Outcome", "Settings"),
     "dpex.dataloader": ("DpexDataLoader",),
     "dpex.diagnose.diagnosis": ("Diagnosis",),
-    "dpex.diagnose.facts": ("Facts", "NodeFacts", "PoolFacts", "SampleFacts", "SlowFacts", "TransformFacts"),
+    "dpex.diagnose.facts": ("Facts", "NodeFacts", "PoolFacts", "SampleFacts", "TransformFacts"),
     "dpex.diagnose.verdict": ("Evidence", "Verdict"),
     "dpex.diagnose.what_if": ("Prediction", "WhatIf"),
     "dpex.errors": (
@@ -139,7 +139,6 @@ __all__ = [
     "Settings",
     "ShareError",
     "ShippingError",
-    "SlowFacts",
     "SlowSample",
     "Spans",
     "StateError",

@@ -1,7 +1,7 @@
 """What was measured of a loader, as one value. Everything that is concluded is concluded from this alone. Pure.
 
 Seconds are sums over all passes since the loader was made or `diagnose(reset=True)` was last called; the time between
-passes is in none of them. ``Facts.slowest`` and ``Facts.slow_samples`` are about all passes. None: not measured, and
+passes is in none of them. ``Facts.slow_samples`` are about all passes. None: not measured, and
 `Facts.unmeasured` says why.
 """
 
@@ -32,18 +32,6 @@ class PoolFacts(StageSums):
     workers: int = level("Workers that ran at the end.")
     shared: int = counter("Batches that were made for another training with the same ``share``.")
     services_s: tuple[float, ...] = few_of_many("Wall seconds of single batches.", chosen, "seconds")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowFacts:
-    """A batch that took ``seconds`` to make: its epoch and number, the dataset indices it is made of, as text."""
-
-    seconds: float
-    epoch: int
-    number: int
-    indices: str
-    load_s: float = 0.0
-    load_cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,23 +89,32 @@ def of_all(timed: Iterable[TransformFacts], pools: Iterable[PoolFacts]) -> tuple
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
     """One machine: batches made there, wall and CPU seconds for them, and seconds that workers could have run and had
-    no CPU. Of its connection: bytes that it sent, those that it sent again, seconds in which something was under way,
-    and the round trip."""
+    no CPU."""
 
     name: str
     tickets: int
     busy_s: float
     cpu_s: float
     queued_s: float | None = None
-    sent_bytes: int = 0
-    resent_bytes: int = 0
-    sending_s: float = 0.0
-    round_trip_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is known of a loader without measuring."""
+    """A loader, as it is known without measuring.
+
+    Attributes:
+        name: The loader's name.
+        rank: The rank of this process.
+        dataset: The name of the dataset's class.
+        batch_size: The batch size, as text.
+        is_tuned: The tuner sets workers and prefetch.
+        keeps_workers: The number of workers decides what is read, so that it stays as it is.
+        has_cluster: There is a Ray cluster to have workers on.
+        starts_anew: Each pass starts workers of its own (``persistent_workers=False``).
+        transforms: Steps of the dataset and of the collate function.
+        decisions: The tuner's decisions, with what they were to bring and what they brought.
+        gpu_use: What NVML said of the GPU while the loader was tuned; None where nothing was asked.
+    """
 
     name: str = ""
     rank: int = 0
@@ -134,51 +131,19 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(RunSums, Subject):
-    """What was measured of a loader.
+    """The measurements of a loader: those of `dpex.measure.sums.RunSums` and of `Subject`, and these.
 
     Attributes:
-        name: The loader's name.
-        rank: The rank of this process.
-        dataset: The name of the dataset's class.
-        batch_size: The batch size, as text.
-        is_tuned: The tuner sets workers and prefetch.
-        keeps_workers: The number of workers decides what is read, so that it stays as it is.
-        has_cluster: There is a Ray cluster to have workers on.
-        starts_anew: Each pass starts workers of its own (``persistent_workers=False``).
-        passes: Passes over the data that have begun.
-        batches: Batches delivered to the training loop.
-        samples: Samples in them.
-        causes: Seconds in which the training loop waited, by cause (see `dpex.measure.wait_causes`).
-        transfer_s: Seconds in which it took batches in.
-        work_s: Seconds in which it worked.
-        step_spread: The standard deviation of its steps over their mean.
-        head_idle_s: Waits while later batches were ready, times the part of the workers that had nothing to do.
-        other_idle_s: The same of all other waits.
-        loop_queued_s: Seconds inside ``next()`` in which the training thread could have run and had no CPU, as far as
-            they were asked for.
+        step_spread: The standard deviation of the training steps over their mean.
         gpu_stall_s: Seconds in which the GPU's stream waited for data, the first batch of each pass left out.
         pools: What each pool did, by its name.
-        trainer_cpu_s: CPU seconds of this process during passes.
-        trainer_queued_s: Seconds in which its training thread could have run and had no CPU.
         cpus: CPUs that may be used here.
         others: How many of these were busy with other programs.
-        batch_bytes: The mean size of a batch, 0 if unknown.
-        feed_copy_s: Seconds of the device in which batches were copied to it; None without ``device``.
-        feed_transform_s: Seconds of the device in ``device_transform``.
-        feed_wait_s: Seconds in which the training stream waited for batches that were not on the device yet.
-        moved_bytes: Bytes of batches moved, by path.
-        prefetch: Batches in flight at most.
-        is_capped: ``memory_budget`` keeps the prefetch smaller than it would be.
         deaths: Workers that ended unexpectedly.
         failed_nodes: Why nodes of the cluster were left alone for a while.
-        slowest: The batches that took longest.
         slow_samples: The samples that took longest.
-        failed_samples: Samples that could not be loaded and were skipped or replaced.
-        latest_failed: The latest of them, each with its index and its error.
-        transforms: Steps of the dataset and of the collate function.
+        latest_failed: The latest samples that could not be loaded, each with its index and its error.
         nodes: The machines that made batches, where there are several.
-        decisions: The tuner's decisions, with what they were to bring and what they brought.
-        gpu_use: What NVML said of the GPU while the loader was tuned; None where nothing was asked.
         unmeasured: What is missing, and why.
     """
 
@@ -189,7 +154,6 @@ class Facts(RunSums, Subject):
     others: float | None = None
     deaths: int = 0
     failed_nodes: tuple[str, ...] = ()
-    slowest: tuple[SlowFacts, ...] = ()
     slow_samples: tuple[SampleFacts, ...] = ()
     latest_failed: tuple[FailedSample, ...] = ()
     nodes: tuple[NodeFacts, ...] | None = None

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpex.diagnose import device, work
+from dpex.diagnose import work
 from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts
 from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
-from dpex.measure.readable import duration, fine_percent, percent, rounded, size
+from dpex.measure.readable import duration, percent, rounded, size
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
 if TYPE_CHECKING:
@@ -98,20 +98,18 @@ def _range(one: Prediction) -> str:
 
 
 def advice(found: Diagnosis) -> str:
-    """What to do first."""
-    facts, verdict, changes, best = found.facts, found.verdict, found.what_if, found.recommendation
-    if verdict.where in (device.COPIES, device.TRANSFORM):
-        return device.remedy(facts)
-    if verdict.cause == "too-early" or changes is None:
-        return TOO_EARLY.advice
+    """Return what to do first, with the rate and the wait that it should bring."""
+    verdict, changes, best = found.verdict, found.what_if, found.recommendation
+    usual = CAUSES[verdict.cause].advice
+    if verdict.cause == TOO_EARLY.key or changes is None:
+        return usual
     rate = rounded(changes.rate)
-    if verdict.cause == "consumer":
-        return f"{STEP.advice} It takes {rate} batches/s and gets them; the loader cannot add to that."
+    if verdict.cause == STEP.key:
+        return f"{usual} It takes {rate} batches/s and gets them; the loader cannot add to that."
     told = predicted(best, changes.wait, changes.rate) if best is not None else ""
     if changes.held_back:
         beyond = f" Beyond the tuner: {told}" if told else ""
         return f"{changes.held_back}.{beyond}"
-    usual = CAUSES[verdict.cause].advice
     return told or f"{usual} No change is predicted to make {percent(WORTH)} more than the {rate} batches/s of now."
 
 
@@ -186,11 +184,7 @@ def sections(found: Diagnosis) -> tuple[ReportSection, ...]:
     made = [_how(verdict), _where_time_goes(facts, verdict)]
     if facts.tickets:
         made.append(_stages(facts))
-    if facts.feed_copy_s is not None:
-        made.append(_device(facts))
     made += [section for section in (_transforms(facts), _slow_samples(facts), _failed_samples(facts)) if section.rows]
-    if facts.slowest:
-        made.append(_slowest(facts))
     if facts.nodes:
         made.append(_machines(facts.nodes))
     if facts.failed_nodes:
@@ -261,22 +255,6 @@ def _stage_rows(pool: PoolFacts) -> Iterator[tuple[str, ...]]:
             yield stage, duration(wall_s / pool.tickets), cpu, percent(wall_s / total)
 
 
-def _device(facts: Facts) -> ReportSection:
-    """What the device did to get its batches, of the time of the training loop."""
-    known = (
-        ("copies to it", facts.feed_copy_s),
-        ("device_transform", facts.feed_transform_s),
-        ("training waited for these", facts.feed_wait_s),
-    )
-    rows = tuple(
-        (what, duration(seconds / max(1, facts.batches)), percent(seconds / max(1e-9, facts.wall_s)))
-        for what, seconds in known
-        if seconds is not None
-    )
-    header, told = ("the device", "time per batch", "share"), device.remedy(facts)
-    return ReportSection(title="The device's batches", header=header, rows=rows, lines=(told,) if told else ())
-
-
 def _transforms(facts: Facts) -> ReportSection:
     known = sorted(facts.transforms or (), key=lambda one: -one.all_wall_s)
     total = max(1e-12, sum(one.all_wall_s for one in known))
@@ -295,33 +273,20 @@ def _transforms(facts: Facts) -> ReportSection:
     return ReportSection(title="Transforms", header=header, rows=rows, lines=(how,))
 
 
-_NETWORK = ("network while sending", "sent again", "round trip")
-
-
 def _machines(nodes: tuple[NodeFacts, ...]) -> ReportSection:
     """Slowest first."""
     ordered = sorted(nodes, key=lambda node: -node.busy_s / max(1, node.tickets))
-    network = _NETWORK if any(node.sending_s for node in ordered) else ()
-    rows = tuple((*_machine(node), *(_network(node) if network else ())) for node in ordered)
+    rows = tuple(map(_machine, ordered))
     header = ("machine", "batches", "time per batch", "CPU per batch", "waiting for a CPU")
     lines = (f"All batches were made on one machine: {ordered[0].name}.",) if len(ordered) == 1 else ()
     title = "Slowest machines" if len(ordered) > 1 else "Machines"
-    return ReportSection(title=title, header=(*header, *network), rows=rows, lines=lines)
+    return ReportSection(title=title, header=header, rows=rows, lines=lines)
 
 
 def _machine(node: NodeFacts) -> tuple[str, ...]:
     each = max(1, node.tickets)
     queued = "" if node.queued_s is None else duration(node.queued_s / each)
     return (node.name, str(node.tickets), duration(node.busy_s / each), duration(node.cpu_s / each), queued)
-
-
-def _network(node: NodeFacts) -> tuple[str, ...]:
-    """Return what a machine's connection carries while something is under way, the part sent again, and the round
-    trip."""
-    if not node.sending_s:
-        return ("",) * len(_NETWORK)
-    lost = fine_percent(node.resent_bytes / max(1, node.sent_bytes + node.resent_bytes))
-    return (f"{size(node.sent_bytes / node.sending_s)}/s", lost, duration(node.round_trip_s))
 
 
 def _slow_samples(facts: Facts) -> ReportSection:
@@ -340,15 +305,6 @@ def _failed_samples(facts: Facts) -> ReportSection:
         rows=tuple((failed.shown, failed.error) for failed in facts.latest_failed),
         lines=(f"{count:,} sample{'s' if count > 1 else ''} failed; others have their places. The latest are named.",),
     )
-
-
-def _slowest(facts: Facts) -> ReportSection:
-    rows = tuple(
-        (f"{slow.number} of pass {slow.epoch + 1}", duration(slow.seconds), duration(slow.load_cpu_s), slow.indices)
-        for slow in facts.slowest[:5]
-    )
-    header = ("batch", "time", "CPU", "dataset indices")
-    return ReportSection(title="Slowest batches", header=header, rows=rows, lines=("Since the loader was made.",))
 
 
 def _changes(predictions: tuple[Prediction, ...]) -> ReportSection:

@@ -18,7 +18,7 @@ from typing import Literal
 from dpex.autotune.law.constants import CONSTANTS
 from dpex.autotune.law.model import Model, Place
 from dpex.autotune.types import Settings
-from dpex.diagnose import ending, work
+from dpex.diagnose import device, ending, work
 from dpex.diagnose.attribution import LostTime
 from dpex.diagnose.facts import Facts
 
@@ -312,7 +312,14 @@ class Run:
         found, least_s, now = self.found.by_cause, MATTERS * self.facts.wall_s, self.model.now
         if found["storage"] > least_s:
             yield self._costing("cached", "samples cached, so that nothing waits for data", self.model.cpu_share, 1.0)
-        if found["transfer"] > least_s:
+        late = device.waited_for(self.facts)
+        if late == device.TRANSFORM:
+            saved_s = HALF * (self.facts.feed_transform_s or 0.0)
+            yield self._on_device("cheaper", "`device_transform` at half its cost", saved_s)
+        elif late == device.COPIES:
+            saved_s = (1.0 - QUARTER) * (self.facts.feed_copy_s or 0.0)
+            yield self._on_device("narrow", "a quarter of the bytes (uint8 until device_transform)", saved_s)
+        elif found["transfer"] > least_s:
             change = "a quarter of the bytes (uint8 until device_transform)"
             yield self._quicker("narrow", change, (1.0 - QUARTER) * found["transfer"])
         if found["dispatch"] > least_s:
@@ -329,6 +336,12 @@ class Run:
         step_s = max(self.facts.work_s / count, self.model.step_s - saved_s / count)
         model = replace(self.model, step_s=min(self.model.step_s, step_s))
         return self.predicted(kind, change, model=model, saved_s=saved_s)
+
+    def _on_device(self, kind: Kind, change: str, saved_s: float) -> Prediction:
+        """With copies and transforms on the device that take that much less; the steps wait for them until then."""
+        saved_s = min(self.facts.feed_wait_s or 0.0, saved_s)
+        step_s = max(1e-6, self.model.step_s - saved_s / work.later_batches(self.facts))
+        return self.predicted(kind, change, model=replace(self.model, step_s=step_s))
 
     def _costing(self, kind: Kind, change: str, wall: float, cpu: float) -> Prediction:
         """With batches that take these parts of the wall and CPU time."""

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from dpex.engine.performer import Performer
 from dpex.engine.sample_errors import NOBODY, SampleErrors
 from dpex.measure.batch_times import BatchTimes
-from dpex.measure.sampling import SlowBatch, Slowest, SlowestSamples
+from dpex.measure.sampling import SlowestSamples
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import PoolEvent, Snapshot, TicketMade
 from dpex.schedule.schedule import Schedule
 from dpex.system.wakeup import Wakeup
-from dpex.worker.decoded_stream import shown
 
 if TYPE_CHECKING:
     from dpex.device.pinning import Pinner
@@ -37,7 +36,6 @@ class EventHandler:
         sample_errors: Samples that could not be loaded.
         awaited: The number of the batch that the consumer waits for, or `NOT_BLOCKED` or `ANY`.
         awaited_times: What making that batch took, once it is here.
-        slowest: The batches that took longest.
         slow_samples: The samples that took longest.
     """
 
@@ -51,7 +49,6 @@ class EventHandler:
         self._overheard = False
         self.awaited = NOT_BLOCKED
         self.awaited_times: BatchTimes | None = None
-        self.slowest = Slowest()
         self.slow_samples = SlowestSamples()
         self.sample_errors = sample_errors
 
@@ -111,8 +108,7 @@ class EventHandler:
             return
         slowest, number = event.times.slowest, event.number
         if (
-            event.times.busy_s > self.slowest.least_s
-            or (slowest and slowest[0] > self.slow_samples.least_s)
+            (slowest and slowest[0] > self.slow_samples.least_s)
             or self.awaited in (number, ANY)
             or self.sample_errors.is_on
         ):
@@ -125,13 +121,11 @@ class EventHandler:
         ticket = state.schedule.ticket(event.number)
         if ticket is None or event.epoch != state.epoch:
             return
-        times, at = event.times, (event.epoch, event.number)
-        if times.busy_s > self.slowest.least_s:
-            self.slowest.add(SlowBatch(times.busy_s, *at, shown(ticket.index), times.load_s, times.load_cpu_s))
+        times = event.times
         if times.slowest and times.slowest[0] > self.slow_samples.least_s:
             self.slow_samples.add(times.slowest[0], ticket.index, times.slowest[1])
         if self.sample_errors.is_on:
-            self.sample_errors.made(at, times.samples, times.failed)
+            self.sample_errors.made((event.epoch, event.number), times.samples, times.failed)
         if self.awaited in (event.number, ANY):
             self.awaited_times = times
 

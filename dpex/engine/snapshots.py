@@ -126,7 +126,6 @@ class EngineView:
             **({} if feed is None else feed.sums()),
             gpu_stall_s=gpu.total_s if gpu is not None else None,
             gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
-            slowest=self._events.slowest.found(),
             slow_samples=self._events.slow_samples.found(),
             failed_samples=self._events.sample_errors.count,
             latest_failed=tuple(self._events.sample_errors.latest),

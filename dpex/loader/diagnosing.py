@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 def diagnosis_source(loader: Any, runtime: LoaderRuntime, options: SizeOptions) -> DiagnosisSource:
     """The counts of all iterators so far, and what is known of the loader without counting. It holds no loader."""
-    from dpex.diagnose.gathered import Context
-    from dpex.diagnose.source import DiagnosisSource
+    from dpex.diagnose.source import Context, DiagnosisSource
     from dpex.profile.live_timer import SWITCH, is_switched_on
     from dpex.system.cpus import rank
 

@@ -11,8 +11,7 @@ import torch
 
 from dpex.device.arguments import checked_transform, parse
 from dpex.device.opening import have_transformed, open_feed
-from dpex.diagnose.gathered import Context
-from dpex.diagnose.source import DiagnosisSource
+from dpex.diagnose.source import Context, DiagnosisSource
 from dpex.errors import IteratorClosedError
 from dpex.loader import at_exit
 from dpex.loader.background import Background

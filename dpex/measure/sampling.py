@@ -1,4 +1,4 @@
-"""A few of many: a fair choice of values, the slowest batches and samples, when to look closely. Pure but for random
+"""A few of many: a fair choice of values, the slowest samples, when to look closely. Pure but for random
 numbers."""
 
 from __future__ import annotations
@@ -64,18 +64,6 @@ class Reservoir:
         return self._random() or 0.5
 
 
-class SlowBatch(NamedTuple):
-    """A batch that took long to make: seconds in its worker, where it was in the run, what it was made of, and what of
-    the seconds was the dataset's and on a CPU."""
-
-    seconds: float
-    epoch: int
-    number: int
-    index: Any
-    load_s: float = 0.0
-    load_cpu_s: float = 0.0
-
-
 class Timed(Protocol):
     """Something that took so many ``seconds``."""
 
@@ -110,12 +98,6 @@ class LongestOf(Generic[T]):
     def found(self) -> tuple[T, ...]:
         """Slowest first."""
         return tuple(one for _, _, one in sorted(self._heap, reverse=True))
-
-
-class Slowest(LongestOf[SlowBatch]):
-    """The batches that took longest."""
-
-    __slots__ = ()
 
 
 class SlowIndex(NamedTuple):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dpex.measure.batch_times import StageSums, StepSums
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
-from dpex.measure.sampling import SLOWEST, FailedSample, SlowBatch, SlowIndex, merged
+from dpex.measure.sampling import FailedSample, SlowIndex, merged
 
 SERVICES_KEPT = 1024
 """Times of single batches that are kept when those of several iterators come together."""
@@ -30,10 +30,6 @@ def chosen(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
     """Some of both, `SERVICES_KEPT` at most."""
     known = [*one, *other]
     return tuple(random.Random(0).sample(known, SERVICES_KEPT) if len(known) > SERVICES_KEPT else known)
-
-
-def _slowest(one: Sequence[SlowBatch], other: Sequence[SlowBatch]) -> Sequence[SlowBatch]:
-    return tuple(sorted([*one, *other], key=lambda slow: -slow.seconds)[:SLOWEST])
 
 
 def _slow_samples(one: Sequence[SlowIndex], other: Sequence[SlowIndex]) -> Sequence[SlowIndex]:
@@ -310,7 +306,6 @@ class Sums(RunSums):
         "The same without the first batch of each pass.", "seconds", default=None
     )
     pools: Mapping[str, PoolSums] = by_name("Worker pools.")
-    slowest: Sequence[SlowBatch] = few_of_many("The batches that took longest.", _slowest)
     slow_samples: Sequence[SlowIndex] = few_of_many("The samples that took longest.", _slow_samples)
     latest_failed: Sequence[FailedSample] = few_of_many("The latest samples that could not be loaded.", _latest_failed)
     others_s: float = counter("CPU seconds of other programs on the CPUs of this one.", "seconds")

@@ -177,11 +177,6 @@ class FailedRead:
         return self
 
 
-def shown(index: Any) -> Any:
-    """Return the index of a ticket as it is kept for messages: raw samples as a text without their content."""
-    return repr(index) if type(index) is RawSamples else index
-
-
 # -- decoding ----------------------------------------------------------------------------------------------------------
 
 

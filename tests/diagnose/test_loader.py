@@ -14,7 +14,7 @@ from trainers import Forker
 
 from dpex import DpexDataLoader
 from dpex.engine.loader_counters import LoaderCounters
-from dpex.measure.sampling import KEPT, Reservoir, SlowBatch, Slowest
+from dpex.measure.sampling import KEPT, Reservoir
 from dpex.measure.sums import SERVICES_KEPT, PoolSums
 from tests.diagnose.planted import Planted
 
@@ -55,7 +55,6 @@ def test_in_the_middle_of_a_pass() -> None:
         facts = loader.diagnose().facts
         assert facts.batches == 4
         assert facts.workers == 2
-        assert facts.slowest
 
 
 def test_nothing_measured_is_said() -> None:
@@ -119,15 +118,6 @@ def test_early_and_late_values_are_kept_alike() -> None:
     assert len(eighths) == 8
     assert all(abs(count - expected) < 5 * expected**0.5 for count in eighths.values())
     assert looked_at < 8 * KEPT  # KEPT * (1 + ln 64) are to be expected
-
-
-def test_the_slowest_are_kept() -> None:
-    slowest = Slowest()
-    for number in range(100):
-        batch = SlowBatch(float(number * 37 % 100), 0, number, [number])
-        if batch.seconds > slowest.least_s:
-            slowest.add(batch)
-    assert [batch.seconds for batch in slowest.found()] == [99.0, 98.0, 97.0, 96.0, 95.0, 94.0, 93.0, 92.0]
 
 
 PREAMBLE = """

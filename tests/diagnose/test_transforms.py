@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, IterableDataset
 from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, TransformFacts, of_all
-from dpex.diagnose.report import sections
 from dpex.diagnose.verdict import dominant
 from dpex.measure import sampling
 from dpex.profile.live_timer import SWITCH
@@ -245,13 +244,3 @@ def test_machines_worst_first() -> None:
     assert "Slowest machines" in text
     assert "All batches were made on one machine: quick." in diagnose(replace(measured, nodes=(quick,))).full
     assert "chines" not in diagnose(measured).full
-
-
-def test_what_the_network_carries_is_told_of_each_machine() -> None:
-    way = {"sent_bytes": 3_000_000, "resent_bytes": 30_303, "sending_s": 1.0, "round_trip_s": 0.02}
-    some = NodeFacts(name="some", tickets=100, busy_s=1.0, cpu_s=0.9, **way)
-    none = NodeFacts(name="none", tickets=100, busy_s=1.0, cpu_s=0.9)
-    found = replace(facts({"read": 6.0}, READING), nodes=(some, none))
-    (section,) = [one for one in sections(diagnose(found)) if one.title == "Slowest machines"]
-    at = section.header.index("network while sending")
-    assert {row[0]: row[at:] for row in section.rows} == {"some": ("3 MB/s", "1.0 %", "20 ms"), "none": ("", "", "")}

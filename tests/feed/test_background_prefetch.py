@@ -19,8 +19,7 @@ from waiting import until
 from workload import wait_as_work
 
 import dpex
-from dpex import Facts, IteratorClosedError, OptionError
-from dpex.diagnose.report import _device
+from dpex import IteratorClosedError, OptionError
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -332,18 +331,3 @@ def test_the_device_s_part_is_counted(gpu: AsyncDevice) -> None:
         assert sums.moved_bytes["h2d"] == 10 * 2000
         assert sums.feed_copy_s > 0
         assert sums.feed_transform_s > 0
-        assert "The device's batches" in batches.diagnose().full
-
-
-@pytest.mark.parametrize(
-    ("seconds", "remedy"),
-    [
-        ({"feed_copy_s": 4.0, "feed_transform_s": 0.0, "feed_wait_s": 3.0}, "uint8 until the device"),
-        ({"feed_copy_s": 1.0, "feed_transform_s": 5.0, "feed_wait_s": 3.0}, "device_transform is what training waits"),
-        ({"feed_copy_s": 4.0, "feed_transform_s": 0.0, "feed_wait_s": 0.1}, ""),
-    ],
-)
-def test_the_report_says_what_training_waits_for(seconds: dict[str, float], remedy: str) -> None:
-    found = "\n".join(_device(Facts(batches=100, work_s=10.0, **seconds)).lines)  # type: ignore[arg-type]
-    assert remedy in found
-    assert bool(found) == bool(remedy)

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from dpex import DpexDataLoader
-from dpex.diagnose.gathered import Context
-from dpex.diagnose.source import DiagnosisSource
+from dpex.diagnose.source import Context, DiagnosisSource
 from dpex.engine.loader_counters import LoaderCounters, Page
-from dpex.measure.sampling import SlowBatch
 from dpex.measure.sums import PoolSums, Sums
 from dpex.measure.wait_causes import CAUSES, READ, STARTUP
 from dpex.telemetry.exporter import exporter
@@ -125,14 +123,6 @@ def test_after_a_reset_it_is_about_what_came_since(world: World) -> None:
     for stretch in ("recent", "run"):
         assert world.told(stretch).diagnosis.facts.batches == 200
         assert world.told(stretch).diagnosis.verdict.cause == "consumer"
-
-
-def test_slow_batches_are_those_of_the_run(world: World) -> None:
-    world.engine.now = replace(world.engine.now, slowest=(SlowBatch(9.0, 0, 1, [1]),))
-    world.seconds(60, wait_s=0.5)
-    for stretch in ("recent", "run"):
-        assert [slow.indices for slow in world.told(stretch).diagnosis.facts.slowest] == ["[1]"]
-        assert "Since the loader was made." in world.told(stretch).diagnosis.full
 
 
 def test_loaders_come_and_go_and_may_have_the_name_of_one_before(world: World) -> None:

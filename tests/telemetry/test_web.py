@@ -23,8 +23,7 @@ import pytest
 from families import no_descriptor_left
 from waiting import until
 
-from dpex.diagnose.gathered import Context
-from dpex.diagnose.source import DiagnosisSource
+from dpex.diagnose.source import Context, DiagnosisSource
 from dpex.engine.loader_counters import LoaderCounters
 from dpex.telemetry.http import server as serving
 from dpex.telemetry.http import site

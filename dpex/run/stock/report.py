@@ -18,8 +18,8 @@ from typing import Any
 from dpex._torch import DatasetKind
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.diagnose.facts import Facts, TransformFacts, of_all
-from dpex.diagnose.gathered import Context, facts_of
 from dpex.diagnose.report import wrapped
+from dpex.diagnose.source import Context, facts_of
 from dpex.diagnose.what_if import TUNERS, Prediction
 from dpex.engine.loader_counters import LoaderCounters
 from dpex.loader.at_exit import free_path

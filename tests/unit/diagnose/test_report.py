@@ -13,7 +13,7 @@ import pytest
 from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.diagnose.causes import CAUSES
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
-from dpex.diagnose.facts import SampleFacts, SlowFacts, TransformFacts
+from dpex.diagnose.facts import SampleFacts, TransformFacts
 from dpex.diagnose.report import COLUMNS
 from dpex.measure.sampling import FailedSample
 from tests.unit.diagnose.test_verdict import PLANTED
@@ -46,7 +46,6 @@ def full() -> Diagnosis:
         name=HOSTILE,
         dataset=HOSTILE,
         rank=3,
-        slowest=(SlowFacts(seconds=1.5, epoch=0, number=7, indices=HOSTILE),),
         slow_samples=(SampleFacts(index=HOSTILE, seconds=1.2, mean_ratio=31.4, times=2),),
         transforms=(TransformFacts(name=HOSTILE, calls=10, wall_s=0.5, cpu_s=0.1),),
         decisions=(a_decision(0.1, 0.14), a_decision(0.2, None)),
@@ -115,7 +114,7 @@ def test_what_users_named_is_escaped(full: Diagnosis) -> None:
 def test_everything_there_is_told(full: Diagnosis) -> None:
     text = full.full
     assert "rank 3" in text
-    for title in ("Transforms", "Slowest samples", "Slowest batches"):
+    for title in ("Transforms", "Slowest samples"):
         assert title in text
     assert re.search(r"1\.2 s +31\.4 +2$", text, re.MULTILINE)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpex.diagnose.gathered import Context, facts_of
+from dpex.diagnose.source import Context, facts_of
 from dpex.measure.sums import PoolSums, Sums
 
 
