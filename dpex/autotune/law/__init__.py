@@ -14,7 +14,5 @@ __all__ = ["Law", "law_for", "start"]
 
 def law_for(config: AutotuneConfig, begin: Settings) -> Law:
     """A law that begins with the setting ``begin``, with the constants that the configuration gives."""
-    constants = replace(
-        CONSTANTS, goal=config.wait_goal, headroom=config.headroom, patience=config.shrink_after / CONSTANTS.longest
-    )
+    constants = replace(CONSTANTS, goal=config.wait_goal, headroom=config.headroom)
     return Law(config, begin, constants)

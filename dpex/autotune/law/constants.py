@@ -45,8 +45,6 @@ class Constants:
     """Deviation that is no change, in standard deviations."""
     same: float = 0.02
     """Relative difference of rates or times that is none, share."""
-    patience: float = 2.0
-    """Times `longest` without waiting before workers are given back; doubled when these are wanted again."""
     patience_s: float = 30.0
     """Workers that have not started by then are not waited for, seconds."""
     queued: float = 0.9

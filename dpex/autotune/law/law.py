@@ -92,7 +92,7 @@ class Law:
         self._running, self._before = -1, 0
         self._pass, self._started = (-1, 0.0), 1
         self._epoch = -1
-        self._patience, self._turn = constants.patience, 0
+        self._shrink_after, self._turn = config.shrink_after, 0
         self._depth = constants.depth
         self._signal: Signal = "wait"
         self.decisions: list[Decision] = []
@@ -324,13 +324,13 @@ class Law:
         take the training thread's CPU."""
         assert self.model is not None
         k, now, record, least = self._k, sample.settings, self._record, self.model.walls
-        if sample.at < self._try_at or len(record) < k.least * self._patience:
+        if sample.at < self._try_at or len(record) * k.longest < k.least * self._shrink_after:
             return None
         local, remote = self._target(sample)
         if record.queued > k.goal and now.local > local:
             to = max(local, math.floor(now.local / k.step)), max(now.remote, remote)
             return self._change(sample, *to, "too many", GIVE_BACK)
-        if record.is_draining(k.headroom) or record.calm < k.longest * self._patience:
+        if record.is_draining(k.headroom) or record.calm < self._shrink_after:
             return None
         wanted = math.ceil(max(record.busy_s / record.seconds, self.model.local.service_s * self.model.demand))
         remote = max(min(now.remote, wanted - now.local), least.least_remote)
@@ -451,7 +451,7 @@ class Law:
                 wall_s=self._record.wall.value or model.local.service_s,
             )
         if self.decisions and self.decisions[-1].reason == "too many" and new.workers > now.workers:
-            self._patience *= 2  # what was given back is wanted again
+            self._shrink_after *= 2  # what was given back is wanted again
         decision = self._decided(sample, new, reason)
         self._record = Record(k)
         self._is_fresh = False
