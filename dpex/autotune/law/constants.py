@@ -49,8 +49,6 @@ class Constants:
     """Workers that have not started by then are not waited for, seconds."""
     queued: float = 0.9
     """Part of a time that can have been queueing for a CPU, at most: both are measured with errors."""
-    least_free: float = 0.5
-    """Part of the CPUs that this job gets beside other programs, at least: a kernel gives them to whoever wants one."""
     far: float = 0.1
     """Relative error of a prediction for twice or half the workers, beside that of the measured rate."""
     latest: int = 32

@@ -3,9 +3,10 @@
 PURE. With ``W`` workers whose batches take ``s`` seconds and ``c`` CPU seconds, on ``C`` CPUs of which other programs
 use ``o``, and a step of ``t`` seconds and ``k`` CPU seconds of the training process::
 
-    rate(W) = min(W / s, (C - o) / (c + k), 1 / t, what memory allows)
+    rate(W) = min(W / s, F / (c + k), 1 / t, what memory allows),   F = max(C - o, C W / (W + o))
 
-The second limit counts only batches of local workers in ``c``. What limits workers is corrected by what was measured at
+The second limit counts only batches of local workers in ``c``. ``F`` is what other programs leave, or an equal part for
+each thread that wants a CPU. What limits workers is corrected by what was measured at
 the present setting: it is multiplied by the rate seen there over the rate predicted for it.
 """
 
@@ -141,10 +142,10 @@ class Model:
         """Batches per second that the training loop takes if it need not wait."""
         return 1.0 / max(_TINY, self.step_s)
 
-    @property
-    def free_cpus(self) -> float:
-        """CPUs that this job can have: those that other programs do not use, but at least half of all."""
-        return max(self.cpus - self.others, CONSTANTS.least_free * self.cpus)
+    def free_cpus(self, local: int) -> float:
+        """CPUs that ``local`` workers can have: those that other programs leave, or an equal part for each thread that
+        wants one, as a kernel gives it, if that is more."""
+        return max(self.cpus - self.others, self.cpus * local / max(_TINY, local + self.others))
 
     @property
     def cpu_share(self) -> float:
@@ -159,7 +160,7 @@ class Model:
         """
         far = settings.remote / max(_TINY, self.remote.service_s)
         near = settings.local / max(_TINY, self.local.service_s)
-        near = min(near, (self.free_cpus - self.step_cpu_s * min(far, self.demand)) / max(_TINY, self._cpu_s))
+        near = min(near, (self.free_cpus(settings.local) - self.step_cpu_s * min(far, self.demand)) / max(_TINY, self._cpu_s))
         return max(_TINY, near) + far
 
     @property
@@ -182,8 +183,8 @@ class Model:
         each that wants a CPU the same; or those for which ``spared`` of the free CPUs stay idle."""
         share = self.cpu_share
         if spared is not None:
-            return round(max(0.0, self.free_cpus - spared) / share)
-        used = self.step_cpu_s * min(self.demand, self.free_cpus / max(_TINY, self._cpu_s))
+            return round(max(0.0, self.free_cpus(1) - spared) / share)
+        used = self.step_cpu_s * min(self.demand, self.cpus / max(_TINY, self._cpu_s))
         beside = min(self.others, self.cpus)
         return max(1, math.ceil((1.0 + (1.0 - share) ** 2) * max(0.0, self.cpus - used + beside) / share))
 
@@ -195,7 +196,7 @@ class Model:
         wanted = max(1.0, headroom * self.local.service_s * self.demand)
         spared = 1.0 if walls.remote else None
         local = min(most, self.filling(spared=spared), math.ceil(wanted - _TINY))
-        near = min(local / max(_TINY, self.local.service_s), self.free_cpus / max(_TINY, self._cpu_s))
+        near = min(local / max(_TINY, self.local.service_s), self.free_cpus(local) / max(_TINY, self._cpu_s))
         far = max(0.0, headroom * self.demand - near) * self.remote.service_s
         remote = min(walls.remote, math.ceil(far - _TINY), max(0, walls.most_prefetch(local) - local))
         local = max(local, walls.least_local, int(not remote))
@@ -210,7 +211,7 @@ class Model:
 
         def pass_s(workers: int) -> float:
             rate = self.rate(replace(self.now, local=workers)).value
-            return start.seconds_with(workers, self.free_cpus) + start.batches / rate
+            return start.seconds_with(workers, self.free_cpus(workers)) + start.batches / rate
 
         seconds = {workers: pass_s(workers) for workers in range(1, local + 1)}
         least_s = min(seconds.values())
@@ -227,14 +228,16 @@ class Model:
     def to_end_stall(self) -> EndOfStall:
         """What it takes to make as much as the training loop could take."""
         cpus = self._cpu_s * self.demand
-        spare = self.free_cpus - self.step_cpu_s * self.demand
+        workers = math.ceil(self.local.service_s * self.demand)
+        free = self.free_cpus(workers)
+        spare = free - self.step_cpu_s * self.demand
         stage = max(self.stages.items(), key=lambda pair: pair[1], default=None)
         return EndOfStall(
             rate=self.demand,
             cpus=cpus,
-            more_cpus=max(0.0, cpus - self.free_cpus),
+            more_cpus=max(0.0, cpus - free),
             cost=min(1.0, max(0.0, spare / max(_TINY, self.local.cpu_s * self.demand))),
-            workers=math.ceil(self.local.service_s * self.demand),
+            workers=workers,
             stage=stage,
         )
 
