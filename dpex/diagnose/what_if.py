@@ -204,7 +204,8 @@ class Run:
             return count * (step_s if is_free else (self.facts.work_s / count + model.local.service_s))
         start, start_s = model.start, self.facts.causes.get("startup", 0.0)
         if start is not None:
-            start_s = self.facts.passes * start.seconds_with(max(1, settings.local), model.free_cpus(max(1, settings.local)))
+            local = max(1, settings.local)
+            start_s = self.facts.passes * start.seconds_with(local, model.free_cpus(local))
         return start_s + self._order_s(model, settings) + count * max(step_s, 1.0 / model.rate(settings).value)
 
     def _order_s(self, model: Model, settings: Settings) -> float:
