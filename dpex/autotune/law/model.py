@@ -160,8 +160,8 @@ class Model:
         """
         far = settings.remote / max(_TINY, self.remote.service_s)
         near = settings.local / max(_TINY, self.local.service_s)
-        near = min(near, (self.free_cpus(settings.local) - self.step_cpu_s * min(far, self.demand)) / max(_TINY, self._cpu_s))
-        return max(_TINY, near) + far
+        free = self.free_cpus(settings.local) - self.step_cpu_s * min(far, self.demand)
+        return max(_TINY, min(near, free / max(_TINY, self._cpu_s))) + far
 
     @property
     def _cpu_s(self) -> float:
