@@ -49,10 +49,11 @@ if TYPE_CHECKING:
     from dpex.loader.prefetched import Prefetched, prefetch
     from dpex.measure.gpu_use import GpuUse
     from dpex.measure.sampling import FailedSample
+    from dpex.measure.sums import NodeStats, PoolStats
     from dpex.options import MetricsConfig, TLSConfig
     from dpex.profile.instrument import Profile
     from dpex.profile.spans import ProfiledStep, SlowSample, Spans
-    from dpex.stats import LoaderStats, NodeStats, PoolStats
+    from dpex.stats import LoaderStats
     from dpex.worker.current_batch import batch_seed
     from dpex.worker.decoded_stream import decode_in_workers
     from dpex.worker.own_generators import register_rng
@@ -95,7 +96,8 @@ _NAMES = {
     "dpex.options": ("MetricsConfig", "TLSConfig"),
     "dpex.profile.instrument": ("Profile",),
     "dpex.profile.spans": ("ProfiledStep", "SlowSample", "Spans"),
-    "dpex.stats": ("LoaderStats", "NodeStats", "PoolStats"),
+    "dpex.measure.sums": ("NodeStats", "PoolStats"),
+    "dpex.stats": ("LoaderStats",),
     "dpex.worker.current_batch": ("batch_seed",),
     "dpex.worker.decoded_stream": ("decode_in_workers",),
     "dpex.worker.own_generators": ("register_rng",),

@@ -7,64 +7,7 @@ from dataclasses import dataclass, field
 
 from dpex.measure.ledger import LastReading
 from dpex.measure.readable import duration, fine_percent, size
-from dpex.measure.record import by_name
-from dpex.measure.sums import NodeSums, PoolLevels
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeStats(NodeSums):
-    """One machine of the cluster at one moment; counts and times are sums since its first batch.
-
-    Attributes:
-        tickets: Batches that were made there.
-        busy_s: Wall seconds for them.
-        cpu_s: CPU seconds for them.
-        queued_s: Seconds in which its workers could have run and had no CPU.
-        asked_s: What of the wall seconds the run queues are of: all of it, unless the kernel there does not tell.
-        links: Machines with a connection of their own, which measure it: 1, or 0 where there is none.
-        sent_bytes: Bytes that machines of the cluster sent and that arrived here.
-        resent_bytes: Bytes that they sent again, because they were lost.
-        sending_s: Seconds in which something of a machine's was on its way, added up over machines.
-        round_trip_s: The time there and back when nothing queues; of several machines the longest.
-        bandwidth: Bytes per second while something was on its way, None if nothing was.
-        loss: The part of what was sent that was sent again, 0 to 1.
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolStats(PoolLevels):
-    """One worker pool at one moment; times are sums over the batches that it has made.
-
-    Attributes:
-        wanted: Workers that the user or the tuner wants.
-        requested: Workers asked of the system, those running included.
-        running: Workers that take batches to be made.
-        in_flight: Batches that are with workers, being made or waiting for their turn there.
-        shared: Batches that were made for another training with the same ``share``; their times count for both.
-        tickets: The number of batches that were made.
-        load_s: Wall seconds in which workers got the samples, ``dataset[i]``, transforms included.
-        load_cpu_s: CPU seconds of that, those of libraries' threads included.
-        collate_s: Wall seconds in the collate function.
-        collate_cpu_s: CPU seconds in the collate function.
-        encode_s: Wall seconds in which batches were written into shared memory.
-        encode_cpu_s: CPU seconds of that writing.
-        transit_s: Seconds on the way from a remote worker, while it had nothing else to do.
-        busy_s: Wall seconds of loading, collating and encoding together.
-        cpu_s: CPU seconds of loading, collating and encoding together.
-        links: Machines with a connection of their own, which measure it.
-        sent_bytes: Bytes that machines of the cluster sent and that arrived here.
-        resent_bytes: Bytes that they sent again, because they were lost.
-        sending_s: Seconds in which something of a machine's was on its way, added up over machines.
-        round_trip_s: The time there and back when nothing queues; of several machines the longest.
-        bandwidth: Bytes per second while something was on its way, None if nothing was.
-        loss: The part of what was sent that was sent again, 0 to 1.
-        nodes_left_alone: Nodes of the cluster that get no workers for a while, as they failed repeatedly.
-        left_alone: Why nodes get no workers for a while.
-        nodes: Machines of the cluster.
-    """
-
-    left_alone: Mapping[str, str] = by_name("Why nodes get no workers for a while.")
-    nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
+from dpex.measure.sums import PoolStats
 
 
 @dataclass(frozen=True, kw_only=True)

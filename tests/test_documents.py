@@ -233,6 +233,12 @@ def test_the_reference_shows_the_help_of_every_command() -> None:
         assert f"## {command}\n\n```text\nusage: {command} " in text
 
 
+def test_the_reference_shows_what_a_pool_counts() -> None:
+    text = hook().on_page_markdown((ROOT / "docs" / "reference" / "python.md").read_text())
+    assert "<!-- fields" not in text
+    assert "| `tickets` | The number of batches that were made. |  |" in text
+
+
 def test_a_command_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(KeyError, match="dpx"):
         hook().help_text("dpx run")

@@ -12,7 +12,7 @@ from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, SampleFacts, Subjec
 from dpex.engine.loader_counters import LoaderCounters
 from dpex.measure.gpu_use import GpuUse
 from dpex.measure.sampling import SAMPLE_S
-from dpex.measure.sums import NodeSums, PoolSums, Sums, relative_spread
+from dpex.measure.sums import NodeStats, PoolStats, Sums, relative_spread
 from dpex.measure.wait_causes import CAUSES
 from dpex.schedule.names import INLINE, LOCAL, POOLS, REMOTE
 from dpex.system.cpus import local_ranks, usable_cpus
@@ -82,20 +82,20 @@ def _nodes(account: Sums, pools: Mapping[str, PoolFacts]) -> tuple[NodeFacts, ..
     return tuple(found) or None
 
 
-def _node(name: str, sums: NodeSums) -> NodeFacts:
+def _node(name: str, sums: NodeStats) -> NodeFacts:
     asked = sums.asked_s > 0.5 * sums.busy_s
     queued_s = sums.queued_s * sums.busy_s / sums.asked_s if asked else None
     return sums.narrowed(NodeFacts, name=name, queued_s=queued_s)
 
 
-def _pool(name: str, pool: PoolSums) -> PoolFacts:
+def _pool(name: str, pool: PoolStats) -> PoolFacts:
     workers = 0 if name == INLINE else pool.running
     if name == LOCAL:  # those that start serve in a moment, and a pass may end before: a batch was all that was wanted
         workers = max(workers, pool.requested)
     return pool.narrowed(PoolFacts, queued_s=_queued_s(pool), workers=workers, services_s=tuple(pool.kept_s))
 
 
-def _queued_s(pool: PoolSums) -> float | None:
+def _queued_s(pool: PoolStats) -> float | None:
     """Seconds on run queues, if they are known for most of what it did: from its machines where it has some."""
     busy_s = sum(node.busy_s for node in pool.nodes.values())
     if busy_s:

@@ -19,7 +19,7 @@ from dpex.measure.sums import Sums
 from dpex.measure.wait_causes import SAMPLER
 from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.names import INLINE
-from dpex.stats import LoaderStats, PoolStats
+from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S, HelperThreads
 from dpex.system.gpu.stall import GpuStall
@@ -187,5 +187,5 @@ class InlineMeter:
             first_batch_s=self._tally.first_batch_s,
             gpu_stall_s=sums.gpu_stall_s,
             failed_samples=sums.failed_samples,
-            pools={INLINE: sums.pools[INLINE].narrowed(PoolStats)},
+            pools=sums.pools,
         )

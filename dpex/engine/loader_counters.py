@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from dpex.measure.ledger import LastReading, Ledger
-from dpex.measure.sums import PoolSums, Sums
+from dpex.measure.sums import PoolStats, Sums
 from dpex.schedule.names import INLINE, LOCAL
 from dpex.system import run_queue
 from dpex.system.clock import monotonic
@@ -94,7 +94,7 @@ class Page:
         )
 
 
-def _with_queue(pool: PoolSums, ran: RunQueueTimes | None) -> PoolSums:
+def _with_queue(pool: PoolStats, ran: RunQueueTimes | None) -> PoolStats:
     """With how long its batches were on run queues, by what those who make them had to wait for a CPU."""
     return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.load_s)
 

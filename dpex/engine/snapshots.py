@@ -11,11 +11,11 @@ from dpex.engine.plan import EnginePlan
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.pool_times import PoolTimes
 from dpex.measure.samples import PoolSample
-from dpex.measure.sums import PoolSums, Sums
+from dpex.measure.sums import PoolStats, Sums
 from dpex.measure.wait_causes import STARTUP
 from dpex.pools.base import WorkerPool
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
-from dpex.stats import LoaderStats, NodeStats, PoolStats
+from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import GpuSteps
 
@@ -50,26 +50,21 @@ class EngineView:
             remade=self._state.failures.remade,
             late=self._state.late.made_again,
             failed_samples=self._events.sample_errors.count,
-            pools={name: self._pool_stats(pool) for name, pool in self._events.performer.pools.items()},
+            pools={name: self._pool(pool) for name, pool in self._events.performer.pools.items()},
         )
 
-    def _pool_stats(self, pool: WorkerPool) -> PoolStats:
-        nodes = {place: node.narrowed(NodeStats) for place, node in list(pool.times.nodes.items())}
-        link = vars(pool.times.link())
-        why = dict(pool.counts.left_alone)
-        return pool.times.stages().narrowed(PoolStats, **link, **self._levels(pool), nodes=nodes, left_alone=why)
-
-    def _levels(self, pool: WorkerPool) -> dict[str, int]:
-        """Workers by stage, and their batches."""
-        counts, load = pool.counts, self._state.dispatch.load
-        return {
-            "wanted": counts.wanted,
-            "requested": counts.requested,
-            "running": counts.running,
-            "in_flight": load.get(pool.name, 0),
-            "nodes_left_alone": len(counts.left_alone),
-            "shared": pool.times.shared,
-        }
+    def _pool(self, pool: WorkerPool) -> PoolStats:
+        counts, state = pool.counts, self._state
+        return pool.times.sums(
+            wanted=counts.wanted,
+            requested=counts.requested,
+            running=counts.running,
+            in_flight=state.dispatch.load.get(pool.name, 0),
+            deaths=state.failures.deaths[pool.name],
+            nodes_left_alone=len(counts.left_alone),
+            left_alone=dict(counts.left_alone),
+            failed_nodes=tuple(counts.failed.values()),
+        )
 
     def look(self, *, resizing: bool, thread: int) -> EngineLook:
         """See `EngineLook`."""
@@ -118,7 +113,7 @@ class EngineView:
             remade=state.failures.remade,
             late=state.late.made_again,
             moved_bytes={**moved, "object_store": through_ray},
-            pools={name: self._pool_sums(pool) for name, pool in pools.items()},
+            pools={name: self._pool(pool) for name, pool in pools.items()},
             ready=state.schedule.ready,
             prefetch=state.schedule.prefetch,
             is_capped=state.rules.is_capped,
@@ -132,10 +127,6 @@ class EngineView:
             pids=_pids(pools.get(LOCAL)),
             thread=thread,
         )
-
-    def _pool_sums(self, pool: WorkerPool) -> PoolSums:
-        failed, deaths = tuple(pool.counts.failed.values()), self._state.failures.deaths[pool.name]
-        return pool.times.sums(deaths=deaths, failed_nodes=failed, **self._levels(pool))
 
 
 def _pids(pool: WorkerPool | None) -> tuple[int, ...]:

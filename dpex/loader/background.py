@@ -19,7 +19,7 @@ from dpex.measure.consumer_time import Tally
 from dpex.measure.pool_times import PoolTimes
 from dpex.measure.sums import Sums
 from dpex.measure.wait_causes import NONE_YET
-from dpex.stats import LoaderStats, PoolStats
+from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
 from dpex.system.gpu.stall import GpuStall
 from dpex.system.interrupts import is_interrupt, keep_result
@@ -231,5 +231,5 @@ class Background:
             work_s=sums.work_s,
             first_batch_s=tally.first_batch_s,
             gpu_stall_s=sums.gpu_running_stall_s,
-            pools={"inline": sums.pools["inline"].narrowed(PoolStats)},
+            pools=sums.pools,
         )

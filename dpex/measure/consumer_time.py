@@ -16,7 +16,7 @@ from dpex.measure.batch_times import BatchTimes
 from dpex.measure.record import Record, counter
 from dpex.measure.samples import PoolSample
 from dpex.measure.seqlock import Seqlock
-from dpex.measure.sums import NodeSums, Sums
+from dpex.measure.sums import NodeStats, Sums
 from dpex.measure.wait_causes import (
     CAUSES,
     COLLATE,
@@ -336,5 +336,5 @@ class EngineLook:
     pass_batches: int = 0
     start_s: float = 0.0
     starts_anew: bool = False
-    nodes: Mapping[str, NodeSums] = field(default_factory=dict)
+    nodes: Mapping[str, NodeStats] = field(default_factory=dict)
     has_one_stream: bool = False

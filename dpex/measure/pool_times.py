@@ -13,7 +13,7 @@ from typing import Any
 from dpex.measure.batch_times import SUMMED, BatchTimes, StageSums, StepRow, StepSums
 from dpex.measure.consumer_time import STEP_BUCKETS
 from dpex.measure.sampling import Reservoir
-from dpex.measure.sums import LinkSums, NodeSums, PoolSums
+from dpex.measure.sums import LinkSums, NodeStats, PoolStats
 
 RECENT = 64
 """Batches whose wall seconds are kept one by one, and records that are added up at once, which is cheaper."""
@@ -48,7 +48,7 @@ class PoolTimes:
         self.services = [0] * (len(STEP_BUCKETS) + 1)
         self.choice = Reservoir()
         self.steps: dict[str, StepSums] = {}
-        self.nodes: dict[str, NodeSums] = {}
+        self.nodes: dict[str, NodeStats] = {}
         self._latest: tuple[tuple[float, ...], list[BatchTimes]] = (0.0,) * len(_ADDED), []
         """Sums by `_ADDED`, and the records that are not in them yet; replaced together."""
 
@@ -96,11 +96,12 @@ class PoolTimes:
             found = found.plus(node)
         return found
 
-    def sums(self, **others: Any) -> PoolSums:
+    def sums(self, **others: Any) -> PoolStats:
         """Return all that is counted here, with the fields that others count of the pool."""
         return self.stages().narrowed(
-            PoolSums,
+            PoolStats,
             **vars(self.link()),
+            shared=self.shared,
             services=tuple(self.services),
             kept_s=tuple(self.choice.kept),
             steps=dict(self.steps),

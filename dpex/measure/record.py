@@ -168,6 +168,7 @@ _COUNTER = Rule(_added, _added, _grown)
 _LEVEL = Rule(_added, _later, _as_it_is)
 _STATE = Rule(_larger, _later, _as_it_is)
 _HISTOGRAM = Rule(_each_added, _each_added, _each_grown)
+_TEXT_BY_NAME = Rule(_all_names("plus", _later), _all_names("then", _later), _as_it_is)
 _BY_NAME = Rule(_all_names("plus", _added), _all_names("then", _added), _all_names("since", _grown))
 
 
@@ -201,9 +202,9 @@ def histogram(what: str, **more: str) -> Any:
     return _field(_HISTOGRAM, what, "seconds", more, default=())
 
 
-def by_name(what: str, unit: Unit = "", **more: str) -> Any:
-    """Counts, or records, by name."""
-    return _field(_BY_NAME, what, unit, more, default_factory=dict)
+def by_name(what: str, unit: Unit = "", *, is_text: bool = False, **more: str) -> Any:
+    """Counts, or records, by name; or texts, of which the later one is kept."""
+    return _field(_TEXT_BY_NAME if is_text else _BY_NAME, what, unit, more, default_factory=dict)
 
 
 def few_of_many(what: str, join: Callable[[Any, Any], Any], unit: Unit = "", **more: str) -> Any:

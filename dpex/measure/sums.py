@@ -95,8 +95,33 @@ class LinkSums(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolLevels(StageSums, LinkSums):
-    """One worker pool: what it made, and how many workers and batches it has now."""
+class NodeStats(LinkSums):
+    """One machine of the cluster; counts and times are sums since its first batch."""
+
+    tickets: int = counter("Batches that were made there.")
+    busy_s: float = counter("Wall seconds for them.", "seconds")
+    cpu_s: float = counter("CPU seconds for them.", "seconds")
+    queued_s: float = counter("Seconds in which its workers could have run and had no CPU.", "seconds")
+    asked_s: float = counter(
+        "What of the wall seconds the run queues are of: all of it, unless the kernel there does not tell.", "seconds"
+    )
+
+
+def node_sums(busy_s: float, cpu_s: float, tickets: int, delay: float | None) -> NodeStats:
+    """Return what some batches add to the sums of their machine.
+
+    ``delay``: seconds on run queues for each second on a CPU; None: not known.
+    """
+    known = NodeStats(tickets=tickets, busy_s=busy_s, cpu_s=cpu_s)
+    return known if delay is None else known.plus(NodeStats(queued_s=cpu_s * delay, asked_s=busy_s))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolStats(StageSums, LinkSums):
+    """One worker pool, or the training process itself ("inline"): the value of `LoaderStats.pools`.
+
+    Counts and times are sums over the batches that it has made. `declared()` says what each field means.
+    """
 
     wanted: int = level(
         "Workers that the user or the tuner wants.",
@@ -128,34 +153,6 @@ class PoolLevels(StageSums, LinkSums):
         metric="dpex_batches_shared_total",
         how_to_read="Over dpex_worker_batch_seconds_count: the part that cost this training nothing.",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeSums(LinkSums):
-    """One machine of the cluster."""
-
-    tickets: int = counter("Batches that were made there.")
-    busy_s: float = counter("Wall seconds for them.", "seconds")
-    cpu_s: float = counter("CPU seconds for them.", "seconds")
-    queued_s: float = counter("Seconds in which its workers could have run and had no CPU.", "seconds")
-    asked_s: float = counter(
-        "What of the wall seconds the run queues are of: all of it, unless the kernel there does not tell.", "seconds"
-    )
-
-
-def node_sums(busy_s: float, cpu_s: float, tickets: int, delay: float | None) -> NodeSums:
-    """Return what some batches add to the sums of their machine.
-
-    ``delay``: seconds on run queues for each second on a CPU; None: not known.
-    """
-    known = NodeSums(tickets=tickets, busy_s=busy_s, cpu_s=cpu_s)
-    return known if delay is None else known.plus(NodeSums(queued_s=cpu_s * delay, asked_s=busy_s))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolSums(PoolLevels):
-    """One worker pool, or the training process itself ("inline")."""
-
     services: tuple[int, ...] = histogram(
         "How long a worker was busy with one batch.",
         metric="dpex_worker_batch_seconds",
@@ -171,8 +168,11 @@ class PoolSums(PoolLevels):
     queued_s: float = counter("Seconds in which workers could have run and had no CPU.", "seconds")
     queue_known_s: float = counter("What of ``load_s`` that is of: all, unless the kernel does not tell.", "seconds")
     steps: Mapping[str, StepSums] = by_name("Transforms and other steps, of the batches in which they were timed.")
-    nodes: Mapping[str, NodeSums] = by_name("Machines of the cluster.")
+    nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
     failed_nodes: Sequence[str] = few_of_many("Why nodes of the cluster were left alone.", _all_of_both)
+    left_alone: Mapping[str, str] = by_name(
+        "Why nodes of the cluster get no workers for a while, by node.", is_text=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +305,7 @@ class Sums(RunSums):
     gpu_running_stall_s: float | None = counter(
         "The same without the first batch of each pass.", "seconds", default=None
     )
-    pools: Mapping[str, PoolSums] = by_name("Worker pools.")
+    pools: Mapping[str, PoolStats] = by_name("Worker pools.")
     slow_samples: Sequence[SlowIndex] = few_of_many("The samples that took longest.", _slow_samples)
     latest_failed: Sequence[FailedSample] = few_of_many("The latest samples that could not be loaded.", _latest_failed)
     others_s: float = counter("CPU seconds of other programs on the CPUs of this one.", "seconds")

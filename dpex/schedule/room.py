@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from dpex.measure.sums import NodeSums
+from dpex.measure.sums import NodeStats
 
 
 class NodeLink(NamedTuple):
@@ -25,7 +25,7 @@ class NodeLink(NamedTuple):
     loss: float
 
 
-def node_links(before: Mapping[str, NodeSums], after: Mapping[str, NodeSums], seconds: float) -> dict[str, NodeLink]:
+def node_links(before: Mapping[str, NodeStats], after: Mapping[str, NodeStats], seconds: float) -> dict[str, NodeLink]:
     """The ways that are measured, between two looks at the machines."""
     return {
         place: NodeLink(

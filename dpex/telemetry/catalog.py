@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from dpex.measure.consumer_time import STEP_BUCKETS, WAIT_BUCKETS
 from dpex.measure.record import Record, Unit
-from dpex.measure.sums import LinkSums, PoolSums, Sums
+from dpex.measure.sums import LinkSums, PoolStats, Sums
 from dpex.measure.wait_causes import CAUSES
 from dpex.schedule.names import KNOBS, POOLS, REMOTE, WORKER_POOLS
 
@@ -216,5 +216,5 @@ _OTHERS: tuple[Metric, ...] = (
 )
 # fmt: on
 
-METRICS = (*_declared(Sums), *_declared(PoolSums), *_OTHERS)
+METRICS = (*_declared(Sums), *_declared(PoolStats), *_OTHERS)
 BY_NAME = {metric.name: metric for metric in METRICS}

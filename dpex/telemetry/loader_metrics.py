@@ -17,7 +17,7 @@ from dpex.autotune.types import Decision
 from dpex.diagnose.source import DiagnosisSource, HasTuner
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.record import Record
-from dpex.measure.sums import NodeSums, Sums
+from dpex.measure.sums import NodeStats, Sums
 from dpex.schedule.names import KNOBS
 from dpex.system.clock import monotonic
 from dpex.telemetry.catalog import BY_NAME, ERROR, MACHINE, OTHERS
@@ -104,12 +104,12 @@ def readings_of(sums: Sums) -> Readings:
     return found
 
 
-def _few(machines: Mapping[str, NodeSums]) -> Mapping[str, NodeSums]:
+def _few(machines: Mapping[str, NodeStats]) -> Mapping[str, NodeStats]:
     """The first machines that measure their connection, and the others as one. The first stay the first."""
     kept = MACHINE.most - 1
     rest = [one for one in list(machines.values())[kept:] if one.sent_bytes]
     few = {place: one for place, one in list(machines.items())[:kept] if one.sent_bytes}
-    return {**few, OTHERS: reduce(NodeSums.plus, rest)} if rest else few
+    return {**few, OTHERS: reduce(NodeStats.plus, rest)} if rest else few
 
 
 def _add(found: Readings, record: Record, labels: Key) -> None:

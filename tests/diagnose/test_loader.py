@@ -15,7 +15,7 @@ from trainers import Forker
 from dpex import DpexDataLoader
 from dpex.engine.loader_counters import LoaderCounters
 from dpex.measure.sampling import KEPT, Reservoir
-from dpex.measure.sums import SERVICES_KEPT, PoolSums
+from dpex.measure.sums import SERVICES_KEPT, PoolStats
 from tests.diagnose.planted import Planted
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -99,9 +99,9 @@ def test_of_many_service_times_some_are_kept() -> None:
     assert len(reservoir.kept) == KEPT
     shares = [reservoir.kept.count(float(digit)) / KEPT for digit in range(10)]
     assert max(shares) < 0.2
-    pool = PoolSums(kept_s=[1.0])
+    pool = PoolStats(kept_s=[1.0])
     for _ in range(4):
-        pool = pool.then(PoolSums(kept_s=reservoir.kept))
+        pool = pool.then(PoolStats(kept_s=reservoir.kept))
     assert len(pool.kept_s) == SERVICES_KEPT
 
 

@@ -11,7 +11,7 @@ import pytest
 from dpex import DpexDataLoader
 from dpex.diagnose.source import Context, DiagnosisSource
 from dpex.engine.loader_counters import LoaderCounters, Page
-from dpex.measure.sums import PoolSums, Sums
+from dpex.measure.sums import PoolStats, Sums
 from dpex.measure.wait_causes import CAUSES, READ, STARTUP
 from dpex.telemetry.exporter import exporter
 from dpex.telemetry.http.diagnoses import KEPT_S, Diagnoses, Stretch, TimedDiagnosis, as_html, as_json
@@ -27,7 +27,7 @@ class World:
     ledgers: list[LoaderMetrics] = field(default_factory=lambda: [LoaderMetrics("a")])
 
     def __post_init__(self) -> None:
-        self.engine = Engine(pools={"local": PoolSums(running=2)})
+        self.engine = Engine(pools={"local": PoolStats(running=2)})
         self.book = LoaderCounters()
         self.book.open(self.engine)
         self.ledgers[0].case = DiagnosisSource(book=self.book, context=Context(dataset="Photos"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from dpex.measure.batch_times import batch_times
 from dpex.measure.pool_times import PoolTimes
-from dpex.measure.sums import NodeSums, node_sums
+from dpex.measure.sums import NodeStats, node_sums
 from dpex.pools.agent.handles import AgentHandle
 from dpex.pools.agent.link import AgentLink
 from dpex.pools.local.fork_server import TemplateHandle, TemplateStarter
@@ -88,7 +88,7 @@ class NearPool(LocalPool):
         self.times.shared_bytes += times.nbytes
         super()._result(worker, *result)
 
-    def take_sums(self) -> NodeSums | None:
+    def take_sums(self) -> NodeStats | None:
         """Return the sums since the last call; None: no batch was made."""
         if not self._made_here:
             return None

@@ -21,7 +21,7 @@ from typing import Any
 
 from dpex.measure.batch_times import batch_times
 from dpex.measure.pool_times import PoolTimes
-from dpex.measure.sums import LinkSums, NodeSums, node_sums
+from dpex.measure.sums import LinkSums, NodeStats, node_sums
 from dpex.pools.agent.handles import AgentHandle, RemoteResult
 from dpex.pools.agent.link import Arrived, wake_nobody
 from dpex.pools.agent.near import AgentStarter, NearAgentHandle, NearPool
@@ -369,9 +369,9 @@ class RemotePool:
         why = event.why if event.expected else f"on node {agent.place}: {event.why}"
         return replace(event, pool=self.name, worker=number, lost=lost, why=why)
 
-    def _add(self, agent: AgentHandle, more: LinkSums | NodeSums, **levels: Any) -> None:
+    def _add(self, agent: AgentHandle, more: LinkSums | NodeStats, **levels: Any) -> None:
         """Add to the sums of an agent's machine."""
-        known = self.times.nodes.get(agent.place, NodeSums()).plus(more)
+        known = self.times.nodes.get(agent.place, NodeStats()).plus(more)
         self.times.nodes[agent.place] = replace(known, **levels)
 
     # -- losses --------------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ class RemotePool:
         if isinstance(agent, NearAgentHandle):
             agent.pool.leave(0.0)
         if agent.place in self.times.nodes:
-            self._add(agent, NodeSums(), links=0)
+            self._add(agent, NodeStats(), links=0)
         text = f"the agent on node {agent.place}, which keeps its workers, is lost: {why}"
         workers = [agent.number * WORKERS_AN_AGENT + worker for worker in sorted(agent.up)]
         self.crashes += bool(workers)

@@ -19,7 +19,7 @@ import torch
 from dpex.engine.inprocess_meter import InlineMeter
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.consumer_time import Tally
-from dpex.measure.sums import PoolSums, Sums
+from dpex.measure.sums import PoolStats, Sums
 from dpex.measure.wait_causes import NONE_YET, STARTUP, STRAGGLER, split
 from dpex.schedule.names import LOCAL
 from dpex.system.clock import monotonic
@@ -60,12 +60,12 @@ class WorkerTimes:
         """Of all workers, by column."""
         return dict(zip(_COLUMNS, self._rows[:, :_HEAD].numpy().sum(axis=0).tolist(), strict=True))
 
-    def sums(self, running: int) -> PoolSums:
+    def sums(self, running: int) -> PoolStats:
         """All of it."""
         rows = self._rows.numpy().copy()
         found = self._totals()
         kept = [value for row in rows for value in row[_HEAD : _HEAD + min(KEPT, int(row[_TICKETS]))].tolist()]
-        return PoolSums(
+        return PoolStats(
             tickets=int(found.pop("tickets")),
             **{name: value for name, value in found.items() if name != "samples"},  # type: ignore[arg-type]
             kept_s=tuple(kept),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dpex.measure.sums import PoolSums, Sums
+from dpex.measure.sums import PoolStats, Sums
 from dpex.measure.wait_causes import CAUSES, STAGE_CAUSES, by_stage
 from dpex.schedule.names import REMOTE, WORKER_POOLS
 from dpex.schedule.room import node_links
@@ -18,7 +18,7 @@ from dpex.telemetry.catalog import STATES
 LEVELS = ("wanted", "requested", "running", "in_flight")
 STAGES = STAGE_CAUSES[:4]
 """Stages that workers spend time in; the way from them to the trainer is not among them."""
-_NO_POOL = PoolSums()
+_NO_POOL = PoolStats()
 
 Frame = Mapping[str, Any]
 """The activity since the frame before, by column.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dpex.autotune.types import Decision, Outcome, Settings
-from dpex.measure.sums import NodeSums, PoolSums, Sums
+from dpex.measure.sums import NodeStats, PoolStats, Sums
 from dpex.measure.wait_causes import CAUSES
 from dpex.system.gpu.nvml import GpuSample
 from dpex.telemetry.catalog import BY_NAME, METRICS
@@ -87,8 +87,8 @@ def test_a_count_that_was_read_in_the_middle_of_a_change_does_not_shrink() -> No
 
 
 def test_the_way_from_each_machine_is_told_of_eight_and_of_all_others_together() -> None:
-    machines = {f"m{number}": NodeSums(links=1, sent_bytes=number, round_trip_s=0.1) for number in range(12)}
-    found = readings_of(Sums(pools={"remote": PoolSums(sent_bytes=66, nodes=machines), "local": PoolSums()}))
+    machines = {f"m{number}": NodeStats(links=1, sent_bytes=number, round_trip_s=0.1) for number in range(12)}
+    found = readings_of(Sums(pools={"remote": PoolStats(sent_bytes=66, nodes=machines), "local": PoolStats()}))
     sent = {key[2]: value for key, value in found.counters.items() if key[0] == "dpex_network_sent_bytes_total"}
     assert sent == {**{f"m{number}": number for number in range(1, 8)}, "others": 8 + 9 + 10 + 11}
     assert found.gauges["dpex_network_round_trip_seconds", "remote", "m1"] == 0.1
@@ -216,7 +216,7 @@ def test_a_source_that_fails_is_counted_and_the_rest_is_there(caplog: pytest.Log
             raise RuntimeError("the driver is gone")
 
     ledger = LoaderMetrics("a", ("D", "4", "batch"))
-    ledger.watch(Engine(batches=3, pools={"local": PoolSums(services=(0,) * 14, running=2)}))
+    ledger.watch(Engine(batches=3, pools={"local": PoolStats(services=(0,) * 14, running=2)}))
     collector = Collector(lambda: [ledger], Broken())
     for scrape in (1, 2):
         found = samples(collector)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,11 +18,10 @@ from dpex.measure.record import _LEVEL as LEVEL
 from dpex.measure.record import _STATE as STATE
 from dpex.measure.record import Record, by_name, counter, few_of_many, histogram, latest, level, state
 from dpex.measure.samples import PoolSample
-from dpex.measure.sums import NodeSums, PoolSums, Sums
-from dpex.stats import PoolStats
+from dpex.measure.sums import NodeStats, PoolStats, Sums
 from dpex.telemetry.catalog import BY_NAME, STAGES
 
-RECORDS = (Sums, PoolSums, NodeSums, StepSums, StageSums, Times, PoolSample, PoolStats, PoolFacts)
+RECORDS = (Sums, PoolStats, NodeStats, StepSums, StageSums, Times, PoolSample, PoolFacts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +131,7 @@ def test_every_field_says_what_it_is_and_units_are_in_names(record: type[Record]
         assert (quantity.unit == "seconds") >= name.endswith("_s")
 
 
-@pytest.mark.parametrize("record", [Sums, PoolSums])
+@pytest.mark.parametrize("record", [Sums, PoolStats])
 def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> None:
     for quantity in record.declared().values():
         if not quantity.metric:
@@ -149,10 +147,9 @@ def test_every_metric_of_a_record_is_in_the_catalogue(record: type[Record]) -> N
 @pytest.mark.parametrize(
     ("smaller", "larger", "own"),
     [
-        (PoolStats, PoolSums, {"left_alone"}),
-        (PoolSample, PoolSums, {"services_s", "room", "unplaced", "granted"}),
-        (PoolFacts, PoolSums, {"workers", "services_s"}),
-        (NodeFacts, NodeSums, {"name"}),
+        (PoolSample, PoolStats, {"services_s", "room", "unplaced", "granted"}),
+        (PoolFacts, PoolStats, {"workers", "services_s"}),
+        (NodeFacts, NodeStats, {"name"}),
         (TransformFacts, StepSums, {"name", "all_wall_s", "all_cpu_s"}),
         (Times, Sample, {"work_squared"}),
     ],
@@ -193,9 +190,3 @@ def test_all_batches_are_in_the_sums(count: int) -> None:
     found = times.stages()
     assert (found.tickets, found.load_s, found.transit_s) == (count, count, 0.5 * count)
     assert (times.nbytes, len(times.services_s)) == (count * (count - 1) // 2, min(count, RECENT))
-
-
-def test_the_documentation_of_stats_says_what_is_declared() -> None:
-    said = " ".join((inspect.getdoc(PoolStats) or "").split())
-    for name, quantity in PoolStats.declared().items():
-        assert f"{name}: {quantity.help}" in said

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dpex.measure.sums import NodeSums, node_sums
+from dpex.measure.sums import NodeStats, node_sums
 from dpex.pools.agent.handles import AgentHandle
 from dpex.schedule.schedule import Ticket
 
@@ -78,5 +78,5 @@ def test_what_is_lost_with_a_worker_is_what_it_was_sent_itself(agent: AgentHandl
 def test_what_an_answer_adds_to_its_machine() -> None:
     """Run queues count for the batches that they were asked of."""
     known = node_sums(2.0, 1.0, 2, delay=0.5)
-    assert known == NodeSums(tickets=2, busy_s=2.0, cpu_s=1.0, queued_s=0.5, asked_s=2.0)
-    assert node_sums(2.0, 1.0, 2, delay=None) == NodeSums(tickets=2, busy_s=2.0, cpu_s=1.0)
+    assert known == NodeStats(tickets=2, busy_s=2.0, cpu_s=1.0, queued_s=0.5, asked_s=2.0)
+    assert node_sums(2.0, 1.0, 2, delay=None) == NodeStats(tickets=2, busy_s=2.0, cpu_s=1.0)

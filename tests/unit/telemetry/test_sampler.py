@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpex.autotune.types import Decision, Outcome, Settings
-from dpex.measure.sums import NodeSums, PoolSums, Sums
+from dpex.measure.sums import NodeStats, PoolStats, Sums
 from dpex.measure.wait_causes import CAUSES, STARTUP, TRANSFORM
 from dpex.telemetry.http import history as module
 from dpex.telemetry.http.frames import frame, latest
@@ -98,8 +98,8 @@ def test_now_is_five_seconds(world: World) -> None:
 def test_the_way_from_each_machine_is_told(world: World) -> None:
     assert (world.loader()["machines"], world.loader()["left_alone"]) == ([], 0)
     for sent in (1000, 3500):
-        node = NodeSums(links=1, sent_bytes=sent, sending_s=0.5, round_trip_s=0.02)
-        remote = PoolSums(nodes={"a": node, "here": NodeSums(tickets=3)}, nodes_left_alone=2)
+        node = NodeStats(links=1, sent_bytes=sent, sending_s=0.5, round_trip_s=0.02)
+        remote = PoolStats(nodes={"a": node, "here": NodeStats(tickets=3)}, nodes_left_alone=2)
         world.engine.now = replace(world.engine.now, pools={"remote": remote})
         world.now += 1.0
         world.sampler.turn()
@@ -132,7 +132,7 @@ def test_ten_minutes_are_kept(world: World) -> None:
 
 
 def test_stages_are_per_batch_and_reading_is_what_took_no_cpu(world: World) -> None:
-    pool = PoolSums(load_s=3.0, load_cpu_s=1.0, collate_s=0.5, encode_s=0.25, tickets=10, running=2, wanted=3)
+    pool = PoolStats(load_s=3.0, load_cpu_s=1.0, collate_s=0.5, encode_s=0.25, tickets=10, running=2, wanted=3)
     world.engine.now = replace(NOTHING, pools={"local": pool}, ready=4, prefetch=9, batches=1)
     world.second(work_s=1.0)
     found = world.loader()
