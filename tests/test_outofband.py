@@ -19,8 +19,9 @@ from torch_features import SENDS_META
 from waiting import until
 
 from dpex import DpexDataLoader
-from dpex.transport.far_encoder import FarEncoder
+from dpex.transport.codec import Encoder
 from dpex.transport.out_of_band import SPAN_ALIGN, Memory
+from dpex.transport.pickling import dump_far
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(beta state|prototype stage|deprecated|TypedStorage|invariant checks):UserWarning"
@@ -85,7 +86,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
     """A worker of this machine, and one of another: one encoder but for what classes and functions travel as."""
     pair = Pair()
     if request.param == "far":
-        pair.encoder = FarEncoder(pair.arena)
+        pair.encoder = Encoder(pair.arena, dump_far)
     return pair
 
 

@@ -1,11 +1,11 @@
 """Batch tree to message and back.
 
-A batch becomes a small tree of plain values that `marshal` writes in about a microsecond, and raw buffers: small ones
-lie inside the message, large ones in slots of the worker's arena, where the taker views them without a copy.
+A batch becomes a small tree of plain values that `marshal` writes in about a microsecond, and raw buffers. Small ones
+lie inside the message, large ones in slots of the worker's arena. The taker views those without a copy.
 
-Tensors keep dtype, shape, strides, and which of them share memory. Plain containers (list, tuple, dict, numbers,
-strings) take the short way; whatever else stands in a batch makes that batch travel as a pickle whose memory still
-travels as raw buffers (see `out_of_band`).
+Tensors keep dtype, shape, strides, and which of them share memory. The short way takes contiguous tensors that share no
+memory, and plain containers (list, tuple, dict, numbers, strings). Any other value makes its batch travel as a pickle,
+with its memory still as raw buffers (see `out_of_band`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dpex.transport.arena import tensor_over
-from dpex.transport.out_of_band import BatchPickler, BufferSpan, BufferTable, LoadedMemory, Memory, is_plain, load
+from dpex.transport.out_of_band import BufferSpan, BufferTable, LoadedMemory, Memory, dump_batch, is_plain, load
 
 INLINE_BYTES = 4096
 """A buffer up to this size lies inside the message."""
@@ -32,7 +32,7 @@ once. Measured with tuples of two numbers: 20 take 14 µs one by one and 7 µs p
 LONG_LEAF = 1 << 20
 """Length of a text or bytes object that is pickled. `marshal` takes less than 2 GiB, and copies it once more."""
 
-_LEAF, _INLINE, _SLOT, _LIST, _TUPLE, _DICT, _ALIAS, _PICKLE, _SPILL, _EMPTY, _MEMORY = range(11)
+_LEAF, _INLINE, _SLOT, _LIST, _TUPLE, _DICT, _PICKLE, _SPILL, _MEMORY = range(9)
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
 _TEXTS = frozenset({str, bytes})
 _KEYS = frozenset({int, str, bool, bytes})
@@ -45,7 +45,9 @@ _ALIGN = 64
 
 Node = tuple[Any, ...]
 Lease = Callable[[int, int, int], np.ndarray[Any, Any]]
-"""``lease(segment, slot, nbytes)``: a writable uint8 array over a slot, on the taker's side."""
+"""``lease(segment, slot, nbytes)`` returns a writable uint8 array over a slot, on the taker's side."""
+Dump = Callable[[Any, io.BytesIO, BufferTable], None]
+"""``dump(batch, stream, table)`` pickles a batch, and leaves its memory to the table."""
 
 
 class _ExoticError(Exception):
@@ -53,17 +55,12 @@ class _ExoticError(Exception):
 
 
 class Placer(Protocol):
-    """Where an encoder puts large buffers: see `dpex.transport.arena.Arena`."""
+    """The memory for an encoder's large buffers: see `dpex.transport.arena.Arena`."""
 
     def array(self, nbytes: int) -> tuple[np.ndarray[Any, Any], Any]: ...
     def find(self, address: int) -> Any: ...
     def lend(self, ref: Any) -> None: ...
     def take_back(self, ref: Any) -> None: ...
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Elements from a tensor's first to its last, both included, wherever its strides lead."""
-    return 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _longest(values: Any, kinds: set[type]) -> int:
@@ -72,24 +69,33 @@ def _longest(values: Any, kinds: set[type]) -> int:
 
 
 class Encoder:
-    """Encodes the batches of one worker; large buffers are placed by ``placer`` (an `Arena`)."""
+    """Encodes the batches of one worker.
 
-    def __init__(self, placer: Placer | None) -> None:
+    Args:
+        placer: Places large buffers (an `Arena`); None: all lie in the message.
+        dump: Pickles a batch that cannot take the short way.
+
+    Attributes:
+        nbytes: Bytes of the buffers of the last batch.
+    """
+
+    def __init__(self, placer: Placer | None, dump: Dump = dump_batch) -> None:
         self.nbytes = 0
         self._placer = placer
+        self._dump = dump
         self._reset()
 
     def _reset(self) -> None:
         self._inline_bytes = 0
         self._objects = 0
         self.nbytes = 0
-        self._storages: dict[int, tuple[int, int]] = {}
+        self._storages: set[int] = set()
         self._seen: set[int] = set()
         self._keep: list[Any] = []
         self._lent: list[Any] = []
 
     def encode(self, batch: Any) -> Node:
-        """The batch as a marshal-able tree; slots it uses are lent to the taker."""
+        """Return the batch as a tree for `marshal`; the taker holds the slots in it from now on."""
         self._reset()
         try:
             return self._short_or_pickled(batch)
@@ -113,7 +119,7 @@ class Encoder:
         self._lent.append(ref)
 
     def _take_back(self) -> None:
-        """A slot lent for a message that is not sent would never come back."""
+        """Free the slots of a message that is not sent: no taker would do it."""
         for ref in self._lent:
             assert self._placer is not None
             self._placer.take_back(ref)
@@ -147,43 +153,27 @@ class Encoder:
 
     def _tensor(self, tensor: torch.Tensor) -> Node:
         code = _DTYPE_CODE.get(tensor.dtype)
-        if code is None or not is_plain(tensor):
+        if code is None or not is_plain(tensor) or not tensor.nbytes or not tensor.is_contiguous():
             raise _ExoticError
-        shape, span_bytes = tuple(tensor.shape), tensor.nbytes
-        if not span_bytes:
-            return (_EMPTY, code, shape, tensor.stride())
-        start, strides = tensor.data_ptr(), None
-        is_contiguous = tensor.is_contiguous()
-        if not is_contiguous or 1 in shape:  # torch does not say what the stride of a dimension of one element is
-            strides = tensor.stride()
-        if not is_contiguous:
-            span_bytes = _span(tensor) * tensor.itemsize
         storage = tensor.untyped_storage().data_ptr()
-        known = self._storages.get(storage)
-        if known is not None:
-            return self._alias(tensor, code, start, span_bytes, known)
-        self._storages[storage] = (start, start + span_bytes)
-        buffer = self._buffer(tensor, start, storage, span_bytes)
-        return (*buffer, code, shape, strides, start)
+        if storage in self._storages:
+            raise _ExoticError  # two tensors over one memory: the pickled way sends it once
+        self._storages.add(storage)
+        shape = tuple(tensor.shape)
+        strides = tensor.stride() if 1 in shape else None  # that of a dimension of one element may be any number
+        return (*self._buffer(tensor, storage), code, shape, strides)
 
-    def _alias(self, tensor: torch.Tensor, code: int, start: int, nbytes: int, known: tuple[int, int]) -> Node:
-        """A second tensor over memory that this batch already holds."""
-        first, end = known
-        if start < first or start + nbytes > end or (start - first) % tensor.itemsize:
-            raise _ExoticError  # the pickled way sends whole storages
-        return (_ALIAS, first, start - first, code, tuple(tensor.shape), tensor.stride())
-
-    def _buffer(self, tensor: torch.Tensor, start: int, storage: int, nbytes: int) -> Node:
+    def _buffer(self, tensor: torch.Tensor, storage: int) -> Node:
+        start, nbytes = tensor.data_ptr(), tensor.nbytes
         if nbytes > INLINE_BYTES and start == storage and (node := self._in_slot(tensor, start, nbytes)):
             return node
         if self._goes_inline(nbytes):
             self.nbytes += nbytes
             return (_INLINE, ctypes.string_at(start, nbytes))
-        flat = torch.as_strided(tensor, (nbytes // tensor.itemsize,), (1,))
-        return self._copy_to_slot(flat.view(torch.uint8).numpy() if flat.dtype is not torch.uint8 else flat.numpy())
+        return self._copy_to_slot(tensor.view(-1).view(torch.uint8).numpy())
 
     def _in_slot(self, owner: Any, address: int, nbytes: int) -> Node | None:
-        """Lend the slot that begins at ``address``, if there is one: nothing is copied."""
+        """Return a node of the slot that begins at ``address``, if there is one: nothing is copied."""
         ref = self._placer.find(address) if self._placer is not None else None
         if ref is None:
             return None
@@ -225,9 +215,6 @@ class Encoder:
         nodes = [self._memory(b) if isinstance(b, Memory) else self._copy(b) for b in memories.buffers]
         return (_PICKLE, self._copy(np.frombuffer(stream.getvalue(), np.uint8)), nodes)
 
-    def _dump(self, batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
-        BatchPickler(stream, memories).dump(batch)
-
     def _memory(self, memory: Memory) -> Node:
         pieces, source = memory.pieces(), memory.array()
         nbytes = pieces[-1].at + pieces[-1].end - pieces[-1].start if pieces else 0
@@ -259,7 +246,7 @@ class Encoder:
 
 
 def slots_of(node: Node, lease: Lease) -> dict[tuple[int, int], np.ndarray[Any, Any]]:
-    """All slots that a node refers to, leased, by segment and slot."""
+    """Lease all slots that a node refers to, and return them by segment and slot."""
     found: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
     _find_slots(node, lease, found)
     return found
@@ -287,12 +274,8 @@ def _data_of(node: Node, lease: Lease) -> Any:
 
 
 def codec_signature() -> str:
-    """What both ends of the codec must agree on: the number types that their torch has."""
+    """Return the number types of this torch, which must be the same at both ends of the codec."""
     return ",".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
-
-
-def _empty(code: int, shape: Any, stride: Any) -> torch.Tensor:
-    return torch.empty_strided(shape, stride, dtype=_DTYPES[code], device="cpu")
 
 
 class Decoder:
@@ -300,53 +283,26 @@ class Decoder:
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
-        self._storages: dict[int, torch.Tensor] = {}
 
     def decode(self, node: Node) -> Any:
-        """The batch: tensors and arrays are writable, and own their memory for as long as they live."""
-        try:
-            return self._value(node)
-        finally:
-            self._storages.clear()
-
-    def _value(self, node: Node) -> Any:
+        """Return the batch. Its tensors and arrays are writable, and own their memory for as long as they live."""
         kind = node[0]
         if kind == _LEAF:
             return node[1]
         if kind == _INLINE:
-            return self._inline_tensor(node)
+            _, data, code, shape, strides = node
+            return _viewed(bytearray(data), code, shape, strides)
         if kind == _SLOT:
-            _, segment, slot, nbytes, code, shape, strides, start = node
-            return self._viewed(self._lease(segment, slot, nbytes), code, shape, strides, start)
+            _, segment, slot, nbytes, code, shape, strides = node
+            return _viewed(self._lease(segment, slot, nbytes), code, shape, strides)
         if kind == _LIST:
-            return [self._value(item) for item in node[1]]
+            return [self.decode(item) for item in node[1]]
         if kind == _TUPLE:
-            return tuple([self._value(item) for item in node[1]])
+            return tuple([self.decode(item) for item in node[1]])
         if kind == _DICT:
-            return dict(zip(node[1], [self._value(item) for item in node[2]], strict=True))
-        return self._rare(node)
-
-    def _inline_tensor(self, node: Node) -> torch.Tensor:
-        _, data, code, shape, strides, start = node
-        return self._viewed(bytearray(data), code, shape, strides, start)
-
-    def _viewed(self, base: Any, code: int, shape: Any, strides: Any, start: int) -> torch.Tensor:
-        flat = self._storages[start] = tensor_over(base, _DTYPES[code])
-        if strides is None:
-            return flat if len(shape) == 1 else flat.view(shape)
-        return flat.as_strided(shape, strides)
-
-    def _rare(self, node: Node) -> Any:
-        kind = node[0]
-        if kind == _EMPTY:
-            return _empty(*node[1:])
-        if kind == _ALIAS:
-            _, first, offset, code, shape, strides = node
-            dtype = _DTYPES[code]
-            storage = self._storages[first].untyped_storage()
-            return torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset // dtype.itemsize, shape, strides)
+            return dict(zip(node[1], [self.decode(item) for item in node[2]], strict=True))
         if kind == _SPILL:
-            return self._value(marshal.loads(self._bytes(node[1])))
+            return self.decode(marshal.loads(self._bytes(node[1])))
         buffers = [self._memory(n) if n[0] == _MEMORY else self._bytes(n) for n in node[2]]
         return load(self._bytes(node[1]), buffers)
 
@@ -358,3 +314,10 @@ class Decoder:
 
     def _bytes(self, node: Node) -> Any:
         return bytearray(node[1]) if node[0] == _INLINE else self._lease(*node[1:4])
+
+
+def _viewed(base: Any, code: int, shape: Any, strides: Any) -> torch.Tensor:
+    flat = tensor_over(base, _DTYPES[code])
+    if strides is None:
+        return flat if len(shape) == 1 else flat.view(shape)
+    return flat.as_strided(shape, strides)

@@ -1,11 +1,8 @@
 """Frames on a stream socket between a trainer and an agent: a header of plain values, and raw buffers behind it.
 
-A frame is, in this order:
-
-* the length of its header and the number of its buffers (two u32, little endian);
-* two sizes of each buffer (u64): its own, and the bytes that travel, which are fewer if it is compressed;
-* the header, marshalled, so that neither end runs code of the other's to read it;
-* the bytes of the buffers.
+A frame begins with the length of its header and the number of its buffers (two u32, little endian). Two sizes of each
+buffer follow (u64): its own, and the bytes that travel, which are fewer if it is compressed. Then comes the header. It
+is marshalled, so that neither end runs code of the other's to read it. The bytes of the buffers are last.
 
 Only `receive` blocks.
 """
@@ -123,7 +120,7 @@ def receive(connection: socket.socket, memory: Callable[[int], Any]) -> Frame | 
 
     Args:
         connection: The connection.
-        memory: Returns a writable buffer of that many bytes. A compressed buffer is decompressed into it as it comes.
+        memory: Returns a writable buffer of the given number of bytes.
 
     Raises:
         FrameError: What came is no frame.
@@ -138,17 +135,19 @@ def receive(connection: socket.socket, memory: Callable[[int], Any]) -> Frame | 
     if not _fill(connection, [table, data]):
         return None
     sizes = list(_SIZES.iter_unpack(table))
+    if any(travelling > nbytes for nbytes, travelling in sizes):
+        raise FrameError("a buffer of which more bytes travel than it has")
     buffers = [memory(nbytes) for nbytes, _ in sizes]
-    plain: list[Any] = []
-    for buffer, (nbytes, travelling) in zip(buffers, sizes, strict=True):
-        if travelling == nbytes:
-            plain.append(buffer)
-            continue
-        into = memoryview(buffer).cast("B")
-        if not (_fill(connection, plain) and decompress(connection.recv, travelling, into)):
-            return None
-        plain = []
-    return Frame(marshal.loads(data), buffers) if _fill(connection, plain) else None
+    coming = [
+        buffer if travelling == nbytes else bytearray(travelling)
+        for buffer, (nbytes, travelling) in zip(buffers, sizes, strict=True)
+    ]
+    if not _fill(connection, coming):
+        return None
+    for buffer, came in zip(buffers, coming, strict=True):
+        if came is not buffer:
+            decompress(came, memoryview(buffer).cast("B"))
+    return Frame(marshal.loads(data), buffers)
 
 
 def _check(head: bytes | bytearray) -> tuple[int, int]:

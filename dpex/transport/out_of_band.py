@@ -187,8 +187,13 @@ class BufferTable:
         return known
 
 
-class BatchPickler(ForkingPickler):
-    """For a trainer on the same machine: what is not PyTorch's goes by the reductions of `multiprocessing`."""
+def dump_batch(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
+    """Pickle a batch for a trainer on the same machine, its memory left to ``memories``."""
+    _BatchPickler(stream, memories).dump(batch)
+
+
+class _BatchPickler(ForkingPickler):
+    """Pickles objects that are not PyTorch's by the reductions of `multiprocessing`."""
 
     def __init__(self, stream: io.BytesIO, memories: BufferTable) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL, True, memories.keep)

@@ -1,10 +1,10 @@
-"""What a worker elsewhere needs, packed once: a small header and raw buffers.
+"""Pickles the dataset for workers of other machines, once: a small header and raw buffers.
 
 The dataset, the collate function and the init function travel in one pickle (protocol 5, Ray's cloudpickle), so that
-what they share stays shared and a bound method stays bound to *this* dataset. Arrays and plain CPU tensors lie outside
-the pickle, as raw buffers that a whole node can share.
+objects which they share stay shared and a bound method stays bound to *this* dataset. Arrays and the storages of CPU
+tensors lie outside the pickle, as raw buffers that a whole node can share.
 
-What cannot be pickled is named by the path of attributes that leads to it.
+An error names an object that cannot be pickled by the path of attributes that leads to it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import rebuild_typed_storage
 
 from dpex._torch import collate as torch_collate
 from dpex.errors import ShippingError
@@ -31,13 +32,13 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _OUTSIDE_BYTES = 1024
 """A buffer shorter than this stays inside the pickle."""
 _SEARCH_LEVELS = 6
-"""How deep in a dataset the attribute is looked for that cannot be pickled."""
+"""Levels of a dataset in which the attribute that cannot be pickled is searched."""
 _SEARCH_VALUES = 2000
-"""How many values are tried for that: each is pickled once more."""
+"""Values that are tried in that search: each is pickled once more."""
 
 
 class PickledDataset(NamedTuple):
-    """``header`` is a pickle; ``buffers`` (uint8 arrays) are what it refers to, viewed where they lay."""
+    """A pickle (``header``) and the uint8 arrays that it refers to (``buffers``), viewed where they lay."""
 
     header: bytes
     buffers: list[Bytes]
@@ -63,7 +64,7 @@ def cloud_dumps(obj: Any) -> bytes:
 
 
 def pack(obj: Any) -> PickledDataset:
-    """Pickle ``obj`` with its large buffers outside; the buffers are views, so they hold what ``obj`` holds then."""
+    """Pickle ``obj`` with its large buffers outside. They are views, so a later change of ``obj`` changes them."""
     stream = io.BytesIO()
     buffers: list[Bytes] = []
 
@@ -78,13 +79,16 @@ def pack(obj: Any) -> PickledDataset:
     return PickledDataset(stream.getvalue(), buffers)
 
 
-def dump_batch(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
-    """Pickle a batch for another machine, its memory left to ``memories``."""
+def dump_far(batch: Any, stream: io.BytesIO, memories: BufferTable) -> None:
+    """Pickle a batch for a trainer on another machine, its memory left to ``memories``.
+
+    Classes and functions that the trainer cannot import travel by value.
+    """
     _dump(_batch_pickler()(stream, memories), batch, pack)
 
 
 def unpack(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
-    """What was packed; its arrays and tensors lie in ``buffers`` and can be written if those can."""
+    """Return the object that was packed. Its arrays and tensors lie in ``buffers``, and are writable if those are."""
     return pickle.loads(header, buffers=buffers)
 
 
@@ -111,7 +115,7 @@ def pristine_collate_map() -> dict[Any, Any]:
         str: torch_collate.collate_str_fn,
         bytes: torch_collate.collate_str_fn,
     }
-    # An entry that torch itself has under another key in another version is torch's all the same.
+    # An entry that torch itself has under another key in another version is torch's as well.
     table = torch_collate.default_collate_fn_map
     return own | {k: f for k, f in table.items() if k not in own and f in own.values()}
 
@@ -121,25 +125,18 @@ def pristine_collate_map() -> dict[Any, Any]:
 
 @cache
 def _picklers() -> tuple[Any, Any]:
-    """Ray's cloudpickle as it is, and the same with plain tensors out of band."""
+    """Return Ray's cloudpickle as it is, and a subclass of it that pickles the storages of tensors out of band."""
     base = import_ray("ray.cloudpickle").CloudPickler
 
     class DatasetPickler(base):  # type: ignore[misc, valid-type]
         def reducer_override(self, obj: Any) -> Any:
-            if type(obj) is torch.Tensor and _is_plain(obj):
-                return self._reduce_tensor(obj)
+            if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+                flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj, 0, (obj.nbytes(),), (1,))
+                array: Any = flat.numpy()
+                return _as_storage, (pickle.PickleBuffer(array),)
+            if isinstance(obj, torch.TypedStorage) and obj._untyped_storage.device.type == "cpu":
+                return rebuild_typed_storage, (obj._untyped_storage, obj.dtype)
             return super().reducer_override(obj)
-
-        def _reduce_tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-            shape, stride = tuple(tensor.shape), tensor.stride()
-            if tensor.numel() == 0:
-                return _rebuild_empty, (shape, stride, tensor.dtype, tensor.requires_grad)
-            storages = self.__dict__.setdefault("_dpex_storages", {})
-            storage = tensor.untyped_storage()
-            shared = storages.get(storage.data_ptr())
-            if shared is None:
-                shared = storages[storage.data_ptr()] = _Storage(storage)
-            return _rebuild, (shared, tensor.dtype, shape, stride, tensor.storage_offset(), tensor.requires_grad)
 
     return base, DatasetPickler
 
@@ -158,45 +155,9 @@ def _batch_pickler() -> Any:
     return FarBatchPickler
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.is_quantized
-        and tensor.is_leaf
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and not tensor.is_nested
-        and not tensor._backward_hooks
-        and tensor.grad is None
-        and not tensor.__dict__
-    )
-
-
-class _Storage:
-    """A tensor's memory, pickled once however many tensors view it."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        count = (storage.nbytes(),)
-        self._raw: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, count, (1,)).numpy()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _as_tensor, (pickle.PickleBuffer(self._raw),)
-
-
-def _as_tensor(buffer: Any) -> torch.Tensor:
-    return torch.frombuffer(buffer, dtype=torch.uint8)
-
-
-def _rebuild(
-    raw: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, grad: bool
-) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(raw.untyped_storage(), offset, shape, stride)
-    return tensor.requires_grad_() if grad else tensor
-
-
-def _rebuild_empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, grad: bool) -> torch.Tensor:
-    return torch.empty_strided(shape, stride, dtype=dtype, device="cpu").requires_grad_(grad)
+def _as_storage(buffer: Any) -> torch.UntypedStorage:
+    memory = torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
+    return memory.untyped_storage()
 
 
 # -- naming what cannot travel -----------------------------------------------------------------------------------------
@@ -216,14 +177,14 @@ def _explain(obj: Any, error: Exception, again: Callable[[Any], Any]) -> str:
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return (
         f"{path.removeprefix('.setup').removeprefix('.') or 'the object'} (a {name}) cannot be pickled: {error}; "
-        "leave it out of what is sent (__getstate__) or open it lazily in the worker"
+        "leave it out of the pickle (__getstate__) or open it lazily in the worker"
     )
 
 
 def _find_culprit(
     value: Any, path: str, above: tuple[int, ...], budget: Iterator[int], again: Callable[[Any], Any]
 ) -> tuple[str, Any] | None:
-    """The deepest part that fails by itself and where it is; None if ``value`` fails only for what lies above it."""
+    """Return the deepest part that fails by itself, and its path; None if ``value`` fails only for a part above it."""
     above = (*above, id(value))
     innocent = False
     for step, part in _parts(value) if len(above) <= _SEARCH_LEVELS else ():

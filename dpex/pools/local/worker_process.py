@@ -34,8 +34,8 @@ from dpex.system.cpu_clocks import SampledCpu
 from dpex.system.heap import give_back
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
-from dpex.transport.far_encoder import FarEncoder
-from dpex.transport.pickling import cloud_dumps
+from dpex.transport.out_of_band import dump_batch
+from dpex.transport.pickling import cloud_dumps, dump_far
 from dpex.worker.collate import ArenaCollate
 from dpex.worker.core import WorkerCore
 from dpex.worker.current_batch import current
@@ -168,7 +168,7 @@ class LocalWorker:
         self._segments: list[SegmentSpec] = []
         self._fds: list[int] = []
         self._arena = Arena(self._announce)
-        self._encoder = FarEncoder(self._arena) if far else Encoder(self._arena)
+        self._encoder = Encoder(self._arena, dump_far if far else dump_batch)
         self._dumps = cloud_dumps if far else _dumps
         self._core = core
         self._shared_queue = shared_queue
