@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         TraceError,
         WorkerDiedError,
     )
-    from dpex.integrations.loaders import loader_behind, num_workers
+    from dpex.integrations.loaders import loader_behind, serve
     from dpex.integrations.readings import log_to
     from dpex.loader.elastic import ElasticDistributedSampler
     from dpex.loader.prefetched import Prefetched, prefetch
@@ -87,7 +87,7 @@ _NAMES = {
         "TraceError",
         "WorkerDiedError",
     ),
-    "dpex.integrations.loaders": ("loader_behind", "num_workers"),
+    "dpex.integrations.loaders": ("loader_behind", "serve"),
     "dpex.integrations.readings": ("log_to",),
     "dpex.loader.elastic": ("ElasticDistributedSampler",),
     "dpex.loader.prefetched": ("Prefetched", "prefetch"),
@@ -155,9 +155,9 @@ __all__ = [
     "decode_in_workers",
     "loader_behind",
     "log_to",
-    "num_workers",
     "prefetch",
     "register_rng",
+    "serve",
 ]
 
 

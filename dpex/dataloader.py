@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -14,11 +15,9 @@ from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.device.arguments import checked_transform, parse
 from dpex.loader import at_exit
-from dpex.loader.assigned import assigned
 from dpex.loader.checks import check_samples, check_share, check_tuned, start_fork_server_early
 from dpex.loader.diagnosing import exported_counts
-from dpex.loader.origin import Origin, carrying, inherited, options_among, origin_of, plain
-from dpex.loader.rebuilt import recognise
+from dpex.loader.rebuilt import Source, own_number, remember, source_of
 from dpex.loader.reporting import ReportingLoader
 from dpex.loader.resumable import Resumable
 from dpex.loader.sizing import (
@@ -36,6 +35,7 @@ from dpex.options import (
     SHARE_BYTES,
     Compression,
     MetricsConfig,
+    Options,
     Seeding,
     check_torchs,
     complete,
@@ -53,6 +53,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dpex")
 T_co = TypeVar("T_co", covariant=True)
+_DEFAULTS: Mapping[str, Any] = {
+    **{field.name: field.default for field in fields(Options)},
+    **dict.fromkeys(("seeding", "device", "device_transform")),
+}
+"""dpex's options where they are left out."""
 
 
 def _new_runtime() -> LoaderRuntime:
@@ -172,6 +177,8 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         [3, 4, 5]
     """
 
+    _source: Source | None = None
+
     def __init__(
         self,
         dataset: Any,
@@ -215,8 +222,11 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         sample_timeout_s: float | None = None,
     ) -> None:
         check_torchs(dataset, num_workers, prefetch_factor)
-        made_from = origin_of(num_workers, timeout)
-        given = inherited(options_among(locals()), made_from)
+        given = {name: value for name, value in locals().items() if name in _DEFAULTS}
+        made_from = source_of(dataset, timeout)
+        if made_from is not None:  # Lightning leaves out the options of a class that it did not know
+            left_out = [name for name, value in given.items() if value == _DEFAULTS[name]]
+            given |= {name: made_from.settings[name] for name in left_out}
         auto = is_auto(num_workers, auto_workers, made_from)
         options = complete(given, is_auto=auto)
         streams = streams_of(dataset, options, made_from) if auto else None
@@ -259,16 +269,6 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         self._sizes: Sizes | None = None
         self._pins: dict[str, int] = {}
         self._runtime = _new_runtime()
-        self._origin = Origin(
-            DpexDataLoader,
-            {**vars(options), "device": self.device},
-            workers=workers,
-            is_auto=auto,
-            streams=streams,
-            prefetch_factor=prefetch_factor if self._prefetch_is_given else None,
-            in_order=in_order,
-            loader=self,
-        )
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -279,7 +279,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             collate_fn=collate_fn,
             pin_memory=pin_memory,
             drop_last=drop_last,
-            timeout=carrying(timeout, self._origin),
+            timeout=own_number(timeout),
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             generator=generator,
@@ -298,27 +298,28 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
 
             check_trace(self.autotune or AutotuneConfig(), os.environ)
         start_fork_server_early(self)
-        self._recognise_rebuilt()
         if made_from is not None:
-            self._runtime = made_from.runtime_for(self.dataset) or self._runtime
+            self._runtime = made_from.runtime or self._runtime
+        self._source = remember(self, DpexDataLoader)
 
     def __setattr__(self, attr: str, val: Any) -> None:
-        if "auto_workers" in vars(self):  # the constructor has ended
-            val = assigned(self, attr, val)
+        source = self._source
+        if source is not None:  # the constructor has ended
+            if attr == "num_workers":
+                from dpex.loader.resizing import fix_workers
+
+                fix_workers(self, val)
+            elif attr == "timeout":
+                val = own_number(val)
+            source.assign(attr, val)
         super().__setattr__(attr, val)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_runtime"} | {"_begun": None}
+        return {name: val for name, val in vars(self).items() if name not in ("_runtime", "_source")} | {"_begun": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        origin = state["_origin"].of(self)
-        timeout = carrying(plain(state["timeout"]), origin)
-        vars(self).update(state, _runtime=_new_runtime(), _origin=origin, timeout=timeout)
-        self._recognise_rebuilt()
-
-    @staticmethod
-    def _recognise_rebuilt() -> None:
-        recognise()
+        vars(self).update(state, _runtime=_new_runtime(), timeout=own_number(state["timeout"]))
+        self._source = remember(self, DpexDataLoader)
 
     def _get_iterator(self) -> BaseDataLoaderIter:
         if self.device is None:

@@ -1,4 +1,4 @@
-"""Train with the Trainer of Hugging Face's transformers: it takes a number of workers that has dpex's options.
+"""Train with the Trainer of Hugging Face's transformers: a callback has dpex make the training batches.
 
     python examples/train_transformers.py
     torchrun --nproc-per-node 2 examples/train_transformers.py
@@ -42,7 +42,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,
-            dataloader_num_workers=dpex.num_workers("auto", name="train"),
             per_device_train_batch_size=100,
             num_train_epochs=options.epochs,
             max_steps=options.limit or -1,
@@ -57,7 +56,7 @@ def main() -> None:
             args=arguments,
             train_dataset=pictures(train=True),
             data_collator=collate,
-            callbacks=[dpex.transformers.DpexTrainerCallback()],
+            callbacks=[dpex.transformers.DpexTrainerCallback("auto", name="train")],
         )
         trainer.train()
     if trainer.is_world_process_zero():

@@ -17,9 +17,9 @@ FOR_THE_CLASS = (
     *("dpex.system", "dpex.system.cpus", "dpex.system.ray_package", "dpex.system.user_warnings"),
     *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose", "dpex.loader.at_exit"),
     *("dpex.device", "dpex.device.arguments"),
-    *("dpex.loader", "dpex.loader.assigned", "dpex.loader.checks", "dpex.loader.diagnosing", "dpex.loader.origin"),
+    *("dpex.loader", "dpex.loader.checks", "dpex.loader.diagnosing", "dpex.loader.hook"),
     *("dpex.loader.proxies", "dpex.loader.rebuilt", "dpex.loader.reporting", "dpex.loader.resumable"),
-    *("dpex.loader.sizing", "dpex.loader.torch_hooks"),
+    "dpex.loader.sizing",
 )
 """All that ``from dpex import DpexDataLoader`` may load."""
 FOR_AN_EPOCH = (

@@ -71,7 +71,7 @@ class Waiting:
 
     def _timed_out(self) -> BatchTimeoutError:
         self._tally.errors["timeout"] += 1
-        return BatchTimeoutError(f"DataLoader timed out after {self._plan.timeout_s} seconds")
+        return BatchTimeoutError(f"DataLoader timed out after {self._plan.timeout_s:g} seconds")
 
     def _cause(self) -> int:
         """Return the cause of the wait that is about to begin. It may be known only once the batch is here."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from torch.utils.data import DataLoader
+
 from dpex.dataloader import DpexDataLoader
-from dpex.device.arguments import parse
 from dpex.errors import OptionError
-from dpex.loader.origin import DEFAULTS, OPTION_NAMES, Origin, carrying
-from dpex.loader.rebuilt import proxy_behind, recognise
-from dpex.loader.sizing import worker_count
-from dpex.options import complete
+from dpex.loader.proxies import give_proxy, why_not
+from dpex.loader.rebuilt import proxy_behind
 
 _INSIDE = ("base_dataloader", "_dataloader")
 """Attributes in which frameworks keep the loader that they wrap: Accelerate's; Fabric's and Ray Train's."""
@@ -18,41 +17,44 @@ _MOST_WRAPPERS = 8
 """Loaders within loaders that are looked through; more are a loader that contains itself."""
 
 
-def num_workers(count: int | Literal["auto"] = "auto", **options: Any) -> int:
-    """Return a number of workers that has any loader of PyTorch's class that is made with it served by dpex.
+def serve(loader: Any, num_workers: int | Literal["auto"] = "auto", **options: Any) -> DpexDataLoader[Any]:
+    """Have dpex make the batches of a loader of PyTorch's class, from its next ``iter()`` on.
 
-    It is for frameworks that make the loader themselves and take no more than a number, such as the Hugging Face
-    `Trainer`. The number is an `int` with dpex's options; where a framework copies it, they go along.
+    It is for frameworks that make the loader themselves, such as the Hugging Face `Trainer`.
 
     Args:
-        count: The number of workers; ``"auto"``: as many as pay, found and changed while training runs.
+        loader: A `torch.utils.data.DataLoader`, or what Accelerate or Fabric has wrapped around one.
+        num_workers: The number of workers in place of the loader's; ``"auto"``: as many as pay, found and changed while
+            training runs.
         options: Options of `DpexDataLoader` beyond PyTorch's arguments, by name.
 
     Returns:
-        The number; for ``"auto"``, one that this machine can have.
+        The `DpexDataLoader` behind the loader, which shows what it does.
 
     Raises:
-        OptionError: An option has a value that makes no sense. It is a ValueError.
-        OptionError: There is no such option.
+        OptionError: An option has a value that makes no sense, or dpex cannot serve this loader.
+        TypeError: There is no such option.
 
     Examples:
         >>> import dpex
         >>> from torch.utils.data import DataLoader
-        >>> loader = DataLoader(range(6), batch_size=3, num_workers=dpex.num_workers("auto", name="train"))
+        >>> loader = DataLoader(range(6), batch_size=3)
+        >>> behind = dpex.serve(loader, num_workers="auto", name="train")
         >>> [batch.tolist() for batch in loader]
         [[0, 1, 2], [3, 4, 5]]
-        >>> dpex.loader_behind(loader).stats().batches
+        >>> behind.stats().batches
         2
     """
-    unknown = sorted(options.keys() - set(OPTION_NAMES))
-    if unknown:
-        raise OptionError(f"num_workers() has no option {unknown[0]!r}: give one of {', '.join(OPTION_NAMES)}")
-    given = {**DEFAULTS, **options}
-    kept = {**vars(complete(given, is_auto=count == "auto")), "device": parse(given["device"])}
-    workers = worker_count(count)
-    recognise()
-    number: int = carrying(workers, Origin(DpexDataLoader, kept, workers=workers, is_auto=count == "auto"))
-    return number
+    inner = _innermost(loader)
+    if isinstance(inner, DpexDataLoader):
+        return inner
+    makes_its_own = getattr(type(inner), "_get_iterator", None) is not DataLoader._get_iterator
+    reason = "its class makes iterators itself" if makes_its_own else why_not(inner)
+    if reason is not None:
+        raise OptionError(f"serve({loader!r}): dpex cannot make its batches: {reason}. Train with a DpexDataLoader")
+    proxy: DpexDataLoader[Any] = DpexDataLoader(inner.dataset, num_workers=num_workers, **options)
+    give_proxy(inner, proxy)
+    return proxy
 
 
 def loader_behind(loader: Any) -> DpexDataLoader[Any] | None:
@@ -71,13 +73,17 @@ def loader_behind(loader: Any) -> DpexDataLoader[Any] | None:
         >>> loader_behind(loader) is loader
         True
     """
+    inner = _innermost(loader)
+    proxy: DpexDataLoader[Any] | None = inner if isinstance(inner, DpexDataLoader) else proxy_behind(inner)
+    return proxy
+
+
+def _innermost(loader: Any) -> Any:
+    """The loader within a framework's wrappers."""
     for _ in range(_MOST_WRAPPERS):
-        if isinstance(loader, DpexDataLoader):
-            return loader
-        attributes = getattr(loader, "__dict__", {})
+        attributes = {} if isinstance(loader, DpexDataLoader) else getattr(loader, "__dict__", {})
         inside = [attributes[name] for name in _INSIDE if name in attributes]
         if not inside:
             break
         loader = inside[0]
-    proxy: DpexDataLoader[Any] | None = proxy_behind(loader)
-    return proxy
+    return loader

@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 _CONTEXT = "_DataLoader__multiprocessing_context"
-_TAKEN_OVER = (
+TAKEN_OVER = (
     *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "collate_fn", "pin_memory", "timeout"),
     *("pin_memory_device", "worker_init_fn", "generator", "in_order", "_dataset_kind", "_IterableDataset_len_called"),
 )
@@ -26,13 +26,12 @@ _PRIVATE = ("_auto_collation", "_index_sampler", "multiprocessing_context")
 
 
 class _Known:
-    """The proxy of a loader, and what it was made for."""
+    """The proxy of a loader, what it was made for, and whether it was given to the loader from outside."""
 
-    def __init__(self, loader: Any, made_for: Hashable, proxy: Any) -> None:
+    def __init__(self, loader: Any, proxy: Any, made_for: Hashable = None, *, is_given: bool = False) -> None:
         forget = functools.partial(_known.pop, id(loader), None)
         self.reference = weakref.ref(loader, lambda _: forget())
-        self.made_for = made_for
-        self.proxy = proxy
+        self.proxy, self.made_for, self.is_given = proxy, made_for, is_given
 
 
 _known: dict[int, _Known] = {}
@@ -70,7 +69,21 @@ def proxy_of(loader: Any, made_for: Hashable, make: Callable[[], Any]) -> Any:
     """The loader's proxy, with the loader's attributes as they are now; a new one if it was made for something else."""
     known = _known.get(id(loader))
     if known is None or known.made_for != made_for:
-        known = _known[id(loader)] = _Known(loader, made_for, make())
+        known = _known[id(loader)] = _Known(loader, make(), made_for)
+    _take_over(known.proxy, loader)
+    return known.proxy
+
+
+def give_proxy(loader: Any, proxy: Any) -> None:
+    """Have this proxy make the loader's iterators from now on."""
+    _known[id(loader)] = _Known(loader, proxy, is_given=True)
+
+
+def given_proxy(loader: Any) -> Any:
+    """The proxy that the loader was given, with the loader's attributes as they are now; else None."""
+    known = _known.get(id(loader))
+    if known is None or not known.is_given:
+        return None
     _take_over(known.proxy, loader)
     return known.proxy
 
@@ -95,5 +108,5 @@ def _a(name: str) -> str:
 
 
 def _take_over(proxy: Any, loader: Any) -> None:
-    names = _TAKEN_OVER + (_OF_WORKERS if loader.num_workers else ())
+    names = TAKEN_OVER + (_OF_WORKERS if loader.num_workers else ())
     vars(proxy).update({name: getattr(loader, name) for name in names if hasattr(loader, name)})

@@ -1,115 +1,178 @@
 """Loaders that a framework built from a `DpexDataLoader` are served by dpex, with all the options of that one.
 
-Accelerate, the Hugging Face Trainer and Ray Train build a plain `torch.utils.data.DataLoader` from the attributes of
-another loader. Such a loader has the other's `Origin`, and where torch's class makes an iterator, the loader's proxy
-does (`dpex.loader.proxies`). Where a class makes iterators itself, a warning says that dpex's options do nothing, and
-what to do. Nothing is replaced in torch before there is a loader of dpex's.
+Accelerate and Ray Train build a plain `torch.utils.data.DataLoader` from the attributes of another loader, and
+Lightning calls the loader's own class again. `remember` notes each `DpexDataLoader` in a table by dataset. A loader was
+made from a noted one if it has that one's dataset, or wraps it, and if its ``timeout`` is the same object: frameworks
+copy that attribute, and each loader of dpex's has a float of its own there. Where torch's class makes an iterator, the
+loader's proxy then does (`dpex.loader.proxies`).
+
+The table keeps no dataset and no loader alive. A note outlives its loader, as scripts write ``loader =
+accelerator.prepare(loader)``, and goes with the dataset.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from dpex.loader import torch_hooks
-from dpex.loader.origin import Origin, carrying, origin_of_loader
-from dpex.loader.proxies import describe, is_piped, known_proxy, proxy_of, why_not
+from dpex.loader import hook
+from dpex.loader.proxies import TAKEN_OVER, describe, given_proxy, is_piped, known_proxy, proxy_of, why_not
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR
+from dpex.schedule.probing import attribute
 from dpex.system.user_warnings import warn
 
+if TYPE_CHECKING:
+    from dpex.loader.runtime import LoaderRuntime
+    from dpex.schedule.streams import Streams
+
 _TORCHS_MODULE = "torch.utils.data.dataloader"
-_REMEDIES = {
-    "torchdata": "leave out use_stateful_dataloader=True where Accelerate made it, or train with the DpexDataLoader "
-    "itself",
-}
-"""What is to be done where a class of that package makes iterators itself."""
+_OWN = {*TAKEN_OVER, "_iterator", "_begun", "_runtime", "_source"} - {"timeout", "in_order"}
+"""Attributes of a loader that are no settings: its data, and what it has while it is used."""
 _RESIZED = ("_sizes", "_pins")
-"""What `resize` of the user's own loader has changed."""
-_REMEDY = "train with the DpexDataLoader itself"
+"""Settings that `resize` of the user's own loader changes while others are served."""
+_MOST = 16
+"""Notes per dataset. A loader that is made anew for each epoch leaves one each time."""
 
 
-class _Rebuilt:
-    """Serves the loaders that have an origin; see `dpex.loader.torch_hooks`."""
+class Source:
+    """The note of a `DpexDataLoader`: what loaders that are made from it are to have.
 
-    def __init__(self) -> None:
-        self._told: set[type] = set()
+    settings: the loader's attributes without its data, kept up to date as long as it lives.
+    """
 
-    def serve(self, loader: Any, torchs: torch_hooks.TorchsMethod) -> Any:
-        """The proxy's iterator, for a plain loader that was made from one of dpex's."""
-        origin = _origin_behind(loader)
-        if origin is None or get_worker_info() is not None:
-            return None
-        reason = why_not(loader)
-        if reason is not None:
-            if not is_piped(loader):  # dpex's own class leaves these to torch, too
-                self._warn(loader, reason)
-            return None
-        return rebuilt_proxy(loader, origin)._get_iterator()
+    def __init__(self, loader: Any, loader_class: Any) -> None:
+        self.loader_class = loader_class
+        self.settings = {name: value for name, value in vars(loader).items() if name not in _OWN}
+        self._loader = weakref.ref(loader)
+        self._note: Any = None
 
-    def witness(self, iterator: Any, loader: Any) -> None:
-        """Warn of a loader that has an origin and makes torch's iterators itself."""
-        if torch_hooks.asks(loader) or get_worker_info() is not None:
-            return
-        if _origin_behind(loader) is not None:
-            self._warn(loader, "its class makes them itself")
+    def assign(self, name: str, value: Any) -> None:
+        """An attribute of the loader was set."""
+        if name in self.settings:
+            self.settings[name] = value
 
-    def _warn(self, loader: Any, reason: str) -> None:
-        if type(loader) in self._told:
-            return
-        self._told.add(type(loader))
-        remedy = _REMEDIES.get(type(loader).__module__.partition(".")[0], _REMEDY)
-        warn(
-            f"PyTorch's own iterators serve {describe(loader)} that was made from a DpexDataLoader: {reason}. Its "
-            f"workers (num_workers={int(loader.num_workers)}) are PyTorch's, and dpex's options do nothing there. To "
-            f"have them work, {remedy}"
-        )
+    def is_auto_for(self, num_workers: int | str) -> bool:
+        """Return True if a loader with so many workers is to be tuned as this one is: a number set later is meant."""
+        return bool(self.settings["auto_workers"]) and num_workers == self.settings["num_workers"]
+
+    @property
+    def streams(self) -> Streams | None:
+        """Why there are as many workers, for an iterable dataset under "auto"."""
+        streams: Streams | None = self.settings["_streams"]
+        return streams
+
+    @property
+    def runtime(self) -> LoaderRuntime | None:
+        """Of the user's own loader, so that its object shows the decisions and figures of those made from it."""
+        loader = self._loader()
+        return None if loader is None else loader._runtime
 
 
-_rebuilt = _Rebuilt()
+_notes: dict[int, list[Source]] = {}
 
 
-def recognise() -> None:
-    """Have loaders that are made from dpex's recognised from now on. Idempotent."""
-    torch_hooks.install(sys.modules[_TORCHS_MODULE], torch_hooks.FIRST, _rebuilt)
+def own_number(timeout: Any) -> Any:
+    """The same number as an object of its own; what is no number stays as it is, for torch to refuse."""
+    return timeout + 0.0 if isinstance(timeout, (int, float)) else timeout
+
+
+def remember(loader: Any, loader_class: Any) -> Source:
+    """Note the loader, and have loaders that are made from it served from now on by ``loader_class``."""
+    hook.install(sys.modules[_TORCHS_MODULE], hook.FIRST, _serve)
+    source, dataset = Source(loader, loader_class), loader.dataset
+    notes = _notes.setdefault(id(dataset), [])
+    notes.append(source)
+    del notes[:-_MOST]
+    try:
+        source._note = weakref.ref(dataset, _forgetting(id(dataset), None))
+    except TypeError:  # such as a list: the note goes with the loader
+        source._note = weakref.ref(loader, _forgetting(id(dataset), source))
+    return source
+
+
+def _forgetting(key: int, source: Source | None) -> Any:
+    """A callback that removes this note, or all notes of a dataset that has gone."""
+    kept = None if source is None else weakref.ref(source)
+
+    def forget(_: Any) -> None:
+        notes = _notes.get(key, [])
+        notes[:] = [] if kept is None else [one for one in notes if one is not kept()]
+        if not notes:
+            _notes.pop(key, None)
+
+    return forget
+
+
+def source_of(dataset: Any, timeout: Any) -> Source | None:
+    """Return what a loader with this dataset and this ``timeout`` was made from; None: not from one of dpex's."""
+    for known in (dataset, attribute(dataset, "dataset")):
+        for source in _notes.get(id(known), ()):
+            if source.settings["timeout"] is timeout:
+                return source
+    return None
+
+
+def _serve(loader: Any, torchs: hook.TorchsMethod) -> Any:
+    """See `dpex.loader.hook.Server`: the proxy's iterator, for a plain loader that has one or was made from dpex's."""
+    if get_worker_info() is not None:
+        return None
+    given, source = given_proxy(loader), _source_behind(loader)
+    if given is not None:
+        return given._get_iterator()
+    if source is None:
+        return None
+    reason = why_not(loader)
+    if reason is not None:
+        if not is_piped(loader):  # dpex's own class leaves these to torch, too
+            warn(
+                f"PyTorch's own iterators serve {describe(loader)} that was made from a DpexDataLoader: {reason}. "
+                "dpex's options do nothing there. To have them work, train with the DpexDataLoader itself"
+            )
+        return None
+    return _proxy(loader, source)._get_iterator()
 
 
 def proxy_behind(loader: Any) -> Any:
     """What serves a loader of torch's class, or will when it is iterated; None: dpex does not."""
-    proxy, origin = known_proxy(loader), _origin_behind(loader)
-    if proxy is not None or origin is None or not torch_hooks.asks(loader) or why_not(loader) is not None:
+    proxy, source = known_proxy(loader), _source_behind(loader)
+    if proxy is not None or source is None or not hook.asks(loader) or why_not(loader) is not None:
         return proxy
-    return rebuilt_proxy(loader, origin)
+    return _proxy(loader, source)
 
 
-def rebuilt_proxy(loader: Any, origin: Origin) -> Any:
+def _source_behind(loader: Any) -> Source | None:
+    source = source_of(getattr(loader, "dataset", None), getattr(loader, "timeout", None))
+    return None if source is None or isinstance(loader, source.loader_class) else source
+
+
+def _proxy(loader: Any, source: Source) -> Any:
     """The proxy of a plain loader that was made from one of dpex's.
 
     Where the framework left torch's defaults for ``prefetch_factor`` and ``in_order``, which Ray Train does not copy,
-    those of the origin count.
+    the source's count.
     """
     count, prefetch = int(loader.num_workers), loader.prefetch_factor
-    if count and prefetch == TORCH_PREFETCH_FACTOR and origin.prefetch_factor is not None:
-        prefetch = origin.prefetch_factor
-    made_for = (count, prefetch, id(origin), origin.is_auto)
-    proxy = proxy_of(loader, made_for, functools.partial(_new_proxy, loader, count, prefetch, origin))
-    proxy.in_order = proxy.in_order and origin.in_order
-    source = origin.loader
-    if source is not None and source._runtime is proxy._runtime:
-        vars(proxy).update({name: vars(source)[name] for name in _RESIZED})
+    made_for = (count, prefetch, id(source))
+    proxy = proxy_of(loader, made_for, lambda: _new_proxy(source, count, prefetch))
+    proxy.in_order = loader.in_order and source.settings["in_order"]
+    if proxy._runtime is source.runtime:
+        vars(proxy).update({name: source.settings[name] for name in _RESIZED})
     return proxy
 
 
-def _new_proxy(loader: Any, count: int, prefetch: int | None, origin: Origin) -> Any:
-    proxy = origin.loader_class(
-        loader.dataset, num_workers=count, timeout=carrying(0, origin), prefetch_factor=prefetch if count else None
-    )
-    proxy._chosen = proxy.num_workers  # torch has warned of too many, where the plain loader was made
+def _new_proxy(source: Source, count: int, prefetch: int | None) -> Any:
+    from dpex.loader.runtime import LoaderRuntime
+
+    settings = {**source.settings, "_chosen": count, "_iterator": None}  # torch has warned of too many workers
+    if count != settings["num_workers"]:
+        settings |= {"num_workers": count, "auto_workers": False, "_sizes": None, "_pins": {}}
+    if not count:
+        settings |= {"prefetch_factor": None, "_prefetch_is_given": False, "persistent_workers": False}
+    elif prefetch != TORCH_PREFETCH_FACTOR or settings["prefetch_factor"] is None:
+        settings |= {"prefetch_factor": prefetch, "_prefetch_is_given": prefetch != TORCH_PREFETCH_FACTOR}
+    proxy = source.loader_class.__new__(source.loader_class)
+    vars(proxy).update(settings, _runtime=source.runtime or LoaderRuntime(), _source=None)
     return proxy
-
-
-def _origin_behind(loader: Any) -> Origin | None:
-    origin = origin_of_loader(loader)
-    return None if origin is None or isinstance(loader, origin.loader_class) else origin

@@ -1,9 +1,11 @@
-"""`DpexDataLoader.resize`: other sizes for a loader and for its iterators that run."""
+"""Other sizes for a loader: by `DpexDataLoader.resize` at once, by assigning ``num_workers`` from the next pass on."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from dpex.autotune.config import AutotuneConfig
+from dpex.errors import OptionError
 from dpex.loader.sizing import size_options
 from dpex.system.user_warnings import warn
 
@@ -33,3 +35,28 @@ def resize(loader: Any, local: int | None, remote: int | None, prefetch: int | N
         warn(WORKERS_STAY.format(local=sizes.local, remote=sizes.remote))
     for engine in engines:
         engine.resize(sizes)
+
+
+def fix_workers(loader: Any, count: Any) -> None:
+    """``loader.num_workers`` is about to be set: the number holds from the next ``iter()`` on, and nothing is tuned.
+
+    Raises:
+        OptionError: The number is a word.
+    """
+    if isinstance(count, str):
+        raise OptionError(
+            f"loader.num_workers = {count!r}: assign a whole number; to have the number tuned, make the loader with "
+            "num_workers='auto'"
+        )
+    if size_options(loader).is_tuned:
+        warn(
+            f"num_workers={count} was assigned to a loader that is tuned. It has that many workers from the next "
+            "iter() on, and nothing is tuned any more. To limit the tuning instead, make the loader with "
+            f"num_workers='auto', autotune=AutotuneConfig(max_local={count})",
+            UserWarning,
+        )
+    loader.auto_workers = False
+    if isinstance(loader.autotune, AutotuneConfig):
+        loader.autotune = False
+    loader._sizes, loader._pins = None, {}
+    loader._runtime.dismiss_tuner()

@@ -20,7 +20,6 @@ from torch.utils.data.graph import traverse_dps
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import FixedWorkersError, OptionError
-from dpex.loader.origin import Origin
 from dpex.options import Options, Seeding, check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE
 from dpex.schedule.prefetch import Sizes
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from dpex.autotune.runtime.allowed import Limits
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.autotune.types import Settings
+    from dpex.loader.rebuilt import Source
 
 logger = logging.getLogger("dpex")
 TORCH_PREFETCH_FACTOR = 2
@@ -288,14 +288,14 @@ def worker_count(num_workers: int | str) -> int:
     return static_worker_count() if isinstance(num_workers, str) else num_workers
 
 
-def is_auto(num_workers: int | str, auto_workers: bool | None, made_from: Origin | None) -> bool:
+def is_auto(num_workers: int | str, auto_workers: bool | None, made_from: Source | None) -> bool:
     """Whether the number of workers is dpex's to choose, by the constructor's arguments."""
     if num_workers == "auto" or auto_workers:
         return True
     return auto_workers is None and made_from is not None and made_from.is_auto_for(num_workers)
 
 
-def streams_of(dataset: Any, options: Options, made_from: Origin | None) -> Streams | None:
+def streams_of(dataset: Any, options: Options, made_from: Source | None) -> Streams | None:
     """How many streams an iterable dataset is read in, where that is left to dpex; None of any other dataset.
 
     A loader that was made from another keeps that one's number: what is around the dataset now may name no shards.

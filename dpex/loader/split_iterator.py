@@ -17,7 +17,6 @@ from dpex._torch import DatasetKind
 from dpex.engine.pass_state import PassRecorder, PassState, point_for
 from dpex.engine.read_batches import ReadBatches
 from dpex.engine.with_workers import _DpexDataLoaderIter
-from dpex.loader.origin import plain
 from dpex.schedule.prefetch import Sizes
 from dpex.worker.decoded_stream import Decoding, pickled, pickled_alone, reading_of
 
@@ -27,10 +26,9 @@ what becomes of them, else it would not pay to send them on."""
 
 
 class _LoaderView:
-    """A loader, some of whose attributes are others; its numbers do not tell what it was made from."""
+    """A loader, some of whose attributes are others."""
 
     def __init__(self, loader: Any, **others: Any) -> None:
-        self.num_workers, self.timeout = int(loader.num_workers), plain(loader.timeout)
         vars(self).update(others)
         self._loader = loader
 

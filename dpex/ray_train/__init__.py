@@ -5,22 +5,17 @@ It needs Ray Train (``pip install 'dpex[ray-train]'``).
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
 from dpex.integrations.readings import LoaderFigures
 from dpex.system.user_warnings import warn
-
-_KEPT = (
-    *("dataset", "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn"),
-    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
-)
-"""torch's arguments. dpex's own come along with the timeout, see `dpex.loader.origin`."""
 
 
 def prepare_data_loader(
@@ -90,4 +85,7 @@ def _shared_out(loader: DpexDataLoader[Any], world_size: int, rank: int) -> Dpex
         )
     dataset: Any = loader.dataset
     sampler: Any = DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=not is_in_order)
-    return DpexDataLoader(sampler=sampler, **{name: getattr(loader, name) for name in _KEPT})
+    share = copy.copy(loader)
+    batches = loader.batch_size and BatchSampler(sampler, loader.batch_size, loader.drop_last)
+    vars(share).update(sampler=sampler, batch_sampler=batches or None, _runtime=loader._runtime, _iterator=None)
+    return share

@@ -2,7 +2,7 @@
 
 torch's ``DataLoader`` stays what it is, a class with torch's constructor, attributes and pickle, so that subclasses,
 ``isinstance`` and libraries that rebuild loaders see no difference. Only where it makes an iterator, dpex does
-(`dpex.run.proxy_loader`, `dpex.loader.torch_hooks`). That one method is replaced as soon as torch defines the class;
+(`dpex.run.proxy_loader`, `dpex.loader.hook`). That one method is replaced as soon as torch defines the class;
 torch is not imported for it, as a script may set variables that torch reads when it is imported.
 
 ``dpex diagnose`` comes the same way, but leaves the iterators to torch and has them counted
@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpex.loader import torch_hooks
+from dpex.loader import hook
 from dpex.run.options import VARIABLE, DiagnoseOptions, RunOptions
 
 TARGET = "torch.utils.data.dataloader"
@@ -81,44 +81,18 @@ def _execute(exec_module: Any, options: Options, module: ModuleType) -> None:
 
 
 def _replace(module: ModuleType, options: Options) -> None:
-    server = _Counting(options) if isinstance(options, DiagnoseOptions) else _Serving(options)
-    torch_hooks.install(module, torch_hooks.SECOND, server)
+    hook.install(module, hook.SECOND, functools.partial(_serve, options))
 
 
-class _Counting:
-    """Leaves the iterators to torch, and has them counted."""
+def _serve(options: Options, loader: Any, torchs: hook.TorchsMethod) -> Any:
+    """See `dpex.loader.hook.Server`."""
+    if isinstance(options, DiagnoseOptions):
+        from dpex.run.stock.patch import iterator as counted
 
-    def __init__(self, options: DiagnoseOptions) -> None:
-        self._options = options
+        return counted(loader, torchs, options)
+    from dpex.run.proxy_loader import iterator
 
-    def serve(self, loader: Any, torchs: torch_hooks.TorchsMethod) -> Any:
-        """See `dpex.loader.torch_hooks.IteratorServer`."""
-        from dpex.run.stock.patch import iterator
-
-        return iterator(loader, torchs, self._options)
-
-    def witness(self, iterator: Any, loader: Any) -> None:
-        """Nothing is said."""
-
-
-class _Serving:
-    """Has dpex make the iterators."""
-
-    def __init__(self, options: RunOptions) -> None:
-        self._options = options
-
-    def serve(self, loader: Any, torchs: torch_hooks.TorchsMethod) -> Any:
-        """See `dpex.loader.torch_hooks.IteratorServer`."""
-        from dpex.run.proxy_loader import iterator
-
-        return iterator(loader, torchs, self._options)
-
-    def witness(self, iterator: Any, loader: Any) -> None:
-        """Say it, where a loader makes torch's iterators itself."""
-        if not torch_hooks.asks(loader):
-            from dpex.run.proxy_loader import say_unserved
-
-            say_unserved(loader)
+    return iterator(loader, torchs, options)
 
 
 def has_counted() -> bool:

@@ -52,13 +52,6 @@ def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> 
     return made
 
 
-def say_unserved(loader: Any) -> None:
-    """A loader makes torch's iterators without asking: one line says that dpex does not serve it."""
-    if isinstance(loader, DpexDataLoader) or get_worker_info() is not None:
-        return
-    _say(f"dpex run: PyTorch's own iterators serve {describe(loader)}: its class makes them itself")
-
-
 def stand_in(loader: Any, options: RunOptions) -> ProxyLoader:
     """The loader's stand-in, with its attributes as they are now."""
     given = int(loader.num_workers)

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer: `DpexTrainerCallback` logs what the training loader does, and prints the diagnosis.
+"""The Hugging Face Trainer: `DpexTrainerCallback` serves and logs the training loader, and prints the diagnosis.
 
 It needs transformers (``pip install 'dpex[transformers]'``).
 """
@@ -6,27 +6,38 @@ It needs transformers (``pip install 'dpex[transformers]'``).
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, Literal
 
-from dpex.integrations.loaders import loader_behind
+from dpex.integrations.loaders import loader_behind, serve
 from dpex.integrations.readings import LoaderFigures, diagnosis_of
 
 _transformers: Any = importlib.import_module("transformers")
 
 
 class DpexTrainerCallback(_transformers.TrainerCallback):  # type: ignore[misc]  # it may not be installed where this is checked
-    """Adds wait, workers and decisions of the training loader to what the `Trainer` logs.
+    """Has dpex make the training batches, and adds wait, workers and decisions to what the `Trainer` logs.
 
     The names are those of `dpex.log_to`. They are in ``trainer.state.log_history``, and in what the callbacks after
-    this one are told.
+    this one receive.
 
     Args:
+        num_workers: The number of workers, or ``"auto"``, in place of ``dataloader_num_workers``; see `dpex.serve`.
+            None: the training loader is left as it is, and logged if dpex makes its batches.
         print_diagnosis: Whether the main process prints the diagnosis when training ends.
+        options: Options of `DpexDataLoader`, by name, where ``num_workers`` is given.
     """
 
-    def __init__(self, *, print_diagnosis: bool = True) -> None:
+    def __init__(
+        self, num_workers: int | Literal["auto"] | None = None, *, print_diagnosis: bool = True, **options: Any
+    ) -> None:
+        self._num_workers, self._options = num_workers, options
         self._print_diagnosis = print_diagnosis
         self._readings: LoaderFigures | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Have the training loader served."""
+        if self._num_workers is not None:
+            serve(others["train_dataloader"], self._num_workers, **self._options)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
         """Add the figures since the last entry."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from dpex.loader import proxies, torch_hooks
+from dpex.loader import proxies
 from dpex.loader.proxies import why_not
 from dpex.run import proxy_loader
-from dpex.run.install import install
 from dpex.run.options import RunOptions
 from dpex.run.proxy_loader import iterator, stand_in
 
@@ -111,63 +108,6 @@ def test_a_loader_that_dpex_cannot_serve_is_left_to_torch(
     assert len(lines) == 1
     assert lines[0].startswith("dpex run: PyTorch's own iterators serve a")
     assert lines[0].endswith(reason)
-
-
-@pytest.fixture
-def below_dpex_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(proxy_loader, "_said", set())
-    install(RunOptions())
-    yield
-    torch_hooks.remove(torch_hooks.SECOND)
-
-
-LEFT = "dpex run: PyTorch's own iterators serve {}: its class makes them itself"
-
-
-def test_torchdatas_stateful_loader_is_left_to_it_with_a_line(
-    below_dpex_run: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="needs torchdata: pip install torchdata")
-    loader = stateful.StatefulDataLoader(Numbers(), 5, num_workers=1)
-    assert [[batch.tolist() for batch in loader] for _ in range(2)] == [
-        [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
-    ] * 2
-    assert loader.state_dict()
-    assert capsys.readouterr().err.splitlines() == [LEFT.format("a StatefulDataLoader (torchdata) of a Numbers")]
-
-
-class FastaiLoader:
-    """As fastai's `DataLoader`, which is not torch's class and calls torch's iterators with a stand-in of itself."""
-
-    class FakeLoader:
-        _dataset_kind = _DatasetKind.Iterable
-        _IterableDataset_len_called, _auto_collation, drop_last, in_order, timeout = None, False, False, True, 0
-        generator, prefetch_factor, num_workers, pin_memory, pin_memory_device = None, 2, 0, False, ""
-        worker_init_fn = multiprocessing_context = None
-        persistent_workers, _index_sampler = False, itertools.count()
-
-        def __init__(self, d: Any) -> None:
-            self.d, self.dataset, self.collate_fn = d, self, lambda samples: samples
-
-        def _get_shared_seed(self) -> None:
-            """Nothing."""
-
-        def __iter__(self) -> Iterator[Any]:
-            return iter(self.d.dataset)
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self.fake_l = self.FakeLoader(self)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(_SingleProcessDataLoaderIter(self.fake_l))
-
-
-def test_fastais_loader_is_left_to_it_with_a_line(below_dpex_run: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(FastaiLoader([1, 2, 3])) == [1, 2, 3]
-    assert capsys.readouterr().err.splitlines() == [
-        LEFT.format(f"a FastaiLoader ({__name__.partition('.')[0]}) of a list")
-    ]
 
 
 def test_other_loaders_are_not() -> None:

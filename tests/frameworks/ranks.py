@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import dpex
 from dpex import DpexDataLoader, loader_behind
-from dpex.loader import torch_hooks
+from dpex.loader import hook
 from dpex.run.install import install
 from dpex.run.options import RunOptions
 from tests.frameworks import stream_ways
@@ -178,17 +178,19 @@ def transformers(way: str, batches: list[Any]) -> tuple[Any, Any]:
     """The Hugging Face Trainer makes the loader itself."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    numbers = {"fixed": dpex.num_workers(1, name=way), "auto": dpex.num_workers("auto", name=way)}
+    counts: dict[str, Any] = {"fixed": 1, "auto": "auto"}
     made: list[Any] = []
 
     class Keep(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
             made.append(others["train_dataloader"])
+            if way in counts:
+                dpex.serve(made[0], counts[way], name=way)
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,
-            dataloader_num_workers=numbers.get(way, 1),
+            dataloader_num_workers=1,
             per_device_train_batch_size=BATCH,
             num_train_epochs=EPOCHS,
             learning_rate=1e-6,
@@ -224,7 +226,7 @@ def below_dpex_run(way: str) -> Iterator[None]:
     try:
         yield
     finally:
-        torch_hooks.remove(torch_hooks.SECOND)
+        hook.remove(hook.SECOND)
 
 
 def seen(framework: str, way: str) -> Seen:

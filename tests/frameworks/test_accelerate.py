@@ -40,18 +40,6 @@ def test_what_is_prepared_is_served_and_the_own_loader_shows_it() -> None:
     assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
-def test_a_stateful_loader_is_warned_of_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torchdata", reason="needs torchdata: pip install torchdata")
-    from accelerate import Accelerator
-    from accelerate.utils import DataLoaderConfiguration
-
-    monkeypatch.setattr("dpex.loader.rebuilt._rebuilt._told", set())
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
-    with pytest.warns(RuntimeWarning, match="leave out use_stateful_dataloader=True"):
-        prepared = accelerator.prepare(DpexDataLoader(DATA, 4, num_workers=0))
-    assert total(prepared) == 64
-
-
 def test_the_tracker_writes_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
     from accelerate import Accelerator
 

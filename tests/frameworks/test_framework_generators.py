@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dpex import DpexDataLoader
-from dpex.loader import torch_hooks
+from dpex.loader import hook
 from dpex.run.install import install
 from dpex.run.options import RunOptions
 
@@ -112,5 +112,5 @@ def test_below_dpex_run_draws_are_those_of_auto(noise: Any) -> None:
         loader = DataLoader(dataset, 3, num_workers=2)
         below = [image.numpy().tobytes() for _ in range(2) for batch in loader for image in batch]
     finally:
-        torch_hooks.remove(torch_hooks.SECOND)
+        hook.remove(hook.SECOND)
     assert below == drawn(dataset, "auto")

@@ -6,8 +6,8 @@ Here the attributes are copied as frameworks copy them; with the frameworks them
 from __future__ import annotations
 
 import copy
+import gc
 import io
-import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -20,7 +20,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, SequentialSampler, TensorDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from dpex import AutotuneConfig, DpexDataLoader, OptionError, loader_behind, num_workers
+from dpex import AutotuneConfig, DpexDataLoader, OptionError, loader_behind, serve
+from dpex.loader import rebuilt
 from dpex.loader.proxies import known_proxy
 
 DATA = TensorDataset(torch.arange(60))
@@ -126,12 +127,15 @@ def test_a_number_that_the_plain_loader_was_given_is_kept() -> None:
     assert (known_proxy(plain).auto_workers, known_proxy(plain).num_workers) == (False, loader.num_workers + 1)
 
 
-def test_another_dataset_has_the_options_but_figures_of_its_own() -> None:
-    loader = DpexDataLoader(DATA, num_workers=1, memory_budget=1 << 20)
-    other = DataLoader(TensorDataset(torch.arange(5)), num_workers=1, timeout=loader.timeout)
-    assert numbers(other) == list(range(5))
-    assert known_proxy(other).memory_budget == 1 << 20
-    assert loader.stats().batches == 0
+def test_a_loader_of_another_dataset_or_with_its_own_timeout_is_pytorchs() -> None:
+    """So is one that the user makes beside, such as for a comparison."""
+    loader = DpexDataLoader(DATA, num_workers=1)
+    for other in (
+        DataLoader(TensorDataset(torch.arange(5)), num_workers=1, timeout=loader.timeout),
+        DataLoader(DATA, num_workers=1),
+        DataLoader(DATA, num_workers=1, timeout=float(str(loader.timeout))),
+    ):
+        assert type(iter(other)).__module__ == "torch.utils.data.dataloader"
 
 
 class Wrapped(Dataset[Any]):
@@ -183,19 +187,28 @@ def test_streams_stay_as_many_when_a_framework_wraps_the_dataset(monkeypatch: py
     assert "1 shard" in loader.decisions[0].text
 
 
+def test_a_note_goes_with_the_dataset() -> None:
+    dataset = TensorDataset(torch.arange(4))
+    key = id(dataset)
+    for _ in range(100):  # a loader for each epoch
+        kept = DpexDataLoader(dataset)
+    assert len(rebuilt._notes[key]) == 16
+    del kept, dataset
+    gc.collect()
+    assert key not in rebuilt._notes
+    loader = DpexDataLoader([1, 2])  # a list has no weak references: its note goes with the loader
+    key = id(loader.dataset)
+    assert key in rebuilt._notes
+    del loader
+    gc.collect()
+    assert key not in rebuilt._notes
+
+
 COPIES: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": lambda value: pickle.loads(pickle.dumps(value)),
 }
-
-
-@pytest.mark.parametrize("how", COPIES)
-def test_copies_of_the_plain_loader_keep_the_options(how: str) -> None:
-    loader = DpexDataLoader(DATA, num_workers="auto", memory_budget=1 << 20, local_engine="dpex")
-    again = COPIES[how](as_accelerate(loader))
-    assert numbers(again) == list(range(60))
-    assert (known_proxy(again).auto_workers, known_proxy(again).memory_budget) == (True, 1 << 20)
 
 
 @pytest.mark.parametrize("how", COPIES)
@@ -206,29 +219,13 @@ def test_a_copy_of_the_own_loader_is_a_loader_of_its_own(how: str) -> None:
     assert (loader.stats().batches, again.stats().batches) == (0, 60)
 
 
-def _is_served(plain: Any, results: Any) -> None:
-    iterator = iter(plain)
-    results.put((type(iterator).__name__, len(list(iterator))))
-
-
-def test_a_spawned_process_recognises_what_it_is_given() -> None:
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    process = context.Process(target=_is_served, args=(as_accelerate(DpexDataLoader(DATA, num_workers=1)), results))
-    process.start()
-    assert results.get() == ("_DpexMapDataLoaderIter", 60)
-    process.join()
-    assert process.exitcode == 0
-
-
-def test_a_checkpoint_may_hold_the_number_and_an_ordinary_one_the_timeout() -> None:
+def test_numbers_are_plain_ones() -> None:
     loader = DpexDataLoader(DATA, num_workers="auto", timeout=2.5)
     file = io.BytesIO()
-    torch.save({"num_workers": loader.num_workers}, file)
+    torch.save({"num_workers": loader.num_workers, "timeout": loader.timeout}, file)
     file.seek(0)
     assert type(torch.load(file, weights_only=True)["num_workers"]) is int
-    assert (loader.timeout, repr(loader.timeout), f"{loader.timeout}") == (2.5, "2.5", "2.5")
-    assert repr(DpexDataLoader(DATA).timeout) == "0"
+    assert (type(loader.timeout), loader.timeout, DpexDataLoader(DATA).timeout) == (float, 2.5, 0)
 
 
 def test_a_rebuilt_loader_of_dpexs_class_shares_what_is_shown() -> None:
@@ -237,48 +234,43 @@ def test_a_rebuilt_loader_of_dpexs_class_shares_what_is_shown() -> None:
     sampler = DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=False)
     again = type(loader)(DATA, sampler=sampler, num_workers=loader.num_workers, timeout=loader.timeout)
     assert numbers(again) == list(range(0, 60, 2))
-    assert (again.seeding, loader.stats().batches) == ("batch", 30)
+    assert loader.stats().batches == 30
 
 
-# -- a number that the user asks for, and finding the loader -----------------------------------------------------------
+def test_a_rebuilt_loader_of_dpexs_class_is_tuned_as_the_own_one() -> None:
+    loader = DpexDataLoader(DATA, num_workers="auto")
+    again = type(loader)(DATA, num_workers=loader.num_workers, timeout=loader.timeout)
+    assert (again.auto_workers, again.seeding, again._tuning() is loader._tuning()) == (True, "batch", True)
+    assert not type(loader)(DATA, num_workers=loader.num_workers).auto_workers
 
 
-def test_a_number_with_options_has_a_plain_loader_served() -> None:
-    plain = DataLoader(DATA, 4, num_workers=num_workers("auto", memory_budget=1 << 20, name="number"))
-    again = DataLoader(DATA, 4, num_workers=plain.num_workers)
-    for loader in (plain, again):
-        assert numbers(loader) == list(range(60))
-        behind = loader_behind(loader)
-        assert behind is not None
-        assert (behind.auto_workers, behind.seeding, behind.memory_budget) == (True, "batch", 1 << 20)
-        assert behind.stats().batches == 15
-        assert type(behind.num_workers) is int
+# -- a loader that a framework makes itself, and finding the loader ---------------------------------------------------
 
 
-def test_a_fixed_number_with_options_is_kept() -> None:
-    plain = DataLoader(DATA, 4, num_workers=num_workers(1, seeding="batch"))
-    behind = loader_behind(plain)
-    assert behind is not None
-    assert (behind.auto_workers, behind.num_workers, behind.seeding, behind._tuning()) == (False, 1, "batch", None)
+def test_a_plain_loader_is_served_on_demand() -> None:
+    plain = DataLoader(DATA, 4)
+    behind = serve(Wrapper(plain), memory_budget=1 << 20, name="served")
+    assert loader_behind(plain) is behind
+    plain.collate_fn = lambda samples: (torch.stack([number for (number,) in samples]),)
+    assert [numbers(plain), numbers(plain)] == [list(range(60))] * 2
+    assert (behind.auto_workers, behind.seeding, behind.memory_budget) == (True, "batch", 1 << 20)
+    assert behind.stats().batches == 15
+    behind.close()
+    fixed = serve(DataLoader(DATA, 4, num_workers=3), 1, seeding="batch")
+    assert (fixed.auto_workers, fixed.num_workers, fixed.seeding, fixed._tuning()) == (False, 1, "batch", None)
+    assert serve(fixed) is fixed
 
 
-def test_a_number_travels_with_its_options() -> None:
-    again = pickle.loads(pickle.dumps(num_workers(3, name="away")))
-    assert (again, again.origin.options["name"], str(again)) == (3, "away", "3")
-
-
-def test_a_stream_is_read_as_often_as_its_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.loader.sizing.rank_cpus", lambda: 6)
-    plain = DataLoader(Numbered(), num_workers=num_workers("auto"))
-    assert [int(number) for number in plain] == list(range(10))
-
-
-@pytest.mark.parametrize("bad", [{"workers": 2}, {"shuffle": True}])
-def test_a_number_has_no_other_options(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"has no option '{next(iter(bad))}': give one of distribute_mode, "):
-        num_workers("auto", **bad)
+def test_what_cannot_be_served_on_demand_is_refused() -> None:
+    with pytest.raises(TypeError, match="workers"):
+        serve(DataLoader(DATA), workers=2)
     with pytest.raises(OptionError, match="memory_budget=0"):
-        num_workers(2, memory_budget=0)
+        serve(DataLoader(DATA), memory_budget=0)
+    for loader in (OwnIterators(DATA), [1]):
+        with pytest.raises(OptionError, match="its class makes iterators itself"):
+            serve(loader)
+    with pytest.raises(OptionError, match="its class defines _index_sampler"):
+        serve(OwnSampler(DATA))
 
 
 class Wrapper:
@@ -319,24 +311,13 @@ class OwnSampler(DataLoader[Any]):
         return [[1, 2], [3]]
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [(OwnIterators, "its class makes them itself"), (OwnSampler, "its class defines _index_sampler")],
-)
-def test_a_class_that_cannot_be_served_is_warned_of_once(
-    kind: Any, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dpex.loader.rebuilt._rebuilt._told", set())
+def test_a_class_that_cannot_be_served_is_warned_of() -> None:
     loader = DpexDataLoader(DATA, num_workers=0)
-    made = kind(DATA, batch_size=4, timeout=loader.timeout)
-    with pytest.warns(RuntimeWarning, match="made from a DpexDataLoader") as caught:
+    made = OwnSampler(DATA, batch_size=4, timeout=loader.timeout)
+    with pytest.warns(RuntimeWarning, match="made from a DpexDataLoader: its class defines _index_sampler") as caught:
         assert numbers(made)
-    assert reason in str(caught[0].message)
     assert "train with the DpexDataLoader itself" in str(caught[0].message)
     assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert numbers(made)
 
 
 def test_loaders_that_have_nothing_to_do_with_dpex_are_torchs() -> None:
@@ -356,12 +337,13 @@ def test_datapipes_are_left_to_torch_without_a_word() -> None:
 
 UNTOUCHED = """
 from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
-before = DataLoader._get_iterator, _BaseDataLoaderIter.__init__
+before, init = DataLoader._get_iterator, _BaseDataLoaderIter.__init__
 import dpex
 dpex.DpexDataLoader
-assert (DataLoader._get_iterator, _BaseDataLoaderIter.__init__) == before
+assert DataLoader._get_iterator is before
 dpex.DpexDataLoader([1])
-assert DataLoader._get_iterator.__wrapped__ is before[0]
+assert DataLoader._get_iterator.__wrapped__ is before
+assert _BaseDataLoaderIter.__init__ is init
 """
 
 

@@ -12,11 +12,11 @@ import pytest
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs/reference/frameworks.md").read_text()
 MATRIX = re.compile(r"^(?=\| (?:framework|streams|generators) \|)(?:\|.+\n)+", re.MULTILINE)
-ROW = re.compile(r"^\| ([^|]+?) \| ([WF]) \| `([\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
+ROW = re.compile(r"^\| ([^|]+?) \| (W) \| `([\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
 
 
 def cells() -> dict[str, dict[str, str]]:
-    """The matrices: W, F or - by framework and question."""
+    """The matrices: W or - by framework and question."""
     found = {}
     for matrix in MATRIX.findall(PAGE):
         head, _, *rows = [line.strip("| ").split(" | ") for line in matrix.splitlines()]
@@ -25,7 +25,7 @@ def cells() -> dict[str, dict[str, str]]:
 
 
 def shown() -> dict[str, dict[str, tuple[str, str, str]]]:
-    """For each framework and question: W or F, the file, and the test."""
+    """For each framework and question: W, the file, and the test."""
     parts = re.split(r"^## (.+)$", PAGE, flags=re.MULTILINE)[1:]
     sections = zip(parts[::2], parts[1::2], strict=True)
     return {name: {found[0]: found[1:] for found in ROW.findall(text)} for name, text in sections}
@@ -47,4 +47,4 @@ def test_each_cell_is_shown_by_a_test_that_exists(framework: str) -> None:
 
 def test_every_section_is_in_the_matrix() -> None:
     assert list(shown()) == list(cells())
-    assert len(cells()) == 14
+    assert len(cells()) == 12

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer: a number of workers with options, and the callback."""
+"""The Hugging Face Trainer: the callback has its loader served, and logs it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def test_auto_reaches_the_trainers_own_loader_and_the_callback_tells(
 
     arguments = TrainingArguments(
         str(tmp_path),
-        dataloader_num_workers=dpex.num_workers("auto", name="hf"),
         per_device_train_batch_size=4,
         num_train_epochs=2,
         logging_steps=4,
@@ -56,7 +55,7 @@ def test_auto_reaches_the_trainers_own_loader_and_the_callback_tells(
             served.append(dpex.loader_behind(others["train_dataloader"]))
             super().on_train_end(args, state, control, **others)
 
-    trainer = Trainer(model=Model(), args=arguments, train_dataset=Rows(), callbacks=[Spy()])
+    trainer = Trainer(model=Model(), args=arguments, train_dataset=Rows(), callbacks=[Spy("auto", name="hf")])
     trainer.train()
     assert (served[0].auto_workers, served[0].name, served[0].stats().batches) == (True, "hf", 8)
     told = [entry for entry in trainer.state.log_history if "dpex/hf/workers" in entry]
