@@ -35,7 +35,7 @@ FOR_OTHER_LOADERS = {
     *("dpex.worker.torch_workers", "dpex.transport.compression"),
     *("dpex.measure.gpu_use", "dpex.profile.instrument"),
     *("dpex.system.directories", "dpex.system.gpu.nvml", "dpex.system.gpu.watch"),
-    "dpex.system.tcp",
+    "dpex.pools.agent.tcp",
 }
 """Modules of these packages that a plain loader has no use for."""
 FOREIGN = {

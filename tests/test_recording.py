@@ -19,6 +19,7 @@ from families import Augmented
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.autotune.runtime.allowed import Limits
 from dpex.autotune.runtime.recorder import VARIABLE, check, wanted
+from dpex.autotune.runtime.trace_file import TraceFile
 from dpex.autotune.runtime.tuner import Tuner
 from dpex.autotune.trace import Recorder
 from dpex.autotune.types import Sample, Settings
@@ -28,7 +29,6 @@ from dpex.cli.replay.again import replay as replayed
 from dpex.errors import OptionError
 from dpex.system.clock import ManualClock
 from dpex.system.cpus import rank
-from dpex.system.trace_file import TraceFile
 
 ENDLESS = 10**7
 QUICK = AutotuneConfig(interval_s=0.1, shrink_after=1)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from dpex.autotune.checked import SHORTEST_S
 from dpex.autotune.types import Sample, Settings, Signal
-from dpex.measure.durations import remainder
+from dpex.measure.readable import remainder
 
 LOOK_S = 2.0
 """Seconds under a setting before NVML tells of it: it is looked at once a second, and tells of the last second."""

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from dpex._torch import ExceptionWrapper, pin_memory, set_thread_name
+from dpex.device.accelerators import current_index, set_index
 from dpex.device.ahead import Ahead
 from dpex.device.feed import Arrival, Feed
 from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
 from dpex.schedule.schedule import Delivery, Schedule
-from dpex.system.accelerators import current_index, set_index
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import is_interrupt, keep_result
 from dpex.worker.outcome import Failure

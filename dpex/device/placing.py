@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
+from dpex.device.accelerators import available_kind, current_index, device_count, device_module, set_index
 from dpex.errors import OptionError
-from dpex.system.accelerators import available_kind, current_index, device_count, device_module, set_index
 from dpex.system.clock import monotonic
 
 logger = logging.getLogger("dpex")

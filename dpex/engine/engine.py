@@ -29,6 +29,7 @@ from dpex.engine.sample_errors import SampleErrors
 from dpex.engine.snapshots import EngineView
 from dpex.engine.supply import Supply
 from dpex.engine.waiting import Waiting
+from dpex.engine.wakeup import Wakeup
 from dpex.errors import IteratorClosedError
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.sums import Sums
@@ -40,10 +41,9 @@ from dpex.schedule.prefetch import Sizes
 from dpex.schedule.progress import ResumePoint
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
-from dpex.system.forks import watch
 from dpex.system.interrupts import with_lock
+from dpex.system.processes import watch
 from dpex.system.run_queue import OwnQueue
-from dpex.system.wakeup import Wakeup
 
 COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
@@ -144,7 +144,7 @@ class Engine:
         self._wakeup.close()
 
     def inherited(self) -> None:
-        """See `dpex.system.forks`: in this process it only knows that it is closed. Its workers are the parent's."""
+        """See `dpex.system.processes`: here it only knows that it is closed. Its workers are the parent's."""
         self._closed = True
         self._lock, self._turn = threading.RLock(), threading.RLock()
 

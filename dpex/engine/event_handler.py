@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from dpex.engine.performer import Performer
 from dpex.engine.sample_errors import NOBODY, SampleErrors
+from dpex.engine.wakeup import Wakeup
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.sampling import SlowestSamples
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.events import PoolEvent, Snapshot, TicketMade
 from dpex.schedule.schedule import Schedule
-from dpex.system.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from dpex.device.pinning import Pinner

@@ -8,7 +8,7 @@ from typing import Any
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import OptionError
 from dpex.integrations.loaders import loader_behind
-from dpex.measure.durations import remainder
+from dpex.measure.readable import remainder
 from dpex.stats import LoaderStats
 
 Write = Callable[[Mapping[str, float], int], None]

@@ -1,6 +1,8 @@
 """Numbers as people read them, the same in all reports, decisions and messages. PURE.
 
-Three digits are shown, and all of those before the decimal point; a space parts a number from its unit.
+Three digits are shown, and all of those before the decimal point. A space separates a number from its unit. Each clock
+has an error of its own, so a part may be measured as longer than the whole: every difference of two measured times that
+a person may read, or that decides something, goes through `remainder`.
 """
 
 from __future__ import annotations
@@ -45,3 +47,15 @@ def size(nbytes: float) -> str:
         if abs(nbytes) >= factor:
             return f"{rounded(nbytes / factor)} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def remainder(whole_s: float, *parts_s: float) -> float:
+    """Return what is left of a time without its parts, in seconds; 0 where these were measured as longer than it.
+
+    Examples:
+        >>> remainder(2.0, 0.5, 0.25)
+        1.25
+        >>> remainder(0.0884, 0.7644)
+        0.0
+    """
+    return max(0.0, whole_s - sum(parts_s))

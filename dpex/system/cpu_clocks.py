@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from dpex.measure.durations import remainder
+from dpex.measure.readable import remainder
 
 TINY_S = 0.0003
 """Beside a ticket that takes less, reading a CPU clock, up to 1 µs, is not nothing."""

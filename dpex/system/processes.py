@@ -1,8 +1,16 @@
-"""Processes of this machine, watched without a signal."""
+"""Processes: a descriptor that shows the end of one, and what a forked child must not use of its parent's.
+
+A child inherits every iterator that is alive. If it read from one, it would take its parent's messages, and a lock that
+another thread held during the fork is never released there. So an object that belongs to one process is told in each
+child that it was inherited, before any of the child's own code runs. Comparing process ids instead would cost a system
+call for each batch.
+"""
 
 from __future__ import annotations
 
 import os
+import weakref
+from typing import Protocol
 
 
 def pidfd(pid: int) -> int:
@@ -11,3 +19,27 @@ def pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return -1
+
+
+class ProcessOwned(Protocol):
+    """Something that belongs to the process that made it."""
+
+    def inherited(self) -> None:
+        """This process is a forked child of the owner. No lock may be taken: nobody might release it."""
+
+
+_owned: weakref.WeakSet[ProcessOwned] = weakref.WeakSet()
+
+
+def watch(owned: ProcessOwned) -> None:
+    """Call ``owned.inherited()`` in each process that is forked from this one while ``owned`` lives."""
+    _owned.add(owned)
+
+
+def _tell_all() -> None:
+    for owned in list(_owned):
+        owned.inherited()
+    _owned.clear()
+
+
+os.register_at_fork(after_in_child=_tell_all)

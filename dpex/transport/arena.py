@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dpex.system.heap import LARGEST_LEARNT, learn
 from dpex.transport import descendants
+from dpex.transport.heap import LARGEST_LEARNT, learn
 from dpex.transport.memory_map import advise, map_memory
 
 PAGE_BYTES = mmap.PAGESIZE

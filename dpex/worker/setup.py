@@ -12,8 +12,8 @@ import torch
 
 from dpex._torch import ExceptionWrapper
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
-from dpex.system.heap import learn
 from dpex.system.user_warnings import warn
+from dpex.transport.heap import learn
 from dpex.worker.modes import Modes
 from dpex.worker.own_generators import OwnGenerators, Registered, own_generators
 
@@ -100,5 +100,5 @@ def prepare_process() -> None:
 
 
 def keep_for(batch_bytes: int) -> None:
-    """Have the heap keep what samples of batches of that size free; see `dpex.system.heap`."""
+    """Have the heap keep what samples of batches of that size free; see `dpex.transport.heap`."""
     learn(_LEAST_KEPT + batch_bytes)

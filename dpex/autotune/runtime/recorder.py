@@ -11,10 +11,10 @@ from typing import Any
 
 import dpex
 from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.runtime.trace_file import TraceFile, problem_of
 from dpex.autotune.trace import Header, Recorder
 from dpex.errors import OptionError
 from dpex.system.cpus import local_ranks, rank, usable_cpus
-from dpex.system.trace_file import TraceFile, problem_of
 
 VARIABLE = "DPEX_TRACE"
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from dpex.autotune.runtime.windows import WindowMark
 from dpex.autotune.types import Sample, Settings
-from dpex.measure.durations import remainder
+from dpex.measure.readable import remainder
 from dpex.measure.samples import PoolSample
 from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
 

@@ -26,6 +26,7 @@ from dpex.pools.agent.handles import AgentHandle, RemoteResult
 from dpex.pools.agent.link import Arrived, wake_nobody
 from dpex.pools.agent.near import AgentStarter, NearAgentHandle, NearPool
 from dpex.pools.agent.nodes import NodeNews, Nodes
+from dpex.pools.agent.tcp import TcpCounts
 from dpex.pools.base import PoolCounts
 from dpex.pools.local.worker_process import END
 from dpex.schedule.events import (
@@ -43,7 +44,6 @@ from dpex.schedule.prefetch import REMOTE_WINDOW
 from dpex.schedule.schedule import Ticket
 from dpex.schedule.streams import ALL
 from dpex.system.clock import monotonic
-from dpex.system.tcp import TcpCounts
 from dpex.transport.codec import codec_signature
 from dpex.transport.pickling import cloud_dumps
 from dpex.worker.states import RngState

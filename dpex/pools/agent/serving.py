@@ -33,6 +33,7 @@ from typing import Any
 import torch.multiprocessing
 
 from dpex.pools.agent.shipped import PoolOrder, ShippedPlan
+from dpex.pools.agent.tcp import TrafficMeter
 from dpex.pools.local.fork_server import ForkStarter, keep_from_templates
 from dpex.pools.local.handles import LocalWorkerHandle
 from dpex.pools.local.pool import LocalPool
@@ -40,7 +41,6 @@ from dpex.schedule.events import Notice, SplittingKnown, WorkerGone, plain
 from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
 from dpex.system.run_queue import DelayMeter
-from dpex.system.tcp import TrafficMeter
 from dpex.transport.codec import slots_of
 from dpex.transport.compression import REMEDY, Compressor, can_compress
 from dpex.transport.frames import FrameReader, FrameWriter

@@ -28,8 +28,7 @@ from dpex.pools.local.frozen_plan import FrozenPlan
 from dpex.pools.local.handles import exit_code, readable_within
 from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.system.clock import monotonic
-from dpex.system.forks import watch
-from dpex.system.processes import pidfd
+from dpex.system.processes import pidfd, watch
 from dpex.system.user_warnings import warn
 
 _LAST_WORDS_S = 1.0
@@ -181,7 +180,7 @@ class DirectProcesses:
             self._wait(left)
 
     def inherited(self) -> None:
-        """See `dpex.system.forks`. At its end a child sends SIGTERM to what `multiprocessing` takes for its
+        """See `dpex.system.processes`. At its end a child sends SIGTERM to what `multiprocessing` takes for its
         children."""
         processes = {process for _, process in self._running.values()}
         multiprocessing.process._children.difference_update(processes)  # type: ignore[attr-defined]

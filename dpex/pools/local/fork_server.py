@@ -34,8 +34,7 @@ from dpex.pools.local.handles import ended_within, readable_within
 from dpex.pools.local.kinship import Kinship, Names, take_on
 from dpex.pools.local.worker_process import WorkerPlan, run_worker
 from dpex.system.clock import monotonic
-from dpex.system.forks import watch
-from dpex.system.processes import pidfd
+from dpex.system.processes import pidfd, watch
 from dpex.transport import descendants
 
 MESSAGE_BYTES = 1 << 18
@@ -316,7 +315,7 @@ class ForkStarter(TemplateStarter):
         return process
 
     def inherited(self) -> None:
-        """See `dpex.system.forks`. At its end a child sends SIGTERM to what `multiprocessing` takes for its
+        """See `dpex.system.processes`. At its end a child sends SIGTERM to what `multiprocessing` takes for its
         children."""
         multiprocessing.process._children.difference_update(self._processes)  # type: ignore[attr-defined]
 

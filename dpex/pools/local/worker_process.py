@@ -31,9 +31,9 @@ from dpex._torch import ExceptionWrapper
 from dpex.measure.sampling import as_text
 from dpex.schedule.progress import START
 from dpex.system.cpu_clocks import SampledCpu
-from dpex.system.heap import give_back
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
+from dpex.transport.heap import give_back
 from dpex.transport.out_of_band import dump_batch
 from dpex.transport.pickling import cloud_dumps, dump_far
 from dpex.worker.collate import ArenaCollate

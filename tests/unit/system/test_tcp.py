@@ -7,7 +7,7 @@ import struct
 
 from waiting import until
 
-from dpex.system.tcp import LOOK_EVERY_S, TcpCounts, TrafficMeter, counts_in, tcp_counts
+from dpex.pools.agent.tcp import LOOK_EVERY_S, TcpCounts, TrafficMeter, counts_in, tcp_counts
 
 
 def test_the_kernel_counts_what_a_connection_carries() -> None:
