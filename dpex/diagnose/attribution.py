@@ -6,15 +6,17 @@ The last one takes the rest. So the seconds add up to the wait.
 
 Sums know better than single waits:
 
-* A wait behind a slow batch (`STRAGGLER`) is the order's fault only as far as other workers were idle meanwhile. While
-  all are busy they make batches as fast as they can, and the wait is that of their stages: with equal batches the next
-  in turn is often not the first to be ready.
-* Wall time that is no CPU time is waiting (`STORAGE`) only if it was not spent on a run queue: there the machine is
-  full.
-* While workers are idle and nothing is ready, too few batches may be in flight.
-* Batches that take less than `TINY_S` to make cost more to dispatch and receive than to make. The stages then account
-  for the share of the time in which workers were busy; the rest, and what has no other cause, is dispatch.
-* Of drawing, of dispatch and of what is unknown, time of the training thread on a run queue is a lack of CPUs.
+1. A wait behind a slow batch (`STRAGGLER`) comes from the order only as far as other workers were idle meanwhile. While
+   all are busy they make batches as fast as they can, and the wait is that of their stages.
+
+2. Wall time that is no CPU time is waiting (`STORAGE`) only if it was not spent on a run queue.
+
+3. While workers are idle and nothing is ready, too few batches may be in flight.
+
+4. Batches that take less than `TINY_S` to make cost more to dispatch and receive than to make. The stages then account
+   for the share of the time in which workers were busy. The rest is dispatch.
+
+5. Time of the training thread on a run queue, while it draws or dispatches, is a lack of CPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ Rule = Callable[[Facts, Seconds], Seconds]
 
 _TAKING_IN = "taking batches in"
 _OWN = ("sampler", "dispatch", "unknown")
-"""What the training thread does in ``next()`` beside making batches and taking them in."""
+"""The work of the training thread in ``next()`` beside making batches and taking them in."""
 _PLACES = {
     **dict.fromkeys(("read", "transform"), "the dataset"),
     "collate": "the collate function",
@@ -44,7 +46,7 @@ _PLACES = {
     "h2d": "host-to-device",
     _TAKING_IN: _TAKING_IN,
 }
-"""Where in the work the seconds are."""
+"""The part of the work by what was measured."""
 TINY_S = 0.0005
 """Dispatching and receiving a batch costs some 50 to 100 µs (README.md has figures): a fifth of that and more."""
 _AT_HAND = 4.0
@@ -138,14 +140,14 @@ def _all_of(*names: str) -> Rule:
 
 
 def _part_of(left: Seconds, names: tuple[str, ...], seconds: float) -> Seconds:
-    """That many seconds of these names together, in proportion."""
+    """Return ``seconds`` of these names together, in proportion."""
     total = sum(left[name] for name in names)
     part = min(1.0, seconds / total) if total > 0 else 0.0
     return {name: part * left[name] for name in names}
 
 
 def _behind_one(facts: Facts) -> float:
-    """Of N workers at most N - 1 can be idle behind a batch: such a wait is put down to it as a whole."""
+    """Return N / (N - 1) for N workers, since at most N - 1 can be idle behind a batch."""
     return facts.workers / (facts.workers - 1) if facts.workers > 1 else 0.0
 
 
@@ -193,7 +195,7 @@ def _computing(facts: Facts, left: Seconds) -> Seconds:
 
 
 def _queueing(facts: Facts, left: Seconds) -> Seconds:
-    """Of what is no CPU time, what workers waited for a CPU."""
+    """Waits of the workers for a CPU, among all that is no CPU time."""
     queues = _run_queues(facts)
     return {"read": left["read"] * queues.load, "collate": left["collate"] * queues.collate}
 

@@ -1,4 +1,4 @@
-"""The causes of a wait, and the verdicts that are none: each once, with all that is said of it anywhere. Pure.
+"""The causes of a wait and all other verdicts, each once, with every text about it. Pure.
 
 `dpex.diagnose.attribution` has the rule that gives a cause its seconds. A new cause takes a record here and a rule
 there. The verdict, the report, its page, the live page and ``docs/how-to/gpu-starves.md`` read this table.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A cause of a wait, or a verdict that is none.
+    """A cause of a wait, or another verdict.
 
     Attributes:
         key: The word for programs, as in `Verdict.cause`.

@@ -11,7 +11,7 @@ from dpex.diagnose.facts import Facts
 from dpex.measure.readable import duration, percent
 
 COPIES, TRANSFORM = "copies to the device", "device_transform"
-"""What training waits for; where the verdict puts it."""
+"""The two that training can wait for; the place in the verdict."""
 MATTERS = 0.05
 """Share of the time from which a wait for either is worth a remedy, as other waits are."""
 IDLE = 0.2

@@ -22,7 +22,7 @@ class Diagnosis:
     ``str()`` and ``repr()`` are the report on one screen, and `full` is the report with all tables.
 
     Attributes:
-        facts: What was measured.
+        facts: The measurements.
         verdict: The cause in one sentence, with evidence and a confidence from 0 to 1.
         what_if: Predictions for other settings and cheaper work; None if there is too little to predict from.
 
@@ -53,12 +53,12 @@ class Diagnosis:
 
     @property
     def advice(self) -> str:
-        """What to do first, in sentences, with the rate and the wait that it should bring."""
+        """The first advice, in sentences, with the rate and the wait that it should bring."""
         return report.advice(self)
 
     @property
     def end_of_stall(self) -> str:
-        """What would end the stall, in sentences; "" where nothing stalls, or it cannot be said."""
+        """Sentences on how to end the stall; "" where nothing stalls, or too little is known."""
         return "" if self.what_if is None or self.verdict.cause == "too-early" else self.what_if.end
 
     @property

@@ -1,4 +1,4 @@
-"""What would end the stall, in sentences. Pure."""
+"""Sentences on how to end the stall. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dpex.measure.readable import duration, percent, rounded
 STALLS = 0.05
 """From this share of the time on, waited or held up, there is a stall to end."""
 _TOLD = 0.05
-"""CPUs of other programs are told of from this part of all on."""
+"""Part of all CPUs from which those of other programs are mentioned."""
 _ENOUGH = 0.05
 """CPUs that miss less than this part of what is needed are enough: measurements are no better."""
 
 
 def sentences(facts: Facts, found: LostTime, model: Model) -> str:
-    """What the training loop could take, and what that needs; "" where nothing stalls, or none of it can be said."""
+    """Return the rate that the training loop could take, and its needs; "" where nothing stalls or little is known."""
     if max(facts.running_wait_ratio, facts.held_ratio) < STALLS:
         return ""
     end = model.to_end_stall()

@@ -1,4 +1,4 @@
-"""What was measured of a loader, as one value. Everything that is concluded is concluded from this alone. Pure.
+"""The measurements of a loader as one value, from which alone a diagnosis concludes. Pure.
 
 Seconds are sums over all passes since the loader was made or `diagnose(reset=True)` was last called; the time between
 passes is in none of them. ``Facts.slow_samples`` are about all passes. None: not measured, and
@@ -26,7 +26,7 @@ _MOST_HELD = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class PoolFacts(StageSums):
-    """What one pool did. workers: running at the end. services_s: wall times of single batches, a fair choice."""
+    """The work of one pool. workers: running at the end. services_s: wall times of single batches, a fair choice."""
 
     queued_s: float | None = counter("Seconds in which workers could have run and had no CPU.", "seconds", default=None)
     workers: int = level("Workers that ran at the end.")
@@ -36,8 +36,11 @@ class PoolFacts(StageSums):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleFacts:
-    """A dataset index, as text, of which a sample took long: seconds at the worst, and how many times the mean sample's
-    that is; how often it was so slow that it was kept, and how many times the mean sample's it took on average then."""
+    """A dataset index, as text, of which a sample took long.
+
+    seconds: the longest. mean_ratio: that over the mean sample's. times: how often it was among the slowest.
+    times_mean_ratio: the mean of these over the mean sample's.
+    """
 
     index: str
     seconds: float
@@ -48,8 +51,10 @@ class SampleFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformFacts(StepSums):
-    """A transform, or what else the dataset or the collate function does ("a > b" is step b within a): calls timed,
-    wall and CPU seconds in them without the steps within, and those of all batches by the same shares."""
+    """A transform, or another step of the dataset or of the collate function; "a > b" is step b within a.
+
+    Calls, wall and CPU seconds are those of the timed batches, without the steps within.
+    """
 
     name: str
     all_wall_s: float = counter("Wall seconds of all batches.", "seconds")
@@ -57,22 +62,22 @@ class TransformFacts(StepSums):
 
     @property
     def short(self) -> str:
-        """Its name without those of the steps it is in."""
+        """The name without those of the steps around it."""
         return self.name.rpartition(WITHIN)[2]
 
     @property
     def is_within(self) -> bool:
-        """Whether it is a step of the dataset's or the collate function's, and not one of these itself."""
+        """True for a step of the dataset or of the collate function, and False for these two."""
         return WITHIN in self.name
 
     @property
     def is_collating(self) -> bool:
-        """Whether it is the collate function or a step of it."""
+        """True for the collate function and its steps."""
         return self.name.partition(WITHIN)[0] == COLLATE
 
 
 def of_all(timed: Iterable[TransformFacts], pools: Iterable[PoolFacts]) -> tuple[TransformFacts, ...]:
-    """What was timed of some batches, taken to be as it was for all: stages are parted by it, CPU time by CPU time."""
+    """Extend the times of some batches to all: divide wall time by wall time, and CPU time by CPU time."""
     timed, pools = tuple(timed), tuple(pools)
     found = []
     for one in timed:
@@ -88,7 +93,7 @@ def of_all(timed: Iterable[TransformFacts], pools: Iterable[PoolFacts]) -> tuple
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """One machine: batches made there, wall and CPU seconds for them, and seconds that workers could have run and had
+    """A machine: batches made there, wall and CPU seconds for them, and seconds that workers could have run and had
     no CPU."""
 
     name: str
@@ -215,7 +220,7 @@ class Facts(RunSums, Subject):
 
     @property
     def workers(self) -> int:
-        """Of both pools."""
+        """Workers of both pools."""
         return self.local + self.remote
 
     @property

@@ -53,7 +53,7 @@ def html(found: Diagnosis, last: Sequence[str] = ()) -> str:
 
 
 def fragment(found: Diagnosis) -> str:
-    """What a notebook shows: the article with a style that leaves the notebook's own alone."""
+    """Return the article for a notebook, with a style that leaves the notebook's own alone."""
     return f'<div class="dpex-diagnosis">\n<style>{_NOTEBOOK}</style>\n{article(found)}\n</div>'
 
 

@@ -25,7 +25,7 @@ COLUMNS = 100
 _LAST_COLUMN = 16
 """The last column of a table is wrapped, but not more narrowly than this."""
 VERSION = 3
-"""Of `plain`'s layout; another number means that something was renamed or has gone."""
+"""Version of the layout of `plain`; it grows when something is renamed or removed."""
 _NODES = 2
 """Nodes that failed, on the screen; the full report has them all."""
 _SHOWN = 0.01
@@ -55,7 +55,7 @@ class ReportPart(NamedTuple):
 
 
 def headline(facts: Facts) -> str:
-    """Which loader, of which process, over how long."""
+    """Return the loader, the process and the time that the report is about."""
     whose = f"{facts.name or 'loader'} ({facts.dataset or 'dataset'}, batch size {facts.batch_size or 'unknown'})"
     rank = f", rank {facts.rank}" if facts.rank else ""
     passes = f", {facts.passes} pass{'es' if facts.passes > 1 else ''}" if facts.passes else ""
@@ -63,7 +63,7 @@ def headline(facts: Facts) -> str:
 
 
 def confidence(verdict: Verdict) -> str:
-    """In words."""
+    """Return the confidence in words."""
     if verdict.cause == "too-early":
         return "too little was measured to conclude anything"
     words = "enough to act on" if verdict.is_sure else "measure again before acting on it"
@@ -71,7 +71,7 @@ def confidence(verdict: Verdict) -> str:
 
 
 def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
-    """What the verdict rests on: batches, CPUs, and the training loop's time."""
+    """Return the evidence in three lines: batches, CPUs, and the training loop's time."""
     if facts.tickets:
         cpu_s = sum(pool.cpu_s for pool in facts.pools.values()) / facts.tickets
         who = f"{facts.workers} worker{'s' * (facts.workers != 1)} made" if facts.workers else "next() made"
@@ -86,10 +86,11 @@ def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
 def predicted(one: Prediction, wait: float, rate: float) -> str:
     """A change with what it brings."""
     condition = f", if {one.condition}" if one.condition else ""
+    shorter = " (the steps get shorter, too)" if one.wait > wait else ""
     rates = f"{rounded(one.rate)} batches/s ({rounded(one.rate_low)} to {rounded(one.rate_high)})"
     return (
         f"{one.change}: {rates} instead of {rounded(rate)}, and a wait of about {_range(one)} instead of "
-        f"{percent(wait)}{condition}."
+        f"{percent(wait)}{shorter}{condition}."
     )
 
 
@@ -114,8 +115,7 @@ def advice(found: Diagnosis) -> str:
 
 
 def text(found: Diagnosis) -> str:
-    """One screen: what was measured, the verdict, its evidence, what to do first, what would end the stall, and what
-    failed."""
+    """Return the report on one screen: verdict, evidence, first advice, the end of the stall, and failures."""
     facts, verdict = found.facts, found.verdict
     lines = [f"dpex diagnosis of {headline(facts)}", "", f"{verdict.title.upper()}: {verdict.sentence}"]
     told = [part for line in lines for part in wrapped(line)]
@@ -201,13 +201,13 @@ def _how(verdict: Verdict) -> ReportSection:
 
 
 def measure(one: Evidence) -> str:
-    """Its number with its unit."""
+    """Return the number with its unit."""
     shown = {"ratio": percent, "s": duration, "bytes": size}.get(one.unit)
     return f"{rounded(one.value)} {one.unit}".strip() if shown is None else shown(one.value)
 
 
 def parts(facts: Facts, verdict: Verdict) -> tuple[ReportPart, ...]:
-    """What the wall time went to: the step, what holds it up, then the wait, largest first."""
+    """Divide the wall time: the step, what holds it up, then the wait, largest first."""
     held = facts.held_ratio
     step = max(0.0, 1.0 - facts.wait_ratio - held) if facts.wall_s > 0 else 0.0
     waits = [(CAUSES[cause], share * facts.wait_ratio) for cause, share in verdict.shares]

@@ -154,7 +154,7 @@ def _why_no_transforms(facts: Facts) -> str:
 
 
 class HasTuner(Protocol):
-    """What of a tuner is read. settings: those of now. gpu_use: what NVML said meanwhile."""
+    """A tuner as it is read here. settings: the present ones. gpu_use: NVML's readings meanwhile."""
 
     settings: Settings
     gpu_use: GpuUse | None
@@ -166,14 +166,14 @@ class HasTuner(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisSource:
-    """A loader's book, what is known of it without measuring, and its tuner if it has one."""
+    """A loader's counts, its description, and its tuner if it has one."""
 
     book: LoaderCounters
     context: Context
     tuner: HasTuner | None = None
 
     def diagnose(self, account: Sums | None = None) -> Diagnosis:
-        """What can be concluded from these counts, or from all in the book; 50 to 100 ms of CPU."""
+        """Conclude from these counts, or from all in the book. Takes 50 to 100 ms of CPU."""
         from dpex.diagnose.diagnosis import diagnose
 
         account = account or self.book.read()

@@ -1,4 +1,4 @@
-"""What limits the run, in one word and one sentence, with how sure that is and why. Pure.
+"""The limit of a run in one word and one sentence, with confidence and evidence. Pure.
 
 Rules, first match:
 
@@ -6,16 +6,16 @@ Rules, first match:
 2. Where the training stream waits for batches that are made and not on the device for `LIMIT` of the time, and for
    `ALONE` times the wait, the transfer is the verdict (`dpex.diagnose.device`).
 3. Where the training thread waits for a CPU, in its steps and in ``next()``, for `LIMIT` of the time, and for longer
-   than it waits for batches, CPUs are too few. Else, once started, if the loop waits for less than `LIMIT` of the time
-   (the GPU, where that is known), or for less than `SMALL` and less than `LIMIT` for any one cause, and the start took
-   less than `START_LIMIT`, the consumer is the limit.
+   than it waits for batches, CPUs are too few. Else the consumer is the limit if the start took less than `START_LIMIT`
+   and the loop then waits (the GPU, where that is known) for less than `LIMIT` of the time. A wait of less than `SMALL`
+   counts only if one cause has `LIMIT`.
 4. The wait is put down to causes (`dpex.diagnose.attribution`). The largest is the verdict if it is at least `ALONE`
    times the second; else "mixed".
 
-Confidence, 0 to 1, is a product: how far the first cause is from the second, (a - b) / (a + b), for "mixed" 1 less
-that, for the consumer how far below the limit the loss is; how much was seen, n / (n + 25) for n batches; and, near the
-limit, how clearly anything is lost at all. It is halved where a full machine hides whether workers computed or waited.
-`SURE` is what a verdict may be acted on without another look.
+Confidence, 0 to 1, is a product of three factors. The first is the distance of the first cause from the second,
+(a - b) / (a + b). For "mixed" it is 1 less that, and for the consumer the distance of the loss from the limit. The
+second is n / (n + 25) for n batches. The third is below 1 for losses near the limit. The product is halved where a full
+machine hides whether workers computed or waited. From `SURE` on a verdict may be acted on without another look.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ from dpex.measure.readable import duration, percent, rounded
 ENOUGH_BATCHES = 50
 """A cause that takes turns with another one shows by then: at 50 a share of one half is known to within 14 points."""
 ENOUGH_S = 1.0
-"""Below a second the kernel's own time slices and ticks are as large as what is told apart."""
+"""Below a second the kernel's time slices and ticks are as large as the differences between causes."""
 FEW_BATCHES = 20
 FEW_S = 12.0
-"""Batches that take so long are mostly measured well one by one, and nobody waits for fifty of them: the confidence
-says how few they were."""
+"""Long batches are measured well one by one, and fifty of them take too long. The confidence is lower then."""
 LIMIT = 0.05
 """XProf calls an input pipeline "not the bottleneck" below that (openxla/xprof, input_pipeline_analysis)."""
 SMALL = 0.1
-"""A loss that several causes share, each below `LIMIT`, is worth nobody's time below twice that."""
+"""A loss that several causes share, each below `LIMIT`, is not worth a change below twice that."""
 START_LIMIT = 0.1
-"""Of the start, which weighs less the longer a run goes on."""
+"""The limit for the start, which weighs less the longer a run goes on."""
 ALONE = 2.0
 """Removing a cause that is no more than twice the next one leaves a third of the loss or more."""
 SURE = 0.6
@@ -53,11 +52,11 @@ MOST = 0.5
 BUSY = 0.9
 """A GPU that runs kernels for that share of the time lacks no CPU."""
 APART = 4.0
-"""A sample that took so many times the mean, each time on average, is named where it comes up repeatedly."""
+"""A sample that took this many times the mean, each time on average, is named if it is slow repeatedly."""
 _HALF_KNOWN = 25
-"""After so many batches a confidence is half of what it becomes with many."""
+"""Batches after which a confidence is half of its final value."""
 _TOLD = 0.01
-"""From this share of the time on a cause is told of beside a training step that is the limit."""
+"""Share of the time from which a cause is mentioned beside a training step that is the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +78,11 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What limits the run, how sure that is, and why.
+    """The limit of a run, with confidence and evidence.
 
     Attributes:
         cause: The cause in one word.
-        where: Which part of the work it is; "" if that cannot be said.
+        where: The part of the work; "" if unknown.
         sentence: The verdict in one sentence.
         confidence: How sure it is, from 0 to 1; from 0.6 on it may be acted on.
         wait_ratio: The wait: the share of wall time that the training loop spent in ``next()``, from 0 to 1.
@@ -113,7 +112,7 @@ class Verdict:
 
     @property
     def is_sure(self) -> bool:
-        """Whether it may be acted on without another look."""
+        """True if it may be acted on without another look."""
         return self.confidence >= SURE
 
 
@@ -160,13 +159,13 @@ def _cause(facts: Facts, found: LostTime) -> tuple[str, float, list[str]]:
 
 
 def _held(facts: Facts) -> float:
-    """Share of the time that the training step waited for a CPU, unless the GPU had work all the same."""
+    """Share of the time that the training step waited for a CPU, unless the GPU had work meanwhile."""
     busy = None if facts.gpu_use is None else facts.gpu_use.busy_ratio
     return 0.0 if busy is not None and busy >= BUSY else facts.held_ratio
 
 
 def _is_late_on_device(facts: Facts, found: LostTime) -> bool:
-    """Whether what is lost is the training stream's wait for batches that are made and not on the device."""
+    """Return True if the loss is the training stream's wait for batches that are made and not on the device."""
     return facts.copies_ratio >= max(LIMIT, ALONE * _lost_to_loading(facts, found))
 
 
@@ -208,7 +207,7 @@ def _culprit(facts: Facts) -> str:
 
 
 def _place(facts: Facts, found: LostTime, cause: str) -> str:
-    """Where most of it is, with the transform that takes most of that; the sample that holds others up."""
+    """Return the place of most of it, with the transform that takes most of that; or the sample that delays others."""
     if cause == "straggler":
         return _culprit(facts)
     if cause in ("sampler", "dispatch"):
@@ -223,14 +222,14 @@ def _place(facts: Facts, found: LostTime, cause: str) -> str:
 
 
 def _each_batch(facts: Facts, cause: str) -> str:
-    """What the training loop spends on it for each batch, and for which workers."""
+    """Return the training loop's time for each batch, and the workers that it is spent on."""
     to_cluster = ", with workers on the cluster" if cause == "dispatch" and facts.remote else ""
     return f"{1e3 * facts.causes.get(cause, 0.0) / max(1, facts.batches):.2g} ms per batch{to_cluster}"
 
 
 def dominant(facts: Facts, cause: str) -> tuple[TransformFacts, float] | None:
-    """The step that takes most of what batches compute ("cpu") or wait ("storage"), and which share of the dataset's or
-    the collate function's it is; None: none is `MOST` of it, or nothing is known of single transforms."""
+    """Return the step that takes most of what batches compute ("cpu") or wait ("storage"), and its share of the dataset
+    or of the collate function. None: no step takes `MOST`, or single transforms were not timed."""
     steps = facts.transforms or ()
     if cause not in ("cpu", "storage") or not any(one.is_within for one in steps):
         return None
@@ -266,13 +265,13 @@ def _sentence(facts: Facts, found: LostTime, cause: str, where: str, causes: lis
 
 
 def _gpu(facts: Facts) -> str:
-    """What the GPU loses of that, where it is timed."""
+    """Return the GPU's stall, where it is timed."""
     gpu = facts.gpu_stall_ratio
     return "" if gpu is None else f" The GPU waits for data for {percent(gpu)} of the time, by CUDA events."
 
 
 def _held_up(facts: Facts) -> str:
-    """How much longer the step takes as others hold the CPUs, and who does."""
+    """Return the step's time over its own time, and the holders of the CPUs."""
     used = work.cpus_used(facts)
     own, others = used["the workers"], used["other programs"]
     names = {"other programs": others, "the loader's own workers": own}

@@ -1,11 +1,11 @@
-"""What another setting, or cheaper work, would bring, by the law's model, and which change comes first. Pure.
+"""Predictions for other settings and cheaper work, by the law's model, and the change to make first. Pure.
 
-A run takes its starts, what the order of batches cost, and the rest of its batches at the rate that the model gives::
+A run has three parts: its starts, the cost of the order, and its batches at the rate of the model. ::
 
     wall = start + order + batches / rate
 
-What that misses at the present setting is added elsewhere, too. A change that the model knows nothing of takes off the
-seconds that its cause cost (`dpex.diagnose.attribution`). Changes are compared by the rate.
+The error of this formula at the present setting is added to the predictions. A change outside the model saves the
+seconds of its cause (`dpex.diagnose.attribution`). Changes are compared by the rate.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ WORTH = 0.03
 MATTERS = 0.05
 """A share of the time below which nothing is worth a change."""
 HALF, QUARTER, FEWER = 0.5, 0.25, 0.75
-"""What of a cost goes with work at half of it; what is left of float32 as uint8; what goes with batches four times as
-large."""
+"""Parts of a cost: of half the work, of uint8 instead of float32, and the part saved by batches four times as large."""
 _ELSEWHERE = 1000
 """Workers on other machines that a prediction may ask for."""
 
@@ -45,15 +44,14 @@ EFFORT: dict[Kind, float] = {
     "cheaper": 4.0,
     "machines": 12.0,
 }
-"""How much each asks of a person: an argument, another program, a type, a cluster that is there, a cache, a rewrite,
-machines."""
+"""A person's effort: an argument, another program, a type, a cluster that is there, a cache, a rewrite, machines."""
 TUNERS = ("workers", "prefetch")
 """Changes that the tuner makes by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a change would make of the run.
+    """A change and its effect on the run.
 
     Attributes:
         change: The change in words.
@@ -65,7 +63,7 @@ class Prediction:
         high: The upper end of it.
         rate_low: The lower end of the interval of ``rate``.
         rate_high: The upper end of it.
-        condition: What the prediction takes for granted; "" if nothing.
+        condition: An assumption of the prediction, or "".
     """
 
     change: str
@@ -89,8 +87,8 @@ class WhatIf:
         rate: The batches per second that were measured.
         predictions: Changes that make more batches per second, the highest rate first.
         recommended: The one that brings most for its effort; None: nothing is worth it.
-        held_back: What the tuner would have more of, and why it has not; "" if nothing.
-        end: What would end the stall, in sentences; "" if that cannot be said.
+        held_back: Why the tuner has not taken a faster setting; "" if there is no such setting.
+        end: Sentences on how to end the stall; "" if unknown.
     """
 
     wait: float
@@ -121,7 +119,7 @@ def what_if(facts: Facts, found: LostTime) -> WhatIf | None:
 
 
 def predicted(facts: Facts, found: LostTime, settings: Settings) -> Prediction | None:
-    """What a setting would bring; None: too little was seen."""
+    """Predict a setting; None: too little was seen."""
     model = work.model_of(facts, found)
     return None if model is None else Run(facts=facts, found=found, model=model).predicted("workers", "", settings)
 
@@ -170,7 +168,7 @@ class Run:
         held_s: float | None = None,
         condition: str = "",
     ) -> Prediction:
-        """With those settings, that work, that much less of the wall time, and steps that are held up for so long."""
+        """Predict a change of the settings, of the work, of the wall time, or of the time that steps are held up."""
         facts, now = self.facts, self.model.now
         model, settings = model or self.model, settings or now
         held_s = facts.held_s if held_s is None else held_s
@@ -309,7 +307,7 @@ class Run:
             yield self._quicker("cheaper", "the sampler at half its cost", HALF * sampler_s)
 
     def _other_data(self) -> Iterator[Prediction]:
-        """A cache, a narrower type, larger batches, and workers that are not told by messages to a cluster."""
+        """A cache, a narrower type, larger batches, and workers of this machine instead of a cluster."""
         found, least_s, now = self.found.by_cause, MATTERS * self.facts.wall_s, self.model.now
         if found["storage"] > least_s:
             yield self._costing("cached", "samples cached, so that nothing waits for data", self.model.cpu_share, 1.0)

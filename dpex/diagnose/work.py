@@ -1,4 +1,4 @@
-"""What was measured of a loader, as the law's model sees it. Pure."""
+"""From the measurements of a loader to the law's model. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpex.diagnose.facts import Facts, PoolFacts
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
 FULL = 0.9
-"""From this part of the CPUs on, busy by anybody, more workers that compute only take CPUs from each other."""
+"""Busy part of the CPUs from which more workers that compute only take CPUs from each other."""
 _COMPUTES, _BESIDE = 0.5, 2
 """Workers that compute for more than this part of their time are no more than CPUs, and that many more."""
 _QUEUED = 0.9
@@ -50,7 +50,7 @@ def cpus_used(facts: Facts) -> Mapping[str, float]:
 
 
 def is_full(facts: Facts) -> bool:
-    """Whether hardly any CPU of this machine was idle."""
+    """Return True if hardly any CPU of this machine was idle."""
     return sum(cpus_used(facts).values()) >= FULL * facts.cpus
 
 

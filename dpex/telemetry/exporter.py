@@ -1,4 +1,4 @@
-"""The endpoint of this process, and the registration of loaders at it and in Ray's metrics.
+"""The endpoint of this process, and the registration of loaders there and in Ray's metrics.
 
 There is one endpoint for all loaders, open while a loader that asked for it exists.
 
