@@ -1,14 +1,18 @@
-"""Turn whatever clocks, counters and the system reported into a sample that can be calculated with. PURE.
+"""Turn the reports of clocks, counters and the system into a sample that can be calculated with. PURE.
 
-`dpex.autotune.types` says what a legal sample is: nearly anything. Here it is decided once what of it is a measurement,
-so that nothing behind this module meets a number that is negative, not finite, or beyond what any machine has:
+A legal sample (`dpex.autotune.types`) may hold nearly any number. This module decides once which of them are
+measurements. Behind it no number is negative, infinite, or larger than a machine allows.
 
-- A window whose own times are no times tells nothing, and is left out whole; so is one in which all stood still. Where
-  the times add up to far more than the window, they are shares of it.
-- A pool whose times are no times has no tickets in that window; how many workers it has is still known.
-- No pool computes for longer than all CPUs of its machine could.
-- A missing or impossible number of the machine is unknown, and the value that stands for "unknown" replaces it.
-- Time never goes back: where the clock does, the window's own length is taken to have passed.
+1. A window whose own times are no times is left out, and so is one in which all stood still. Times that add up to far
+   more than the window become shares of it.
+
+2. A pool whose times are no times has no tickets in that window. Its number of workers is still known.
+
+3. No pool computes for longer than all CPUs of its machine could.
+
+4. A missing or impossible number of the machine becomes the value for "unknown".
+
+5. Time never goes back. Where the clock does, the window's own length is taken to have passed.
 """
 
 from __future__ import annotations
@@ -23,12 +27,12 @@ from dpex.measure.samples import MachineSample, PoolSample
 LONGEST_S, SHORTEST_S = 1e6, 1e-9
 """Eleven days: a sum of times in one window beyond it comes from a clock that jumped. Clocks count nanoseconds."""
 STOPPED_S, STOPPED = 30.0, 10.0
-"""A window that took so long, and so many times what the one before took, was no wait for a batch: no thread looked at
-the clock meanwhile."""
+"""Seconds, and times the window before, from which a window was no wait for a batch: no thread read the clock
+meanwhile."""
 MOST_TIMES = 2.0
-"""A call that began before the window adds what is left of it; times that add up to more are wrong."""
+"""A call that began before the window adds its rest; times that add up to more are wrong."""
 TICK_S = 0.01
-"""What the coarsest clock of CPU time counts in."""
+"""The tick of the coarsest clock of CPU time."""
 MOST_TICKETS, MOST_WORKERS, MOST_CPUS, MOST_BYTES = 10**9, 10**5, 1e5, 2**60
 """More than any window, cluster, or machine has; a larger size is no size."""
 LEAST_CPUS = 0.01
@@ -43,7 +47,7 @@ class SampleChecker:
         self._at = self._offset = self._seconds = 0.0
 
     def check(self, sample: Sample) -> Sample | None:
-        """What can be calculated with; None if the window measured nothing."""
+        """Return a sample to calculate with; None if the window measured nothing."""
         times = (sample.seconds, sample.wait_s, sample.own_s, sample.work_s)
         if not all(_is_time(value) for value in times) or sample.seconds < SHORTEST_S or self._stood_still(sample):
             return None
@@ -70,7 +74,7 @@ class SampleChecker:
         )
 
     def _stood_still(self, sample: Sample) -> bool:
-        """Whether the process, or the whole machine, was stopped in the window."""
+        """Return True if the process, or the whole machine, was stopped in the window."""
         usual_s, self._seconds = self._seconds, sample.seconds
         return sample.seconds > max(STOPPED_S, STOPPED * usual_s)
 
@@ -108,7 +112,7 @@ def _parts(sample: Sample) -> tuple[float, float, float]:
 
 
 def _gpu(sample: Sample) -> dict[str, Any]:
-    """What is known of the GPU."""
+    """The readings of the GPU."""
     steps = _count(sample.gpu_steps, MOST_TICKETS) if _is_time(sample.gpu_step_s) else 0
     stall_s = sample.gpu_stall_s
     return {
@@ -125,12 +129,12 @@ def _is_time(value: float) -> bool:
 
 
 def _time(value: float) -> float:
-    """Seconds, 0 where they are none."""
+    """Return the seconds, 0 for an impossible number."""
     return value if _is_time(value) and value >= SHORTEST_S else 0.0
 
 
 def _known(value: float | None, most: float) -> float | None:
-    """A number from 0 to ``most``, None where it is none."""
+    """Return a number from 0 to ``most``, None for an impossible one."""
     if value is None or not math.isfinite(value) or value < 0:
         return None
     return min(value, most) if value >= SHORTEST_S else 0.0
@@ -163,7 +167,7 @@ def _settings(settings: Settings) -> Settings:
 
 
 def _pool(pool: PoolSample, cpus: float) -> PoolSample:
-    """What a pool of a machine with so many CPUs can have reported."""
+    """Return the measurements of a pool on a machine with ``cpus`` CPUs."""
     stages = (pool.load_s, pool.collate_s, pool.encode_s, pool.cpu_s)
     counts = {name: getattr(pool, name) for name in ("requested", "running", "unplaced", "room", "granted")}
     counts = {name: None if count is None else _count(count, MOST_WORKERS) for name, count in counts.items()}

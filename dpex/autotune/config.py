@@ -18,7 +18,7 @@ def _knob(value: object, low: float, high: float = math.inf, *, whole: bool = Fa
 
 @dataclass(frozen=True, kw_only=True)
 class AutotuneConfig:
-    """Settings of the law behind ``num_workers="auto"``; what is left out is found from measurements.
+    """Settings of the law behind ``num_workers="auto"``. Values of None are found from measurements.
 
     Args:
         max_local: The most local workers (0 or more). None: as many as memory allows; for work that needs CPUs as many
@@ -27,19 +27,19 @@ class AutotuneConfig:
             nodes where more workers pay. None: what the cluster has room for, and no node is asked for.
         max_waiting: The most local workers where these mostly wait (1 to 1024). 64 processes that wait take some 4 GB
             in the worst case, and no storage was seen to reward more from one machine.
-        min_local: The fewest local workers (0 or more). 0: capacity that nobody needs is given back.
-        min_remote: The fewest remote workers (0 or more). 0: capacity that nobody needs is given back.
+        min_local: The fewest local workers (0 or more). 0: unused capacity is given back.
+        min_remote: The fewest remote workers (0 or more). 0: unused capacity is given back.
         max_prefetch: The largest prefetch, in batches (1 or more). None: what memory allows.
         max_streams: The most streams of an iterable dataset under ``num_workers="auto"`` (1 or more); also at most one
             for each shard that the dataset names in ``num_shards``, ``n_shards`` or as URLs of webdataset. None: one
-            for each CPU of this rank. A dataset that names no shards has so many only if it reads ``id`` or
-            ``num_workers`` of ``get_worker_info()`` before its first sample, and else one. Give it where ranks run on
-            machines with different CPUs, as all ranks need the same number, and where reading mostly waits. Streams
-            are never tuned: their number decides what each of them reads.
-        wait_goal: The share of the training loop's time lost to loading that is as good as none (0 to 0.5). 0.01:
+            for each CPU of this rank. A dataset that names no shards has one stream unless it reads ``id`` or
+            ``num_workers`` of ``get_worker_info()`` before its first sample. Give a number where ranks run on machines
+            with different CPUs, as all ranks need the same number, and where reading mostly waits. Streams are never
+            tuned, as their number decides what each of them reads.
+        wait_goal: The share of the training loop's time lost to loading that is acceptable (0 to 0.5). 0.01:
             below one percent, a measurement of a second cannot tell it from noise.
         headroom: Capacity for which workers are started, over what the training loop takes (1 to 3), so that a slower
-            moment is not felt. 1.2: the times of batches vary by a fifth from one moment to the next.
+            moment costs no wait. 1.2: the times of batches vary by a fifth from one moment to the next.
         gain: The relative gain in rate from which a cluster is asked for places that no node has yet (0.005 to 1).
             0.04: windows cannot show less.
         shrink_after: Windows in a row without waiting before workers are given back (1 to 100). 16: giving back too

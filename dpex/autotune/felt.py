@@ -1,12 +1,12 @@
-"""By which clock loading is judged, and what of the training loop's wait the GPU feels. PURE.
+"""The clock by which loading is judged, and the part of the wait that reaches the GPU. PURE.
 
 A loop that does not synchronise runs ahead of the GPU: it may wait in ``next()`` while kernels are queued and lose
 nothing, and its own step may take a tenth of the GPU's. So loading is judged by the best clock there is:
 
-- *events*: CUDA events on the stream of the training loop. What is lost is the time in which that stream waited for
+- *events*: CUDA events on the stream of the training loop. The loss is the time in which that stream waited for
   data. Its wait for copies and ``device_transform`` belongs to the step: no worker shortens it.
 - *nvml*: where there are no events. No more can be lost than the time in which the GPU ran no kernel.
-- *wait*: nothing is known of a GPU. What is lost is the training loop's wait.
+- *wait*: nothing is known of a GPU. The loss is the training loop's wait.
 
 A window that was measured by the GPU's clock becomes a sample whose consumer is the GPU: ``wait_s`` and ``own_s`` are
 what it waited, ``work_s`` the rest.
@@ -71,7 +71,7 @@ def by_events(sample: Sample) -> Sample:
     """A window in which CUDA events could be had; one without them stays as it is.
 
     Marks that the stream has not come to tell nothing yet. Where batches were taken meanwhile, the stream had other
-    work; where none was, the training loop sits in ``next()``, and nobody can tell for how long there still is work.
+    work; where none was, the training loop sits in ``next()``, and the amount of work that is left is unknown.
     """
     if sample.gpu_stall_s is None or not sample.batches:
         return sample
@@ -87,7 +87,7 @@ def _by_nvml(sample: Sample) -> Sample:
 
 
 def _with_loss(sample: Sample, lost_s: float) -> Sample:
-    """The window of a consumer that lost so much: of each stay in ``next()`` the end, where batches are handed out."""
+    """The window of a consumer with a loss: the end of each stay in ``next()``, where batches are handed out."""
     own_s = min(lost_s, sample.own_s)
     wait_s = lost_s - own_s
     return replace(

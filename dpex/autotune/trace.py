@@ -1,8 +1,8 @@
-"""A run on record: what the law was shown, what it decided, what that brought. JSON, one object a line. PURE.
+"""The record of a run: samples, decisions and their effects. JSON, one object a line. PURE.
 
-A trace begins with a ``header`` (format, version, who and where, the first law's `TraceOrigin`). Then follow, in the
-order in which they happened: ``sample`` (before the law sees it), ``outcome`` (of an earlier decision, by its number),
-``decision`` (as taken), and ``renewed`` where another law took over, as limits changed (`TraceOrigin` again).
+A trace begins with a ``header``: format, version, process and machine, and the first law's `TraceOrigin`. Then follow,
+in the order in which they happened, ``sample`` (before the law sees it), ``outcome`` (of an earlier decision, by its
+number) and ``decision`` (as taken). ``renewed`` has another `TraceOrigin`, after limits changed.
 
 A reader takes a version whose first number it knows. A newer second number adds: kinds of lines and fields that an
 older reader passes over, and that a newer one finds missing in an old trace and fills with defaults.
@@ -22,15 +22,15 @@ from dpex.schedule.json_values import plain
 
 FORMAT = "dpex-trace"
 VERSION = (1, 1)
-"""What is written. The first number: who reads another cannot read this. The second: additions."""
+"""Version of the format. A reader needs the same first number; the second counts additions."""
 _EMPTY = PoolSample()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOrigin:
-    """What a law was made from. config: narrowed to what the loader can do. start: the settings it began with.
+    """The origin of a law. config: narrowed to the loader's abilities. start: the settings it began with.
 
-    limits: what the loader or the user ruled out, by name. why: why a law took over from another, else "".
+    limits: limits of the loader or the user, by name. why: why a law took over from another, else "".
     """
 
     config: AutotuneConfig
@@ -73,7 +73,7 @@ class Recorder:
         self._emit({"kind": "sample"} | plain(said))
 
     def decision(self, decision: Decision) -> int:
-        """It was taken; returns its number."""
+        """Record a decision, and return its number."""
         number, self._decisions = self._decisions, self._decisions + 1
         record: dict[str, Any] = {"kind": "decision", "number": number} | plain(replace(decision, outcome=None))
         del record["outcome"]
@@ -81,7 +81,7 @@ class Recorder:
         return number
 
     def outcome(self, number: int, outcome: Outcome) -> None:
-        """What the decision of that number brought."""
+        """Record the outcome of a decision."""
         self._emit({"kind": "outcome", "number": number} | plain(outcome))
 
 

@@ -2,8 +2,8 @@
 
 A legal sample is whatever clocks, counters and the system may report. Whole numbers and times are 0 or more, and any
 of them may jump from one window to the next. A time may be 0 where a clock stood still, and infinite, negative or NaN
-where one jumped or failed; ``at`` may stand still or go back. What nobody can tell is None where that is allowed, else
-0. Memory, room and CPUs may vanish. The law takes any sequence of legal samples: it raises nothing, stays within its
+where one jumped or failed; ``at`` may stand still or go back. An unknown value is 0 where the type does not allow
+None. Memory, room and CPUs may vanish. The law takes any sequence of legal samples: it raises nothing, stays within its
 limits, and proposes settings only on what `dpex.autotune.checked` accepts as measured.
 """
 
@@ -19,7 +19,7 @@ from dpex.schedule.names import WORKER_POOLS
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Settings:
-    """What the law can set.
+    """The settings of a loader that the law sets.
 
     Attributes:
         local: The number of workers on this machine.
@@ -45,18 +45,23 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What was measured between ``at - seconds`` and ``at``, under ``settings``.
+    """The measurements between ``at - seconds`` and ``at``, under ``settings``.
 
-    wait_s: the consumer was blocked in ``next()``. own_s: it was busy there (decoding, or handing out work). work_s:
-    between two calls. The three add up to ``seconds``, but for the call that is under way.
-    head_s: part of ``wait_s`` in which later batches were ready and the next one in turn was not.
-    ready, in_flight: batches at the end of the window. batch_bytes: mean size.
-    gpu_busy: share of about the last second in which the GPU ran kernels (NVML). By CUDA events, read in the window:
-    gpu_stall_s: its stream waited for data; gpu_steps, gpu_step_s: steps of that stream, from one return of ``next()``
-    to the next entry, and their seconds; feed_wait_s: the stream waited for batches that were made and not copied to
-    the device, or not transformed there, yet.
-    pass_batches: batches of a whole pass, 0 if unknown. start_s: seconds from the beginning of the latest pass to its
-    first batch. starts_anew: each pass starts workers of its own.
+    Attributes:
+        wait_s: Seconds in which the consumer was blocked in ``next()``. With ``own_s`` and ``work_s`` these add up to
+            ``seconds``, but for the call that is under way.
+        own_s: Seconds in which it was busy there (decoding, or handing out work).
+        work_s: Seconds between two calls.
+        head_s: Part of ``wait_s`` in which later batches were ready and the next one in turn was not.
+        ready, in_flight: Batches at the end of the window.
+        batch_bytes: Mean size of a batch.
+        gpu_busy: Share of about the last second in which the GPU ran kernels (NVML).
+        gpu_stall_s: Seconds in which the GPU's stream waited for data, by CUDA events that were read in the window.
+        gpu_steps, gpu_step_s: Steps of that stream, from one return of ``next()`` to the next entry, and their seconds.
+        feed_wait_s: Seconds in which the stream waited for batches that were made and not on the device yet.
+        pass_batches: Batches of a whole pass, 0 if unknown.
+        start_s: Seconds from the beginning of the latest pass to its first batch.
+        starts_anew: Each pass starts workers of its own.
     """
 
     at: float
@@ -110,7 +115,7 @@ request to the cluster, "failed" for an error in tuning itself."""
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a decision brought, measured once what it asked for was running.
+    """The effect of a decision, measured once the new workers ran.
 
     Attributes:
         rate: Batches per second.

@@ -38,8 +38,11 @@ class PoolFacts(StageSums):
 class SampleFacts:
     """A dataset index, as text, of which a sample took long.
 
-    seconds: the longest. mean_ratio: that over the mean sample's. times: how often it was among the slowest.
-    times_mean_ratio: the mean of these over the mean sample's.
+    Attributes:
+        seconds: The longest time.
+        mean_ratio: That time over the mean sample's.
+        times: How often it was among the slowest.
+        times_mean_ratio: The mean of these times over the mean sample's.
     """
 
     index: str

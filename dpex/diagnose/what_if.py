@@ -1,6 +1,8 @@
 """Predictions for other settings and cheaper work, by the law's model, and the change to make first. Pure.
 
-A run has three parts: its starts, the cost of the order, and its batches at the rate of the model. ::
+A run has three parts: its starts, the cost of the order, and its batches at the rate of the model.
+
+::
 
     wall = start + order + batches / rate
 

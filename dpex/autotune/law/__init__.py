@@ -1,4 +1,4 @@
-"""One law for the number of workers and the prefetch: what is measured, the model of it, and what follows. PURE."""
+"""The law for the number of workers and the prefetch: its measurements, its model, and its decisions. PURE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured of the work: means over recent windows, and whether it has changed. PURE."""
+"""The measurements of the work: means over recent windows, and changes of them. PURE."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Mean:
             self.value = sum(total for total, _ in self._rows) / self.count
 
     def lately(self, least: int) -> float:
-        """The mean over the latest windows that hold ``least`` batches; 0 if there was none."""
+        """The mean over the latest windows that hold ``least`` batches; 0 without a window."""
         seconds, count = 0.0, 0
         for total, number in reversed(self._rows):
             seconds, count = seconds + total, count + number
@@ -63,7 +63,7 @@ class Cusum:
 
 @dataclass
 class PoolEvidence:
-    """One place. net: seconds of a batch without queueing for a CPU. wall: with it. cpu: its CPU seconds."""
+    """The times of a place. net: seconds of a batch without queueing for a CPU. wall: with it. cpu: its CPU seconds."""
 
     net: Mean
     wall: Mean
@@ -89,7 +89,7 @@ def net_s(pool: PoolSample) -> float:
 
 
 class Evidence:
-    """Of the work as it is since it last changed."""
+    """The measurements since the work last changed."""
 
     def __init__(self, constants: Constants) -> None:
         self._constants = constants
@@ -129,7 +129,7 @@ class Evidence:
         return self._watched.setdefault(key, Cusum(self._constants))
 
     def service_s(self, name: str) -> float:
-        """Seconds of a batch in a pool without queueing for a CPU; those of the other pool where there is none."""
+        """Seconds of a batch in a pool without queueing for a CPU; those of the other pool where it has no batches."""
         other = next(pool for pool in WORKER_POOLS if pool != name)
         return self.pools[name].net.value or self.pools[other].net.value
 
@@ -190,11 +190,11 @@ class Record:
 
     @property
     def is_late(self) -> bool:
-        """Whether it is mostly the next batch in turn that is missing."""
+        """True if mostly the next batch in turn is missing."""
         return self.head_s > 0.5 * self.wait_s
 
     def is_draining(self, headroom: float) -> bool:
-        """Whether the loop takes what was made before rather than what is made now."""
+        """Return True if the loop takes batches from before rather than new ones."""
         return headroom * sum(row[1] for row in self._rows) < sum(row[0] for row in self._rows)
 
     def rate(self, *, made: bool = False) -> tuple[float, float]:

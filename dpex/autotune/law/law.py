@@ -1,14 +1,20 @@
 """The law: how many workers and how large a prefetch, from one model and a few rules. PURE, time is in the samples.
 
 1. *Start* with the CPUs that are granted, at most 8, fewer where memory may be short.
+
 2. *Jump* to the workers that the model asks for (`Model.best`) while the training loop waits.
+
 3. *Judge* each change by the windows before and after it. Growth is bad that makes batches slower instead of more
    (Little's law), or fewer: go back to as many workers as the limit that was met can have busy. Going back is judged
-   too. What was bad is tried again after a pause, at half the size in the ratio.
+   too. A bad change is tried again after a pause, at half the size in the ratio.
+
 4. *Probe* a step up where the loop waits and the model knows nothing better.
-5. *Give back* workers that are not at work once the loop has not waited for a while; if they are wanted again, that
+
+5. *Give back* workers that are idle once the loop has not waited for a while; if they are wanted again, that
    while is doubled.
+
 6. *Change* of the work: forget all but the setting, and go to 2.
+
 7. *Limits* hold in every window.
 """
 
@@ -47,7 +53,9 @@ def start(
 
 @dataclass(kw_only=True)
 class Trial:
-    """A change of workers that is watched. number: of its decision. old, before: the setting and the windows before it.
+    """A change of workers that is watched.
+
+    number: of its decision. old, before: the setting and the windows before it.
 
     service_s, wall_s: times of a batch before, without and with queueing for a CPU. made, worker_s, windows: batches,
     seconds of local workers, and windows since.
@@ -80,7 +88,7 @@ class Law:
 
     Attributes:
         decisions: All that were taken, oldest first, with what they brought.
-        model: What is known of the work; None before the first batches.
+        model: The model of the work; None before the first batches.
     """
 
     def __init__(self, config: AutotuneConfig, begin: Settings, constants: Constants = CONSTANTS) -> None:
@@ -172,7 +180,7 @@ class Law:
         self.model = self._known(sample)
         return self._grow(sample)
 
-    # -- what is known -------------------------------------------------------------------------------------------------
+    # -- measurements --------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         """The work is another: keep the setting only."""
@@ -184,7 +192,7 @@ class Law:
         self._tries, self._try_at = 0, 0.0
 
     def _is_settled(self, sample: Sample) -> bool:
-        """Return True if what was asked for has been running for the time of a batch when the window began."""
+        """Return True if the wanted workers had been running for the time of a batch when the window began."""
         running = sample.local.running + sample.remote.running
         missing = sample.settings.workers - sample.remote.unplaced - running
         if missing > 0 and sample.at - self._asked_at < self._k.patience_s:
@@ -220,7 +228,7 @@ class Law:
         )
 
     def _start_of(self, sample: Sample) -> Start | None:
-        """What the start of the latest pass took, and with how many workers, where passes start workers anew."""
+        """Return the time of the latest start and its workers, where passes start workers anew."""
         if not sample.starts_anew or not sample.pass_batches:
             return None
         if self._pass != (sample.epoch, sample.start_s):
@@ -350,7 +358,7 @@ class Law:
         return trial.worker_s > times * trial.service_s * (trial.made + running)
 
     def _judge(self, sample: Sample, trial: Trial) -> Decision | None:
-        """End a trial if it can be told what it has brought; a decision if that must be undone."""
+        """End a trial once its effect is known; return a decision if it must be undone."""
         is_slow = self._is_slow(trial, sample.local.running)
         verdict = self._verdict(sample, trial)
         if not is_slow and not verdict.is_sure and len(self._record) < self._k.longest:
@@ -372,11 +380,11 @@ class Law:
         return self._change(sample, trial.old.local, trial.old.remote, "undo", None)
 
     def _verdict(self, sample: Sample, trial: Trial) -> Verdict:
-        """What the windows so far say of a change.
+        """Judge a change by the windows so far.
 
-        Growth by ``ratio`` is good if the rate rises by the root of that, as far as the training loop takes it; it is
-        bad if it does not and batches take longer by more than that root, or come more slowly than before. A probe must
-        gain, anything else must not lose.
+        Growth by ``ratio`` is good if the rate rises by the root of that, as far as the training loop takes it. It is
+        bad if the rate does not and batches take longer by more than that root, or come more slowly than before. A
+        probe must gain, and any other change must not lose.
         """
         k, record, now = self._k, self._record, sample.settings
         if not len(record):

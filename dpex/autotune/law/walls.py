@@ -1,4 +1,4 @@
-"""How far settings may go: what the configuration, the memory and the cluster allow. PURE."""
+"""The limits of settings by the configuration, the memory and the cluster. PURE."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpex.autotune.types import Sample, Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Walls:
-    """What no decision goes beyond: workers by pool, batches in flight, and bytes for both."""
+    """Limits of all decisions: workers by pool, batches in flight, and bytes for both."""
 
     local: int
     remote: int
@@ -48,7 +48,7 @@ class Walls:
 
 
 def walls(config: AutotuneConfig, sample: Sample) -> Walls:
-    """Those of a window."""
+    """Return the limits of a window."""
     machine, batch_bytes = sample.machine, sample.batch_bytes
     memory, each = math.inf, machine.worker_bytes
     if machine.memory_free is not None:

@@ -57,7 +57,7 @@ def decided(decision: Decision, sample: Sample, failed: Decision | None = None) 
 
 
 def brought(decision: Decision) -> str:
-    """What a decision brought, in a few words."""
+    """Describe the effect of a decision in a few words."""
     outcome = decision.outcome
     if outcome is None:
         return "not judged yet"
@@ -86,7 +86,7 @@ def _failure(failed: Decision | None) -> str:
 
 
 def _limit(old: Settings, new: Settings, sample: Sample) -> str:
-    """Which of the limits it was."""
+    """Name the limit that was met."""
     remote, free = sample.remote, sample.machine.memory_free
     if new.remote < old.remote:
         if remote.granted is not None and remote.granted < old.remote:

@@ -1,4 +1,4 @@
-"""Which settings a loader allows, and where its tuning starts."""
+"""The settings that a loader allows, and the start of its tuning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpex.system.machine import free_memory
 
 
 def cold_start(cpus: float | None = None, ranks: int | None = None, memory: float | None = None) -> Settings:
-    """Where tuning begins when nothing is known: the law's start, on this rank's part of the CPUs and of the memory.
+    """Return the law's start, on this rank's part of the CPUs and of the memory.
 
     Args:
         cpus: CPUs of the machine that the job may use; None: as the system tells.
@@ -32,13 +32,16 @@ def cold_start(cpus: float | None = None, ranks: int | None = None, memory: floa
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the loader rules out, whatever the configuration allows.
+    """Limits of the loader, beside those of the configuration.
 
-    streams: why workers keep their number, where each reads a stream of its own, else "". reading: how many workers
-    read for those that are tuned, where that is so, else "". memory_budget: bytes in flight at most. prefetch_factor:
-    batches in flight per worker at most. pins: what the user fixed with ``resize``, by name (see `KNOBS`). most_local:
-    local workers that the system allows, once it refused one. quickest_local: local workers that make a short pass the
-    quickest, where each pass starts its own.
+    Attributes:
+        streams: Why workers keep their number, where each reads a stream of its own; else "".
+        reading: How many workers read for those that are tuned, where that is so; else "".
+        memory_budget: Bytes in flight at most.
+        prefetch_factor: Batches in flight per worker at most.
+        pins: Sizes that the user fixed with ``resize``, by name (see `KNOBS`).
+        most_local: Local workers that the system allows, once it refused one.
+        quickest_local: Local workers that make a short pass the quickest, where each pass starts its own.
     """
 
     streams: str = ""

@@ -1,4 +1,4 @@
-"""Where a run is recorded: the file's name, and what is known of this process. The tuner's thread alone writes."""
+"""The record of a run: the file's name, and facts about this process. The tuner's thread alone writes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(config: AutotuneConfig, environ: Mapping[str, str]) -> None:
 
 
 def header(at: float) -> Header:
-    """Of a run that began ``at`` seconds ago in this process, on this machine."""
+    """Return the header of a run that began ``at`` seconds ago in this process."""
     torch = sys.modules.get("torch")
     machine: dict[str, Any] = {
         "name": os.uname().nodename,
@@ -62,6 +62,6 @@ def header(at: float) -> Header:
 
 
 def recorder(config: AutotuneConfig) -> Recorder | None:
-    """Of a new run, if it is to be recorded."""
+    """Return the recorder of a new run, None if it is not to be recorded."""
     path = wanted(config, os.environ)
     return None if path is None else Recorder(TraceFile(path).write, header)

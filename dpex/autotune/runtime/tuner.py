@@ -53,14 +53,14 @@ _DIFFERS = 1.5
 
 
 class Tunable(Protocol):
-    """What of an engine the tuner uses."""
+    """An engine as the tuner uses it."""
 
     @property
     def closed(self) -> bool:
         """True if it has ended."""
 
     def look(self) -> EngineLook:
-        """What there is to see."""
+        """Return the present state."""
 
     def request(self, sizes: Sizes) -> None:
         """Have other sizes within the consumer's next turn."""
@@ -109,7 +109,7 @@ class Tuner:
             self._past.append(_noted(0.0, self.settings, self.settings, "start", said))
             logger.info("auto: %s", said)
 
-    # -- what is wanted ----------------------------------------------------------------------------------------------
+    # -- settings ----------------------------------------------------------------------------------------------------
 
     def _renew(
         self,
@@ -122,7 +122,7 @@ class Tuner:
     ) -> None:
         """Have another law, for these limits and from the present setting with these sizes, brought inside the limits.
 
-        told: what a decision of it says, which was taken at the time ``at``; "" for none.
+        told: the text of a decision that is recorded for the time ``at``; "" for none.
         """
         with self._changing:
             old, self._limits = self.settings, replace(self._limits, **limits or {})
@@ -166,7 +166,7 @@ class Tuner:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether there is nothing to decide any more: the user fixed everything, or tuning has failed."""
+        """True if the user fixed everything, or tuning has failed."""
         return self._has_failed or set(KNOBS) <= set(self._limits.pins or {})
 
     def pin(self, pins: Mapping[str, int]) -> None:
@@ -197,7 +197,7 @@ class Tuner:
             self._windows, self._changing = MeasurementWindows(), threading.Lock()
 
     def leave(self, engine: Tunable) -> None:
-        """It has ended; with the last of them the thread ends. Idempotent."""
+        """Forget an engine that has ended; with the last of them the thread ends. Idempotent."""
         if self._pid != os.getpid():
             return
         self._engines = [other for other in self._engines if other is not engine]
@@ -216,7 +216,7 @@ class Tuner:
     # -- windows -----------------------------------------------------------------------------------------------------
 
     def turn(self) -> float:
-        """One look; returns the seconds until the next."""
+        """Look at the engines, decide, and return the seconds until the next turn."""
         if self.is_frozen:
             if isinstance(self._law, RecordingLaw):
                 self._law.announce(self._elapsed_s())
@@ -262,8 +262,10 @@ class Tuner:
         return busy
 
     def _machine_sample(self, look: EngineLook, window: Window) -> MachineSample:
-        """The machine; of its free memory an equal part for each rank on it, and of that as much as leaves the trainer
-        what it may need: all ranks see the same free memory, and grow at the same time."""
+        """The machine, with this rank's part of the free memory.
+
+        All ranks see the same free memory and grow at the same time. The trainer keeps a part for itself.
+        """
         assert self._machine is not None
         machine = self._machine.sample(look.pids, window.trainer_cpu_s, look.local.running)
         free = machine.memory_free
@@ -350,7 +352,7 @@ class Tuner:
         return (known is None or most < known) and LOCAL not in (self._limits.pins or {})
 
     def _learn_quickest(self, sample: Sample) -> bool:
-        """Where passes are short and start workers anew, have no more than make a pass the quickest.
+        """Limit the workers to those that make a pass the quickest, if passes are short and start workers anew.
 
         Return True if the setting is another now.
         """
@@ -425,7 +427,7 @@ def _run(reference: weakref.ReferenceType[Tuner], stop: threading.Event, room: R
 
 
 def _noted(at: float, old: Settings, new: Settings, reason: Reason, text: str) -> Decision:
-    """What the tuner itself decides, without the law."""
+    """Return a decision of the tuner itself, without the law."""
     return Decision(
         at=at, old=old, new=new, reason=reason, text=text, evidence={}, predicted_rate=0.0, predicted_wait=0.0
     )

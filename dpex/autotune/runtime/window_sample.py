@@ -14,14 +14,14 @@ from dpex.system.run_queue import RunQueueGrowth, RunQueueTimes
 
 @dataclass(frozen=True)
 class Window:
-    """Its ends; see `dpex.autotune.runtime.windows`."""
+    """The two ends of a window; see `dpex.autotune.runtime.windows`."""
 
     before: WindowMark
     after: WindowMark
 
     @cached_property
     def ran(self) -> RunQueueGrowth:
-        """What ran in it, and waited for a CPU."""
+        """Times on a CPU, and on run queues, within the window."""
         return self.after.queued.since(self.before.queued)
 
     @property
@@ -33,7 +33,7 @@ class Window:
 
     @property
     def trainer_queued_s(self) -> float | None:
-        """How long the training thread could have run and had no CPU, None where the kernel does not tell."""
+        """Seconds in which the training thread could have run and had no CPU; None where the kernel does not tell."""
         return None if self.ran.trainer is None else self.ran.trainer.queued_s
 
     def sample(self, began_at: float, settings: Settings) -> Sample:

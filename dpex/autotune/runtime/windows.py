@@ -24,24 +24,24 @@ SHORTEST_S = 0.05
 BATCHES, BATCHES_IF_STARVING = 4, 2
 """A window with fewer waits a while for more of them."""
 PATIENCE = 4.0
-"""How many times its length a window waits for that."""
+"""Times its length that a window waits for more batches."""
 GLANCE_S = 0.125
-"""How long the thread sleeps at most, so that a sudden change is seen soon."""
+"""Longest sleep of the thread, so that a sudden change is seen soon."""
 SUDDEN, NEARLY_ALL = 0.5, 0.75
 """From a glance since which the consumer waits for the first share of its time a short window begins; if it waited for
 the second share since the glance before, from that one."""
 AWAY_S = 1.0
 AWAY_STEPS = 10.0
-"""A step that takes so long, and so many times what steps usually take, is none: the consumer is at something else."""
+"""Seconds, and times the usual step, from which a step counts as absence: the consumer does something else."""
 AWAY_UNKNOWN_S = 60.0
-"""The same while no step has been seen."""
+"""Seconds of an absence while no step has been seen."""
 AWAY_APART = 10
 """Batches there must be between two absences: else steps have become that slow."""
 
 
 @dataclass(frozen=True)
 class WindowMark:
-    """An engine at one moment: a look at it, this process's CPU seconds, and what was queued for a CPU."""
+    """A moment of an engine: a look, this process's CPU seconds, and times on run queues."""
 
     look: EngineLook
     cpu_s: float
@@ -52,7 +52,7 @@ class WindowMark:
         return look.times.seconds - self.look.times.seconds
 
     def batches_to(self, look: EngineLook) -> int:
-        """That it got until then."""
+        """Batches that the consumer got until then."""
         return look.times.batches - self.look.times.batches
 
     def progress_to(self, look: EngineLook) -> tuple[int, float]:
@@ -65,12 +65,12 @@ class WindowMark:
 
 
 def kernel_queues(look: EngineLook) -> run_queue.Queued:
-    """What the kernel says of an engine's processes and of the training thread."""
+    """Return the run queues of an engine's processes and of the training thread."""
     return run_queue.look(look.pids, look.thread)
 
 
 class MeasurementWindows:
-    """Of several engines at once: all begin and end with the one that got on most. Engines are numbered by the caller.
+    """The windows of several engines: all begin and end with the one that got on most. The caller numbers engines.
 
     May be used from several threads. length_s: how long the present one is to be. queues: asked at each end of one.
     """
@@ -113,7 +113,7 @@ class MeasurementWindows:
             self._glances.clear()
 
     def forget(self, number: int) -> None:
-        """That engine has ended. Idempotent."""
+        """Drop an engine that has ended. Idempotent."""
         with self._lock:
             for known in (self._bases, self._glances, self._away):
                 known.pop(number, None)
@@ -153,7 +153,7 @@ class MeasurementWindows:
         return WindowMark(look, cpu_s, self._queues(look))
 
     def _starves_suddenly(self, looks: Sequence[tuple[int, EngineLook]], cpu_s: float) -> bool:
-        """Whether the consumer waits since the last glance, and did not in the last window: another window begins."""
+        """Begin a window and return True if the consumer waits since the last glance, and did not in the last one."""
         if self._waited > SUDDEN / 2:
             self._glances.clear()
             return False
@@ -172,7 +172,7 @@ class MeasurementWindows:
         return True
 
     def _has_base(self, number: int, look: EngineLook, cpu_s: float) -> bool:
-        """Whether a window of that engine is open; opens one where there is none, or where it would mislead."""
+        """Return True if a window of that engine is open; open one where it is missing or would mislead."""
         entry = self._bases.get(number)
         if entry is not None and entry.progress_to(look) < (0, 0.0):
             entry = None  # a number that is used again, for another engine
@@ -183,7 +183,7 @@ class MeasurementWindows:
         return True
 
     def _is_away(self, number: int, look: EngineLook, base: EngineLook) -> bool:
-        """Whether the consumer is, or was until now, at something else than training."""
+        """Return True if the consumer does, or did until now, something else than training."""
         left_at = self._away.get(number)
         if left_at is not None and look.times.batches == left_at:
             return True
@@ -197,6 +197,6 @@ class MeasurementWindows:
 
 
 def _step_s(look: EngineLook) -> float:
-    """What a step took so far, on average, the present one left out."""
+    """Return the mean seconds of a step so far, without the present one."""
     steps = look.times.batches
     return (look.times.work_s - look.away_s) / steps if steps else AWAY_UNKNOWN_S / AWAY_STEPS
