@@ -7,14 +7,13 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dpex.pools.agent.admission import AdmissionServer
-from dpex.pools.agent.link import link_over, wake_nobody
-from dpex.pools.agent.nodes import NodeNews
+from dpex.pools.agent.nodes import NodeNews, link_over, wake_nobody
 from dpex.pools.agent.shipped import ShippedContents
 from dpex.pools.agent.shipped_file import write_shipped
 from dpex.transport.arena import Arena
@@ -31,7 +30,6 @@ class ProcessNodes:
         address: where the trainer listens.
         reached_at: the trainer's address for each node, if that is another.
         enter: what to put before a node's command, if anything.
-        near: nodes that connect as agents of the trainer's machine; the others connect as other machines do.
     """
 
     def __init__(
@@ -41,7 +39,6 @@ class ProcessNodes:
         address: str = "127.0.0.1",
         reached_at: Sequence[str] = (),
         enter: Sequence[Sequence[str]] = (),
-        near: Collection[int] = (),
     ) -> None:
         packed = pack(ShippedContents(setup=setup, collate_entries=changed_collate_entries()))
         self.fd = write_shipped([np.frombuffer(packed.header, np.uint8), *packed.buffers])
@@ -51,7 +48,6 @@ class ProcessNodes:
         self.server = AdmissionServer(address, self._admit)
         self._reached_at = reached_at or [address] * len(rooms)
         self._enter = enter or [()] * len(rooms)
-        self._near = near
         self.path = list(sys.path)
         """Where agents look for packages."""
         self._landing = Arena(shared=False)
@@ -89,8 +85,7 @@ class ProcessNodes:
         command = [*self._enter[agent], sys.executable, "-c", code.format(self.path, read)]
         self.processes[agent] = subprocess.Popen(command, pass_fds=[read, report], stdin=subprocess.DEVNULL)
         os.close(read)
-        local = self.server.local if agent in self._near else None
-        address = (self._reached_at[agent], self.server.port, self.server.secret, agent, local)
+        address = (self._reached_at[agent], self.server.port, self.server.secret, agent)
         with os.fdopen(write, "wb") as pipe:
             pickle.dump((os.getpid(), address, -1, report), pipe)
 

@@ -104,8 +104,8 @@ class EngineView:
         feed, pinned = self._plan.feed, {"h2d": tally.pinned_bytes}
         if feed is not None:
             pinned = {"h2d": feed.staged_bytes, "device": feed.counts.copied_bytes}
-        moved = {"shm": local.nbytes + remote.shared_bytes, "network": remote.streamed_bytes, **pinned}
-        through_ray = remote.nbytes - remote.streamed_bytes - remote.shared_bytes
+        moved = {"shm": local.nbytes, "network": remote.streamed_bytes, **pinned}
+        through_ray = remote.nbytes - remote.streamed_bytes
         return tally.sums(
             monotonic(),
             passes=max(1, state.epoch + 1),

@@ -29,7 +29,6 @@ class PoolTimes:
         tickets: Batches that were made.
         shared: Of these, batches that were made for another training.
         streamed_bytes: Bytes of batches that came on a connection of their own.
-        shared_bytes: Bytes of batches of remote workers that lay in shared memory.
         services_s: Wall seconds of each of the latest `RECENT` batches.
         services: Batches by wall seconds, in the buckets of `STEP_BUCKETS`.
         choice: Wall seconds of some of all batches.
@@ -39,11 +38,11 @@ class PoolTimes:
 
     __slots__ = (
         *("_latest", "choice", "nodes", "services", "services_s"),
-        *("shared", "shared_bytes", "steps", "streamed_bytes", "tickets"),
+        *("shared", "steps", "streamed_bytes", "tickets"),
     )
 
     def __init__(self) -> None:
-        self.tickets = self.shared = self.streamed_bytes = self.shared_bytes = 0
+        self.tickets = self.shared = self.streamed_bytes = 0
         self.services_s: deque[float] = deque(maxlen=RECENT)
         self.services = [0] * (len(STEP_BUCKETS) + 1)
         self.choice = Reservoir()

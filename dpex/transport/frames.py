@@ -9,7 +9,6 @@ Only `receive` blocks.
 
 from __future__ import annotations
 
-import array
 import marshal
 import socket
 import struct
@@ -22,8 +21,6 @@ from dpex.transport.compression import Compressed, decompress
 
 _HEAD = struct.Struct("<II")
 _SIZES = struct.Struct("<QQ")
-_ANCILLARY_BYTES = socket.CMSG_SPACE(16 * array.array("i").itemsize)
-"""Room for more descriptors than a trainer ever hands over at once."""
 PIECES_A_CALL = 512
 """Pieces that are handed to the system at once; POSIX systems take at least 1024 (IOV_MAX)."""
 LONGEST_HEADER = 1 << 28
@@ -33,20 +30,7 @@ MOST_BUFFERS = 1 << 16
 
 
 class FrameError(DpexError, ConnectionError):
-    """The bytes that came are no frame, or a descriptor cannot be handed over now."""
-
-
-def send_with(connection: socket.socket, descriptor: int, header: Any) -> None:
-    """Send a frame without buffers, and a descriptor with it, now.
-
-    Raises:
-        OSError: The connection does not take it.
-    """
-    data = marshal.dumps(header)
-    frame = _HEAD.pack(len(data), 0) + data
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-    if connection.sendmsg([frame], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) != len(frame):
-        raise FrameError("the agent takes no requests")
+    """The bytes that came are no frame."""
 
 
 class FrameWriter:
@@ -178,22 +162,19 @@ class FrameReader:
     """The agent's end: reads frames without buffers, and does not block. Used by one thread.
 
     Attributes:
-        descriptors: The descriptors that came with frames, in their order.
         ended: True once the connection has ended.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._data = bytearray()
-        self._ancillary_bytes = _ANCILLARY_BYTES if connection.family == socket.AF_UNIX else 0
-        self.descriptors: deque[int] = deque()
         self.ended = False
 
     def read(self) -> list[Any]:
         """Return the headers of all frames that are here."""
         while not self.ended:
             try:
-                data = self._receive()
+                data = self._connection.recv(1 << 18, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             except OSError:
@@ -201,16 +182,6 @@ class FrameReader:
             self.ended = not data
             self._data += data
         return self._take()
-
-    def _receive(self) -> bytes:
-        """Receive bytes and descriptors. `socket.recv_fds` forgets its flags before Python 3.12."""
-        data, ancillary, _, _ = self._connection.recvmsg(1 << 18, self._ancillary_bytes, socket.MSG_DONTWAIT)
-        for level, kind, found in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(found[: len(found) - len(found) % fds.itemsize])
-                self.descriptors += fds
-        return data
 
     def _take(self) -> list[Any]:
         headers, at, data = [], 0, self._data

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from benchmarks.network.nodes import ProcessNodes
 from dpex.pools.agent.pool import RemotePool
 from dpex.worker.setup import WorkerSetup
@@ -14,8 +12,12 @@ def make_pool(
     shared_queue: bool,
     count: int,
     rooms: list[int],
-    far: Collection[int],
     compression: str | None = None,
 ) -> RemotePool:
-    nodes = ProcessNodes(setup, rooms, near=[agent for agent in range(len(rooms)) if agent not in far])
-    return RemotePool(nodes, shared_queue=shared_queue, first_workers=count, probe_index=0, compression=compression)
+    return RemotePool(
+        ProcessNodes(setup, rooms),
+        shared_queue=shared_queue,
+        first_workers=count,
+        probe_index=0,
+        compression=compression,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import marshal
-import os
 import queue
 import socket
 import struct
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from waiting import until
 
-from dpex.pools.agent.link import AgentLink, Arrived
+from dpex.pools.agent.nodes import AgentLink, Arrived
 from dpex.transport.compression import Compressed, Compressor
 from dpex.transport.frames import FrameError, FrameReader, FrameWriter
 
@@ -127,27 +126,6 @@ def test_no_buffers_are_taken_where_none_are_expected() -> None:
         assert writer.flush()
         with pytest.raises(FrameError, match="buffers, where none are expected"):
             FrameReader(theirs).read()
-
-
-def test_a_descriptor_comes_with_its_request(ends: Ends) -> None:
-    ends.agent.setblocking(False)  # Python waits for a socket with a timeout, whatever a call asks for
-    reader = FrameReader(ends.agent)
-    with open(os.devnull, "rb") as file:  # noqa: PTH123  (of a descriptor)
-        ends.link.put("resize", 2)
-        ends.link.hand_over(file.fileno(), "lend", (True, "path"))
-        found: list[Any] = []
-        until(lambda: found.extend(reader.read()) or len(found) == 2)
-        (received,) = reader.descriptors
-        assert os.path.sameopenfile(received, file.fileno())
-    os.close(received)
-    assert found == [("resize", 2), ("lend", (True, "path"))]
-
-
-def test_nothing_is_handed_over_before_what_was_kept_back(ends: Ends) -> None:
-    while ends.link.put("tickets", bytes(1 << 16)):
-        pass
-    with pytest.raises(FrameError, match="takes no requests"):
-        ends.link.hand_over(0, "lend", ())
 
 
 def test_a_connection_that_ends_in_the_middle_says_so_and_keeps_what_was_whole(ends: Ends) -> None:

@@ -196,23 +196,14 @@ def grouped(count, size, index=lambda i: [i]):
 
 
 def go_by(way, monkeypatch):
-    """Have batches travel in shared memory, on a connection, or through Ray's object store, which may be the last
-    resort."""
+    """Have batches travel on a connection, or through Ray's object store, which may be the last resort."""
     if way == "store":
         monkeypatch.setattr("dpex.pools.ray.nodes.stream_address", lambda: None)
-    elif way != "memory":
-        monkeypatch.setattr("dpex.pools.ray.nodes.AdmissionServer", Deaf if way == "unreachable" else OnlyNetwork)
+    elif way == "unreachable":
+        monkeypatch.setattr("dpex.pools.ray.nodes.AdmissionServer", Deaf)
 
 
-class OnlyNetwork(AdmissionServer):
-    """As if agents were on other machines."""
-
-    def __init__(self, address, admit):
-        super().__init__(address, admit)
-        self.local = None
-
-
-class Deaf(OnlyNetwork):
+class Deaf(AdmissionServer):
     """Says that it listens where nobody does."""
 
     def __init__(self, address, admit):

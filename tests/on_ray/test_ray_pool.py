@@ -90,21 +90,19 @@ def test_small_batches_travel_in_groups_and_are_right():
         until(both_make, DEADLINE_S)
 
 
-@pytest.mark.parametrize("way", ["memory", "unreachable", pytest.param("stream", marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", ["stream", pytest.param("unreachable", marks=pytest.mark.long)])
 def test_large_batches_are_ordinary_writable_tensors_that_last(monkeypatch, way):
-    """They travel in shared memory, on a connection, or through Ray's object store, which is the last resort."""
+    """They travel on a connection, or through Ray's object store, which is the last resort."""
     go_by(way, monkeypatch)
-    with new_agents(ASIDE), Driver(Large(), 1, options=None if way == "memory" else ASIDE) as driver:
+    with new_agents(ASIDE), Driver(Large(), 1, options=ASIDE) as driver:
         driver.wait_up(1)
         made = driver.make(grouped(12, 1, lambda i: [i] * 8))
         assert [agent.link.is_tunnel for agent in driver.agents()] == [way == "unreachable"]
-        assert [agent.link.is_near for agent in driver.agents()] == [way == "memory"]
         notes = [note.text for note in driver.of(Notice)]
         assert len(notes) == (way == "unreachable")
         assert all("object store: it cannot reach" in note for note in notes)
         times = driver.pool.times
         assert times.streamed_bytes == (times.nbytes if way == "stream" else 0)
-        assert times.shared_bytes == (times.nbytes if way == "memory" else 0)
     for i, batch in made.items():
         assert batch.shape == (8, 3, 128, 128)
         assert type(batch) is torch.Tensor

@@ -13,8 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from dpex.pools.agent.connection import TrainerAddress, listen_here, reader
-from dpex.pools.agent.handshake import SECRET_BYTES, challenge
+from dpex.pools.agent.connection import SECRET_BYTES, TrainerAddress, challenge, reader
 from dpex.system.clock import monotonic
 
 GREETING_S = 5.0
@@ -34,9 +33,6 @@ class AdmissionServer:
         address: Where agents reach this process.
         admit: Called with each accepted connection and the agent's number, in the thread that greeted it.
 
-    Attributes:
-        local: Where agents of this machine reach this process, or None.
-
     Raises:
         OSError: Nothing can listen on ``address``.
     """
@@ -45,35 +41,31 @@ class AdmissionServer:
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self._admit = admit
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listeners = [socket.create_server((address, 0), family=family, backlog=_BACKLOG)]
-        self.address, self.port = listeners[0].getsockname()[:2]
-        here = listen_here(_BACKLOG)
-        self.local = here and here[1]
-        self._listeners = [*listeners, here[0]] if here else listeners
+        self._listener = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+        self.address, self.port = self._listener.getsockname()[:2]
         self._greeted: dict[socket.socket, None] = {}
         """Clients that are greeted, the oldest first."""
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        for one in self._listeners:
-            threading.Thread(target=self._accept, args=(one,), name="dpex-receive", daemon=True).start()
+        threading.Thread(target=self._accept, name="dpex-receive", daemon=True).start()
 
     def address_of(self, agent: int) -> TrainerAddress:
         """Return where the agent of that number finds this process, and how it introduces itself."""
-        return TrainerAddress(self.address, self.port, self.secret, agent, self.local)
+        return TrainerAddress(self.address, self.port, self.secret, agent)
 
     def close(self) -> None:
         """Accept no further client. Idempotent; from any thread; the server's threads end soon after."""
         self._closed.set()
         with self._lock:
-            for one in (*self._listeners, *self._greeted):
+            for one in (self._listener, *self._greeted):
                 _shut_down(one)
 
-    def _accept(self, listener: socket.socket) -> None:
-        """Body of a listening socket's thread."""
-        with listener:
+    def _accept(self) -> None:
+        """Body of the listening socket's thread."""
+        with self._listener:
             while not self._closed.is_set():
                 try:
-                    self._begin(listener.accept()[0])
+                    self._begin(self._listener.accept()[0])
                 except (OSError, RuntimeError):  # no descriptor, memory or thread is to be had
                     self._drop_oldest()
                     self._closed.wait(REST_S)

@@ -1,27 +1,46 @@
-"""Connect an agent to its trainer, over the network or, on the trainer's own machine, over a Unix socket.
+"""Connect an agent to its trainer. Both prove to each other that they know the run's secret, without sending it.
 
-The Unix socket has an abstract name, which leaves nothing behind and can be reached within one network namespace only:
-a container with a network of its own connects as another machine would. Over it descriptors and numbers of processes
-are passed on, so both ends must count processes alike, too.
+    agent   → trainer   hello: protocol, version, the agent's number, a nonce
+    trainer → agent     protocol, version, a nonce, proof that the trainer knows the secret
+    agent   → trainer   proof that the agent knows the secret
+    trainer → agent     one byte: accepted
+
+A proof is an HMAC-SHA256 of who proves, the hello and the trainer's nonce. So a proof serves once, for one end and one
+agent's number, and a listener on the network learns nothing that would let it in later. What follows is not encrypted,
+as Ray's own traffic is not; where Ray encrypts its traffic, no such connection is made.
+
+The handshake of `multiprocessing.connection` does not suffice: its proofs are HMAC-MD5 before Python 3.12 and name
+neither agent nor end, and a peer that sends byte by byte delays it without a limit.
 
 This module imports no torch: an agent connects before it begins to import that.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hmac
 import random
 import secrets
 import socket
-import sys
+import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-from dpex.pools.agent.handshake import introduce
+from dpex.errors import DpexError
 from dpex.system.clock import monotonic
 
+SECRET_BYTES = 32
+"""As long as a SHA-256 digest; a longer secret would be no harder to guess."""
+VERSION = 5
+"""The version of the greeting and of the frames that follow it; both ends must have the same."""
+ACCEPTED = b"\1"
+_PROOF_BYTES = _NONCE_BYTES = 32
+_HEAD = b"DPEX" + bytes([VERSION])
+_ABOUT = struct.Struct(f"<Q{_NONCE_BYTES}s")
+_CHALLENGE = struct.Struct(f"<{_NONCE_BYTES}s{_PROOF_BYTES}s")
+_TRAINER, _AGENT = b"trainer", b"agent"
+Send = Callable[[bytes], object]
+Read = Callable[[int], bytes]
 CONNECT_S = 10.0
 """Seconds that an agent tries to connect before its frames go through Ray."""
 _TRY_AGAIN_S = (0.02, 0.2)
@@ -32,50 +51,75 @@ _GIVE_UP = ("TCP_USER_TIMEOUT", 15_000)
 kernel tries for a quarter of an hour, while the training waits for that machine's batches."""
 
 
-class LocalAddress(NamedTuple):
-    """The address for agents of the same machine: the machine (see `this_machine`), and the name of an abstract socket
-    without its leading zero byte."""
+# -- the handshake -----------------------------------------------------------------------------------------------------
 
-    machine: str
-    name: str
+
+class GreetingError(DpexError, ConnectionError):
+    """The other end does not know the secret, or speaks another version."""
+
+
+def _proof(secret: bytes, who: bytes, hello: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(secret, who + hello + nonce, "sha256")
+
+
+def introduce(secret: bytes, number: int, send: Send, read: Read) -> None:
+    """Greet the trainer as the agent of that number.
+
+    Raises:
+        GreetingError: The other end is not the trainer, or does not accept the agent.
+    """
+    hello = _HEAD + _ABOUT.pack(number, secrets.token_bytes(_NONCE_BYTES))
+    send(hello)
+    head = read(len(_HEAD))
+    if head[:-1] != _HEAD[:-1]:
+        raise GreetingError("what listens there is not the trainer")
+    if head != _HEAD:
+        raise GreetingError(
+            f"the trainer's greeting has version {head[-1]}, this agent's {VERSION}: "
+            "install one version of dpex on all machines"
+        )
+    nonce, proof = _CHALLENGE.unpack(read(_CHALLENGE.size))
+    if not hmac.compare_digest(proof, _proof(secret, _TRAINER, hello, nonce)):
+        raise GreetingError("what listens there does not know this training run's secret, so it is not its trainer")
+    send(_proof(secret, _AGENT, hello, nonce))
+    if read(len(ACCEPTED)) != ACCEPTED:
+        raise GreetingError("the trainer refused the connection")
+
+
+def challenge(secret: bytes, send: Send, read: Read) -> int:
+    """Greet a client as the trainer; return the number of the agent that it has proved to be.
+
+    Raises:
+        GreetingError: The client is no agent of this run, or speaks another version; that gets this one's number.
+    """
+    head = read(len(_HEAD))
+    if head != _HEAD:
+        if head[:-1] == _HEAD[:-1]:
+            send(_HEAD)
+        raise GreetingError("what connected is no agent of this version")
+    about, nonce = read(_ABOUT.size), secrets.token_bytes(_NONCE_BYTES)
+    hello = head + about
+    send(_HEAD + _CHALLENGE.pack(nonce, _proof(secret, _TRAINER, hello, nonce)))
+    if not hmac.compare_digest(read(_PROOF_BYTES), _proof(secret, _AGENT, hello, nonce)):
+        raise GreetingError("what connected does not know this training run's secret")
+    number: int = _ABOUT.unpack(about)[0]
+    return number
+
+
+# -- the connection ----------------------------------------------------------------------------------------------------
 
 
 class TrainerAddress(NamedTuple):
-    """The trainer's address, also on the same machine (``local``), and what an agent needs to introduce itself."""
+    """The trainer's address, and what an agent needs to introduce itself."""
 
     address: str
     port: int
     secret: bytes
     agent: int
-    local: LocalAddress | None = None
 
     def __repr__(self) -> str:
         """Without the secret, which must not get into logs."""
         return f"TrainerAddress(address={self.address!r}, port={self.port}, agent={self.agent})"
-
-
-def this_machine() -> str:
-    """Return a name of this machine since it was booted, and of its numbering of processes; "" if unknown."""
-    with contextlib.suppress(OSError):
-        booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{booted}/{Path('/proc/self/ns/pid').readlink()}"
-    return ""
-
-
-def listen_here(backlog: int) -> tuple[socket.socket, LocalAddress] | None:
-    """Return a socket that listens for agents of this machine, and its address; None where there can be none."""
-    here = this_machine()
-    if not sys.platform.startswith("linux") or not here:
-        return None
-    address = LocalAddress(here, f"dpex-{secrets.token_hex(16)}")
-    found = socket.socket(socket.AF_UNIX)
-    try:
-        found.bind(f"\0{address.name}")
-        found.listen(backlog)
-    except OSError:
-        found.close()
-        return None
-    return found, address
 
 
 def connect(target: TrainerAddress, limit_s: float = CONNECT_S) -> socket.socket:
@@ -96,9 +140,7 @@ def connect(target: TrainerAddress, limit_s: float = CONNECT_S) -> socket.socket
 
 
 def _accepted(target: TrainerAddress, deadline: float) -> socket.socket:
-    connection = _local_connection(target, deadline) or socket.create_connection(
-        (target.address, target.port), _left_s(deadline)
-    )
+    connection = socket.create_connection((target.address, target.port), _left_s(deadline))
     try:
         introduce(target.secret, target.agent, connection.sendall, reader(connection, deadline))
         tune(connection, is_trainer=False)
@@ -106,20 +148,6 @@ def _accepted(target: TrainerAddress, deadline: float) -> socket.socket:
     except BaseException:
         connection.close()
         raise
-
-
-def _local_connection(target: TrainerAddress, deadline: float) -> socket.socket | None:
-    """Return a connection to the trainer on this machine; None if it is elsewhere, or in another container."""
-    if target.local is None or target.local.machine != this_machine():
-        return None
-    found = socket.socket(socket.AF_UNIX)
-    try:
-        found.settimeout(_left_s(deadline))
-        found.connect(f"\0{target.local.name}")
-    except OSError:
-        found.close()
-        return None
-    return found
 
 
 def reader(connection: socket.socket, deadline: float) -> Callable[[int], bytes]:
@@ -152,8 +180,6 @@ def tune(connection: socket.socket, *, is_trainer: bool) -> None:
     agent of a trainer that is gone.
     """
     connection.settimeout(None)
-    if connection.family == socket.AF_UNIX:
-        return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (*_KEEPALIVE, _GIVE_UP) if is_trainer else _KEEPALIVE:

@@ -2,8 +2,7 @@
 
 A message of tickets that any worker may make goes to the agent with the fewest open messages for each of its workers,
 as long as these are fewer than `REMOTE_WINDOW`. One of a logical worker goes to the agent where that lives. An agent
-whose connection ends is lost, with all it held. Workers of an agent on the trainer's machine are served without it; see
-`near`.
+whose connection ends is lost, with all it held.
 """
 
 from __future__ import annotations
@@ -16,19 +15,16 @@ import select
 import threading
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from dpex.measure.batch_times import batch_times
 from dpex.measure.pool_times import PoolTimes
 from dpex.measure.sums import LinkSums, NodeStats, node_sums
-from dpex.pools.agent.handles import AgentHandle, RemoteResult
-from dpex.pools.agent.link import Arrived, wake_nobody
-from dpex.pools.agent.near import AgentStarter, NearAgentHandle, NearPool
-from dpex.pools.agent.nodes import NodeNews, Nodes
+from dpex.pools.agent.nodes import AgentLink, Arrived, NodeNews, Nodes, wake_nobody
 from dpex.pools.agent.tcp import TcpCounts
 from dpex.pools.base import PoolCounts
-from dpex.pools.local.worker_process import END
+from dpex.pools.local.worker_process import BATCH, END
 from dpex.schedule.events import (
     Notice,
     PoolEvent,
@@ -44,13 +40,120 @@ from dpex.schedule.prefetch import REMOTE_WINDOW
 from dpex.schedule.schedule import Ticket
 from dpex.schedule.streams import ALL
 from dpex.system.clock import monotonic
-from dpex.transport.codec import codec_signature
+from dpex.transport.codec import Decoder, codec_signature
 from dpex.transport.pickling import cloud_dumps
+from dpex.worker.outcome import Failure, StreamEnd
 from dpex.worker.states import RngState
 
 WORKERS_AN_AGENT = 1_000_000
 """Workers are numbered by agent: worker k of agent n is n times this, plus k."""
 _pools = itertools.count(1)
+
+
+class HeldTicket(NamedTuple):
+    """A ticket that is not answered yet: its message, when that was sent, and the worker that it is for, if any."""
+
+    message: int
+    sent_at: float
+    worker: int | None
+
+
+@dataclass(eq=False, kw_only=True)
+class AgentHandle:
+    """An agent.
+
+    Attributes:
+        number: The agent's number.
+        place: The name of its node, for people.
+        link: Its connection.
+        room: How many workers it may have.
+        up: Workers that serve, by their numbers there.
+        held: Tickets of the present epoch, by number.
+        messages: How many tickets of each message are not answered.
+        answered_at: When its last answer came, in seconds.
+    """
+
+    number: int
+    place: str
+    link: AgentLink
+    room: int = 0
+    up: set[int] = field(default_factory=set)
+    held: dict[int, HeldTicket] = field(default_factory=dict)
+    messages: dict[int, int] = field(default_factory=dict)
+    answered_at: float = 0.0
+
+    @property
+    def open_messages(self) -> int:
+        """Messages of which some ticket is not answered yet."""
+        return len(self.messages)
+
+    def at_work(self) -> int:
+        """Return the workers that have something to do, at most."""
+        return min(len(self.up), len(self.held))
+
+    def serving(self) -> list[int]:
+        """Return the workers that take tickets."""
+        return sorted(self.up)
+
+    @property
+    def must_shrink(self) -> bool:
+        """True if it has more workers than it may, as its node is being drained."""
+        return len(self.up) > self.room
+
+    def sent(self, tickets: list[Ticket], message: int, worker: int | None, now: float) -> None:
+        """Note that these tickets are on their way to it."""
+        self.messages[message] = len(tickets)
+        self.held.update({ticket.number: HeldTicket(message, now, worker) for ticket in tickets})
+
+    def took_back(self, number: int) -> HeldTicket | None:
+        """Forget a ticket, which was made or lost; return None if it did not hold that."""
+        held = self.held.pop(number, None)
+        if held is not None:
+            self.messages[held.message] -= 1
+            if not self.messages[held.message]:
+                del self.messages[held.message]
+        return held
+
+    def answered(self, number: int, here_s: float, at: float) -> float:
+        """Note that a ticket was made and arrived at that time; return its seconds on the network, there and back.
+
+        The agent had the ticket for ``here_s``, by its own clock; no clock is compared with another machine's. Where
+        batches follow one another on a full link, each costs the time since the one before.
+        """
+        held = self.took_back(number)
+        if held is None:
+            return 0.0
+        return max(0.0, min(at - held.sent_at - here_s, at - max(held.sent_at, self.answered_at)))
+
+    def lost_with(self, worker: int) -> list[int]:
+        """Forget and return the tickets that were addressed to that worker."""
+        lost = [number for number, held in self.held.items() if held.worker == worker]
+        for number in lost:
+            self.took_back(number)
+        return lost
+
+    def new_epoch(self) -> None:
+        """Forget all tickets: they are not wanted any more."""
+        self.held.clear()
+        self.messages.clear()
+
+
+class RemoteResult:
+    """A result that is not decoded; calling it decodes."""
+
+    __slots__ = ("_kind", "_node", "_slots")
+
+    def __init__(self, kind: int, node: Any, slots: dict[tuple[int, int], Any]) -> None:
+        self._kind, self._node, self._slots = kind, node, slots
+
+    def __call__(self) -> Any:
+        if self._kind == END:
+            return StreamEnd()
+        value = Decoder(self._lease).decode(self._node)
+        return value if self._kind == BATCH else Failure(pickle.loads(value))
+
+    def _lease(self, segment: int, slot: int, nbytes: int) -> Any:
+        return self._slots[segment, slot][:nbytes]
 
 
 class RemotePool:
@@ -146,16 +249,8 @@ class RemotePool:
         link.wake = self.wake
         probe = self._probe_index if news.probe else None
         order = (self._shared, news.path, codec_signature(), probe, self._compression)
-        agent: AgentHandle
-        if link.is_near:
-            starter, first = AgentStarter(link, order), news.agent * WORKERS_AN_AGENT
-            pool = NearPool(starter, first=first, times=self.times, shared_queue=self._shared)
-            self._epoll.register(pool.descriptors()[0], select.EPOLLIN)
-            agent = NearAgentHandle(number=news.agent, place=place, link=link, pool=pool)
-        else:
-            agent = AgentHandle(number=news.agent, place=place, link=link)
-            self._put(agent, "open", self._number, order)
-        self._agents[news.agent] = agent
+        agent = self._agents[news.agent] = AgentHandle(number=news.agent, place=place, link=link)
+        self._put(agent, "open", self._number, order)
         self._put(agent, "epoch", self._epoch)
         self._tell_room(agent)
 
@@ -172,7 +267,7 @@ class RemotePool:
         self.failed, self._is_hopeless = why or None, for_good
 
     def _put(self, agent: AgentHandle, *header: Any) -> None:
-        if not agent.put(*header):
+        if not agent.link.put(*header):
             self._watch(agent)
 
     def _watch(self, agent: AgentHandle) -> None:
@@ -216,8 +311,6 @@ class RemotePool:
         agent, number = (self._emptiest(), None) if worker is None else self._at(worker)
         if agent is None:
             return False
-        if isinstance(agent, NearAgentHandle):
-            return agent.pool.send(tickets, epoch, number, sent, again=again)
         data = _packed([(ticket.number, ticket.index) for ticket in tickets])
         self._last_message += 1
         if epoch == self._epoch and not again:
@@ -279,9 +372,7 @@ class RemotePool:
             self._hear_frame(agent, link.arrived.popleft())
         if agent.number not in self._agents:
             return
-        if isinstance(agent, NearAgentHandle) and not has_ended:
-            self._hear_near(agent)
-        elif has_ended:
+        if has_ended:
             self._nodes.cut_off(agent.number)
             self._lose(agent, link.why_ended)
         elif not link.flush():
@@ -321,23 +412,6 @@ class RemotePool:
                 self.times.streamed_bytes += times.nbytes
         agent.answered_at = arrived.at
         self._add(agent, node_sums(busy_s, cpu_all_s, len(results), delay))
-
-    def _hear_near(self, agent: NearAgentHandle) -> None:
-        """Take in what the workers of an agent on this machine did."""
-        pool = agent.pool
-        events = pool.poll()
-        while events:  # one that was broken off is taken in again (see `dpex.system.interrupts`)
-            event = events[0]
-            if type(event) is TicketMade:
-                self.crashes = 0
-                self._events += (event,)
-            elif not (isinstance(event, Notice) and event.text == pool.failed):
-                self._take(agent, event)
-            del events[0]
-        if (more := pool.take_sums()) is not None:
-            self._add(agent, more)
-        if pool.failed is not None:
-            self._set_aside(agent, pool.failed)
 
     def _take(self, agent: AgentHandle, event: PoolEvent) -> None:
         """Take in an event of an agent's pool, and pass it on with this pool's numbers of workers."""
@@ -386,9 +460,7 @@ class RemotePool:
         """Forget an agent and its workers, which are no more. No ticket is blamed for it."""
         del self._agents[agent.number]
         agent.link.close()
-        lost = tuple(agent.out())
-        if isinstance(agent, NearAgentHandle):
-            agent.pool.leave(0.0)
+        lost = tuple(agent.held)
         if agent.place in self.times.nodes:
             self._add(agent, NodeStats(), links=0)
         text = f"the agent on node {agent.place}, which keeps its workers, is lost: {why}"
@@ -414,7 +486,7 @@ class RemotePool:
             return
         for agent in self._agents.values():
             agent.link.wake = wake_nobody
-            agent.put("close", grace_s)
+            agent.link.put("close", grace_s)
         self._nodes.close()
         self._agents.clear()
         self._events.clear()

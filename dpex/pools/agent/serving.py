@@ -12,8 +12,7 @@ the network has taken what there is.
 Frames to an agent: ``("open", pool, order)`` (see `PoolOrder`), ``("resize", wanted)``, ``("tickets", worker, epoch,
 queue, pickle, again)`` where the pickle is of numbers and indices, and ``again`` says that the trainer has their
 batches, ``("adopt", worker, logical, state, streams)``, ``("ask_state", worker, logical)``, ``("epoch", number)``,
-``("close", grace_s)``. From a trainer on the same machine there is only ``("fork", order)``, with a descriptor: see
-`dpex.pools.agent.near`.
+``("close", grace_s)``.
 
 Frames from an agent: ``("report", pool, results, events, failed, delay, traffic)``: the results of workers, other
 events, why the pool cannot work, how long workers wait for a CPU, and what the connection carried.
@@ -22,7 +21,6 @@ events, why the pool cannot work, how long workers wait for a CPU, and what the 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import pickle
 import select
 import socket
@@ -144,16 +142,6 @@ class Agent:
             self._has_warned = True
             why = f"zstandard is not installed there, so its batches are sent uncompressed: {REMEDY} on that node"
             self._put([plain(Notice(why))])
-
-    def _do_fork(self, order: tuple[Any, ...]) -> None:
-        """Fork the process that forks workers, for a trainer on this machine, which serves them by itself.
-
-        Without a descriptor, as this process had none left for it, the trainer sees its own end closed.
-        """
-        multiprocessing.active_children()  # reaps those that have ended
-        if self._reader.descriptors:
-            with socket.socket(fileno=self._reader.descriptors.popleft()) as control:
-                _starter(PoolOrder(*order)).start(control)
 
     def _do_close(self, grace_s: float) -> None:
         if self._pool is not None:

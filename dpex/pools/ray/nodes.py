@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpex.pools.agent.admission import AdmissionServer
-from dpex.pools.agent.link import AgentLink, link_over, wake_nobody
 from dpex.pools.agent.main import UNREACHED
-from dpex.pools.agent.nodes import NodeNews, Nodes
+from dpex.pools.agent.nodes import AgentLink, NodeNews, Nodes, link_over, wake_nobody
 from dpex.pools.ray.cluster import PARKED_S, Cluster, living_nodes, reason_of, stream_address
 from dpex.pools.ray.failing_nodes import LeftAlone
 from dpex.pools.ray.guardian import open_tunnel

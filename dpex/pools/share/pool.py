@@ -21,7 +21,7 @@ from typing import Any
 from dpex.errors import InternalError, ShareError
 from dpex.measure.batch_times import batch_times
 from dpex.measure.pool_times import PoolTimes
-from dpex.pools.agent.handles import RemoteResult
+from dpex.pools.agent.pool import RemoteResult
 from dpex.pools.base import PoolCounts
 from dpex.pools.local.fork_server import keep_from_templates
 from dpex.pools.local.handles import ProcessHandle

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpex.measure.sums import NodeStats, node_sums
-from dpex.pools.agent.handles import AgentHandle
+from dpex.pools.agent.pool import AgentHandle
 from dpex.schedule.schedule import Ticket
 
 
