@@ -725,7 +725,7 @@ def test_room_is_asked_for_only_where_there_can_be_remote_workers(parts: Any) ->
 
 def test_a_request_for_nodes_is_told_and_ends_with_the_pass(parts: Any) -> None:
     _, engine, _ = parts
-    place = Place(RoomFound(more=0, told="Asked the cluster for 3 places."))
+    place = Place(RoomFound(more=0, message="Asked the cluster for 3 places."))
     tuner = Tuner(AutotuneConfig(max_remote=5), Settings(local=2), Limits(), room=place, clock=engine.clock)
     tuner._law.useful = 4  # type: ignore[union-attr]
     tuner._engines.append(engine)

@@ -70,7 +70,7 @@ class ProcessNodes:
         """See `Nodes.begin`."""
         self._wake = wake
 
-    def want(self, workers: int, *, may_shrink: bool) -> None:
+    def want(self, workers: int) -> None:
         """See `Nodes.want`: the first nodes come first."""
         for agent, room in enumerate(self.rooms):
             self.given[agent] = given = min(room, workers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,7 @@ from rich.text import Text
 
 from dpex.cli.terminal import follow
 from dpex.errors import ClusterError
-from dpex.measure.readable import duration, fine_percent, size
 from dpex.pools.ray.shares import Claim
-from dpex.schedule.room import NodeLink
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import forgive
 
@@ -26,9 +24,8 @@ NO_LOADERS = (
     "while they are iterated over."
 )
 _DESCRIPTION = """
-Show what the training processes of a Ray cluster have of it, fresh every second: its nodes and the network from them
-(what they send now, the bandwidth while sending, the round trip and what is sent again), and for each loader that tunes
-itself the workers that it has, its share, and the workers that would pay.
+Show what the training processes of a Ray cluster have of it, fresh every second: its nodes, and for each loader that
+tunes itself the workers that it has, its share, and the workers that would pay.
 """
 
 
@@ -58,50 +55,26 @@ def nodes() -> list[ClusterNode]:
     return sorted(found, key=lambda node: node.name)
 
 
-def screen(
-    found: list[ClusterNode], loaders: Mapping[str, tuple[Claim, int]], links: Sequence[tuple[str, NodeLink]] = ()
-) -> RenderableType:
-    """Return the nodes with the network from them, then the loaders, those that lack most workers first."""
-    nodes_first = (Text(_title(found), style="bold"), "", _nodes_table(found, links), "")
+def screen(found: list[ClusterNode], loaders: Mapping[str, tuple[Claim, int]]) -> RenderableType:
+    """Return the nodes, then the loaders, those that lack most workers first."""
+    nodes_first = (Text(_title(found), style="bold"), "", _nodes_table(found), "")
     return Group(*nodes_first, _loaders_table(loaders) if loaders else Text(NO_LOADERS))
 
 
 def _look() -> RenderableType:
-    from dpex.pools.ray.shares import links, shares
+    from dpex.pools.ray.shares import shares
 
-    return screen(nodes(), shares(), links())
+    return screen(nodes(), shares())
 
 
-def _nodes_table(found: list[ClusterNode], links: Sequence[tuple[str, NodeLink]]) -> Table:
+def _nodes_table(found: list[ClusterNode]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("node")
-    for heading in ("CPUs", "in use", "free", *(_NETWORK if links else ())):
+    for heading in ("CPUs", "in use", "free"):
         table.add_column(heading, justify="right")
     for node in found:
-        network = _network([link for place, link in links if _number(place) == _number(node.name)]) if links else ()
-        table.add_row(node.name, f"{node.cpus:g}", f"{node.cpus - node.free:g}", f"{node.free:g}", *network)
+        table.add_row(node.name, f"{node.cpus:g}", f"{node.cpus - node.free:g}", f"{node.free:g}")
     return table
-
-
-_NETWORK = ("sends", "bandwidth", "round trip", "sent again")
-"""Of the connections from a node to all loaders: bytes per second now, and while something is under way; the round
-trip; and the part of the bytes that is sent again."""
-
-
-def _number(name: str) -> str:
-    """A node's number in its name; its machine may be called differently by Ray."""
-    return name.rpartition(" (")[2]
-
-
-def _network(links: Sequence[NodeLink]) -> tuple[str, ...]:
-    if not links:
-        return ("",) * len(_NETWORK)
-    return (
-        f"{size(sum(link.bytes_per_s for link in links))}/s",
-        f"{size(max(link.bandwidth for link in links))}/s",
-        duration(max(link.round_trip_s for link in links)),
-        fine_percent(max(link.loss for link in links)),
-    )
 
 
 def _title(found: list[ClusterNode]) -> str:

@@ -287,7 +287,7 @@ class Sums(RunSums):
     late: int = counter(
         "Batches that other machines owed, or did not take, for too long, and that were made on this one.",
         metric="dpex_late_batches_total",
-        how_to_read="Rises where a machine or its link is much slower than the others: `dpex cluster` shows which.",
+        how_to_read="Rises where a machine or its link is much slower than the others: the live page shows which.",
     )
     ready: int = level(
         "Batches that are made, were taken in and wait for the training loop.",

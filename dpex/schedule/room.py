@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from dpex.measure.sums import NodeStats
@@ -26,7 +26,7 @@ class NodeLink(NamedTuple):
 
 
 def node_links(before: Mapping[str, NodeStats], after: Mapping[str, NodeStats], seconds: float) -> dict[str, NodeLink]:
-    """The ways that are measured, between two looks at the machines."""
+    """Return the network from each node that measures it, between two readings ``seconds`` apart."""
     return {
         place: NodeLink(
             (now.sent_bytes - before[place].sent_bytes if place in before else now.sent_bytes) / seconds,
@@ -41,38 +41,36 @@ def node_links(before: Mapping[str, NodeStats], after: Mapping[str, NodeStats], 
 
 @dataclass(frozen=True, kw_only=True)
 class RoomWanted:
-    """What a loader wants of a cluster.
+    """A loader's demand for a cluster.
 
     Attributes:
         requested: Workers that it has asked for.
         running: Those of them that run.
         useful: Workers that would pay if they had places; None if unknown.
         may_grow: True if it may ask for places that no node has yet.
-        links: The network from each node, to be shown.
     """
 
     requested: int
     running: int
     useful: int | None = None
     may_grow: bool = False
-    links: Mapping[str, NodeLink] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoomFound:
-    """What a loader may ask for.
+    """The room that a cluster has for a loader.
 
     Attributes:
         more: Workers beyond those requested.
         unplaced: Requested workers that find no place.
         granted: Its share of the cluster in workers; None if there are no shares.
-        told: What happened to a request for further nodes, for the user; "" for nothing.
+        message: What happened to a request for further nodes, for the user; "" for nothing.
     """
 
     more: int
     unplaced: int = 0
     granted: int | None = None
-    told: str = ""
+    message: str = ""
 
 
 class Room(Protocol):
@@ -85,12 +83,12 @@ class Room(Protocol):
         """Give back what was requested beyond its workers: the loader is not in use."""
 
 
-def room_found(wanted: RoomWanted, free: int, capacity: int, granted: int | None, told: str = "") -> RoomFound:
+def room_found(wanted: RoomWanted, free: int, capacity: int, granted: int | None, message: str = "") -> RoomFound:
     """Return what a loader may ask for where ``free`` workers find a place now, and ``capacity`` if none were taken."""
     most = capacity if granted is None else min(capacity, granted)
     return RoomFound(
         more=max(0, min(free, most - wanted.requested)),
         unplaced=max(0, min(wanted.requested - wanted.running, wanted.requested - capacity)),
         granted=granted,
-        told=told,
+        message=message,
     )

@@ -14,7 +14,6 @@ from shared_ray import SharedRay
 from dpex._ray import available_resources_per_node
 from dpex.cli.cluster import NO_LOADERS, ClusterNode, screen
 from dpex.pools.ray.shares import Claim
-from dpex.schedule.room import NodeLink
 
 ROOT = Path(__file__).parents[2]
 NODES = [ClusterNode(name="a", cpus=4.0, free=0.0), ClusterNode(name="b", cpus=8.0, free=2.5)]
@@ -36,18 +35,6 @@ def test_nodes_and_loaders_are_shown_who_lacks_most_first() -> None:
     assert ["b", "8", "5.5", "2.5"] in lines
     hungry, idle = ["hungry", "4", "8", "8", "16", "1", "2"], ["idle", "2", "2", "2", "2", "1", "1"]
     assert lines.index(hungry) < lines.index(idle)
-
-
-def test_the_network_from_a_node_is_that_to_all_loaders() -> None:
-    found = [ClusterNode(name="a (0123)", cpus=4.0, free=0.0), ClusterNode(name="b (4567)", cpus=4.0, free=4.0)]
-    to_one = NodeLink(bytes_per_s=30e6, bandwidth=110e6, round_trip_s=0.004, loss=0.0)
-    to_other = NodeLink(bytes_per_s=12e6, bandwidth=90e6, round_trip_s=0.05, loss=0.01)
-    text = text_of(screen(found, {}, [("a.local (0123)", to_one), ("a.local (0123)", to_other)]))
-    (line,) = [line for line in text.splitlines() if line.startswith("a (0123)")]
-    for part in ("42 MB/s", "110 MB/s", "50 ms", "1.0 %"):
-        assert part in line
-    assert "sent again" in text
-    assert "sent again" not in text_of(screen(found, {}))
 
 
 def test_a_cluster_without_loaders_says_so() -> None:

@@ -36,7 +36,7 @@ from dpex.measure.gpu_use import GpuUse
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE, WORKER_POOLS
 from dpex.schedule.prefetch import Sizes
-from dpex.schedule.room import NodeLink, Room, RoomFound, RoomWanted, node_links
+from dpex.schedule.room import Room, RoomFound, RoomWanted
 from dpex.system.clock import Clock, monotonic
 from dpex.system.cpus import local_ranks
 from dpex.system.gpu.watch import GpuView, view
@@ -247,7 +247,7 @@ class Tuner:
         sample = window.sample(self._began_at or 0.0, self.settings)
         return replace(
             sample,
-            remote=self._with_room(sample, window),
+            remote=self._with_room(sample),
             machine=self._machine_sample(look, window),
             gpu_busy=self._gpu_busy(sample),
         )
@@ -277,12 +277,11 @@ class Tuner:
         budget = self._limits.memory_budget
         return replace(machine, memory_free=free, batch_budget=budget, trainer_queued_s=window.trainer_queued_s)
 
-    def _with_room(self, sample: Sample, window: Window) -> PoolSample:
+    def _with_room(self, sample: Sample) -> PoolSample:
         remote = sample.remote
         if self._room is None or self._refused:
             return remote
-        links = node_links(window.before.look.nodes, window.after.look.nodes, sample.seconds)
-        found = self._look_for_room(self._wanted(remote.requested, remote.running, links), sample.at)
+        found = self._look_for_room(self._wanted(remote.requested, remote.running), sample.at)
         if found is None:
             return remote
         return replace(remote, room=found.more, unplaced=found.unplaced, granted=found.granted)
@@ -291,9 +290,9 @@ class Tuner:
         assert self._room is not None
         self._looked_for_room_at = self._clock()
         found = self._room.look(wanted)
-        if found is not None and found.told:
-            logger.info("auto: %s", found.told)
-            self._notes.append(_noted(at, self.settings, self.settings, "demand", found.told))
+        if found is not None and found.message:
+            logger.info("auto: %s", found.message)
+            self._notes.append(_noted(at, self.settings, self.settings, "demand", found.message))
         return found
 
     def _keep_place(self, looks: Sequence[EngineLook]) -> None:
@@ -308,11 +307,11 @@ class Tuner:
         requested, running = (sum(getattr(look.remote, name) for look in looks) for name in ("requested", "running"))
         self._look_for_room(self._wanted(requested, running), self._elapsed_s())
 
-    def _wanted(self, requested: int, running: int, links: Mapping[str, NodeLink] | None = None) -> RoomWanted:
+    def _wanted(self, requested: int, running: int) -> RoomWanted:
         """Return what this loader wants of the cluster. It asks for nodes only up to a number that the user gave."""
         most = self._allowed().max_remote
         useful = self._law.useful_remote(MOST_WORKERS if most is None else most)
-        return RoomWanted(requested=requested, running=running, useful=useful, may_grow=bool(most), links=links or {})
+        return RoomWanted(requested=requested, running=running, useful=useful, may_grow=bool(most))
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 

@@ -132,9 +132,9 @@ class Nodes(Protocol):
     def begin(self, wake: Callable[[], None]) -> None:
         """Serve a pool; ``wake`` is called, from any thread, when there is news."""
 
-    def want(self, workers: int, *, may_shrink: bool) -> None:
-        """Reserve room for that many workers in all. Of more, what has no place yet goes; with ``may_shrink``, what has
-        one goes too, once its worker has left."""
+    def want(self, workers: int) -> None:
+        """Reserve room for that many workers in all. Of more, those without a place go at once, and others once their
+        worker has left."""
 
     def room(self, agent: int) -> int:
         """Return how many workers that agent may have now."""

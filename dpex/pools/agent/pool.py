@@ -217,7 +217,7 @@ class RemotePool:
     def resize(self, wanted: int) -> None:
         """See `WorkerPool.resize`."""
         self.counts.wanted = wanted
-        self._nodes.want(wanted, may_shrink=self._shared)
+        self._nodes.want(wanted)
         for agent in self._agents.values():
             self._tell_room(agent)
         self._hear_nodes()

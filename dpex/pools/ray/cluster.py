@@ -19,14 +19,13 @@ import os
 import socket
 import textwrap
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import dropwhile
 from typing import Any
 
 from dpex._ray import available_resources_per_node, is_client
 from dpex.errors import ClusterError
-from dpex.pools.agent.nodes import NodeNews
 from dpex.pools.ray.control_service import ControlService
 from dpex.pools.ray.failing_nodes import FailingNodes
 from dpex.system.clock import monotonic
@@ -162,7 +161,7 @@ class Cluster:
         failing: Nodes on which agents failed.
         unreached: Nodes that cannot reach the trainer.
         shares: Pools and loaders that use the connection.
-        control: Watched while there are shares; not by a client, whose calls go to a process of the cluster.
+        control: Its control service; None for a client, whose calls go to a process of the cluster.
     """
 
     session: str
@@ -183,15 +182,9 @@ class Cluster:
         with self._landing_lock:
             return self._landing.array(nbytes)[0]
 
-    def listen(self, tell: Callable[[NodeNews], None]) -> None:
-        """Call this method when the control service has gone, and when it is back."""
-        if self.control is not None:
-            self.control.listen(tell)
-
-    @property
     def answers(self) -> bool:
-        """False if its control service does not answer; calls to it take long then."""
-        return self.control is None or self.control.answers
+        """Return False if its control service does not answer; calls to it take long then."""
+        return self.control is None or self.control.answers()
 
     def is_connected(self) -> bool:
         """Return True if this is still the Ray that this process is connected to."""
@@ -204,7 +197,7 @@ _lock = threading.RLock()
 
 def answers() -> bool:
     """Return False if the control service of the cluster in use does not answer."""
-    return _current is None or _current.answers
+    return _current is None or _current.answers()
 
 
 def connect(head_address: str) -> Cluster:
@@ -222,9 +215,9 @@ def connect(head_address: str) -> Cluster:
         session = _session()
         if _current is None or _current.session != session:
             _current = Cluster(session, private)
-        if not _current.shares and not is_client():
-            context = importlib.import_module("ray").get_runtime_context()
-            _current.control = ControlService(context.gcs_address)
+            if not is_client():
+                context = importlib.import_module("ray").get_runtime_context()
+                _current.control = ControlService(context.gcs_address)
         _current.shares += 1
         return _current
 
@@ -238,8 +231,6 @@ def release(cluster: Cluster, *, shut_down: bool = False) -> None:
         if cluster.shares > 0:
             return
         cluster.parked.clear()
-        if cluster.control is not None:
-            cluster.control.stop()
         if cluster.private and shut_down and cluster is _current and is_ray_connected():
             importlib.import_module("ray").shutdown()
             _current = None

@@ -1,11 +1,11 @@
-"""Whether a cluster should grow: how many places to ask for that no node has yet, and when to give them back. PURE.
+"""Decide when a cluster shall grow: how many places to ask for that no node has yet, and when to give them back. PURE.
 
-A loader that would use more remote workers than the cluster has room for asks for places beyond that room; an
-autoscaler sees those that wait and adds nodes. Nobody waits for them: the tuner plans with the places that are
-there, and those that came are such places until it takes them.
+A loader that would use more remote workers than the cluster has room for asks for places beyond that room. An
+autoscaler sees the placement groups that wait and adds nodes. Training goes on meanwhile: the tuner plans with the
+places that are there, and a new place is one of them until the loader takes it.
 
-Places go back when they are not useful any more, when no node comes for them, and when nobody takes them after they
-have come. The last two are told, and followed by a pause that doubles each time.
+Places go back when they are not useful any more, when no node comes for them, and when the loader does not take them
+after they have come. The last two are reported, and followed by a pause that doubles each time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ LONGEST_PAUSE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """What there is.
+    """The places of one loader on the cluster.
 
-    useful: remote workers that would pay in all if they had places, None while that is not known. requested: those that
-    the loader has asked for. free: places for more that the cluster has now. held: places that came because they were
-    asked for here, and are kept for the loader. awaited: places that were asked for here and have not come.
+    Attributes:
+        useful: Remote workers that would pay if all had places; None if unknown.
+        requested: Remote workers that the loader has asked for.
+        free: Places for more that the cluster has now.
+        held: Places that came on request and are kept for the loader.
+        awaited: Places that were requested and have not come.
     """
 
     useful: int | None
@@ -44,16 +47,16 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class DemandChange:
-    """What to do: places to ask for, and how many held and awaited ones to give back. told: what users should know."""
+    """A decision: places to ``ask`` for, and ``held`` and ``awaited`` ones to give back, with a message to the user."""
 
     ask: int = 0
     held: int = 0
     awaited: int = 0
-    told: str = ""
+    message: str = ""
 
 
 class _Lasting:
-    """The least that a number has been, once it has been above 0 for a while; else 0."""
+    """The minimum of a number over the time for which it has been above 0, once that has lasted; else 0."""
 
     def __init__(self, lasts_s: float) -> None:
         self._lasts_s = lasts_s
@@ -61,7 +64,7 @@ class _Lasting:
         self._least = 0
 
     def look(self, value: int, now: float) -> int:
-        """Take the number in."""
+        """Take in a value, and return the minimum."""
         if value <= 0:
             self._since = None
             return 0
@@ -75,7 +78,7 @@ class _Lasting:
 
 
 class Demand:
-    """See the module. Times are seconds of one clock; ``pause_until``: nothing is asked for before."""
+    """Decide what to ask for. Times are seconds of one clock. Nothing is requested before ``pause_until``."""
 
     def __init__(self) -> None:
         self.pause_until = float("-inf")
@@ -88,7 +91,7 @@ class Demand:
         self._untaken_since = 0.0
 
     def look(self, places: Places, now: float) -> DemandChange:
-        """Decide; the caller does what is said before it looks again."""
+        """Return a decision, which the caller carries out before the next call."""
         taken = min(places.held, max(0, places.requested - self._requested))
         self._requested = places.requested
         if places.held > self._held:
@@ -101,7 +104,7 @@ class Demand:
         if given_up is not None:
             self._pause(now)
             self._held = 0
-            return DemandChange(held=places.held, awaited=places.awaited, told=given_up)
+            return DemandChange(held=places.held, awaited=places.awaited, message=given_up)
         if taken:  # what waits here would get the room before what the loader has just asked for; it is asked for again
             return DemandChange(held=taken, awaited=places.awaited)
         return self._by_need(places, held, now)
@@ -129,17 +132,17 @@ class Demand:
         there = held + places.awaited
         missing = max(0, places.useful - places.requested - places.free) - there
         ask, spare = self._lacking.look(missing, now), self._spare.look(-missing, now)
-        told = ""
+        message = ""
         if ask and not places.awaited:
             self._hoping_since = now
-            told = (
+            message = (
                 f"Asked the cluster for {_places(ask)} beyond those it has: {places.useful} remote workers would pay. "
                 "An autoscaler adds nodes for them; training goes on meanwhile."
             )
         awaited = min(places.awaited, spare)
         surplus = min(held, spare - awaited)
         self._held -= surplus
-        return DemandChange(ask=ask, held=surplus, awaited=awaited, told=told)
+        return DemandChange(ask=ask, held=surplus, awaited=awaited, message=message)
 
 
 def _places(count: int) -> str:

@@ -1,8 +1,8 @@
-"""Which nodes are left alone for a while, as what ran there failed repeatedly. PURE.
+"""Nodes that are avoided for a while because their agents failed repeatedly. PURE.
 
-A failure now and then is nothing: what ran there is started again at once. A node that fails several times in a minute
-is left alone, so that its work stays with those that get it done. It then gets another chance. If it fails again soon
-after, it is left alone at once, and for twice as long.
+After a single failure the agent is started again at once. A node that fails several times in a minute is left alone for
+a while, and other nodes do its work. It then gets another chance. If it fails again soon after, it is left alone at
+once, and for twice as long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 FAILURES = 3
-"""A process may be killed twice by chance, by a person or for want of memory; a third time it has a reason."""
+"""A process may be killed twice by chance, by a person or when memory runs out; a third time it has a reason."""
 WITHIN_S = 60.0
 """Failures that are further apart have nothing to do with one another."""
 FIRST_S = 30.0
@@ -31,12 +31,12 @@ class LeftAlone(NamedTuple):
 
 @dataclass(kw_only=True)
 class _Node:
-    """What failed on it lately, and when it was last left alone, for how long, until when."""
+    """The latest failures of a node, its pause in seconds, and when that ends."""
 
     failed_at: deque[float] = field(default_factory=lambda: deque(maxlen=FAILURES))
     pause_s: float = 0.0
     until: float = -math.inf
-    told: LeftAlone | None = None
+    report: LeftAlone | None = None
 
 
 class FailingNodes:
@@ -46,7 +46,7 @@ class FailingNodes:
         self._nodes: dict[str, _Node] = {}
 
     def failed(self, node: str, place: str, why: str, now: float) -> LeftAlone | None:
-        """Something failed on a node; returns what is to be told if it is left alone from now on, else None."""
+        """Count a failure; return the report on the node if it is left alone from now on, else None."""
         known = self._nodes.setdefault(node, _Node())
         known.failed_at.append(now)
         has_relapsed = now - known.until < max(WITHIN_S, known.pause_s)
@@ -58,9 +58,9 @@ class FailingNodes:
         known.failed_at.clear()
         how = "again, soon after its pause" if has_relapsed else f"{FAILURES} times within {WITHIN_S:.0f} s"
         text = f"node {place} is left alone for {known.pause_s:.0f} s, as it failed {how}; the last time: {why}"
-        known.told = LeftAlone(place, text)
-        return known.told
+        known.report = LeftAlone(place, text)
+        return known.report
 
     def left_alone(self, now: float) -> dict[str, LeftAlone]:
-        """Those that are left alone now, by node."""
-        return {node: known.told for node, known in list(self._nodes.items()) if known.told and now < known.until}
+        """Return the nodes that are left alone now, with the reports on them."""
+        return {node: known.report for node, known in list(self._nodes.items()) if known.report and now < known.until}

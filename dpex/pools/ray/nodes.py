@@ -1,6 +1,6 @@
 """The nodes of a Ray cluster that work for one pool: who has room for how many workers, and the agents there.
 
-Room is reserved (see `reserved`). Where room is, a guardian keeps an agent (see `guardian`), which connects to this
+Room is reserved (see `reservations`). Where room is, a guardian keeps an agent (see `guardian`), which connects to this
 process or, where it cannot, is reached through Ray. All calls of Ray are made by one thread, and their answers come to
 it; the pool leaves requests and reads news.
 
@@ -24,8 +24,7 @@ from dpex.pools.agent.nodes import AgentLink, NodeNews, Nodes, link_over, wake_n
 from dpex.pools.ray.cluster import PARKED_S, Cluster, living_nodes, reason_of, stream_address
 from dpex.pools.ray.failing_nodes import LeftAlone
 from dpex.pools.ray.guardian import open_tunnel
-from dpex.pools.ray.reservations import Reservation, end
-from dpex.pools.ray.reserved import ReservedRoom
+from dpex.pools.ray.reservations import Reservation, ReservedRoom, end
 from dpex.system.clock import monotonic
 
 logger = logging.getLogger("dpex")
@@ -106,11 +105,10 @@ class RayNodes(Nodes):
         self._next_number = 1
         self._shipments = 0
         self._looked_at = 0.0
-        self._failed = ""
+        self._failed = self._why_lost = ""
         self._failed_starts = 0
         self._left_alone: dict[str, LeftAlone] = {}
         """Nodes that failed repeatedly, as the pool knows."""
-        cluster.listen(self._tell)
         self._server = self._listen()
         self._thread = threading.Thread(target=self._run, name="dpex-cluster", daemon=True)
         self._thread.start()
@@ -150,8 +148,8 @@ class RayNodes(Nodes):
         self._wake = wake
         self._do(self._begin)
 
-    def want(self, workers: int, *, may_shrink: bool) -> None:
-        self._room.want(workers, may_shrink)
+    def want(self, workers: int) -> None:
+        self._room.want(workers)
         self._changed.set()
 
     def room(self, agent: int) -> int:
@@ -179,7 +177,7 @@ class RayNodes(Nodes):
     def close(self) -> None:
         """Park this. It does not wait for the cluster."""
         self._wake, self._refs = wake_nobody, []
-        self._room.want(0, may_shrink=False)
+        self._room.keep()
         self._do(self._park)
         self._cluster.parked.park(self)
 
@@ -220,7 +218,7 @@ class RayNodes(Nodes):
             if monotonic() - self._parked_at > PARKED_S and self._cluster.parked.discard(self):
                 self._closed = True
             return
-        if not self._cluster.answers:
+        if not self._reaches_head():
             return
         if monotonic() - self._looked_at > NODES_S:
             self._look()
@@ -238,6 +236,17 @@ class RayNodes(Nodes):
             if node.is_open and room != node.room:
                 node.room = room
                 self._tell(NodeNews("room", node.number))
+
+    def _reaches_head(self) -> bool:
+        """Return False while Ray's control service does not answer; its loss and its return are reported."""
+        answers, control, before = self._cluster.answers(), self._cluster.control, self._why_lost
+        if control is not None and (answers or control.why_lost()):
+            self._why_lost = control.why_lost()
+            if self._why_lost and not before:
+                self._notice(self._why_lost)
+            elif before and not self._why_lost:
+                self._notice("Ray's control service can be reached again", warning=False)
+        return answers
 
     def _runs(self, key: str) -> int:
         node = self._nodes.get(key)

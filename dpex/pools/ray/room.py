@@ -50,19 +50,19 @@ class RemoteRoom:
     def look(self, wanted: RoomWanted) -> RoomFound | None:
         """See `dpex.schedule.room.Room.look`; None while no cluster is connected."""
         with self._lock:
-            told = ""
+            message = ""
             if (now := monotonic()) - self._looked_at >= self._every_s:
                 self._looked_at, self._found = now, self._look()
                 if self._found is not None:
                     free, capacity = self._found
-                    told = self._grow(wanted, free, now)
+                    message = self._grow(wanted, free, now)
                     self._found = free + self._growth.held, capacity
                 self._granted = None if self._found is None else self._report(wanted, *self._found)
             if self._found is None:
                 return None
             free, capacity = self._found
             most = capacity // self._world_size if self._granted is None else capacity
-            return room_found(wanted, free, most, self._granted, told)
+            return room_found(wanted, free, most, self._granted, message)
 
     def rest(self) -> None:
         """See `dpex.schedule.room.Room.rest`."""
@@ -92,15 +92,15 @@ class RemoteRoom:
             requested=wanted.requested,
             running=wanted.running,
         )
-        return self._share.report(claim, free=free * cpus, total=capacity * cpus, links=wanted.links)
+        return self._share.report(claim, free=free * cpus, total=capacity * cpus)
 
 
 class ClusterGrowth:
-    """Places that a loader asks for beyond those of the cluster. Used by one thread at a time, which may wait for Ray.
+    """Ask Ray for places beyond those of the cluster. Used by one thread at a time, which may wait for Ray.
 
-    A place that has come is kept, and with it its node, until the loader takes it: then the placement group goes, and
-    the pool's own reservation gets its room. None lies on the trainer's node, which serves local workers. Workers that
-    only an actor can place wait as actors of their pool, and not here.
+    A place that has come is kept, and with it its node, until the loader takes it: then the placement group is removed,
+    and the pool's own reservation gets its room. None lies on the trainer's node, which serves local workers. Workers
+    that only an actor can place wait as actors of their pool, and not here.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -110,11 +110,11 @@ class ClusterGrowth:
 
     @property
     def held(self) -> int:
-        """Places that have come and were not taken yet."""
+        """Number of places that have come and were not taken yet."""
         return sum(one.node is not None for one in self._reserved)
 
     def look(self, useful: int | None, requested: int, free: int, now: float) -> str:
-        """Ask for places, or give some back; see `Places`. Return what users should know, or ""."""
+        """Ask for places, or give some back; the numbers are those of `Places`. Return a message to the user, or ""."""
         if self._bundles is None:
             return ""
         living = {node["NodeID"] for node in living_nodes()} if self.held else set()
@@ -130,7 +130,7 @@ class ClusterGrowth:
         if change.ask:
             own = own_node()
             self._reserved += [self._bundles.reserve([own] if own else [], None) for _ in range(change.ask)]
-        return change.told
+        return change.message
 
     def _give_back(self, reservations: list[Reservation]) -> None:
         for one in reservations:

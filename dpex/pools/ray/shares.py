@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from dpex._ray import client_session
-from dpex.schedule.room import NodeLink
 
 logger = logging.getLogger("dpex")
 
@@ -58,7 +57,7 @@ _numbers = count(1)
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What one loader wants of the cluster.
+    """A loader's claim to workers of the cluster.
 
     Attributes:
         useful: Workers that would pay if they had places.
@@ -197,7 +196,7 @@ class ClusterShare:
         self._answer: Any = None
         self._granted: int | None = None
 
-    def report(self, claim: Claim, *, free: float, total: float, links: Mapping[str, NodeLink]) -> int | None:
+    def report(self, claim: Claim, *, free: float, total: float) -> int | None:
         """Report a `Claim`, to which the weight is added; return the workers granted last, None without an actor."""
         try:
             ray = importlib.import_module("ray")
@@ -205,8 +204,7 @@ class ClusterShare:
                 self._actor = _actor()
             if self._answer is None:
                 weighted = vars(claim) | {"weight": self._weight}
-                ways = {place: tuple(link) for place, link in links.items()}
-                self._answer = self._actor.report.remote(self._name, weighted, free, total, ways)
+                self._answer = self._actor.report.remote(self._name, weighted, free, total)
             if ray.wait([self._answer], timeout=ANSWER_S)[0]:
                 answer, self._answer = self._answer, None
                 self._granted = int(ray.get(answer))
@@ -217,21 +215,12 @@ class ClusterShare:
 
 
 def shares() -> dict[str, tuple[Claim, int]]:
-    """Return what the loaders that tune themselves on this cluster want, and what was granted, by loader."""
-    return {name: (Claim(**claim), granted) for name, (claim, granted) in _asked("claims").items()}
-
-
-def links() -> list[tuple[str, NodeLink]]:
-    """Return the connections from nodes to loaders that tune themselves, each with the node's name."""
-    return [(place, NodeLink(*way)) for ways in _asked("links").values() for place, way in ways.items()]
-
-
-def _asked(what: str) -> dict[str, Any]:
-    """Return what the actor answers; nothing where there is none. Asks Ray."""
+    """Return what the loaders that tune themselves on this cluster want, and what was granted, by loader. Asks Ray."""
     ray = importlib.import_module("ray")
-    with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it has just gone with its process
-        method = getattr(ray.get_actor(ACTOR, namespace=NAMESPACE), what)
-        return dict(ray.get(method.remote(), timeout=PATIENCE_S))
+    with contextlib.suppress(ValueError, ray.exceptions.RayError):  # no loader has started the actor, or it has ended
+        actor = ray.get_actor(ACTOR, namespace=NAMESPACE)
+        claims = ray.get(actor.claims.remote(), timeout=PATIENCE_S)
+        return {name: (Claim(**claim), granted) for name, (claim, granted) in claims.items()}
     return {}
 
 
@@ -253,23 +242,16 @@ def _actor_class(session: str) -> Any:
             from dpex.pools.ray.shares import ClusterShares
 
             self._shares = ClusterShares()
-            self._links: dict[str, dict[str, Any]] = {}
 
-        def report(self, name: str, claim: dict[str, Any], free: float, total: float, links: dict[str, Any]) -> int:
+        def report(self, name: str, claim: dict[str, Any], free: float, total: float) -> int:
             import time
 
             from dpex.pools.ray.shares import Claim
 
-            self._links[name] = links
             return self._shares.report(name, Claim(**claim), free=free, total=total, now=time.monotonic())
 
         def claims(self) -> dict[str, Any]:
             return {name: (vars(claim), granted) for name, (claim, granted) in self._shares.claims().items()}
-
-        def links(self) -> dict[str, Any]:
-            known = self._shares.claims()
-            self._links = {name: links for name, links in self._links.items() if name in known}
-            return self._links
 
         def __repr__(self) -> str:
             return "dpex shares"

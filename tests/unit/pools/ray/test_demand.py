@@ -36,7 +36,7 @@ class Cluster:
         self.held -= change.held
         self.awaited += change.ask - change.awaited
         assert min(self.held, self.awaited) >= 0
-        self.told += [change.told] if change.told else []
+        self.told += [change.message] if change.message else []
         self.now += 1.0
         return change
 
@@ -59,7 +59,7 @@ def test_what_the_cluster_lacks_is_asked_for_once_it_has_lasted(cluster: Cluster
     cluster.look(5, requested=2, free=1)
     (change,) = cluster.pass_by(LACKING_S, 7, requested=2, free=1)
     assert (change.ask, cluster.awaited) == (2, 2)  # the least of what was lacking meanwhile
-    assert change.told.startswith("Asked the cluster for 2 places for workers beyond those it has")
+    assert change.message.startswith("Asked the cluster for 2 places for workers beyond those it has")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_request_that_nobody_grants_goes_back_and_pauses_ever_longer(cluster: 
         assert cluster.awaited == 2
         (change,) = cluster.pass_by(NODE_S, 2)
         assert (change.awaited, cluster.awaited) == (2, 0)
-        assert "no node came for them within 600 s" in change.told
+        assert "no node came for them within 600 s" in change.message
         pauses_s.append(round(cluster.demand.pause_until - cluster.now, -1))
         assert cluster.pass_by(cluster.demand.pause_until - cluster.now - 2, 2) == []
         cluster.now = cluster.demand.pause_until
@@ -142,7 +142,7 @@ def test_places_that_nobody_takes_go_back_with_all_others(cluster: Cluster) -> N
     cluster.come(3)
     (change,) = cluster.pass_by(UNTAKEN_S, 4)
     assert (change.held, change.awaited) == (3, 1)
-    assert "Gave back 3 places for workers on the cluster that came on request" in change.told
+    assert "Gave back 3 places for workers on the cluster that came on request" in change.message
 
 
 def test_a_node_that_is_lost_is_asked_for_anew(cluster: Cluster) -> None:
