@@ -47,7 +47,6 @@ __all__ = [
     "has_cuda_context",
     "is_any_autocast_enabled",
     "is_profiled",
-    "next_data_in_process",
     "pin_memory",
     "rebuild_from_type",
     "rebuild_sparse_tensor",
@@ -69,8 +68,6 @@ HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 # DatasetKind: tells streams (`Iterable`) from other datasets (`Map`); `dpex diagnose` wraps its `create_fetcher`.
 # MapDatasetFetcher: gets a batch from a dataset; its `fetch` is wrapped to time it, or to seed each batch.
 
-next_data_in_process: Callable[[Any], Any] = SingleProcessDataLoaderIter._next_data
-"""Make the next batch as torch's in-process iterator does; dpex's takes it as it is, which saves a call."""
 
 # -- workers -----------------------------------------------------------------------------------------------------------
 # ExceptionWrapper: carries an exception from a worker to the training process, which raises it as torch does.

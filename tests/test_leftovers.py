@@ -252,7 +252,7 @@ def test_descriptors_and_memory_stay_flat(family: Forker) -> None:
 
 def runs_ahead(engine: Any) -> int:
     """How many batches are there that nobody asked for, with those that have just arrived."""
-    engine._supply.collect()
+    engine._collect()
     return int(engine.schedule.ready)
 
 

@@ -23,8 +23,8 @@ from trainers import Forker
 from waiting import until
 
 import dpex.device.pinning
+import dpex.engine.delivery
 import dpex.engine.engine
-import dpex.engine.next_batch
 from dpex import BatchTimeoutError, DpexDataLoader, WorkerDiedError
 from dpex.device.ahead import MOST, USUAL
 from dpex.device.pinning import Pinner, _Job
@@ -198,7 +198,7 @@ def collected(iterator: Any, count: int) -> None:
 
     def enough() -> bool:
         with iterator._engine._lock:
-            iterator._engine._supply.collect()
+            iterator._engine._collect()
         return bool(iterator._engine.schedule.ready >= count)
 
     until(enough)
@@ -285,7 +285,7 @@ def test_stats_tell_the_consumer_s_wait_not_the_thread_s(
 
     accelerator.before = pin
     iterator: Any = iter(pinning(Augmented(20, **LARGE), 1, prefetch_factor=8))
-    for module in (dpex.engine.engine, dpex.engine.next_batch, dpex.device.pinning):
+    for module in (dpex.engine.engine, dpex.engine.delivery, dpex.device.pinning):
         monkeypatch.setattr(module, "monotonic", clock)
     next(iterator)
     returned.set()

@@ -158,7 +158,7 @@ def loader_of(work: Work) -> DpexDataLoader[Any]:
 def victims(iterator: Any) -> dict[str, list[int]]:
     """The processes of the pools that there are, by what they are."""
     found: dict[str, list[int]] = {}
-    for pool in iterator._engine._performer.pools.values():
+    for pool in iterator._engine._pools.by_name.values():
         if pool.name == "local":
             template = psutil.Process(pool._source._process.pid)
             found |= {"template": [template.pid], "worker": [child.pid for child in template.children()]}

@@ -25,7 +25,7 @@ from dpex.device.accelerators import current_index, set_index
 from dpex.device.ahead import Ahead
 from dpex.device.feed import Arrival, Feed
 from dpex.errors import IteratorClosedError, SampleTimeoutError, WorkerDiedError
-from dpex.schedule.schedule import Delivery, Schedule
+from dpex.schedule.schedule import MadeBatch, Schedule
 from dpex.system.clock import monotonic
 from dpex.system.interrupts import is_interrupt, keep_result
 from dpex.worker.outcome import Failure
@@ -160,7 +160,7 @@ class Pinner:
         jobs = [self._job(schedule, delivery) for delivery in schedule.upcoming(most)]
         self._queue([job for job in jobs if not job.queued])
 
-    def _job(self, schedule: Schedule, delivery: Delivery) -> _Job:
+    def _job(self, schedule: Schedule, delivery: MadeBatch) -> _Job:
         job = delivery.payload
         if not isinstance(job, _Job):
             epoch = -1 if self._feed is None else self._feed.epoch

@@ -1,46 +1,47 @@
 """Drives one pass over the data: sampler → schedule → pools → consumer.
 
 All work happens inside `Engine.next`, in the consumer's thread; where batches are pinned, a thread also takes results
-in (`listen`). `resize` may be called from any thread: it is carried out at once when the engine is idle, else at the
-next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends everything.
+in (`Engine.listen`). `Engine.resize` may be called from any thread: it is carried out at once when the engine is idle,
+else at the next turn. The engine never refers to the iterator that owns it, so that dropping the iterator ends
+everything.
 
-`dpex.schedule.engine_state` decides and does not act. `performer` acts, `event_handler` tells it what pools report,
-`supply` draws and sends tickets, `next_batch` finds and opens the next batch in turn, `waiting` waits. All of them are
-called under the engine's lock, and none refers to the engine. Other threads read `snapshots`.
+`EngineState` decides and does not act. `Pools` acts on worker pools and takes in what they report, `Drawing` draws from
+the sampler, `Delivery` opens the batch that is next in turn. All of them are called under the engine's lock, and none
+refers to the engine. Other threads read `snapshots`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from threading import get_native_id
 from typing import Any
 
+from dpex.engine.delivery import ERRORS, Delivery, count_death, raise_from
 from dpex.engine.drawing import Drawing
-from dpex.engine.event_handler import EventHandler
-from dpex.engine.next_batch import ERRORS, NextBatch, count_death, raise_from
-from dpex.engine.performer import Performer
 from dpex.engine.plan import EnginePlan
+from dpex.engine.pools import ANY, Pools
 from dpex.engine.read_batches import ReadBatches
-from dpex.engine.sample_errors import SampleErrors
 from dpex.engine.snapshots import EngineView
-from dpex.engine.supply import Supply
-from dpex.engine.waiting import Waiting
 from dpex.engine.wakeup import Wakeup
 from dpex.errors import IteratorClosedError
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.sums import Sums
-from dpex.measure.wait_causes import STARTUP
+from dpex.measure.wait_causes import DISPATCH, NONE_YET, READ, SAMPLER, STARTUP, STRAGGLER
 from dpex.pools.base import WorkerPool
-from dpex.schedule.events import EpochBegins, Opened, Resize, Resized, StatesWanted
+from dpex.schedule.names import REMOTE
 from dpex.schedule.placement import Place
 from dpex.schedule.prefetch import Sizes
 from dpex.schedule.progress import ResumePoint
+from dpex.schedule.schedule import Schedule
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
+from dpex.system.cpus import static_worker_count
 from dpex.system.interrupts import with_lock
 from dpex.system.processes import watch
 from dpex.system.run_queue import OwnQueue
@@ -49,6 +50,8 @@ COLLECT_EVERY_S = 0.001
 """While finished batches wait, pools are asked what happened no more often than this: each time costs system calls."""
 COLLECT_PINNED_EVERY_S = 0.01
 """Seconds between two such questions while the thread that pins holds more than half of what it may hold."""
+TICK_S = 1.0
+"""The longest sleep of the consumer, seconds: some changes wake no thread."""
 TOLD_S = 1.0
 """At the end of a pass workers are idle, and tell their states within milliseconds."""
 POINT_S = 1.0
@@ -62,7 +65,11 @@ _INHERITED = (
 
 
 class Engine:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        returned: Batches that were handed out, but could not be taken: they come first.
+    """
 
     def __init__(self, plan: EnginePlan, sizes: Sizes) -> None:
         began = monotonic()
@@ -72,28 +79,30 @@ class Engine:
         """Held by the consumer in ``next()``; ``_lock`` guards what threads share, and is free during waits."""
         self._lock = threading.RLock()
         self.returned: deque[Any] = deque()
-        """Batches that were handed out, but could not be taken: they come first."""
-        self._drawing = Drawing()
         self._wakeup = Wakeup()
         self._closed = False
         self._consumer = 0
+        self._collected_at = 0.0
+        """When pools were last asked what happened, seconds."""
         self._requests: deque[Sizes] = deque(maxlen=1)
         """The latest request for other sizes, until it is carried out."""
         self._is_granting = False
         self._state = plan.state(sizes)
         self._placement = self._state.placement
-        self._performer = Performer(self._state, plan.make_pool)
-        sample_errors = SampleErrors(plan.samples, self._placement.instructions)
-        self._events = EventHandler(self._state, self._performer, self._wakeup, sample_errors)
+        self._drawing = Drawing()
+        self._pools = Pools(self._state, plan.make_pool, plan.samples)
         self._tally = Tally(detailed=plan.metered, queue=OwnQueue().seconds)
-        self._supply = Supply(self._events, self._drawing, self._tally)
-        waiting = Waiting(plan, self._events, self._drawing, self._tally)
-        self._next = NextBatch(plan, self._events, self._supply, waiting, self._tally)
-        self.schedule = self._next.schedule
-        self._view = EngineView(plan, self._events, self._tally)
+        self._delivery = Delivery(plan, self._state, self._pools, self._tally)
+        self._view = EngineView(plan, self._state, self._pools, self._tally)
         watch(self)
-        self._performer.tell(Opened())
+        self._placement.open()
+        self._pools.perform()
         self._tally.causes[STARTUP] += monotonic() - began
+
+    @property
+    def schedule(self) -> Schedule:
+        """The tickets of the present epoch."""
+        return self._state.schedule
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -110,22 +119,22 @@ class Engine:
                 raise self._why_closed()
             began = monotonic()
             self._drop_what_was_handed_out()
-            self._performer.tell(EpochBegins(resume))
+            self._state.begin_epoch(resume, began)
+            self._pools.perform()
             if self._plan.pinner is not None:
                 self._plan.pinner.begin_epoch()
-            self.schedule = self._next.schedule = self._state.schedule
-            self._drawing.begin(sampler, self.schedule)
+            self._drawing.begin(sampler, self._state.schedule)
             if resume is not None and resume.ahead:
                 self._drawing.pass_over(self._state, resume.ahead)
             self._tally.returned_at = 0.0
             self._consumer = get_native_id()
-            self._supply.fill()
+            self._fill()
             self._tally.causes[STARTUP] += monotonic() - began
 
     def _drop_what_was_handed_out(self) -> None:
         """Drop batches of an epoch that was broken off. Decoding a batch and dropping it gives its memory back."""
         self.returned.clear()
-        self._next.drop()
+        self._delivery.drop()
 
     def close(self, grace_s: float = 5.0) -> None:
         """End all pools; idempotent, and harmless in a process that was forked from the owner.
@@ -139,7 +148,7 @@ class Engine:
         with_lock(self._lock, lambda _: self._end_pools(grace_s), grace_s)
 
     def _end_pools(self, grace_s: float) -> None:
-        for pool in self._performer.pools.values():
+        for pool in self._pools.by_name.values():
             pool.close(grace_s)
         self._wakeup.close()
 
@@ -173,8 +182,8 @@ class Engine:
         """
         with self._turn:
             tally, over, entered = self._tally, False, monotonic()
-            gpu, mark, upcoming = self._plan.gpu, None, self._next
-            upcoming.opened_at = 0.0
+            gpu, mark, delivery = self._plan.gpu, None, self._delivery
+            delivery.opened_at = 0.0
             tally.enter(entered)
             try:
                 if gpu is not None:
@@ -200,7 +209,7 @@ class Engine:
                     tally.unblock(now)
                 if gpu is not None:
                     gpu.leave(mark, now - entered, starting=tally.starting, over=over)
-                tally.leave(upcoming.opened_at, now, over=over)
+                tally.leave(delivery.opened_at, now, over=over)
 
     def next_if_ready(self, hand: list[Any]) -> bool:
         """As `next`, but without a wait: return False, and put nothing into ``hand``, if the batch is not there yet.
@@ -219,7 +228,7 @@ class Engine:
 
     def descriptors(self) -> list[int]:
         """Return descriptors that turn readable when workers have something to report."""
-        return [fd for pool in self._performer.pools.values() for fd in pool.descriptors()]
+        return self._pools.descriptors()
 
     def _note(self, error: Exception) -> None:
         """Count an error that comes out of `next`. Raises IteratorClosedError where it may come of being closed."""
@@ -235,26 +244,77 @@ class Engine:
                 self._wakeup.clear()
         if self._closed:
             raise StopIteration if self.schedule.finished else self._why_closed()
-        upcoming = self._next
-        if upcoming.delivery is not None:
-            upcoming.hand_out(hand)
+        if self._delivery.batch is not None:
+            self._delivery.hand_out(hand, self._fill)
         if self.returned:
             hand += (self.returned[0],)
             del self.returned[0]
         if hand:
             return None
         if self._placement.instructions:
-            self._performer.resume()
-            self._performer.raise_fatal()
+            self._pools.resume()
+            self._pools.raise_fatal()
         if self._requests:
             self._grant()
         pinner = self._plan.pinner
         every_s = COLLECT_EVERY_S if pinner is None or pinner.is_low else COLLECT_PINNED_EVERY_S
-        if entered - self._supply.collected_at > every_s:
-            self._supply.collect()
-        return upcoming.seek(hand, entered)
+        if entered - self._collected_at > every_s:
+            self._collect()
+        return self._seek(hand, entered)
 
-    # -- events --------------------------------------------------------------------------------------------------
+    def _seek(self, hand: list[Any], entered: float) -> Callable[[], Any] | None:
+        """Hand out the next batch in turn, or return the wait for it."""
+        schedule, delivery, pinner = self._state.schedule, self._delivery, self._plan.pinner
+        while True:
+            if pinner is not None and (wait := delivery.wait_for_pinning(pinner, entered)) is not None:
+                return wait
+            delivery.batch = schedule.peek()
+            if delivery.batch is not None:
+                delivery.hand_out(hand, self._fill)
+                return None
+            if schedule.finished:
+                raise StopIteration
+            self._fill(starving=True)
+            if not self._collect():
+                if schedule.finished:
+                    raise StopIteration
+                self._prepare_to_wait()
+                return self._wait_for_results(entered)
+
+    # -- tickets to workers, results back ------------------------------------------------------------------------
+
+    def _fill(self, starving: bool = False) -> None:
+        """Draw all tickets that the prefetch allows, and send what waits; if ``starving``, all of it now."""
+        state = self._state
+        room = state.room(starving)
+        if room:
+            began = monotonic()
+            self._drawing.draw(state, room)
+            self._tally.busy(SAMPLER, began, monotonic())
+            state.placement.incomplete.clear()
+        if state.has_to_send(starving):
+            began = monotonic()
+            try:
+                state.issue(self._collected_at, starving=starving)
+                self._pools.perform()
+            except OSError:  # no descriptor is left: an error once the consumer lacks a batch
+                if starving:
+                    raise
+            self._tally.busy(DISPATCH, began, monotonic())
+
+    def _collect(self) -> bool:
+        """Take in what the pools report. Return True if there was anything."""
+        self._collected_at = now = monotonic()
+        heard = self._pools.collect(now)
+        if heard:
+            state = self._state
+            if state.rules.is_due:
+                state.learn()
+            if state.placement.dirty:
+                state.issue(now, starving=not state.schedule.ready)
+                self._pools.perform()
+            self._tally.busy(DISPATCH, now, monotonic())
+        return heard
 
     def listen(self) -> list[int]:
         """In the thread that pins: take in a few batches and hand them over; returns the descriptors to watch.
@@ -262,9 +322,81 @@ class Engine:
         Whatever else happened waits for the consumer, and so does what came after it.
         """
         with self._lock:
-            if self._closed or self._plan.pinner is None:
+            pinner = self._plan.pinner
+            if self._closed or pinner is None:
                 return []
-            return self._events.listen(self._plan.pinner)
+            if self._delivery.overhear(pinner):
+                self._wakeup.ring()
+            return self._pools.descriptors() if self._delivery.may_overhear(pinner) else []
+
+    # -- waits ---------------------------------------------------------------------------------------------------
+
+    def _prepare_to_wait(self) -> None:
+        """Do what a wait for workers needs to end, and what there is time for meanwhile.
+
+        Raises:
+            WorkerDiedError: The wait would not end, as no worker is left and none can be had.
+        """
+        state, sizes = self._state, self._placement.sizes
+        state.consumer_waits(self._cpus if REMOTE in self._pools.by_name else 1, monotonic())
+        self._pools.perform()
+        self._pools.raise_fatal()
+        if self._placement.sizes is not sizes:  # others take over
+            self._fill(starving=True)
+        schedule = state.schedule
+        while state.widen_behind_straggler():  # idle workers have nothing more urgent to do
+            drawn = schedule.drawn
+            self._fill(starving=True)
+            if schedule.drawn == drawn:
+                return
+
+    @cached_property
+    def _cpus(self) -> int:
+        return static_worker_count()
+
+    def _wait_for_results(self, entered: float) -> Callable[[], Any]:
+        """Return the wait for workers of a call that began at ``entered``. It lasts `TICK_S` at the most.
+
+        Raises:
+            BatchTimeoutError: The call has taken too long already.
+        """
+        limit = TICK_S
+        if math.isfinite(self._state.late.due_at):
+            limit = min(limit, max(0.0, self._state.late.due_at - monotonic()))
+        if self._plan.timeout_s > 0:
+            left = entered + self._plan.timeout_s - monotonic()
+            if left <= 0:
+                raise self._delivery.timed_out()
+            limit = min(limit, left)
+        reading = self._drawing.descriptors()
+        watched = self._pools.descriptors()
+        self._wakeup.watch(watched + reading if reading and self._state.room(starving=True) else watched)
+        self._tally.block(monotonic(), self._cause(), self._idle_ratio())
+        return partial(self._wakeup.sleep, limit)
+
+    def _cause(self) -> int:
+        """Return the cause of the wait that is about to begin. It may be known only once the batch is here."""
+        schedule = self._state.schedule
+        if schedule.ready:
+            return STRAGGLER
+        if not self._placement.running():
+            return STARTUP
+        if self._drawing.awaits_reading(schedule):
+            return READ
+        self._pools.awaited = schedule.next_number if self._plan.in_order else ANY
+        return NONE_YET
+
+    def _idle_ratio(self) -> float:
+        """Return the part of the workers that have nothing to do."""
+        schedule, workers = self._state.schedule, self._placement.running()
+        if self._plan.logicals:
+            at_work = schedule.at_work
+        else:
+            load = self._placement.load
+            at_work = schedule.pending() + sum(
+                min(load[name], pool.at_work()) for name, pool in self._pools.by_name.items()
+            )
+        return max(0.0, 1.0 - at_work / workers) if workers else 0.0
 
     # -- resizing ------------------------------------------------------------------------------------------------
 
@@ -293,19 +425,20 @@ class Engine:
     def _grant(self) -> None:
         """Carry out the latest request. Called under the lock."""
         if self._placement.instructions:
-            self._performer.resume()
+            self._pools.resume()
         if self._requests:
             self._is_granting = True
             try:
                 request = self._requests[-1]
-                self._performer.tell(Resize(request))
+                self._state.resize(request)
+                self._pools.perform()
             finally:
                 self._is_granting = False
             if self._requests[-1] is request:
                 self._requests.pop()
-        self._performer.tell(Resized())
-        if self._performer.pools:
-            self._supply.fill()
+        self._state.settle_prefetch()
+        if self._pools.by_name:
+            self._fill()
 
     def request(self, sizes: Sizes) -> None:
         """As `resize`, but only ever carried out by the consumer's thread, within its next turn."""
@@ -338,15 +471,16 @@ class Engine:
         with self._lock:
             if self._closed:
                 return
-            self._performer.tell(StatesWanted())
+            self._state.logicals.ask_states()
+            self._pools.perform()
             deadline = monotonic() + wait_s
             while (left_s := deadline - monotonic()) > 0 and self._state.logicals.untold:
-                fds = [fd for pool in self._performer.pools.values() for fd in pool.descriptors()]
-                select.select(fds, (), (), left_s)
-                self._events.overhear()
+                select.select(self._pools.descriptors(), (), (), left_s)
+                if self._pools.overhear():
+                    self._wakeup.ring()
 
     def _points(self) -> Iterator[ResumePoint]:
-        undelivered = len(self.returned) + self._next.holds_a_batch()
+        undelivered = len(self.returned) + self._delivery.holds_a_batch()
         point = self._drawing.with_reading(self._state.point(undelivered))
         if point is not None:
             yield point
@@ -365,4 +499,4 @@ class Engine:
 
     def pool(self, name: str) -> WorkerPool | None:
         """The pool of that name, if it was ever needed."""
-        return self._performer.pools.get(name)
+        return self._pools.by_name.get(name)

@@ -1,4 +1,8 @@
-"""Iterators whose batches are made in the training process as torch makes them, one at a time; plain, or counted."""
+"""Iterators for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
+
+`_DpexInlineDataLoaderIter` counts nothing but batches. `_MeteredInlineDataLoaderIter` also measures them, with an
+`InlineMeter`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import default_collate
 
-from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled, next_data_in_process
+from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderIter, is_profiled
 from dpex.engine.inprocess_meter import InlineMeter
 from dpex.engine.pass_state import Drawn, begin_pass, go_on_in_process, in_process_state, point_for, recorder_of
-from dpex.engine.sample_errors import NOBODY, SampleErrors
+from dpex.engine.sample_errors import NO_ERRORS, SampleErrors
 from dpex.engine.sampler_start import hold
 from dpex.measure.ledger import LastReading
-from dpex.schedule.instructions import Instruction, Raise, Say
+from dpex.schedule.instructions import Raise, Say
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.sample_policy import SamplePolicy, policy_of
 from dpex.stats import LastStats, LoaderStats
@@ -51,6 +55,9 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
     def __init__(self, loader: Any, arenas: ArenaCache, resume: PassState | None = None) -> None:
         begin_pass(super().__init__, self, loader, resume)
         self._first = point_for(resume) or ResumePoint()
+        is_stream = loader._dataset_kind == DatasetKind.Iterable
+        self._may_warn = is_stream and loader._IterableDataset_len_called is not None
+        """Batches beyond the length that the dataset named are warned of, at the line of the caller."""
         if loader.seeding == "batch" and loader._dataset_kind == DatasetKind.Map:
             self._maker = InProcessMaker(int(self._base_seed), modes_here())
         if self._collate_fn is default_collate:
@@ -80,13 +87,25 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
         fetcher.fetch = lambda index: maker.make(fetch, index, next(numbers), first.epoch)
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_ending():  # nobody can ask any more, and the modules that would answer may be cleared
+        if is_ending():  # the modules that would answer may be cleared, and no caller is left
             return
         last_stats, last_state = getattr(self, "last_stats", None), getattr(self, "last_state", None)
         if last_stats is not None:  # None: the constructor has failed
             last_stats.end(_counted_by_torch(self))
         if last_state is not None:
             last_state.end(in_process_state(self))
+
+    def __next__(self) -> Any:
+        """Return the next batch, as torch does.
+
+        torch's own ``__next__`` marks the batch for a profiler, which takes as long as a tiny batch. So it is called
+        only while a profiler is on, or where it may warn.
+        """
+        if self._may_warn or is_profiled():
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
 
     def _next_data(self) -> Any:
         try:
@@ -114,36 +133,31 @@ class GuardedFetcher(MapDatasetFetcher):
 
     def __init__(self, torchs: Any, policy: SamplePolicy, seed: int) -> None:
         vars(self).update(vars(torchs))
-        self._out: list[Instruction] = []
         self._guard = SampleGuard(self.dataset, policy, seed)
         self._made = 0
-        self.errors = SampleErrors(policy, self._out)
+        self.errors = SampleErrors(policy)
 
     def fetch(self, possibly_batched_index: Any) -> Any:
         """See torch's."""
         guard, index = self._guard, possibly_batched_index
         data = guard.samples(index) if self.auto_collation else guard.sample(index)
         self._made += 1
-        self.errors.made((0, self._made), len(data) if self.auto_collation else 1, guard.taken())
-        self._perform()
+        said = self.errors.made((0, self._made), len(data) if self.auto_collation else 1, guard.taken())
+        for one in said:
+            if isinstance(one, Say):
+                warn(one.text)
+            elif isinstance(one, Raise):
+                raise one.error
         return self.collate_fn(data)
-
-    def _perform(self) -> None:
-        while self._out:
-            told = self._out.pop(0)
-            if isinstance(told, Say):
-                warn(told.text)
-            elif isinstance(told, Raise):
-                raise told.error
 
 
 def errors_of(fetcher: Any) -> SampleErrors:
-    """Return the errors of a `GuardedFetcher`, and `NOBODY` of any other fetcher."""
-    return fetcher.errors if isinstance(fetcher, GuardedFetcher) else NOBODY
+    """Return the errors of a `GuardedFetcher`, and `NO_ERRORS` of any other fetcher."""
+    return fetcher.errors if isinstance(fetcher, GuardedFetcher) else NO_ERRORS
 
 
 class _CountedFetcher(MapDatasetFetcher):
-    """torch's, with single samples timed where that is worth it."""
+    """torch's fetcher, with single samples timed where they take long enough."""
 
     def __init__(self, torchs: Any, meter: InlineMeter) -> None:
         vars(self).update(vars(torchs))
@@ -158,7 +172,7 @@ class _CountedFetcher(MapDatasetFetcher):
 
 
 class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
-    """The same, counted."""
+    """Batches made in this process, one at a time, and measured."""
 
     def __init__(
         self,
@@ -206,41 +220,3 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
             raise
         self._meter.leave()
         return data
-
-
-class _Unmarked:
-    """torch's ``__next__`` without its profiler mark, which takes as long as a tiny batch, while nobody profiles.
-
-    Not for a stream that may warn of its length: the warning names the line of whoever calls ``__next__``.
-    """
-
-    _next_data: Callable[[], Any]
-    _num_yielded: int
-
-    def __next__(self) -> Any:
-        if is_profiled():
-            return super().__next__()  # type: ignore[misc]
-        data = self._next_data()
-        self._num_yielded += 1
-        return data
-
-
-class _DpexUnmarkedDataLoaderIter(_Unmarked, _DpexInlineDataLoaderIter):
-    """See both. One call fewer for each batch."""
-
-    _next_data = next_data_in_process
-
-    def __next__(self) -> Any:
-        try:
-            if is_profiled():
-                return super().__next__()
-            data = self._next_data()
-        except Exception as error:
-            self._recorder.raised(error)
-            raise
-        self._num_yielded += 1
-        return data
-
-
-class _DpexMeteredUnmarkedDataLoaderIter(_Unmarked, _MeteredInlineDataLoaderIter):
-    """See both."""

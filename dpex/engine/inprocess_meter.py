@@ -1,6 +1,6 @@
-"""Counts what torch's own in-process iterator does, for a loader without workers whose metrics are exported.
+"""Measures the batches of an in-process iterator, for a loader without workers whose metrics are exported.
 
-Used by the consumer's thread; `InlineMeter.sums` may be called from any.
+Used by the consumer's thread; `InlineMeter.sums` and `InlineMeter.stats` may be called from any.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
-from dpex.engine.sample_errors import NOBODY
+from dpex.engine.sample_errors import NO_ERRORS
 from dpex.measure.batch_times import BatchTimes
 from dpex.measure.consumer_time import Tally
 from dpex.measure.pool_times import PoolTimes
@@ -21,7 +21,7 @@ from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.names import INLINE
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
-from dpex.system.cpu_clocks import CPU_CLOCK_EVERY, TINY_S, HelperThreads
+from dpex.system.cpu_clocks import HelperThreads
 from dpex.system.gpu.stall import GpuStall
 from dpex.system.run_queue import OwnQueue
 from dpex.worker.fetch import SampleClock
@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 
 
 class InlineMeter:
-    """Told of each call of ``next()`` what came when: `enter`, `drawn`, the collate function, `leave`.
+    """Times the parts of each call of ``next()``: `enter`, `drawn`, the collate function, `leave`, in this order.
 
-    dataset: whose transforms are timed now and then, if there is a ``timer``.
+    Args:
+        auto_collation: An index is a list of samples.
+        gpu: Measures the GPU's stall, or None.
+        dataset: The dataset whose transforms are timed now and then, if there is a ``timer``.
+        timer: Times the transforms of a batch.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class InlineMeter:
     ) -> None:
         self._gpu = gpu
         self.feed: Feed | None = None
-        """What brings the batches to a device; set before the first call."""
+        """The feed that copies the batches to a device; set before the first call."""
         self._dataset = dataset
         self._timer = timer or TicketTimer(is_on=False)
         self._is_timed = False
@@ -56,18 +60,16 @@ class InlineMeter:
         self._tally = Tally(detailed=True, queue=OwnQueue().seconds)
         self._times = PoolTimes()
         self._errors: Counter[str] = Counter(batch=0)
-        self.sample_errors = NOBODY
-        """Set by whoever makes batches although some samples cannot be had."""
+        self.sample_errors = NO_ERRORS
+        """Samples that failed in an iterator that makes batches without them."""
         self._opened = self._drawn_at = self._cpu_drawn_at = 0.0
-        self._unclocked = 0
-        self._ratios = (1.0, 1.0)
         self._helpers = HelperThreads()
         self._clock = SampleClock()
         self._slow_samples = SlowestSamples()
         self._index: Any = None
 
     def enter(self) -> None:
-        """The consumer asks for a batch."""
+        """Note that the consumer asks for a batch."""
         now = monotonic()
         self._opened, self._entered = 0.0, now
         self._tally.enter(now)
@@ -75,55 +77,43 @@ class InlineMeter:
             self._mark = self._gpu.enter()
 
     def drawn(self) -> None:
-        """The sampler said which one."""
+        """Note that the sampler has given the index of the batch."""
         now = monotonic()
         self._tally.busy(SAMPLER, self._entered, now)
         if now >= self._timer.due:
             self._is_timed = self._timer.begin(now, self._dataset)
-            now, self._unclocked = monotonic(), 0
+            now = monotonic()
         if self._helpers.is_looking:
             self._helpers.begin()
             now = monotonic()
         self._drawn_at = now
-        self._cpu_drawn_at = thread_time() if self._unclocked == 0 else 0.0
+        self._cpu_drawn_at = thread_time()
 
     @property
     def times_samples(self) -> bool:
-        """Whether `samples` is to be asked for the samples of the next batch."""
+        """Return True if the samples of the next batch are to be loaded by `samples`."""
         return self._clock.is_on
 
     def samples(self, dataset: Any, index: Any) -> list[Any]:
-        """``[dataset[i] for i in index]``, timed one by one."""
+        """Return ``[dataset[i] for i in index]``, timed one by one."""
         self._index = index
         return self._clock.samples(dataset, index)
 
     def timed(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The collate function, which ends the making of a batch.
-
-        The CPU clock is a system call: of tiny batches it is read for each `CPU_CLOCK_EVERY`-th, which stands for all.
-        """
-
+        """Return a collate function that calls ``collate_fn`` and counts the batch."""
         tally, count = self._tally, self._times.count
 
         def collate(data: Any) -> Any:
-            clocked = self._unclocked == 0
-            began = monotonic()
-            cpu_began = thread_time() if clocked else 0.0
+            began, cpu_began = monotonic(), thread_time()
             batch = self._timer.collating(collate_fn, data) if self._is_timed else collate_fn(data)
-            self._opened = monotonic()
+            self._opened, cpu_ended = monotonic(), thread_time()
             load_s, collate_s = began - self._drawn_at, self._opened - began
-            if clocked:
-                cpu_s = thread_time() - cpu_began
-                self._ratios = (
-                    (cpu_began - self._cpu_drawn_at) / load_s if load_s > 0 else 1.0,
-                    cpu_s / collate_s if collate_s > 0 else 1.0,
-                )
-            self._unclocked = 0 if load_s + collate_s > TINY_S else (self._unclocked + 1) % CPU_CLOCK_EVERY
             samples = len(data) if self._auto_collation and isinstance(data, list) else 1
             if self._helpers.is_looking or self._opened >= self._helpers.due:
                 self._helpers.end(self._opened, load_s + collate_s)
             helped = self._helpers.ratio(load_s + collate_s) if self._helpers.each_s else 0.0
-            load_cpu_s, collate_cpu_s = load_s * (self._ratios[0] + helped), collate_s * (self._ratios[1] + helped)
+            load_cpu_s = cpu_began - self._cpu_drawn_at + helped * load_s
+            collate_cpu_s = cpu_ended - cpu_began + helped * collate_s
             slowest = self._clock.slowest(load_s, samples)
             if slowest and slowest[0] > self._slow_samples.least_s:
                 self._slow_samples.add(slowest[0], self._index, slowest[1])
@@ -144,7 +134,7 @@ class InlineMeter:
         self._timer.end()
 
     def leave(self, error: BaseException | None = None) -> None:
-        """It has got one, or that error."""
+        """Note that the consumer has its batch, or that this error comes out of ``next()``."""
         if self._is_timed:
             self._end_timing()
         over = False
@@ -159,7 +149,7 @@ class InlineMeter:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def sums(self) -> Sums:
-        """The counts so far."""
+        """Return the counts so far."""
         gpu, feed = self._gpu, self.feed
         return self._tally.sums(
             monotonic(),
@@ -176,7 +166,7 @@ class InlineMeter:
         )
 
     def stats(self) -> LoaderStats:
-        """The counts so far; see `LoaderStats`."""
+        """Return the counts so far; see `LoaderStats`."""
         sums = self.sums()
         inside_s = sums.wait_s + sums.transfer_s
         return LoaderStats(

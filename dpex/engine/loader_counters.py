@@ -1,7 +1,8 @@
-"""Keeps one loader's counts for its diagnosis: reads iterators when asked and when they end, never in between.
+"""Counts of one loader for its diagnosis, read from its iterators when a caller asks and when they end.
 
-A page is an iterator. What an ended one counted is kept; its engine is let go. `Page.end` takes no lock, as a garbage
-collection may call it anywhere. Beginning and ending a page read a few small files in ``/proc``.
+A `Page` holds the counts of one iterator. When the iterator ends, its page keeps the counts and releases the engine.
+`Page.end` takes no lock, as a garbage collection may call it anywhere. Beginning and ending a page read a few small
+files in ``/proc``.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from dpex.system.machine import cpu_used
 from dpex.system.run_queue import RunQueueTimes
 
 SHORT_S = 0.2
-"""Run queues of iterators that lived less are not asked about: looking would take a share of that."""
+"""Seconds. The run queues of iterators that lived for less are not read, as that would take a share of this time."""
 
 
 class CounterSource(Protocol):
-    """What of an iterator's engine is read."""
+    """An iterator's engine, as a page reads it."""
 
     def sums(self) -> Sums:
-        """Its counts; from any thread."""
+        """Return the counts so far. Any thread may call it."""
 
 
 class Page:
-    """One iterator in the book, or what is left of it. Begun by the training thread, read by any."""
+    """The counts of one iterator, also after its end. The training thread makes it, and any thread may read it."""
 
     def __init__(self, source: CounterSource) -> None:
         self._whole = LastReading(partial(self._measured, source))
@@ -48,25 +49,27 @@ class Page:
         self._used = _used(())
 
     def end(self) -> None:
-        """Keep the counts, let go of the engine."""
+        """Keep the counts, and release the engine."""
         self._whole.end()
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing will be added."""
+        """True once the iterator has ended, so that the counts stay as they are."""
         return self._whole.has_ended
 
     def read(self) -> Sums:
-        """The counts since the page or the book was begun."""
+        """Return the counts since the page was made, or since `restart`."""
         return self._whole.read().since(self._base)
 
     def restart(self) -> None:
-        """Count from here on."""
+        """Count from now on."""
         self._base = self._whole.read()
 
     def _measured(self, source: CounterSource) -> Sums:
-        """Its counts, and what this process and the workers had of the CPUs; of that, what fell between two passes is
-        taken off in proportion."""
+        """Return the counts, with the CPU time of this process and its workers.
+
+        CPU time between two passes is subtracted in proportion.
+        """
         found = source.sums()
         lived_s = max(1e-6, monotonic() - self._began_at)
         part = min(1.0, found.wall_s / lived_s)
@@ -74,7 +77,7 @@ class Page:
         return found if lived_s < SHORT_S else self._with_queues(self._with_others(found, lived_s), part)
 
     def _with_others(self, found: Sums, lived_s: float) -> Sums:
-        """With the CPU time of other programs, if it can be told."""
+        """Add the CPU time of other programs, if it is known."""
         used = _used(found.pids)
         if used is None or self._used is None:
             return found
@@ -83,7 +86,7 @@ class Page:
         return replace(found, others_s=others_s / ranks, others_over_s=lived_s)
 
     def _with_queues(self, found: Sums, part: float) -> Sums:
-        """With the time on run queues, of the training thread and of who makes batches."""
+        """Add the time on run queues, of the training thread and of the processes that make batches."""
         queued = run_queue.look(found.pids, found.thread or self._thread)
         ran = queued.since(self._queued)
         makers = {INLINE: ran.here, LOCAL: queued.workers}
@@ -95,12 +98,15 @@ class Page:
 
 
 def _with_queue(pool: PoolStats, ran: RunQueueTimes | None) -> PoolStats:
-    """With how long its batches were on run queues, by what those who make them had to wait for a CPU."""
+    """Add the time that a pool's batches were on run queues, by the delay of the processes that make them."""
     return pool if ran is None else replace(pool, queued_s=pool.cpu_s * ran.delay, queue_known_s=pool.load_s)
 
 
 def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:
-    """CPU seconds so far, of everybody on our CPUs and of this process with those; None: not to be had, or not ours."""
+    """Return CPU seconds so far: of all programs on this machine's CPUs, and of this process with ``pids``.
+
+    None: they are unknown, or this container shares the CPUs with others.
+    """
     if sys.platform == "linux" and cgroup_cpus() is None:
         with contextlib.suppress(OSError, ValueError, IndexError):
             return cpu_used(pids)
@@ -108,23 +114,23 @@ def _used(pids: tuple[int, ...]) -> tuple[float, float] | None:
 
 
 class LoaderCounters:
-    """One loader's pages."""
+    """The pages of one loader's iterators."""
 
     def __init__(self) -> None:
         self._pages: Ledger[Page] = Ledger(_one_after_the_other)
 
     def open(self, source: CounterSource) -> Page:
-        """A page for this one; call `Page.end` when it has ended."""
+        """Return a new page for an iterator's engine. Call `Page.end` when the iterator has ended."""
         page = Page(source)
         self._pages.add(page)
         return page
 
     def read(self) -> Sums:
-        """All of it now."""
+        """Return the counts of all iterators so far."""
         return self._pages.read()
 
     def restart(self) -> None:
-        """Count from here on."""
+        """Count from now on."""
         for page in self._pages.clear():
             page.restart()
 

@@ -1,10 +1,10 @@
-"""The state of a pass, and how the iterator of a later run goes on with it.
+"""The state of a pass, from which the iterator of a later run resumes.
 
-Nothing here has a cost per batch: random states are noted before the first index is drawn, and all else is read when it
-is asked for. Only a sampler that has a state of its own is asked for it while it is drawn from, now and then.
+Nothing here has a cost per batch: random states are noted before the first index is drawn, and the rest is read when
+the state is asked for. Only a sampler that has a state of its own is asked for it now and then during the pass.
 
-An iterator of torch's draws a base seed when it is made, and iterates its dataset and its sampler. One that resumes a
-pass has the base seed of the other run, and leaves all generators as they were before.
+An iterator of torch's draws a base seed when it is made, and iterates its dataset and its sampler. An iterator that
+resumes a pass has the base seed of the other run, and leaves all generators as they were before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PASSED_OVER = (
 )
 _CANNOT_TELL = "state_dict() of the sampler failed, so its state is not kept: a later run draws its order again"
 _MOST_STATES = 1024
-"""States of a sampler that are kept; more than lie between what is drawn and what is delivered."""
+"""States of a sampler that are kept: more than there are between the latest draw and the latest delivery."""
 
 Drawn = tuple[SamplerStart, Iterator[Any]] | None
 """Indices of which the first was drawn already, and the states before that."""
@@ -45,12 +45,19 @@ Drawn = tuple[SamplerStart, Iterator[Any]] | None
 
 @dataclass(frozen=True, kw_only=True)
 class PassState:
-    """See the module.
+    """The state of a pass.
 
-    base_seed: of the iterator. start: random states before the first draw; once it ``has_finished``, which is when the
-    end was told, those of the loader's own generators now. point: where it stands. batches: delivered so far. sampler:
-    the state of a stateful sampler, and after how many batches. dataset: of a dataset that is read in the training
-    process; fetcher: what reads it, and can tell that later. persists: the next epoch is the same iterator's.
+    Attributes:
+        base_seed: The base seed of the iterator.
+        start: Random states before the first draw. Once the pass ``has_finished``, the present states of the loader's
+            own generators.
+        point: The next batch, and the states of logical workers.
+        batches: Batches delivered so far.
+        sampler: The state of a stateful sampler, and the number of batches that it was taken after.
+        dataset: The state of a dataset that is read in the training process.
+        fetcher: The fetcher of that dataset, from which its state is read later.
+        has_finished: The loop over the pass has ended.
+        persists: The next epoch belongs to the same iterator.
     """
 
     base_seed: int
@@ -70,7 +77,7 @@ class PassState:
 
 
 class PassRecorder:
-    """Notes of a pass what could not be known later.
+    """Records what a state needs and what could not be found out later.
 
     Args:
         index_sampler: Draws the index of each batch.
@@ -279,7 +286,7 @@ def recorder_of(iterator: BaseDataLoaderIter, loader: Any) -> PassRecorder:
 
 
 def worker_state(engine: Engine, recorder: PassRecorder) -> PassState | None:
-    """The state of a pass that an engine drives; None: another thread has been in it for too long."""
+    """Return the state of a pass that an engine drives. None: another thread has been in ``next()`` for too long."""
     point = engine.point()
     return None if point is None else recorder.state(point, point.first)
 
@@ -288,7 +295,7 @@ def worker_state(engine: Engine, recorder: PassRecorder) -> PassState | None:
 
 
 def in_process_state(iterator: Any) -> PassState | None:
-    """The state of a pass that torch's in-process iterator drives."""
+    """Return the state of a pass of an in-process iterator."""
     if iterator is None:
         return None
     recorder: PassRecorder = iterator._recorder
@@ -309,12 +316,12 @@ def _reached(begun: ResumePoint, batches: int) -> ResumePoint:
 
 
 def stream_of(iterator: Any) -> Any:
-    """The iterator of an iterable dataset that is read here; None of any other."""
+    """Return the iterator of an iterable dataset that is read in this process, else None."""
     return getattr(iterator._dataset_fetcher, "dataset_iter", None)
 
 
 def dataset_state_of(fetcher: Any) -> DatasetState:
-    """The state of a dataset that is read in the training process."""
+    """Return the state of a dataset that is read in the training process."""
     stream = getattr(fetcher, "dataset_iter", None)
     return DatasetState(
         dataset=None if stream is fetcher.dataset else state_of(fetcher.dataset),
@@ -324,7 +331,7 @@ def dataset_state_of(fetcher: Any) -> DatasetState:
 
 
 def go_on_in_process(iterator: SingleProcessDataLoaderIter, resume: PassState) -> None:
-    """Have the dataset, and the count of batches, where they were."""
+    """Set the dataset, and the count of batches, to where they were."""
     if resume.has_finished:
         return
     inner: Any = iterator

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 class EnginePlan:
     """Options of an engine, which do not change while it lives.
 
-    samples: the policy for samples that cannot be loaded. pass_batches: batches of a whole pass, 0 if unknown.
-    starts_anew: each pass starts workers of its own. splitting: see `dpex.schedule.engine_state`.
+    Attributes:
+        make_pool: Makes the pool of a name, with a number of workers.
+        samples: The policy for samples that cannot be loaded.
+        splitting: See `dpex.schedule.engine_state`.
+        pass_batches: Batches of a whole pass, 0 if unknown.
+        starts_anew: Each pass starts workers of its own.
     """
 
     logicals: int
@@ -44,7 +48,7 @@ class EnginePlan:
     starts_anew: bool = False
 
     def state(self, sizes: Sizes) -> EngineState:
-        """The state of an engine that begins with ``sizes``."""
+        """Return the state of an engine that begins with ``sizes``."""
         rules = PrefetchRules(
             base_prefetch=self.base_prefetch,
             logical=self.logicals > 0,

@@ -1,10 +1,10 @@
-"""The batches that another engine reads, as they come: what an engine that decodes draws from in place of a sampler.
+"""Batches that another engine reads. An engine that decodes draws from them in place of a sampler.
 
-What is there already is taken, without a wait, and `descriptors` tell when there is more. Used by the thread that
-drives the engine that decodes, which drives the other one by that; an exception of a signal handler loses nothing (see
-`dpex.system.interrupts`).
+Batches that are read already are taken without a wait, and `ReadBatches.descriptors` turn readable when there are more.
+The thread that drives the decoding engine drives the reading engine by these calls. An exception of a signal handler
+loses nothing (see `dpex.system.interrupts`).
 
-For a later run, the reading is behind the batches that the decoding engine has delivered: those that were taken here
+A later run resumes the reading behind the batches that the decoding engine has delivered. Batches that were taken here
 and are not delivered yet are read again.
 """
 
@@ -25,13 +25,16 @@ and then they are not delivered yet."""
 
 
 class ReadingEngine(Protocol):
-    """The engine that reads; `dpex.engine.engine.Engine` says what each of these is."""
+    """The engine that reads, as far as it is used here; see `dpex.engine.engine.Engine`."""
 
     returned: deque[Any]
-    schedule: Schedule
+
+    @property
+    def schedule(self) -> Schedule:
+        """The tickets of its present epoch."""
 
     def next_if_ready(self, hand: list[Any]) -> bool:
-        """Put the next batch into ``hand``, without a wait: False where it is not there yet."""
+        """Put the next batch into ``hand``, without a wait. Return False if it is not there yet."""
 
     def point(self) -> ResumePoint | None:
         """Return where its pass is."""
@@ -41,12 +44,16 @@ class ReadingEngine(Protocol):
 
 
 class ReadBatches:
-    """See the module. ``is_over``: there is nothing more. ``largest_bytes``: of the batches so far.
+    """See the module.
 
     Args:
-        engine: Reads, and has begun an epoch.
+        engine: The reading engine, which has begun an epoch.
         first: The number that the decoding engine gives the first batch.
-        in_order: Batches are delivered in the order in which they were drawn here; else `point` cannot be asked for.
+        in_order: Batches are delivered in the order in which they were drawn here. Without it, `point` is unknown.
+
+    Attributes:
+        is_over: There are no more batches.
+        largest_bytes: Bytes of the largest batch so far.
     """
 
     def __init__(self, engine: ReadingEngine, first: int, *, in_order: bool) -> None:
@@ -54,13 +61,13 @@ class ReadBatches:
         self._schedule = engine.schedule
         self._first = first
         if in_order:
-            self._schedule.lend()
+            self._schedule.forward()
         self._hand: list[Any] = []
         self.is_over = False
         self.largest_bytes = 0
 
     def take(self, most: int, into: deque[Any]) -> None:
-        """Append batches that are there already to ``into``, ``most`` at the most."""
+        """Append at most ``most`` batches that are there already to ``into``."""
         while most > 0 and self._has_next():
             into += (self._hand[0],)  # from here on without a call: see `dpex.system.interrupts`
             del self._hand[0]
@@ -93,10 +100,10 @@ class ReadBatches:
         return True
 
     def delivered(self, first: int) -> None:
-        """Batches before number ``first`` were delivered, and are not asked for again."""
-        lent = self._schedule.lent
-        while lent and self._first < first:
-            del lent[0]  # from here on without a call: see `dpex.system.interrupts`
+        """Note that batches before number ``first`` were delivered, and are not needed again."""
+        forwarded = self._schedule.forwarded
+        while forwarded and self._first < first:
+            del forwarded[0]  # from here on without a call: see `dpex.system.interrupts`
             self._first += 1
 
     def point(self, first: int) -> ResumePoint | None:

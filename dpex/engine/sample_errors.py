@@ -1,6 +1,6 @@
 """Counts the samples that could not be loaded, names them, and ends the pass if they are too many.
 
-Used by the thread that takes batches in; read by any. What is to be said or raised is put among the instructions, which
+Used by the thread that takes batches in; read by any. What is to be said or raised is returned as instructions, which
 the training thread performs.
 """
 
@@ -24,27 +24,28 @@ _PLACE = {"skip": "another one of its batch has its place", "replace": "another 
 
 
 class SampleErrors:
-    """See the module. ``out``: where instructions go. ``count``: samples that failed. ``latest``: some of them."""
+    """See the module. ``count``: samples that failed. ``latest``: some of them."""
 
-    def __init__(self, policy: SamplePolicy, out: list[Instruction]) -> None:
+    def __init__(self, policy: SamplePolicy) -> None:
         self.is_on = policy.tolerates
         self.count = 0
         self.latest: deque[FailedSample] = deque(maxlen=FAILED_KEPT)
-        self._out = out
         self._policy = policy
         self._samples = 0
         self._last = (-1, -1)
 
-    def made(self, batch: tuple[int, int], samples: int, failed: tuple[tuple[str, str], ...]) -> None:
+    def made(
+        self, batch: tuple[int, int], samples: int, failed: tuple[tuple[str, str], ...]
+    ) -> tuple[Instruction, ...]:
         """Count batch ``batch`` (epoch, number), of ``samples`` samples. A second call in a row changes nothing."""
         if batch == self._last:
-            return
+            return ()
         self._last = batch
         self._samples += samples
-        for index, error in failed:
-            self._note(index, error)
+        said = [text for index, error in failed if (text := self._note(index, error))]
         if failed and self.count > max(LEAST, self._policy.max_errors * self._samples):
-            self._out.append(Raise(TooManySampleErrors(self._why())))
+            return (*map(Say, said), Raise(TooManySampleErrors(self._why())))
+        return tuple(map(Say, said))
 
     def _why(self) -> str:
         share, latest = self._policy.max_errors, self.latest[-1]
@@ -54,7 +55,8 @@ class SampleErrors:
             "allow more"
         )
 
-    def _note(self, index: str, error: str) -> None:
+    def _note(self, index: str, error: str) -> str:
+        """Count a sample that failed. Return a text for the user if it is the first one, else ""."""
         text = (
             f"sample {index} could not be loaded ({error}): {_PLACE[self._policy.on_error]}, as on_sample_error="
             f"{self._policy.on_error!r} says"
@@ -62,10 +64,10 @@ class SampleErrors:
         self.latest.append(FailedSample(index, error))
         self.count += 1
         if self.count == 1:
-            self._out.append(Say(f"{text}. Further ones are logged, counted and named in the diagnosis"))
-        else:
-            logger.warning("%s", text)
+            return f"{text}. Further ones are logged, counted and named in the diagnosis"
+        logger.warning("%s", text)
+        return ""
 
 
-NOBODY = SampleErrors(AS_TORCH, [])
+NO_ERRORS = SampleErrors(AS_TORCH)
 """For a loader in which an error of a sample is the error of its batch."""

@@ -1,8 +1,8 @@
-"""The random states from which a sampler draws its order, and the rest of that order for a run that goes on within it.
+"""Random states from which a sampler draws its order, and the rest of that order for a run that resumes within it.
 
-torch's samplers draw their order at once, from a generator that they have or from torch's global one, and so a pass is
-known by the states before its first draw and by how many batches were delivered. What comes before is passed over
-without reading any data: the samples of torch's `BatchSampler` at once, the batches of another one by one.
+torch's samplers draw their order at once, from a generator of their own or from torch's global one. So the states
+before the first draw and the number of delivered batches describe a pass. A run that resumes skips the delivered
+batches without reading any data: those of torch's `BatchSampler` at once, those of another sampler one by one.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _TORCH = ("torch",)
 _NO_ITEM = object()
 _LIST_ITERATOR: type[Any] = type([].__iter__())
 _DEEPEST = 5
-"""Samplers within samplers that are looked at."""
+"""The most samplers within each other that are looked at."""
 
 
 def samplers_within(index_sampler: Any) -> Iterator[tuple[str, Any]]:
-    """What draws the index of each batch, then what that draws from, and so on, each with a name."""
+    """Return the sampler of batches, then the sampler that it draws from, and so on, each with a name."""
     name, sampler = "sampler", index_sampler
     for _ in range(_DEEPEST):
         if sampler is None:
@@ -52,7 +52,7 @@ def samplers_within(index_sampler: Any) -> Iterator[tuple[str, Any]]:
 
 
 def generators_of(index_sampler: Any, generator: Any) -> dict[str, torch.Generator]:
-    """The generators that a loader and its samplers have for themselves, each once, by name."""
+    """Return the generators that a loader and its samplers have for themselves, each once, by name."""
     named = [("loader", generator)]
     named += [(name, attribute(sampler, "generator")) for name, sampler in samplers_within(index_sampler)]
     found = {id(each): (name, each) for name, each in reversed(named) if isinstance(each, torch.Generator)}
@@ -65,10 +65,12 @@ def _is_among(sampler: Any, kinds: tuple[type, ...]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerStart:
-    """See the module.
+    """Random states before the first draw of a pass.
 
-    generators: states of generators that loader and samplers have for themselves. epochs: of samplers that have
-    ``set_epoch``. shared: states of the global generators from which a sampler may draw, by their names.
+    Attributes:
+        generators: States of generators that loader and samplers have for themselves, by name.
+        epochs: Epochs of samplers that have ``set_epoch``, by name.
+        shared: States of the global generators from which a sampler may draw, by name.
     """
 
     generators: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class SamplerStart:
     def now(
         cls, index_sampler: Any, generator: Any, *, is_stream: bool = False, for_iterator: bool = False
     ) -> SamplerStart:
-        """As they are. for_iterator: an iterator that is made next draws its base seed there, too."""
+        """Return the present states. ``for_iterator``: an iterator that is made next draws its base seed there, too."""
         draws = for_iterator and generator is None
         own = {name: each.get_state() for name, each in generators_of(index_sampler, generator).items()}
         if is_stream:
@@ -91,7 +93,7 @@ class SamplerStart:
         return cls(generators=own, epochs=_epochs_of(index_sampler), shared=global_states(names))
 
     def apply_own(self, index_sampler: Any, generator: Any) -> None:
-        """Have the generators of loader and samplers, and the samplers' epochs, as they were."""
+        """Set the generators of loader and samplers, and the samplers' epochs, to these states."""
         for name, each in generators_of(index_sampler, generator).items():
             if name in self.generators:
                 each.set_state(self.generators[name])
@@ -101,14 +103,14 @@ class SamplerStart:
 
     @property
     def is_now(self) -> bool:
-        """Whether torch's global generator, if it matters, is as it was."""
+        """True if torch's global generator is as it was, or does not matter."""
         return "torch" not in self.shared or torch.equal(torch.get_rng_state(), self.shared["torch"])
 
     @contextmanager
     def global_states(self) -> Iterator[None]:
-        """Have the global generators as they were, for a while.
+        """Set the global generators to these states for a ``with`` block, and put them back afterwards.
 
-        If they are so already then nothing was drawn yet, and what is drawn now is missing from them afterwards.
+        If they have these states already, no number was drawn yet, and they keep the state that the block leaves.
         """
         if self.is_now and "python" not in self.shared:
             yield
@@ -139,7 +141,7 @@ class FirstDraw:
         self._name = ""
 
     def held_by(self, holder: Any, name: str) -> None:
-        """Be replaced in that attribute."""
+        """Set the attribute in which this is replaced."""
         self._holder, self._name = weakref.ref(holder), name
 
     def __iter__(self) -> FirstDraw:
@@ -156,7 +158,7 @@ class FirstDraw:
 
 
 def hold(holder: Any, name: str, indices: Any) -> None:
-    """Have the indices in that attribute; a `FirstDraw` is replaced there."""
+    """Set that attribute to ``indices``. A `FirstDraw` is replaced there after its first draw."""
     setattr(holder, name, indices)
     if isinstance(indices, FirstDraw):
         indices.held_by(holder, name)
@@ -181,7 +183,7 @@ class Begun:
 
 
 class _Given:
-    """An iterator in a sampler's place."""
+    """A sampler that returns a given iterator."""
 
     def __init__(self, samples: Iterator[Any]) -> None:
         self._samples = samples
@@ -191,7 +193,7 @@ class _Given:
 
 
 def rest_of(index_sampler: Any, first: int) -> Iterator[Any]:
-    """The indices of batches from ``first`` on. Drawn from the states that are set now."""
+    """Return the indices of batches from ``first`` on, drawn from the present random states."""
     if type(index_sampler) is not BatchSampler:
         return Begun(passed_over(iter(index_sampler), first))
     size, sampler = index_sampler.batch_size, index_sampler.sampler
@@ -204,14 +206,14 @@ def rest_of(index_sampler: Any, first: int) -> Iterator[Any]:
 
 
 def passed_over(items: Iterator[Any], count: int) -> Iterator[Any]:
-    """The same iterator without its first items, at once where they are those of a list, as with most of torch's."""
+    """Return ``items`` after skipping ``count`` of them, at once if they are a list's, as in most torch samplers."""
     while count > 0 and next(items, _NO_ITEM) is not _NO_ITEM:
         count -= 1 + _passed_in_list(items, count - 1)
     return items
 
 
 def _passed_in_list(items: Any, most: int) -> int:
-    """How many items were passed over because this iterator is of a list, or yields from one."""
+    """Skip at most ``most`` items, at once if they are a list's. Return the number of skipped items."""
     inner: Any = items.gi_yieldfrom if isinstance(items, GeneratorType) else items
     if type(inner) is not _LIST_ITERATOR:
         deque(taken(items, most), maxlen=0)
@@ -224,7 +226,7 @@ def _passed_in_list(items: Any, most: int) -> int:
 
 @contextmanager
 def undrawn(generator: torch.Generator | None) -> Iterator[None]:
-    """Have a loader's generator, or torch's global one, afterwards as it was before."""
+    """Put a loader's generator, or torch's global one, back after a ``with`` block."""
     source = torch.default_generator if generator is None else generator
     before = source.get_state()
     try:

@@ -6,14 +6,15 @@ change, right to within the moment that passes meanwhile.
 
 from __future__ import annotations
 
-from dpex.engine.event_handler import EventHandler
 from dpex.engine.plan import EnginePlan
+from dpex.engine.pools import Pools
 from dpex.measure.consumer_time import EngineLook, Tally
 from dpex.measure.pool_times import PoolTimes
 from dpex.measure.samples import PoolSample
 from dpex.measure.sums import PoolStats, Sums
 from dpex.measure.wait_causes import STARTUP
 from dpex.pools.base import WorkerPool
+from dpex.schedule.engine_state import EngineState
 from dpex.schedule.names import LOCAL, REMOTE, WORKER_POOLS
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
@@ -23,10 +24,10 @@ from dpex.system.gpu.stall import GpuSteps
 class EngineView:
     """Reads the engine's plan, events and tally; changes nothing."""
 
-    def __init__(self, plan: EnginePlan, events: EventHandler, tally: Tally) -> None:
+    def __init__(self, plan: EnginePlan, state: EngineState, pools: Pools, tally: Tally) -> None:
         self._plan = plan
-        self._events = events
-        self._state = events.state
+        self._state = state
+        self._pools = pools
         self._tally = tally
 
     def stats(self) -> LoaderStats:
@@ -49,8 +50,8 @@ class EngineView:
             deaths=self._state.failures.deaths.total(),
             remade=self._state.failures.remade,
             late=self._state.late.made_again,
-            failed_samples=self._events.sample_errors.count,
-            pools={name: self._pool(pool) for name, pool in self._events.performer.pools.items()},
+            failed_samples=self._pools.sample_errors.count,
+            pools={name: self._pool(pool) for name, pool in self._pools.by_name.items()},
         )
 
     def _pool(self, pool: WorkerPool) -> PoolStats:
@@ -59,7 +60,7 @@ class EngineView:
             wanted=counts.wanted,
             requested=counts.requested,
             running=counts.running,
-            in_flight=state.dispatch.load.get(pool.name, 0),
+            in_flight=state.placement.load.get(pool.name, 0),
             deaths=state.failures.deaths[pool.name],
             nodes_left_alone=len(counts.left_alone),
             left_alone=dict(counts.left_alone),
@@ -68,15 +69,15 @@ class EngineView:
 
     def look(self, *, resizing: bool, thread: int) -> EngineLook:
         """See `EngineLook`."""
-        now, pools, schedule = monotonic(), dict(self._events.performer.pools), self._state.schedule
+        now, pools, schedule = monotonic(), dict(self._pools.by_name), self._state.schedule
         steps = self._plan.gpu.steps if self._plan.gpu is not None else GpuSteps()
         return EngineLook(
             at=now,
             epoch=max(0, self._state.epoch),
             times=self._tally.times(now),
-            sizes=self._state.sizes,
+            sizes=self._state.placement.sizes,
             resizing=resizing,
-            refused=self._state.scaling.refused,
+            refused=self._state.placement.why_no_remote,
             away_s=self._tally.away_s(now),
             ready=schedule.ready,
             in_flight=schedule.in_flight,
@@ -91,7 +92,7 @@ class EngineView:
             pids=_pids(pools.get(LOCAL)),
             most_local=_most(pools.get(LOCAL)),
             nodes=dict(pools[REMOTE].times.nodes) if REMOTE in pools else {},
-            has_one_stream=self._state.joining.has_one_stream,
+            has_one_stream=self._state.logicals.has_one_stream,
             pass_batches=self._plan.pass_batches,
             start_s=self._tally.causes[STARTUP] if self._tally.batches else 0.0,
             starts_anew=self._plan.starts_anew,
@@ -99,7 +100,7 @@ class EngineView:
 
     def sums(self, thread: int) -> Sums:
         """See `Sums`; ``thread``: the consumer's."""
-        state, tally, pools, gpu = self._state, self._tally, dict(self._events.performer.pools), self._plan.gpu
+        state, tally, pools, gpu = self._state, self._tally, dict(self._pools.by_name), self._plan.gpu
         local, remote = (pools[name].times if name in pools else PoolTimes() for name in WORKER_POOLS)
         feed, pinned = self._plan.feed, {"h2d": tally.pinned_bytes}
         if feed is not None:
@@ -121,9 +122,9 @@ class EngineView:
             **({} if feed is None else feed.sums()),
             gpu_stall_s=gpu.total_s if gpu is not None else None,
             gpu_running_stall_s=gpu.stall_s if gpu is not None else None,
-            slow_samples=self._events.slow_samples.found(),
-            failed_samples=self._events.sample_errors.count,
-            latest_failed=tuple(self._events.sample_errors.latest),
+            slow_samples=self._pools.slow_samples.found(),
+            failed_samples=self._pools.sample_errors.count,
+            latest_failed=tuple(self._pools.sample_errors.latest),
             pids=_pids(pools.get(LOCAL)),
             thread=thread,
         )

@@ -105,7 +105,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             tuner.watch(self._engine)
 
     def _splitting(self, loader: Any) -> Splitting | None:
-        """What is known of how the dataset splits itself; None: it is read in as many streams as there are workers."""
+        """Return the findings of earlier passes about the dataset's splitting. None: each worker reads a stream."""
         streams = loader._streams
         if not loader.auto_workers or streams is None or streams.is_certain or self._num_workers < 2:
             return None
@@ -118,7 +118,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         return found
 
     def _new_pinner(self, feed: Feed | None) -> Pinner | None:
-        """Return what copies batches to page-locked memory or to a device; None where neither is wanted."""
+        """Return the thread that copies batches to page-locked memory or to a device; None if neither is wanted."""
         if feed is None and not self._pin_memory:
             return None
         from dpex.device.pinning import Pinner
@@ -147,9 +147,9 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         )
 
     def _may_read_ahead(self, loader: Any, per_batch: bool) -> bool:
-        """Whether nobody can tell if workers run further ahead than torch's.
+        """Return True if the user cannot notice that workers run further ahead than torch's.
 
-        After a broken-off epoch persistent workers go on with the random state that running ahead left them.
+        After a broken-off epoch persistent workers continue with the random state that running ahead left them.
         """
         if loader._prefetch_is_given or self._dataset_kind == DatasetKind.Iterable:
             return False
@@ -163,7 +163,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             self._num_yielded = resume.batches
 
     def _new_draws(self, resume: PassState | None) -> Any:
-        """What the engine draws from in an epoch that begins, or goes on."""
+        """Return the indices from which the engine draws in an epoch that begins, or is resumed."""
         sampler, drawn = self._index_sampler, self._drawn
         self._drawn = None
         indices = self._recorder.begin(self._sampler_iter, resume, drawn)
@@ -171,7 +171,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         return indices if makes_new_ones else AsDrawn(indices)
 
     def _new_recorder(self, loader: Any) -> PassRecorder:
-        """What takes notes of the passes."""
+        """Return the recorder of the passes."""
         return recorder_of(self, loader)
 
     def _next_data(self) -> Any:
@@ -198,14 +198,16 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             raise
 
     def ask_states(self) -> None:
-        """Have workers tell the states of datasets from now on. What has ended, and is to have another epoch, tells its
-        state before this returns."""
+        """Have workers report the states of datasets from now on.
+
+        A pass that has ended, and has persistent workers, has reported its states when this returns.
+        """
         is_over = self._recorder.has_finished and self._persistent_workers
         self._engine.ask_states(TOLD_S if is_over else 0.0)
 
     @property
     def _workers(self) -> list[Any]:
-        """Local workers, by logical number, as torch's iterator lists them."""
+        """The local workers, by logical number, as torch's iterator lists them."""
         pool = self._engine.pool(LOCAL)
         handles = getattr(pool, "handles", ())
         return sorted(handles, key=lambda handle: self._engine.first_logical_worker(Place(LOCAL, handle.worker)))
@@ -215,7 +217,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
 
 
 def _length(sampler: Any) -> int:
-    """The batches of a pass; 0 if that is not known."""
+    """Return the number of batches of a pass; 0 if it is unknown."""
     try:
         return len(sampler)
     except (TypeError, NotImplementedError):
@@ -223,10 +225,10 @@ def _length(sampler: Any) -> int:
 
 
 class _Ending(Protocol):
-    """What keeps the latest reading of an iterator that ends."""
+    """A reading of an iterator, which is kept when the iterator ends."""
 
     def end(self) -> None:
-        """Keep it."""
+        """Keep the latest reading."""
 
 
 def _end(
@@ -244,7 +246,7 @@ def _end(
 
 
 def _end_copies(feed: Feed | None, engine: Engine) -> None:
-    """Nothing more is begun: wait for copies under way, before the memory that they read is gone."""
+    """Wait for copies under way, then release the memory that they read."""
     try:
         if feed is not None:
             feed.settle()
@@ -253,7 +255,7 @@ def _end_copies(feed: Feed | None, engine: Engine) -> None:
 
 
 class _DpexMapDataLoaderIter(_DpexDataLoaderIter):
-    """For map-style data, which has no length warnings: torch's ``__next__`` without a profiler mark nobody reads."""
+    """For map-style data, which has no length warnings: batches are marked only while a profiler is on."""
 
     def __next__(self) -> Any:
         if is_profiled():

@@ -21,14 +21,12 @@ def inline_iterator(
     """Return an iterator whose batches are made in the training process; counted where somebody wants to know."""
     from dpex.engine import in_process
 
-    may_warn = loader._dataset_kind == DatasetKind.Iterable and loader._IterableDataset_len_called is not None
-    iterator: _DpexInlineDataLoaderIter
-    if is_counted:
-        metered = in_process._MeteredInlineDataLoaderIter if may_warn else in_process._DpexMeteredUnmarkedDataLoaderIter
-        iterator = metered(loader, runtime.arenas, runtime.take_resume(), metrics, runtime.counters)
-    else:
-        plain = in_process._DpexInlineDataLoaderIter if may_warn else in_process._DpexUnmarkedDataLoaderIter
-        iterator = plain(loader, runtime.arenas, runtime.take_resume())
+    arenas, resume = runtime.arenas, runtime.take_resume()
+    iterator = (
+        in_process._MeteredInlineDataLoaderIter(loader, arenas, resume, metrics, runtime.counters)
+        if is_counted
+        else in_process._DpexInlineDataLoaderIter(loader, arenas, resume)
+    )
     iterator.seed_batches()
     return iterator
 

@@ -1,26 +1,25 @@
 """The state of one pass over the data, without anything that acts: events in, instructions out. PURE.
 
-`EngineState` holds the schedule (which batch is next), the prefetch (how far ahead), the placement (which pools and
-workers there are, and what they are asked for), the messages under way, and the failures. It knows worker pools by what
-they report (`PoolStatus`), and time as an argument. Its owner hands in events and performs what `EngineState.handle`
-answers:
+`EngineState` joins the `Schedule` (which batch is next), the `Placement` (which worker has which tickets), the logical
+workers and the failures. It knows worker pools only by their reports (`PoolStatus`), and time as an argument. Its owner
+calls a method and then performs the instructions:
 
     for event in pool.poll():
-        perform(state.handle(event, now))
+        state.handle(event, now)
+    perform(state.placement.instructions)
 
 Rules:
 
-* The answer is the list ``placement.instructions``. Its owner takes each instruction out of that list once it has been
-  performed, in order, and hands back what follows: a message that a pool does not take (`Refused`), workers that cannot
-  be had (`ScaleRefused`), and a changed status of the pool (`Reported`).
-* The status of a pool is reported before the events that the pool told.
-* There is an instruction for each message, never for each batch. A batch that was made waits in ``schedule``, from
-  which the consumer takes it; tickets are drawn there, too, as many as `room` says.
+* The owner removes each instruction from ``placement.instructions`` once it has been performed, in order.
+* If a pool does not take a message, the owner calls `refused`. If workers cannot be had, it calls
+  `Placement.scale_refused`.
+* The owner reports a changed status of a pool (`Placement.reported`) before it hands in the events of that pool.
+* There is an instruction for each message, never for each batch. A batch that was made waits in ``schedule`` until the
+  consumer takes it. Tickets are drawn there, too. `room` says how many.
 * Instructions that are left when a turn begins were interrupted by a signal handler. The messages among them are
   refused then, so that they are decided anew; the rest is performed.
 
-The owner is one thread at a time. Others may read ``sizes``, ``dispatch.load``, ``failures``, ``late.made_again`` and
-``scaling.refused``.
+The owner is one thread at a time. Others may read ``placement``, ``failures`` and ``late.made_again``.
 """
 
 from __future__ import annotations
@@ -28,36 +27,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dpex.schedule.dispatch import Dispatch
 from dpex.schedule.events import (
-    ConsumerWaits,
-    EpochBegins,
-    Event,
     Notice,
-    Opened,
-    Refused,
-    Reported,
-    Resize,
-    Resized,
-    ScaleRefused,
+    PoolEvent,
     Snapshot,
     SplittingKnown,
-    StatesWanted,
     TicketMade,
-    TicketsWait,
     WorkerGone,
     WorkerUp,
 )
 from dpex.schedule.failures import Failures
-from dpex.schedule.instructions import Discard, EnterEpoch, Instruction, Say, Send
-from dpex.schedule.joining import Joining
+from dpex.schedule.instructions import Discard, EnterEpoch, Say, Send
 from dpex.schedule.late_tickets import LateTickets
 from dpex.schedule.logical_workers import LogicalWorkers
 from dpex.schedule.placement import Placement
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.progress import LogicalPoint, ResumePoint
-from dpex.schedule.scaling import Scaling
-from dpex.schedule.schedule import SHARED, Schedule, Ticket
+from dpex.schedule.schedule import SHARED, Schedule
 from dpex.schedule.streams import ALL, Splitting
 
 
@@ -71,7 +57,7 @@ class EngineState:
         rules: Say how far ahead the pass runs, and how many tickets a message holds.
         sizes: Workers wanted from the start.
         tolerates: Batches are made without samples that cannot be loaded.
-        splitting: Only the first stream of the dataset shows whether there are others; what is found is written here.
+        splitting: Receives what the first stream shows: whether the dataset splits itself.
     """
 
     def __init__(
@@ -88,36 +74,25 @@ class EngineState:
         self._count = logicals
         self._iterable = iterable
         self._in_order = in_order
-        self._now = 0.0
         self.epoch = -1
         self.rules = rules
-        self.placement = placement = Placement()
-        self.logicals = LogicalWorkers(placement, logicals, iterable=iterable)
-        self.dispatch = Dispatch(placement, self.logicals, rules, are_bound=logicals > 0)
-        self.scaling = Scaling(placement, sizes)
-        self.failures = Failures(placement, self.logicals, self.dispatch, iterable=iterable, tolerates=tolerates)
-        self.joining = Joining(splitting, placement, self.logicals, self.scaling)
-        self.late = LateTickets(placement, self.dispatch, rules, may_make=in_order and not logicals)
+        self.placement = placement = Placement(sizes, rules)
+        self.logicals = LogicalWorkers(placement, logicals, iterable=iterable, splitting=splitting)
+        self.failures = Failures(placement, self.logicals, iterable=iterable, tolerates=tolerates)
+        self.late = LateTickets(placement, may_make=in_order and not logicals)
         self.schedule = self._new_schedule()
 
     def _new_schedule(self) -> Schedule:
-        prefetch = self.rules.prefetch(self.sizes)
+        prefetch = self.rules.prefetch(self.placement.sizes)
         return Schedule(prefetch=prefetch, queues=self._count, in_order=self._in_order)
 
-    def handle(self, event: Event, now: float = 0.0) -> list[Instruction]:
-        """Take in what happened, and return what is to be done, as said at the top of the module.
+    # -- events of the pools -------------------------------------------------------------------------------------
 
-        Args:
-            event: What happened.
-            now: Seconds of a clock that does not jump.
-        """
-        self._now = now
-        _HANDLERS[type(event)](self, event)
-        return self.placement.instructions
+    def handle(self, event: PoolEvent, now: float) -> None:
+        """Take in an event of a pool at ``now``, in seconds of a clock that does not jump."""
+        _HANDLERS[type(event)](self, event, now)
 
-    # -- results, and what becomes of workers --------------------------------------------------------------------
-
-    def made(self, event: TicketMade) -> None:
+    def made(self, event: TicketMade, now: float = 0.0) -> None:
         """Handle the event that comes once for each batch."""
         schedule, number = self.schedule, event.number
         ticket = schedule.ticket(number) if event.epoch == self.epoch else None
@@ -127,123 +102,101 @@ class EngineState:
             return
         times = event.times
         self.rules.learn(times.busy_s, times.nbytes)
-        self.dispatch.arrived(number)
+        self.placement.arrived(number)
         if event.stream_end:
             self.logicals.stream_ended(self.epoch, ticket)
             schedule.end_queue(ticket.queue)
-            self.joining.settle(schedule, self._now)
+            self.logicals.settle(schedule, now)
         else:
             if self._count:
                 self.logicals.logs[ticket.queue].made(event.epoch, number, ticket.index)
             schedule.done(number, event.value, times.samples, times.nbytes)
 
-    def _up(self, _: WorkerUp) -> None:
+    def _up(self, _: WorkerUp, now: float) -> None:
         if not self._count:
-            self.scaling.hand_back()
-        self.logicals.worker_up(self._now)
+            self.placement.hand_back()
+        self.logicals.worker_up(now)
 
-    def _gone(self, event: WorkerGone) -> None:
-        self.failures.gone(self.schedule, self.epoch, event, self._now)
-        self.joining.settle(self.schedule, self._now)
+    def _gone(self, event: WorkerGone, now: float) -> None:
+        self.failures.gone(self.schedule, self.epoch, event, now)
+        self.logicals.settle(self.schedule, now)
 
-    def _splitting_known(self, event: SplittingKnown) -> None:
-        self.joining.known(self.schedule, event, self._now)
+    def _splitting_known(self, event: SplittingKnown, now: float) -> None:
+        self.logicals.splitting_known(self.schedule, is_split=event.is_split, now=now)
 
-    def _snapshot(self, event: Snapshot) -> None:
+    def _snapshot(self, event: Snapshot, _: float) -> None:
         self.logicals.snapshot(event, self.epoch, self.schedule.position()[0])
 
-    def _note(self, event: Notice) -> None:
+    def _note(self, event: Notice, _: float) -> None:
         self.placement.instructions.append(Say(event.text, event.warning, event.once))
 
-    def _reported(self, event: Reported) -> None:
-        self.placement.pools[event.pool] = event.status
-        self.dispatch.load.setdefault(event.pool, 0)
-        self.dispatch.resume(event.pool)
+    def refused(self, send: Send) -> None:
+        """Take back a message that a pool could not take, or that was not handed over as a signal handler raised."""
+        self._take_back(send)
+        if send.worker is None:
+            self.placement.issue_elsewhere(self.schedule, self.epoch)
 
-    # -- what could not be performed -----------------------------------------------------------------------------
-
-    def _refused(self, event: Refused) -> None:
-        self.dispatch.refused(self.schedule, event.send)
-        if event.send.worker is None:
-            self.dispatch.issue_elsewhere(self.schedule, self.epoch)
-
-    def _scale_refused(self, event: ScaleRefused) -> None:
-        self.scaling.cannot_be_had(event)
+    def _take_back(self, send: Send) -> None:
+        back = self.placement.refused(self.schedule, send)
+        self.logicals.refused(back)
+        self.placement.forget(back)
 
     # -- the consumer --------------------------------------------------------------------------------------------
 
-    def _opened(self, _: Opened) -> None:
-        self.scaling.open()
+    def begin_epoch(self, resume: ResumePoint | None = None, now: float = 0.0) -> None:
+        """Begin a pass over the data. Undelivered batches of the pass before it are dropped.
 
-    def _epoch_begins(self, event: EpochBegins) -> None:
-        while sends := [instruction for instruction in self.placement.instructions if isinstance(instruction, Send)]:
-            self.dispatch.refused(self.schedule, sends[0])
-        unwanted: tuple[Callable[[], Any], ...] = tuple(d.payload for d in self.schedule.undelivered())
+        ``resume``: where it goes on, if an earlier run began it.
+        """
+        placement, former = self.placement, self.schedule
+        while sends := [instruction for instruction in placement.instructions if isinstance(instruction, Send)]:
+            self._take_back(sends[0])
+        unwanted: tuple[Callable[[], Any], ...] = tuple(delivery.payload for delivery in former.undelivered())
         if unwanted:
-            self.placement.instructions.append(Discard(unwanted))
-        self.logicals.new_epoch(self.epoch, self._to_be_finished() if self._count else ())
-        self.epoch = self.epoch + 1 if event.resume is None else event.resume.epoch
-        self.placement.instructions.append(EnterEpoch(self.epoch))
-        self.dispatch.new_epoch()
+            placement.instructions.append(Discard(unwanted))
+        self.logicals.new_epoch(self.epoch, former)
+        self.epoch = self.epoch + 1 if resume is None else resume.epoch
+        placement.instructions.append(EnterEpoch(self.epoch))
+        placement.new_epoch()
         self.all_queues_are_dirty()
         self.schedule = self._new_schedule()
-        if event.resume is not None:
-            self._go_on(event.resume)
-        self.joining.begin_epoch(self.schedule)
+        if resume is not None:
+            self.logicals.go_on(resume, self.schedule, now)
+        if self.logicals.has_one_stream:
+            self.logicals.end_others(self.schedule)
 
-    def _go_on(self, point: ResumePoint) -> None:
-        """Begin the epoch where another run stood."""
-        self.joining.go_on(point, self._now)
-        logicals = [logical.going_on(point.epoch, point.first) for logical in point.logicals]
-        ended = [queue for queue, logical in enumerate(logicals) if logical.has_ended]
-        self.schedule.go_on(point.first, point.turn, ended)
-        self.logicals.go_on(logicals)
-
-    def _to_be_finished(self) -> list[Ticket]:
-        """Return tickets of an epoch that is broken off which logical workers still make, as PyTorch's do.
-
-        These are the tickets that they were sent, or would have been sent if they had had a worker.
-        """
-        unfinished, logicals = self.schedule.unfinished(), self.logicals
-        taking_part = logicals.taking_part
-        return [
-            ticket
-            for ticket in unfinished
-            if ticket.issued or (ticket.queue in taking_part and logicals.was_never_placed(ticket.queue))
-        ]
-
-    def _resize(self, event: Resize) -> None:
+    def resize(self, sizes: Sizes) -> None:
+        """Ask for other numbers of workers; the prefetch changes with `settle_prefetch`, once the pools were asked."""
         if self._count:
-            self.scaling.keep_workers(event.sizes)
+            self.placement.keep_workers(sizes)
         else:
-            self.scaling.resize(event.sizes)
+            self.placement.resize(sizes)
 
-    def _resized(self, _: Resized) -> None:
-        self.schedule.set_prefetch(self.rules.prefetch(self.sizes))
+    def settle_prefetch(self) -> None:
+        """Set the prefetch by the sizes that are wanted and by the times and bytes of the batches so far."""
+        prefetch = self.rules.prefetch(self.placement.sizes)
+        if prefetch != self.schedule.prefetch:
+            self.schedule.set_prefetch(prefetch)
 
-    def _states_wanted(self, _: StatesWanted) -> None:
-        self.logicals.ask_states()
+    def issue(self, now: float, *, starving: bool) -> None:
+        """Send what waits, as far as workers take it; if ``starving``, incomplete messages as well."""
+        self.placement.incomplete.clear()
+        sender = self.logicals if self._count else self.placement
+        sender.issue(self.schedule, self.epoch, now, starving=starving)
 
-    def _tickets_wait(self, event: TicketsWait) -> None:
-        self.dispatch.issue(self.schedule, self.epoch, self._now, starving=event.starving)
-
-    def _consumer_waits(self, event: ConsumerWaits) -> None:
-        if self.scaling.take_over_locally(event.cpus):
+    def consumer_waits(self, cpus: int, now: float) -> None:
+        """Prepare for a wait of the consumer, on a machine that has CPUs for ``cpus`` workers."""
+        if self.placement.take_over_locally(cpus):
             self.all_queues_are_dirty()
         else:
-            self.scaling.give_up_without_workers()
-        self.late.look(self.schedule, self.epoch, self._now)
+            self.placement.give_up_without_workers()
+        self.late.look(self.schedule, self.epoch, now)
 
     def all_queues_are_dirty(self) -> None:
         """Have all queues looked at for something to send."""
         self.placement.dirty.update(self.logicals.taking_part if self._count else (SHARED,))
 
     # -- questions -----------------------------------------------------------------------------------------------
-
-    @property
-    def sizes(self) -> Sizes:
-        """Workers and prefetch that are wanted now."""
-        return self.scaling.sizes
 
     def point(self, undelivered: int = 0) -> ResumePoint:
         """Return where this epoch stands.
@@ -281,23 +234,23 @@ class EngineState:
         schedule, rules = self.schedule, self.rules
         room = schedule.room
         if room and rules.is_budgeted:
-            room = rules.within_budget(room, self.scaling.sizes, schedule.in_flight, schedule.ready_bytes)
+            room = rules.within_budget(room, self.placement.sizes, schedule.in_flight, schedule.ready_bytes)
         if not room or not (starving or rules.group == 1 or room >= rules.group):
             return 0
         return room
 
     def has_to_send(self, starving: bool) -> bool:
-        """Return True if an event `TicketsWait` would have an effect."""
+        """Return True if `issue` would have an effect."""
         if not self.placement.dirty:
             return False
-        return starving or not self.schedule.ready or self.placement.dirty != self.dispatch.incomplete
+        return starving or not self.schedule.ready or self.placement.dirty != self.placement.incomplete
 
     def widen_behind_straggler(self) -> bool:
         """Draw further ahead, if allowed, as finished batches wait behind a slow one. Return True if so.
 
         Tickets of logical workers go to each in turn, so it may take several until an idle one has a ticket.
         """
-        schedule, sizes, rules = self.schedule, self.scaling.sizes, self.rules
+        schedule, sizes, rules = self.schedule, self.placement.sizes, self.rules
         is_given = sizes.prefetch is not None or sizes.tuned_prefetch is not None
         if is_given or (self._count and not rules.may_read_ahead) or not schedule.ready or schedule.room:
             return False
@@ -308,28 +261,16 @@ class EngineState:
         return True
 
     def learn(self) -> None:
-        """Set message size and prefetch by what is known of the batches so far."""
-        self.rules.regroup(self.scaling.sizes, self.dispatch.workers())
-        prefetch = self.rules.prefetch(self.scaling.sizes)
-        if prefetch != self.schedule.prefetch:
-            self.schedule.set_prefetch(prefetch)
+        """Set message size and prefetch by the times and bytes of the batches so far."""
+        self.rules.regroup(self.placement.sizes, max(1, self.placement.serving()))
+        self.settle_prefetch()
 
 
-_HANDLERS: dict[type[Any], Callable[[EngineState, Any], None]] = {
+_HANDLERS: dict[type[Any], Callable[[EngineState, Any, float], None]] = {
     TicketMade: EngineState.made,
     WorkerUp: EngineState._up,
     WorkerGone: EngineState._gone,
     Snapshot: EngineState._snapshot,
     SplittingKnown: EngineState._splitting_known,
     Notice: EngineState._note,
-    Reported: EngineState._reported,
-    Refused: EngineState._refused,
-    ScaleRefused: EngineState._scale_refused,
-    Opened: EngineState._opened,
-    EpochBegins: EngineState._epoch_begins,
-    Resize: EngineState._resize,
-    Resized: EngineState._resized,
-    StatesWanted: EngineState._states_wanted,
-    TicketsWait: EngineState._tickets_wait,
-    ConsumerWaits: EngineState._consumer_waits,
 }

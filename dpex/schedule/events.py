@@ -1,4 +1,4 @@
-"""Events that the engine's state takes in: of the worker pools, of the consumer and of the performer. PURE.
+"""Events of the worker pools, which the engine's state takes in, and the status of a pool. PURE.
 
 Every event may be handed in twice, as a signal handler may interrupt its handling by an exception; the second time
 changes nothing more (see `dpex.system.interrupts`).
@@ -8,16 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dpex.measure.batch_times import NO_TIMES, BatchTimes
-from dpex.schedule.prefetch import Sizes
-from dpex.schedule.progress import ResumePoint
-
-if TYPE_CHECKING:
-    from dpex.schedule.instructions import Scale, Send
-
-# -- from worker pools -------------------------------------------------------------------------------------------------
 
 
 class TicketMade(NamedTuple):
@@ -77,9 +70,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that the user should know, as a ``warning`` or a log line.
+    """A message to the user, as a ``warning`` or a log line.
 
-    ``once``: a key of what is said once in a process; "": each time.
+    ``once``: a key; a message with a key appears once in a process. "": each time.
     """
 
     text: str
@@ -88,7 +81,7 @@ class Notice:
 
 
 class SplittingKnown(NamedTuple):
-    """What the first stream has shown: whether the dataset splits itself (see `dpex.schedule.streams`).
+    """The finding of the first stream: the dataset splits itself, or not (see `dpex.schedule.streams`).
 
     It is reported before the first result of that stream.
     """
@@ -131,86 +124,3 @@ class PoolStatus(NamedTuple):
 
 NO_STATUS = PoolStatus()
 """The status of a pool that has not reported yet."""
-
-
-class Reported(NamedTuple):
-    """A changed status of a pool."""
-
-    pool: str
-    status: PoolStatus
-
-
-# -- from the performer ------------------------------------------------------------------------------------------------
-
-
-class Refused(NamedTuple):
-    """A message that the pool could not take now, or that was not handed over as a signal handler raised."""
-
-    send: Send
-
-
-class ScaleRefused(NamedTuple):
-    """Workers that were asked for and cannot be had."""
-
-    scale: Scale
-    why: str
-
-
-# -- from the consumer -------------------------------------------------------------------------------------------------
-
-
-class EpochBegins(NamedTuple):
-    """The begin of a pass over the data. Batches of the former pass that are not delivered are dropped.
-
-    ``resume``: where it goes on, if an earlier run began it.
-    """
-
-    resume: ResumePoint | None = None
-
-
-class Opened(NamedTuple):
-    """The engine was just made, and asks for its first workers."""
-
-
-class Resize(NamedTuple):
-    """A request for other numbers of workers, or another prefetch."""
-
-    sizes: Sizes
-
-
-class Resized(NamedTuple):
-    """The pools have been asked for what the latest `Resize` requests."""
-
-
-class StatesWanted(NamedTuple):
-    """A state of the loader was asked for, and may be again: datasets are asked for theirs from now on."""
-
-
-class TicketsWait(NamedTuple):
-    """Tickets were drawn, or workers have room again. ``starving``: the consumer has no batch to take."""
-
-    starving: bool
-
-
-class ConsumerWaits(NamedTuple):
-    """The consumer is about to wait for a batch. ``cpus``: the number of workers that this machine has CPUs for."""
-
-    cpus: int
-
-
-SEND_FULL_MESSAGES = TicketsWait(starving=False)
-SEND_EVERYTHING = TicketsWait(starving=True)
-
-Event = (
-    PoolEvent
-    | Reported
-    | Refused
-    | ScaleRefused
-    | EpochBegins
-    | Opened
-    | Resize
-    | Resized
-    | StatesWanted
-    | TicketsWait
-    | ConsumerWaits
-)

@@ -13,7 +13,6 @@ from collections import Counter
 from typing import Any
 
 from dpex.errors import SampleTimeoutError, WorkerDiedError
-from dpex.schedule.dispatch import Dispatch
 from dpex.schedule.events import NO_STATUS, WorkerGone
 from dpex.schedule.instructions import Raise, Say
 from dpex.schedule.logical_workers import LogicalWorkers
@@ -31,9 +30,8 @@ class Failures:
     """Ends of workers.
 
     Args:
-        placement: The pools, and what they are asked for.
+        placement: The pools, and the tickets under way.
         logicals: Where logical workers are placed.
-        dispatch: Knows what is under way.
         iterable: The dataset is a stream.
         tolerates: Batches are made without samples that cannot be loaded.
 
@@ -43,17 +41,10 @@ class Failures:
     """
 
     def __init__(
-        self,
-        placement: Placement,
-        logicals: LogicalWorkers,
-        dispatch: Dispatch,
-        *,
-        iterable: bool,
-        tolerates: bool = False,
+        self, placement: Placement, logicals: LogicalWorkers, *, iterable: bool, tolerates: bool = False
     ) -> None:
         self._placement = placement
         self._logicals = logicals
-        self._dispatch = dispatch
         self._iterable = iterable
         self._tolerates = tolerates
         self._hung_in: dict[tuple[int, int, int], set[Place]] = {}
@@ -86,7 +77,7 @@ class Failures:
             given_up = self._without_what_hangs(schedule, event, event.hung)
             schedule.lost(number for number in event.lost if number not in {ticket.number for ticket in given_up})
         for number in event.lost:
-            self._dispatch.arrived(number)
+            self._placement.arrived(number)
             ticket = schedule.ticket(number)
             if ticket is not None:
                 self._placement.dirty.add(ticket.queue)

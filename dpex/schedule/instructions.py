@@ -1,4 +1,4 @@
-"""Instructions of the engine's state: values that the engine's performer carries out. PURE.
+"""Instructions of the engine's state: values that `dpex.engine.pools` carries out. PURE.
 
 There is one instruction for each message to a worker, never one for each batch: batches that are ready wait in the
 schedule, from which the consumer takes them directly.
@@ -49,7 +49,7 @@ class AskState(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """Ask a pool for ``wanted`` workers; the pool is made if there is none of that name.
+    """Ask a pool for ``wanted`` workers. If there is no pool of that name, it is made.
 
     ``optional``: if they cannot be had, that is an event (`ScaleRefused`) instead of an error.
     """
@@ -72,7 +72,7 @@ class Discard(NamedTuple):
 
 
 class Say(NamedTuple):
-    """Warn the user, or write to the log. ``once``: a key of what is said once in a process; "": each time."""
+    """Warn the user, or write to the log. With a key as ``once``, this appears once in a process."""
 
     text: str
     warning: bool = True

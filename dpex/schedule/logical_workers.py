@@ -1,4 +1,4 @@
-"""The workers that logical workers are placed on, and the states from which they start there. PURE.
+"""Logical workers: the workers that they are placed on, their states there, and the tickets sent to them. PURE.
 
 Under ``seeding="worker"`` and for streams a ticket belongs to a logical worker, which is what PyTorch calls worker *k*.
 A logical worker is placed on a worker once and stays there as long as that worker lives. After a death it is placed on
@@ -9,7 +9,9 @@ that could be asked counts as having the state that it had at its start.
 Each worker takes an equal part of the logical workers. One that finds no such place waits until no worker has come up
 or ended for `CROWD_AFTER_S`, and then shares the worker that has the fewest.
 
-Of streams, only the first has a worker until it is known that the dataset splits itself (`dpex.schedule.streams`).
+Of streams, only the first has a worker until it is known that the dataset splits itself (`dpex.schedule.streams`). Then
+the others join it, or end. Tickets of all streams are drawn in turn from the start, so that the batches are in
+PyTorch's order whether the others join or not. Those of the others wait, and are dropped if there is one stream.
 
 Instructions are given before the change that they belong to, where both cannot be one step. If a signal
 handler raises between the two, the same instruction is decided again, and pools accept a second one of each kind.
@@ -18,18 +20,17 @@ handler raises between the two, the same instruction is decided again, and pools
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 from dpex.schedule.events import Snapshot
-from dpex.schedule.instructions import Adopt, AskState, Send
+from dpex.schedule.instructions import Adopt, AskState, Say, Send
 from dpex.schedule.names import LOCAL
-from dpex.schedule.placement import Place, Placement
+from dpex.schedule.placement import Place, Placement, one_worker
 from dpex.schedule.prefetch import LARGEST_GROUP
-from dpex.schedule.progress import LogicalLog, LogicalPoint
-from dpex.schedule.schedule import Ticket
-from dpex.schedule.streams import ALL
+from dpex.schedule.progress import LogicalLog, ResumePoint
+from dpex.schedule.schedule import Schedule, Ticket
+from dpex.schedule.streams import ALL, ONE, UNKNOWN, Splitting
 
 CROWD_AFTER_S = 5.0
 """Seconds without a worker that came up or ended, after which logical workers without a worker share one. Most workers
@@ -37,24 +38,26 @@ that were asked for come up sooner. One that comes later has nothing to do until
 
 
 class LogicalWorkers:
-    """Logical workers and the workers that they are placed on.
+    """See the module.
 
     Args:
-        placement: The pools, and what they are asked for.
+        placement: The pools, and the messages under way.
         count: The number of logical workers; 0 where any worker makes any ticket.
         iterable: Each of them reads a stream.
+        splitting: Receives the finding of the first stream; None: all logical workers take part.
 
     Attributes:
         count: The number of logical workers.
         streams: The number of streams that the dataset is read in, as in `dpex.schedule.streams`.
-        logs: What is known of each logical worker.
+        logs: The states and made tickets of each logical worker.
         untold: Logical workers that were asked for their states and have not reported them yet.
     """
 
-    def __init__(self, placement: Placement, count: int, *, iterable: bool) -> None:
+    def __init__(self, placement: Placement, count: int, *, iterable: bool, splitting: Splitting | None = None) -> None:
         self._placement = placement
         self.count = count
         self._iterable = iterable
+        self._splitting = splitting
         self.streams = ALL
         self.logs = [LogicalLog(is_stream=iterable) for _ in range(count)]
         self.untold: set[int] = set()
@@ -67,6 +70,8 @@ class LogicalWorkers:
         self._changed_at: float | None = None
         """When a worker last came up or ended, seconds; None before the first one."""
         self._asks_states = False
+        if splitting is not None:
+            self._read_in(splitting.streams, splitting)
 
     @property
     def taking_part(self) -> range:
@@ -85,28 +90,43 @@ class LogicalWorkers:
         """Return True if this logical worker has not had a worker yet."""
         return logical in self._never_placed
 
+    @property
+    def has_one_stream(self) -> bool:
+        """Return True if the dataset turned out not to split itself."""
+        return self.streams == ONE
+
     # -- an epoch ------------------------------------------------------------------------------------------------
 
-    def new_epoch(self, epoch: int, unfinished: Iterable[Ticket]) -> None:
+    def new_epoch(self, epoch: int, former: Schedule) -> None:
         """Begin the epoch after ``epoch``.
 
         As in PyTorch, logical workers still make what they hold of an epoch that was broken off, and draw random
-        numbers for it: ``unfinished`` counts as made.
+        numbers for it. This is what they were sent, or would have been sent if they had had a worker. It counts as
+        made.
         """
         self._messages.clear()
-        for ticket in unfinished:
-            self.made(epoch, ticket)
+        for ticket in former.unfinished() if self.count else ():
+            if ticket.issued or (ticket.queue in self.taking_part and ticket.queue in self._never_placed):
+                self.logs[ticket.queue].made(epoch, ticket.number, ticket.index)
         for log in self.logs:
             log.begin_epoch()
 
-    def go_on(self, points: Iterable[LogicalPoint]) -> None:
-        """Have logical workers begin where those of another run stood, before any of them has a worker."""
-        for log, point in zip(self.logs, points, strict=False):
-            log.go_on(point)
+    def go_on(self, point: ResumePoint, schedule: Schedule, now: float) -> None:
+        """Have an epoch begin where another run stood, in the same number of streams.
 
-    def made(self, epoch: int, ticket: Ticket) -> None:
-        """Note a ticket that was made. After a death it is made again, unless a later state is known by then."""
-        self.logs[ticket.queue].made(epoch, ticket.number, ticket.index)
+        No logical worker has a worker yet.
+        """
+        splitting = self._splitting
+        if splitting is not None:
+            if point.streams == ALL and len(point.logicals) == self.count:
+                self._let_all_join(splitting, now)
+            else:
+                self._read_in(ONE if point.streams == ALL else point.streams, splitting)
+        points = [logical.going_on(point.epoch, point.first) for logical in point.logicals]
+        ended = [queue for queue, logical in enumerate(points) if logical.has_ended]
+        schedule.go_on(point.first, point.turn, ended)
+        for log, logical in zip(self.logs, points, strict=False):
+            log.go_on(logical)
 
     def stream_ended(self, epoch: int, ticket: Ticket) -> None:
         """Note that a stream had nothing more for this ticket. The death of its worker does no harm from now on."""
@@ -117,7 +137,7 @@ class LogicalWorkers:
 
     def place(self, now: float) -> None:
         """Place logical workers that have no worker."""
-        if None not in self._place_of or not (unplaced := self.unplaced()):
+        if not (unplaced := self.unplaced()):
             return
         load = Counter(self._place_of)
         places = self._placement.places()
@@ -152,22 +172,41 @@ class LogicalWorkers:
                 if not self._iterable or self.logs[logical].is_known:
                     self.untold.add(logical)
 
-    def destination(self, logical: int) -> Place | None:
-        """Return where tickets of ``logical`` go now, after what must be made again; None if they have to wait."""
-        place = self._place_of[logical]
-        if place is None or not self._placement.serves(place):
-            return None
+    def issue(self, schedule: Schedule, epoch: int, now: float, *, starving: bool) -> None:
+        """Send each logical worker what waits for it; if ``starving``, incomplete messages as well."""
+        if None in self._place_of:
+            self.place(now)
+        dirty = self._placement.dirty
+        for logical in sorted(dirty):
+            if self._issue_to(logical, schedule, epoch, starving):
+                dirty.discard(logical)
+
+    def _issue_to(self, logical: int, schedule: Schedule, epoch: int, starving: bool) -> bool:
+        """Send what waits for one logical worker. Return True if nothing waits any longer."""
+        placement, place = self._placement, self._place_of[logical]
+        if place is None or not placement.serves(place):
+            return False
         if logical in self._replaying:
             self._replay(logical, place)
-        return place
+        group, (pool, worker) = placement.rules.group, place
+        while waiting := schedule.pending(logical):
+            if waiting < group and not starving and schedule.ready:
+                placement.incomplete.add(logical)
+                return False
+            self._messages[logical] = self._messages.get(logical, 0) + 1
+            if not placement.send(schedule, Send(pool, worker, logical, epoch, []), min(waiting, group)):
+                return not schedule.pending(logical)
+        return True
 
-    def sent(self, logical: int) -> None:
-        """Count a message with tickets of this logical worker."""
-        self._messages[logical] = self._messages.get(logical, 0) + 1
-
-    def not_sent(self, logical: int) -> None:
-        """Take back a message that was refused."""
-        self._messages[logical] = max(0, self._messages.get(logical, 0) - 1)
+    def refused(self, messages: list[Send]) -> None:
+        """Take back messages that were refused, the latest first."""
+        again: dict[int, list[Ticket]] = {}
+        for message in messages:
+            if message.again:
+                again[message.queue] = message.tickets + again.get(message.queue, [])
+            elif message.worker is not None:
+                self._messages[message.queue] = max(0, self._messages.get(message.queue, 0) - 1)
+        self._replaying.update(again)
 
     def _replay(self, logical: int, place: Place) -> None:
         """Send what a dead worker had made since its last known state, as one message for each stretch of an epoch."""
@@ -182,10 +221,6 @@ class LogicalWorkers:
         self._placement.instructions += sends  # from here on without a call: see `dpex.system.interrupts`
         del self._replaying[logical]
 
-    def replay_refused(self, logical: int, tickets: list[Ticket]) -> None:
-        """Take back tickets that are still to be made again."""
-        self._replaying[logical] = tickets
-
     # -- workers that come and end -------------------------------------------------------------------------------
 
     def worker_up(self, now: float) -> None:
@@ -194,7 +229,7 @@ class LogicalWorkers:
         if self.count:
             self._placement.dirty.update(self.taking_part)
 
-    def wait_anew(self, now: float) -> None:
+    def _wait_anew(self, now: float) -> None:
         """Give workers that were asked for at ``now`` `CROWD_AFTER_S` to come up."""
         if self._changed_at is not None:
             self._changed_at = now
@@ -220,10 +255,51 @@ class LogicalWorkers:
 
     def evict(self, place: Place, now: float) -> None:
         """A worker has ended at ``now``: its logical workers have none until they are placed anew."""
-        self.wait_anew(now)
+        self._wait_anew(now)
         for logical in self.placed_on(place):
             self._placement.dirty.add(logical)
             self._place_of[logical] = None
+
+    # -- streams that join ---------------------------------------------------------------------------------------
+
+    def splitting_known(self, schedule: Schedule, *, is_split: bool, now: float) -> None:
+        """Take in what the first stream has shown. A second call does nothing."""
+        splitting = self._splitting
+        if splitting is None or self.streams != UNKNOWN:
+            return
+        if is_split:
+            self._let_all_join(splitting, now)
+        else:
+            self._placement.instructions.append(Say(splitting.text, warning=False))
+            self.end_others(schedule)
+            self._read_in(ONE, splitting)
+        splitting.is_split = is_split
+
+    def settle(self, schedule: Schedule, now: float) -> None:
+        """End the other streams if the first one has ended without having shown anything, as its worker died."""
+        if self.streams == UNKNOWN and not schedule.is_active(0):
+            self.splitting_known(schedule, is_split=False, now=now)
+
+    def end_others(self, schedule: Schedule) -> None:
+        """End all streams but the first."""
+        for queue in range(1, self.count):
+            schedule.end_queue(queue)
+
+    def _read_in(self, streams: int, splitting: Splitting) -> None:
+        """Read the dataset in ``streams`` streams from now on."""
+        placement = self._placement
+        placement.has_one_stream = streams == ONE or (streams == UNKNOWN and not splitting.is_split)
+        if streams == ONE:
+            placement.sizes = one_worker(placement.sizes)
+        self.streams = streams
+
+    def _let_all_join(self, splitting: Splitting, now: float) -> None:
+        placement = self._placement
+        placement.has_one_stream = False
+        placement.open()
+        self._wait_anew(now)
+        placement.dirty.update(range(self.count))
+        self._read_in(ALL, splitting)  # last: an exception of a signal handler may have all of it done again
 
 
 def _again(logical: int, epoch: int, number: int, index: Any) -> Ticket:

@@ -16,7 +16,7 @@ WORKER_POOLS = (LOCAL, REMOTE)
 POOLS = (INLINE, *WORKER_POOLS)
 """As metrics and reports count batches."""
 KNOBS = (*WORKER_POOLS, "prefetch")
-"""What ``resize`` and the tuner set: the workers of each pool, and the prefetch. Fields have these names, too."""
+"""The settings that ``resize`` and the tuner change: workers of each pool, and prefetch. Also names of fields."""
 
 
 def encodable(name: str) -> str:

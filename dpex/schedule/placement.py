@@ -1,21 +1,38 @@
-"""The worker pools as an epoch knows them, and the instructions to them. PURE.
+"""The worker pools, the workers wanted of each, and the messages under way to them. PURE.
 
-`Placement` owns four collections, each under this one name:
+`Placement` owns five collections, each under this one name:
 
 * ``pools``: the status of each pool, as it was last reported;
-* ``wanted``: the number of workers that each pool was asked for;
+* ``wanted``: the number of workers that each pool was asked for. The status of the pool holds how many of them were
+  requested from the system, and how many run;
 * ``dirty``: the queues that may have something to send;
+* ``load``: the tickets under way, by pool;
 * ``instructions``: what is to be performed, in order.
 
-`EngineState` and its parts read and write them here. No other object keeps one of them.
+Tickets that any worker may make go to the pool with the fewest tickets under way for each worker. Those of a logical
+worker go to the worker that `LogicalWorkers` names. A ticket that was sent counts to the ``load`` of its pool until
+`Placement.arrived` says that it came back, made or lost.
+
+A message counts as sent once its `Send` is among the instructions. When a pool refuses it, `Placement.refused` takes it
+back, and with it all later messages to the same receiver, so that tickets keep their order. Such a receiver is sent a
+single message next time, so a full one costs one attempt instead of one for each waiting ticket. A pool is sent as many
+tickets as it had when it refused, and one message more. If it takes that, the number grows. A pool that refused gets
+nothing else until a ticket comes back from it, so that other pools make meanwhile what it did not take.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Container
+from dataclasses import replace
 from typing import NamedTuple
 
-from dpex.schedule.events import PoolStatus
-from dpex.schedule.instructions import Instruction, Scale
+from dpex.errors import WorkerDiedError
+from dpex.schedule.events import NO_STATUS, PoolStatus
+from dpex.schedule.instructions import Instruction, Raise, Say, Scale, Send
+from dpex.schedule.names import LOCAL, REMOTE
+from dpex.schedule.prefetch import PrefetchRules, Sizes
+from dpex.schedule.schedule import SHARED, Schedule, Ticket
 
 
 class Place(NamedTuple):
@@ -26,18 +43,64 @@ class Place(NamedTuple):
 
 
 class Placement:
-    """See the module. Other threads may read ``pools`` and ``wanted``."""
+    """See the module. Other threads may read ``pools``, ``wanted``, ``load``, ``sizes`` and ``why_no_remote``.
 
-    def __init__(self) -> None:
+    Args:
+        sizes: Workers and prefetch from the start.
+        rules: How far ahead the pass runs, and how many tickets a message holds.
+
+    Attributes:
+        sizes: Workers and prefetch that are wanted now.
+        why_no_remote: Why a tuner cannot have remote workers, or None.
+        has_one_stream: A single worker is asked for, because one stream is read, or no other may begin yet.
+        incomplete: Queues whose waiting tickets do not fill a message, as far as is known.
+    """
+
+    def __init__(self, sizes: Sizes, rules: PrefetchRules) -> None:
         self.pools: dict[str, PoolStatus] = {}
         self.wanted: dict[str, int] = {}
         self.dirty: set[int] = set()
+        self.load: dict[str, int] = {}
         self.instructions: list[Instruction] = []
+        self.incomplete: set[int] = set()
+        self.sizes = sizes
+        self.has_one_stream = False
+        self.why_no_remote: str | None = None
+        self.rules = rules
+        self._former = sizes
+        self._took_over = 0
+        """Local workers that took over from the cluster, and leave when it is there again."""
+        self._now = 0.0
+        """When `issue` was last called, seconds."""
+        self._carrier: dict[int, str] = {}
+        """The pool that was sent a ticket last, by its number."""
+        self._sent_at: dict[int, float] = {}
+        """When another machine was sent a ticket, seconds, by its number."""
+        self._full: set[tuple[str, int]] = set()
+        """Workers, with their pools, that refused the latest message."""
+        self._room: dict[str, tuple[int, int]] = {}
+        """By pool that refused: how many tickets it may have, and by how many this grows with the next attempt."""
+        self._paused: set[str] = set()
+        """Pools that refused what any worker may make, and from which no ticket has come back since."""
 
-    def ask(self, pool: str, count: int, *, optional: bool = False) -> None:
-        """Ask a pool for ``count`` workers."""
-        self.wanted[pool] = count
-        self.instructions.append(Scale(pool, count, optional))
+    def new_epoch(self) -> None:
+        """Forget the tickets under way."""
+        self._carrier.clear()
+        self._sent_at.clear()
+        self._full.clear()
+        self._room.clear()
+        self._paused.clear()
+        self.incomplete.clear()
+        self.load = dict.fromkeys(self.pools, 0)
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    def reported(self, pool: str, status: PoolStatus) -> None:
+        """Take in the status of a pool, which has changed. What it refused is offered again."""
+        self.pools[pool] = status
+        self.load.setdefault(pool, 0)
+        self._paused.discard(pool)
+        self._room.pop(pool, None)
 
     def places(self) -> list[Place]:
         """Return all workers that take tickets."""
@@ -49,8 +112,240 @@ class Placement:
 
     def serving(self) -> int:
         """Return the number of workers that take tickets."""
-        return sum(len(status.workers) for status in self.pools.values())
+        count = 0
+        for status in self.pools.values():
+            count += len(status.workers)
+        return count
 
     def running(self) -> int:
         """Return the number of workers that run, those that are about to leave included."""
         return sum(status.running for status in self.pools.values())
+
+    # -- workers wanted ------------------------------------------------------------------------------------------
+
+    def ask(self, pool: str, count: int, *, optional: bool = False) -> None:
+        """Ask a pool for ``count`` workers."""
+        self.wanted[pool] = count
+        self.instructions.append(Scale(pool, count, optional))
+
+    def open(self) -> None:
+        """Ask for the workers that are wanted from the start."""
+        for name, count in self._asked(self.sizes):
+            if count > 0:
+                self.ask(name, count)
+
+    def _asked(self, sizes: Sizes) -> tuple[tuple[str, int], tuple[str, int]]:
+        if self.has_one_stream:
+            sizes = one_worker(sizes)
+        return (LOCAL, sizes.local), (REMOTE, sizes.remote)
+
+    def resize(self, sizes: Sizes) -> None:
+        """Ask for other numbers.
+
+        A tuner's request for remote workers that cannot be granted must not end the user's training.
+        """
+        self._former, self.sizes = self.sizes, sizes
+        self._took_over = 0
+        for name, count in self._asked(sizes):
+            if count > 0 or name in self.wanted:
+                self.ask(name, count, optional=name == REMOTE and sizes.tuned_prefetch is not None)
+
+    def keep_workers(self, sizes: Sizes) -> None:
+        """Take over the prefetch only: logical workers stay on their workers as long as the iterator lives.
+
+        A pool that could not start all of its workers is asked for them again.
+        """
+        self.sizes = replace(sizes, local=self.sizes.local, remote=self.sizes.remote)
+        for name, count in self.wanted.items():
+            status = self.pools.get(name, NO_STATUS)
+            if status.failed is not None or status.most is not None:
+                self.ask(name, count)
+
+    def scale_refused(self, scale: Scale, why: str) -> None:
+        """Take in that a pool has no workers for this loader. If they were optional, local ones are asked for."""
+        if scale.pool not in self.pools:
+            self.wanted.pop(scale.pool, None)
+        if not scale.optional:
+            self.sizes = self._former
+            return
+        self.instructions.append(Say(f"no {scale.pool} workers for this loader: {why}", warning=False))
+        self.why_no_remote = why
+        self.sizes = replace(self.sizes, remote=0, local=self.sizes.local or 1)
+        self.ask(LOCAL, self.sizes.local)
+
+    def take_over_locally(self, cpus: int) -> bool:
+        """If no remote worker is left, ask for at most ``cpus`` local ones. Return True if so."""
+        remote = self.pools.get(REMOTE)
+        if remote is None or remote.failed is None or self.serving() or self.wanted.get(LOCAL):
+            return False
+        count = max(1, min(self.sizes.remote + self.sizes.local, cpus))
+        self.instructions.append(Say(f"no remote worker is left ({remote.failed}): {count} local workers take over"))
+        self.ask(LOCAL, count)
+        self.sizes = replace(self.sizes, local=count)
+        self._took_over = count if self.sizes.tuned_prefetch is None else 0
+        return True
+
+    def hand_back(self) -> None:
+        """Let local workers that took over leave, once as many remote ones run as took over, or as are wanted."""
+        remote = self.pools.get(REMOTE)
+        if not self._took_over or remote is None or remote.running < min(self._took_over, self.sizes.remote):
+            return
+        self.instructions.append(Say("remote workers run again: the local workers that took over leave", warning=False))
+        self._took_over = 0
+        self.sizes = replace(self.sizes, local=0)
+        self.ask(LOCAL, 0)
+
+    def give_up_without_workers(self) -> None:
+        """End the epoch if every pool that is wanted has failed and no worker is left, as it would wait for ever."""
+        wanted = [(name, status) for name, status in self.pools.items() if self.wanted.get(name)]
+        reasons = [_why_none_can_come(name, status) for name, status in wanted]
+        if wanted and all(reasons) and not any(status.requested for _, status in wanted):
+            self.instructions.append(Raise(WorkerDiedError("; ".join(reasons))))
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def issue(self, schedule: Schedule, epoch: int, now: float, *, starving: bool) -> None:
+        """Send what waits for any worker, as far as pools take it; if ``starving``, incomplete messages as well."""
+        self._now = now
+        if self._paused:
+            self._paused = {pool for pool in self._paused if self.load[pool]}  # from the others a ticket comes back
+        self._issue_shared(schedule, epoch, starving)
+
+    def issue_elsewhere(self, schedule: Schedule, epoch: int) -> None:
+        """Send what was refused to pools that did not refuse."""
+        if self._paused:
+            self._issue_shared(schedule, epoch, starving=True)
+
+    def _issue_shared(self, schedule: Schedule, epoch: int, starving: bool) -> None:
+        rules, prefetch = self.rules, schedule.prefetch
+        closed: set[str] = set()
+        while waiting := schedule.pending():
+            pool = self._least_loaded(prefetch, closed)
+            if pool is None:
+                return
+            if waiting < rules.group and not starving and schedule.ready:
+                self.incomplete.add(SHARED)
+                return
+            size = rules.message_size(prefetch, len(self.pools[pool].workers), pool == REMOTE)
+            self.send(schedule, Send(pool, None, SHARED, epoch, []), min(waiting, size))
+            if self._is_beyond_room(pool):
+                closed.add(pool)
+        self.dirty.clear()
+
+    def _is_beyond_room(self, pool: str) -> bool:
+        """Return True if the pool has more now than when it refused. If it takes this, it may have more."""
+        load, (room, more) = self.load[pool], self._room.get(pool, (math.inf, 1))
+        if load > room:
+            self._room[pool] = load + more, 2 * more
+        return load > room
+
+    def _least_loaded(self, prefetch: int, closed: Container[str]) -> str | None:
+        best, best_load = None, 0.0
+        for name, status in self.pools.items():
+            workers = len(status.workers)
+            if not workers or name in self._paused or name in closed:
+                continue
+            load = self.load[name] / workers
+            if best is None or load < best_load:
+                best, best_load = name, load
+        if len(self.pools) > 1 and best_load >= max(2 * self.rules.group, prefetch / max(1, self.serving())):
+            return None
+        return best
+
+    def send(self, schedule: Schedule, message: Send, count: int) -> bool:
+        """Send ``count`` waiting tickets as ``message``. Return False if the receiver should not be sent another now.
+
+        A signal handler may raise anywhere in here: tickets that were sent by then are under way, and the rest waits.
+        """
+        tickets, is_sent = message.tickets, False
+        try:
+            schedule.take(count, message.queue, tickets)
+            self.instructions += (message,)  # from here to the next line without a call: see `dpex.system.interrupts`
+            is_sent = True
+        finally:
+            if is_sent:
+                self._on_its_way(tickets, message.pool)
+            else:
+                schedule.give_back(tickets)
+        if message.worker is None or (message.pool, message.worker) not in self._full:
+            return True
+        self._full.discard((message.pool, message.worker))
+        return False
+
+    def _on_its_way(self, tickets: list[Ticket], pool: str) -> None:
+        carrier, load = self._carrier, self.load
+        for ticket in tickets:
+            carrier[ticket.number] = pool
+            load[pool] += 1
+        if pool == REMOTE:
+            self._sent_at.update({ticket.number: self._now for ticket in tickets})
+
+    def arrived(self, number: int) -> None:
+        """Take note of a ticket that came back, made or lost."""
+        carrier = self._carrier.get(number)
+        if carrier is not None:  # without a call: see `dpex.system.interrupts`
+            del self._carrier[number]
+            self.load[carrier] -= 1
+            self._paused.discard(carrier)
+            if carrier == REMOTE:
+                self._sent_at.pop(number, None)
+
+    # -- made again ----------------------------------------------------------------------------------------------
+
+    def sent_at(self, number: int) -> float | None:
+        """Return when another machine was sent that ticket, in seconds; None if no other machine was sent it last."""
+        return self._sent_at.get(number)
+
+    def make_elsewhere(self, ticket: Ticket, epoch: int, pool: str) -> None:
+        """Have any worker of ``pool`` make a ticket that another pool holds, and may still answer.
+
+        The ticket counts to the load of the pool that was sent it last.
+        """
+        paused = set(self._paused)
+        self.instructions += (Send(pool, None, ticket.queue, epoch, [ticket]),)
+        self.arrived(ticket.number)
+        self._paused |= paused  # no ticket came back from there
+        self._on_its_way([ticket], pool)
+
+    # -- refusals ------------------------------------------------------------------------------------------------
+
+    def refused(self, schedule: Schedule, send: Send) -> list[Send]:
+        """Take back a message, and those after it to the same receiver. Return them, the latest first.
+
+        They leave the instructions only in `forget`, so that a call that was interrupted may be repeated.
+        """
+        pool, worker = send.pool, send.worker
+        back = [one for one in self.instructions if isinstance(one, Send) and (one.pool, one.worker) == (pool, worker)]
+        back.reverse()  # so that each ticket waits before those that came back before it
+        for message in back:
+            self.dirty.add(message.queue)
+            if not message.again:
+                schedule.give_back(message.tickets)
+                for ticket in message.tickets:
+                    self.arrived(ticket.number)
+        if worker is None:
+            self._room[pool] = self.load[pool], 1
+        else:
+            self._full.add((pool, worker))
+        return back
+
+    def forget(self, messages: list[Send]) -> None:
+        """Take messages that were refused out of the instructions. Their pool gets nothing while others have room."""
+        refused = set(map(id, messages))
+        self.instructions[:] = [one for one in self.instructions if id(one) not in refused]
+        if messages and messages[0].worker is None and len(self.pools) > 1:
+            self._paused.add(messages[0].pool)
+
+
+def _why_none_can_come(name: str, status: PoolStatus) -> str:
+    if status.failed is None and status.most == 0:
+        return f"no {name} worker can be started: {status.why_most}{_REMEDY[name]}"
+    return status.failed or ""
+
+
+_REMEDY = {LOCAL: "; num_workers=0 makes batches in the training process", REMOTE: ""}
+
+
+def one_worker(sizes: Sizes) -> Sizes:
+    """Return ``sizes`` with one worker instead of several."""
+    return replace(sizes, local=min(1, sizes.local), remote=0 if sizes.local else min(1, sizes.remote))

@@ -3,16 +3,16 @@
 The prefetch is the number of batches that are drawn and not yet delivered, at most. It is PyTorch's ``num_workers *
 prefetch_factor``, with these exceptions:
 
-* Tiny batches (under `TINY_S`) are grouped, many tickets to a message, which needs a wider prefetch. That draws further
-  ahead from the sampler, so it is done only where this cannot be noticed (see `draws_ahead_safely`).
-* Remote workers have a long round trip: with such samplers each has `REMOTE_PREFETCH` batches in flight, within
+* Tiny batches (under `TINY_S`) are grouped, many tickets to a message, which needs a wider prefetch. This draws further
+  ahead from the sampler. So it is done only for samplers with which this cannot be noticed (see `draws_ahead_safely`).
+* Remote workers have a long round trip. With such samplers each has `REMOTE_PREFETCH` batches in flight, within
   `REMOTE_BYTES`.
 * If finished batches wait behind a slow one while workers idle, the prefetch widens: under ``seeding="batch"``, and
   under ``"worker"`` for such samplers.
 * An explicit ``prefetch_factor`` or ``resize(prefetch=…)`` is kept exactly.
-* ``memory_budget`` limits what is drawn by the bytes that wait for their delivery and, for what is not made yet, by the
-  largest batch so far. The next batch may be larger than all before, so no worker has more than a few tickets then
-  (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one to a message: only these can exceed the budget.
+* ``memory_budget`` limits the tickets that are drawn. A made batch counts with its bytes, a ticket that is not made yet
+  with those of the largest batch so far. The next batch may be larger than all before. So no worker has more than a few
+  tickets then (`BUDGETED_LOCAL`, `BUDGETED_REMOTE`), one to a message: only these can exceed the budget.
 * A tuner's prefetch replaces these rules: only grouping widens it, and an explicit prefetch limits it.
 """
 
@@ -51,7 +51,7 @@ STRAGGLER_FREE_BYTES = 64 << 20
 STRAGGLER_LARGE = 2
 """The most that the prefetch widens to if batches are large, in multiples of PyTorch's, and so of its memory."""
 _LEAST_SEEN = 8
-"""Results that must be known before they decide anything."""
+"""Results that must be known before they decide anything, and results after which sizes are computed again."""
 
 
 @dataclass(kw_only=True)
@@ -95,6 +95,8 @@ class PrefetchRules:
         self._memory_budget = memory_budget
         self._largest = 0
         self._seen = 0
+        self.is_due = False
+        """Message size and prefetch are to be computed again."""
         self._straggler_prefetch = 0
 
     def learn(self, service_s: float, nbytes: int) -> None:
@@ -103,10 +105,15 @@ class PrefetchRules:
         weight = max(0.02, 1.0 / self._seen)
         self.service_s += weight * (service_s - self.service_s)
         self.nbytes += weight * (nbytes - self.nbytes)
-        self._largest = max(self._largest, nbytes)
+        if nbytes > self._largest:
+            self._largest = nbytes
+            self.is_due = True
+        if self._seen % _LEAST_SEEN == 0:
+            self.is_due = True
 
     def regroup(self, sizes: Sizes, workers: int) -> None:
         """Set the number of tickets in a message, for ``workers`` running workers."""
+        self.is_due = False
         if self._seen < _LEAST_SEEN or self._memory_budget is not None:
             return
         if self.service_s < TINY_S and self.may_read_ahead and sizes.prefetch is None:

@@ -1,4 +1,4 @@
-"""How far a pass and its logical workers are: from where a death is replayed, and where a later run goes on. PURE.
+"""The progress of a pass and of its logical workers, from which a death is replayed and a later run resumes. PURE.
 
 After a death, a logical worker starts from its latest state and makes again what came after it. A run that is resumed
 later needs the state as of the last batch that was *delivered*, and workers are ahead of that. So states are kept from
@@ -25,7 +25,7 @@ START = (-1, -1)
 
 
 class MadeTicket(NamedTuple):
-    """A ticket that was made: its epoch, its number in it, and what was asked for."""
+    """A ticket that was made: its epoch, its number in it, and its index."""
 
     epoch: int
     number: int
@@ -121,7 +121,7 @@ class TicketRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class LogicalPoint:
-    """Where a logical worker is, by the batches that were delivered.
+    """The progress of a logical worker, by the batches that were delivered.
 
     Attributes:
         state: As a worker reported it; None: as at its start.
@@ -147,7 +147,7 @@ class LogicalPoint:
 
 
 class LogicalLog:
-    """What is known of one logical worker: its states, as workers reported them, and the tickets it has made since.
+    """The states of one logical worker, as workers reported them, and the tickets that it has made since.
 
     Args:
         is_stream: Without a state, its batches are only counted.
@@ -239,7 +239,7 @@ class LogicalLog:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """Where a pass is, by the batches that were delivered.
+    """The progress of a pass, by the batches that were delivered.
 
     Attributes:
         epoch: The epoch of the iterator, as persistent workers have several.

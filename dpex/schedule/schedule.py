@@ -5,11 +5,11 @@ exactly once: the first result counts, later ones are refused.
 
 Rules:
 
-* ``drawn - delivered <= prefetch``: nothing runs further ahead than that.
+* ``drawn - delivered <= prefetch``.
 * With ``in_order`` tickets leave in the order of their numbers, otherwise in the order of their results.
-* With ``queues == 0`` any worker may make any ticket. With ``queues == n`` a ticket belongs to one of *n* logical
-  workers, chosen when it is drawn, by PyTorch's rota: the next active queue in turn; out of order, the next one in
-  turn with room for it.
+* With ``queues == 0`` any worker may make any ticket.
+* With ``queues == n`` a ticket belongs to one of *n* logical workers. It is chosen when the ticket is drawn, by
+  PyTorch's rota: the next active queue in turn. Out of order, it is the next one in turn with room for the ticket.
 * A queue that has ended (an exhausted stream) drops its other tickets and takes no more.
 * A ticket that was lost goes back to the front. The one that a worker was making as it died has one try less; after
   ``max_tries`` it is given up, and its failure is delivered at its place.
@@ -33,7 +33,7 @@ class ScheduleError(InternalError):
 
 
 class Ticket:
-    """One batch to be made: its number in the epoch, what to fetch, its queue, and the workers that it killed."""
+    """A batch to be made: its number in the epoch, its index, its queue, and the number of workers that it killed."""
 
     __slots__ = ("deaths", "epoch", "index", "issued", "number", "queue")
 
@@ -52,7 +52,7 @@ class Ticket:
         return f"Ticket({self.number}, {self.index!r}, queue={self.queue}, issued={self.issued}, deaths={self.deaths})"
 
 
-class Delivery(NamedTuple):
+class MadeBatch(NamedTuple):
     """A finished batch, as `Schedule.pop` returns it: the ticket's number, its queue, and what was given to `done`."""
 
     number: int
@@ -62,8 +62,8 @@ class Delivery(NamedTuple):
     nbytes: int = 0
 
 
-_delivery_of: Callable[..., Delivery] = tuple.__new__
-"""Makes a `Delivery` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
+_made_batch_of: Callable[..., MadeBatch] = tuple.__new__
+"""Makes a `MadeBatch` of a tuple of all its fields: one is made for each batch, and this takes half as long."""
 
 SHARED: Final = 0
 """The queue that every ticket belongs to when there are no logical workers."""
@@ -87,11 +87,11 @@ class Schedule:
         self._turn = 0
         self._open: dict[int, Ticket] = {}
         self._pending: list[deque[Ticket]] = [deque() for _ in self._active]
-        self._ready: dict[int, Delivery] = {}
+        self._ready: dict[int, MadeBatch] = {}
         self.next_number = 0
         """With ``in_order``, the number of the batch whose turn it is."""
-        self.lent: deque[tuple[int, int]] | None = None
-        """Number and queue of batches that the other pass has not delivered yet; see `lend`."""
+        self.forwarded: deque[tuple[int, int]] | None = None
+        """Number and queue of batches that the other pass has not delivered yet; see `forward`."""
         self._dropped = 0
         self._sampler_ended = False
 
@@ -169,26 +169,26 @@ class Schedule:
         """Return the number of the next batch, and of those after it that were delivered before it, out of order."""
         if self.in_order:
             self.peek()
-            return (self.lent[0][0] if self.lent else self.next_number), frozenset()
+            return (self.forwarded[0][0] if self.forwarded else self.next_number), frozenset()
         undelivered = self._open.keys() | self._ready.keys()
         first = min(undelivered, default=self.drawn)
         return first, frozenset(range(first, self.drawn)) - undelivered
 
-    def awaits(self, delivery: Delivery) -> bool:
+    def awaits(self, delivery: MadeBatch) -> bool:
         """Return True if this batch is still to be delivered."""
         return self._ready.get(delivery.number) is delivery
 
     def queue_of(self, number: int) -> int:
         """Return the queue of a ticket that is not delivered, or whose turn is next."""
-        if self.lent and self.lent[0][0] == number:
-            return self.lent[0][1]
+        if self.forwarded and self.forwarded[0][0] == number:
+            return self.forwarded[0][1]
         found = self._open.get(number) or self._ready.get(number)
         return self._turn if found is None else found.queue
 
     def standing(self, queue: int) -> tuple[int, int, bool]:
         """Return the first undelivered ticket of a queue, the number of its made tickets, and True if it has ended."""
         ready = [number for number, delivery in self._ready.items() if delivery.queue == queue]
-        ready += [number for number, of in self.lent or () if of == queue]
+        ready += [number for number, of in self.forwarded or () if of == queue]
         waiting = [number for number, ticket in self._open.items() if ticket.queue == queue]
         return min(ready + waiting, default=self.drawn), len(ready), not (self._active[queue] or ready)
 
@@ -233,7 +233,7 @@ class Schedule:
         ticket = self._open.get(number)
         if ticket is None:
             return False
-        delivery = _delivery_of(Delivery, (number, ticket.queue, payload, samples, nbytes))
+        delivery = _made_batch_of(MadeBatch, (number, ticket.queue, payload, samples, nbytes))
         if not ticket.issued:
             self._no_longer_waits(ticket)
         self._ready[number] = delivery  # from here on without a call: see `dpex.system.interrupts`
@@ -289,14 +289,14 @@ class Schedule:
 
     # -- delivering ----------------------------------------------------------------------------------------------
 
-    def pop(self) -> Delivery | None:
+    def pop(self) -> MadeBatch | None:
         """Return the next batch for the consumer, which counts as delivered then; None while it is not made yet."""
         delivery = self.peek()
         if delivery is not None:
             self.deliver(delivery)
         return delivery
 
-    def peek(self) -> Delivery | None:
+    def peek(self) -> MadeBatch | None:
         """Return the batch that `pop` would return."""
         ready = self._ready
         if not self.in_order:
@@ -310,15 +310,15 @@ class Schedule:
             self.next_number += 1  # dropped with its stream
         return None
 
-    def lend(self) -> None:
-        """Give batches to another pass from now on, which makes others of them.
+    def forward(self) -> None:
+        """From now on, give batches to another pass, which makes other batches of them.
 
-        The position of this pass is before the batches in ``lent``. The other pass takes them out, in order, as it
+        The position of this pass is before the batches in ``forwarded``. The other pass removes them, in order, as it
         delivers.
         """
-        self.lent = deque()
+        self.forwarded = deque()
 
-    def deliver(self, delivery: Delivery) -> None:
+    def deliver(self, delivery: MadeBatch) -> None:
         """Deliver what `peek` returned. A second call does nothing."""
         number = delivery.number
         if number in self._ready:  # without a call: see `dpex.system.interrupts`
@@ -326,14 +326,14 @@ class Schedule:
             self.delivered += 1
             if self.in_order:
                 self.next_number = number + 1
-            if self.lent is not None:
-                self.lent += ((number, delivery.queue),)
+            if self.forwarded is not None:
+                self.forwarded += ((number, delivery.queue),)
 
-    def upcoming(self, most: int) -> list[Delivery]:
+    def upcoming(self, most: int) -> list[MadeBatch]:
         """Return the batches that the next ``most`` calls of `pop` would return now."""
         if not self.in_order:
             return list(islice(self._ready.values(), most))
-        found: list[Delivery] = []
+        found: list[MadeBatch] = []
         for number in range(self.next_number, self.drawn):
             if number in self._open or len(found) == most:
                 break
@@ -341,7 +341,7 @@ class Schedule:
                 found.append(self._ready[number])
         return found
 
-    def undelivered(self) -> list[Delivery]:
+    def undelivered(self) -> list[MadeBatch]:
         """Return all batches that are made and not delivered, also those behind one that is not made yet."""
         return list(self._ready.values())
 

@@ -1,22 +1,22 @@
 """The number of streams that an iterable dataset is read in. PURE.
 
-Each worker iterates the dataset for itself, and what it yields may depend on the number of workers. So the number
-decides what is read. Under ``num_workers="auto"`` it is chosen once (`choose`), from what all ranks see alike, and is
-never tuned:
+Each worker iterates the dataset for itself, and its samples may depend on the number of workers. So the number decides
+what is read. Under ``num_workers="auto"`` it is chosen once (`choose`), from values that are equal for all ranks, and
+is never tuned:
 
-- as many as `AutotuneConfig.max_streams` says, else one for each CPU of this rank (the CPUs that the process may use,
-  shared among the ranks of this machine);
-- at most the shards that the dataset names, as further streams would have nothing to read. A pipeline of webdataset
-  names its URLs, and if it gives each rank some of them, the number that every rank has.
+- It is `AutotuneConfig.max_streams`. Without that, it is one for each CPU of this rank (the CPUs that the process may
+  use, shared among the ranks of this machine).
+- It is at most the number of shards that the dataset names, as further streams would have nothing to read. A pipeline
+  of webdataset names its URLs. If it gives each rank some of them, the number that every rank has counts.
 
 A dataset that names its shards splits itself. Any other dataset would yield each sample once per stream unless it
 splits itself by its place among the workers. It then reads that place (``id`` or ``num_workers`` of
 ``get_worker_info()``) before it yields its first sample. Therefore the first stream begins alone:
 
 - If its place is read before its first sample, all streams take part. The first one has read what they read.
-- If it yields its first sample without that, it stays the only stream: that sample belongs to no part, and every
-  further stream would yield it again. From then on ``num_workers`` is 1 there, so that a dataset which splits itself
-  later takes all that is left.
+- If it yields its first sample without that, it stays the only stream. That sample belongs to no part, so every further
+  stream would yield it again. From then on ``num_workers`` is 1 there: a dataset that splits itself later reads all
+  remaining samples.
 
 What was found holds for all later epochs of the same iterator, whose workers may have kept what they read. A loader
 whose dataset does not split itself reads one stream from then on; one whose dataset does has this found out again in
@@ -38,7 +38,7 @@ logger = logging.getLogger("dpex")
 NAMES_OF_SHARDS = ("num_shards", "n_shards")
 """Attributes by which datasets (those of Hugging Face, for one) tell how many shards there are for this rank."""
 _LIST_OF_URLS, _SPLITS_BY_RANK = "SimpleShardList", "split_by_node"
-"""Of webdataset: the class that lists each URL once, and the function that gives each rank some of them."""
+"""Names in webdataset: the class that lists each URL once, and the function that gives each rank some of them."""
 
 ALL, ONE, UNKNOWN = 0, 1, -1
 """The number of streams that a dataset is read in: one for each logical worker, one, or not known yet."""
@@ -162,7 +162,7 @@ def plural(count: int, what: str) -> str:
 
 @dataclass(kw_only=True)
 class Splitting:
-    """What the passes of a loader have found out.
+    """Findings of a loader's passes about its dataset.
 
     Attributes:
         most: The number of streams of a dataset that splits itself.

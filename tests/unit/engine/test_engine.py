@@ -110,7 +110,7 @@ def test_results_of_an_earlier_epoch_are_not_delivered(engine: Engine, pool: Stu
 
 def test_drawing_and_dispatch_are_causes_of_waits(pool: StubPool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(100.0)
-    for module in ("engine", "next_batch", "supply", "snapshots"):
+    for module in ("engine", "delivery", "snapshots"):
         monkeypatch.setattr(f"dpex.engine.{module}.monotonic", clock)
     send = pool.send
 
@@ -155,7 +155,7 @@ def test_a_batch_that_killed_its_workers_is_an_error_of_kind_worker(engine: Engi
     for _ in range(engine.schedule.max_tries):
         pool.said.append(WorkerGone("local", 0, 0, (0,), 0, False, "it was killed", 4711))
         pool.says_made(1, lambda: "batch 1")
-        engine._supply.collect()
+        engine._collect()
     with pytest.raises(WorkerDiedError, match="Batch 0"):
         taken(engine)
     assert errors(engine) == {"worker": 1}
@@ -183,7 +183,7 @@ def test_a_timeout_is_an_error_of_its_own_kind(pool: StubPool) -> None:
 def test_deaths_and_what_is_made_again_are_in_the_engines_counts(engine: Engine, pool: StubPool) -> None:
     pool.said.append(WorkerGone("local", 0, 0, (0, 2), None, False, "it was killed", 4711))
     with pytest.warns(RuntimeWarning, match="it was killed; what it held \\(2 tickets\\) is made again"):
-        engine._supply.collect()
+        engine._collect()
     stats, sums = engine.stats(), engine.sums()
     assert (stats.deaths, stats.remade, sums.remade, sums.pools["local"].deaths) == (1, 2, 2, 1)
     assert pool.numbers_sent == [0, 1, 2, 3, 0, 2]
@@ -201,19 +201,19 @@ def test_an_incomplete_message_waits_without_a_question_for_each_batch(
         pool.says_made(number, decoded([], number))
     assert taken(engine) == "batch 0"
     engine._state.rules.group = 3
-    engine._supply.collected_at = math.inf
-    issue, asked = engine._state.dispatch.issue, 0
+    engine._collected_at = math.inf
+    issue, asked = engine._state.issue, 0
 
     def counting(*arguments: Any, **options: Any) -> None:
         nonlocal asked
         asked += 1
         issue(*arguments, **options)
 
-    monkeypatch.setattr(engine._state.dispatch, "issue", counting)
+    monkeypatch.setattr(engine._state, "issue", counting)
     for number in range(1, 6):
         assert taken(engine) == f"batch {number}"
     assert asked == 1  # when there was room for 3
-    assert engine._state.placement.dirty == engine._state.dispatch.incomplete == ({0, 1} if logicals else {0})
+    assert engine._state.placement.dirty == engine._state.placement.incomplete == ({0, 1} if logicals else {0})
     assert [taken(engine), taken(engine)] == ["batch 6", "batch 7"]
     assert (sorted(pool.numbers_sent), engine._state.placement.dirty) == (list(range(15)), set())
     engine.close()
@@ -253,7 +253,7 @@ def test_nobody_runs_further_ahead_than_torch_where_that_could_be_told(why: str)
     pool = StubPool(workers=(0, 1, 2, 3))
     engine = engine_on(pool, logicals=4, base_prefetch=8, may_read_ahead=why != "a sampler that can tell")
     if why == "prefetch_factor":
-        engine._state.scaling.sizes = Sizes(local=4, remote=0, prefetch=8)
+        engine._placement.sizes = Sizes(local=4, remote=0, prefetch=8)
     if why == "memory":
         engine._state.rules.nbytes = float(STRAGGLER_BYTES)
     engine.begin_epoch(iter(range(100)))

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dpex.engine.performer import Performer
+from dpex.engine.pools import Pools
 from dpex.schedule.engine_state import EngineState
-from dpex.schedule.events import (
-    SEND_EVERYTHING,
-    SEND_FULL_MESSAGES,
-    ConsumerWaits,
-    EpochBegins,
-    Opened,
-    Resize,
-    Resized,
-)
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.streams import Splitting
@@ -54,10 +45,10 @@ class Driver:
             sizes=self.sizes(local, remote),
             splitting=splitting,
         )
-        self.performer = Performer(self.state, self.make_pool)
-        self.pools: dict[str, FakePool] = self.performer.pools  # type: ignore[assignment]
+        self.performer = Pools(self.state, self.make_pool)
+        self.pools: dict[str, FakePool] = self.performer.by_name  # type: ignore[assignment]
         self.sampler: Iterator[Any] = iter(())
-        self.tell(Opened())
+        self.perform(self.state.placement.open())
 
     def make_pool(self, name: str, count: int) -> FakePool:
         if name in self.refused:
@@ -69,13 +60,17 @@ class Driver:
     def sizes(self, local: int, remote: int) -> Sizes:
         return Sizes(local=local, remote=remote, prefetch=None, tuned_prefetch=8 if self.is_tuned else None)
 
+    def perform(self, _: None = None) -> None:
+        """Perform what the call in the brackets has left among the instructions."""
+        self.performer.perform()
+
     def tell(self, event: Any) -> None:
-        self.performer.tell(event, self.now)
+        self.perform(self.state.handle(event, self.now))
 
     def begin(self, count: int = 20, point: ResumePoint | None = None) -> None:
         """An epoch of so many batches; ``point``: it goes on there, with a sampler that begins there."""
         self.sampler = iter(range(0 if point is None else point.first, count))
-        self.tell(EpochBegins(point))
+        self.perform(self.state.begin_epoch(point, self.now))
         if point is not None and point.ahead:
             self._pass_over(point.ahead)
         self.fill()
@@ -98,7 +93,7 @@ class Driver:
                 break
             self.state.placement.dirty.add(self.state.schedule.draw(index).queue)
         if self.state.has_to_send(starving):
-            self.tell(SEND_EVERYTHING if starving else SEND_FULL_MESSAGES)
+            self.perform(self.state.issue(self.now, starving=starving))
 
     def collect(self) -> None:
         """Take in what the pools tell, and send what can be sent then."""
@@ -111,12 +106,12 @@ class Driver:
         self.fill(starving=not self.state.schedule.ready)
 
     def resize(self, local: int, remote: int = 0) -> None:
-        self.tell(Resize(self.sizes(local, remote)))
-        self.tell(Resized())
+        self.perform(self.state.resize(self.sizes(local, remote)))
+        self.state.settle_prefetch()
         self.fill()
 
     def wait(self, cpus: int = 4) -> None:
-        self.tell(ConsumerWaits(cpus))
+        self.perform(self.state.consumer_waits(cpus, self.now))
         self.fill(starving=True)
 
     def take(self) -> Any:

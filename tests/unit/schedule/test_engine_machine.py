@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from pool_rules import PoolMachine
 
-from dpex.schedule.events import SEND_EVERYTHING
 from dpex.testing import Work
 
 pytestmark = pytest.mark.filterwarnings("ignore:worker .* was killed:RuntimeWarning")
@@ -113,7 +112,7 @@ class EngineMachine(PoolMachine):
     @rule()
     def an_exception_breaks_off_a_turn(self) -> None:
         """What was decided was not performed; in the next turn somebody may have ended."""
-        self.driver.state.handle(SEND_EVERYTHING, self.driver.now)
+        self.driver.state.issue(self.driver.now, starving=True)
         self.driver.performer.resume()
 
     # -- the pools -----------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ class EngineMachine(PoolMachine):
     @invariant()
     def what_is_on_its_way_is_counted(self) -> None:
         state = self.driver.state
-        assert sum(state.dispatch.load.values()) == len(state.schedule.issued())
+        assert sum(state.placement.load.values()) == len(state.schedule.issued())
 
     @invariant()
     def no_further_ahead_than_the_prefetch(self) -> None:
@@ -153,7 +152,7 @@ class EngineMachine(PoolMachine):
             self.driver.work()
             if all(pool.is_idle for pool in self.driver.pools.values()):
                 break
-        assert set(self.driver.state.dispatch.load.values()) <= {0}
+        assert set(self.driver.state.placement.load.values()) <= {0}
         assert all(pool.is_idle for pool in self.driver.pools.values())
         assert self.driver.state.placement.dirty <= set(range(max(1, self.logicals)))
 

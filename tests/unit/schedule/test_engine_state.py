@@ -8,25 +8,7 @@ import pytest
 
 from dpex.errors import WorkerDiedError
 from dpex.schedule.engine_state import EngineState
-from dpex.schedule.events import (
-    SEND_EVERYTHING,
-    SEND_FULL_MESSAGES,
-    ConsumerWaits,
-    EpochBegins,
-    Notice,
-    Opened,
-    PoolStatus,
-    Refused,
-    Reported,
-    Resize,
-    Resized,
-    ScaleRefused,
-    Snapshot,
-    StatesWanted,
-    TicketMade,
-    WorkerGone,
-    WorkerUp,
-)
+from dpex.schedule.events import Notice, PoolStatus, Snapshot, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.instructions import Adopt, AskState, Discard, EnterEpoch, Raise, Say, Scale, Send
 from dpex.schedule.logical_workers import CROWD_AFTER_S
@@ -59,23 +41,27 @@ class Table:
             sizes=self.sizes(*sizes),
             tolerates=tolerates,
         )
-        self.tell(Opened())
+        self.answer(self.state.placement.open())
         for name, count in zip(("local", "remote"), sizes, strict=True):
             if count:
                 self.report(name, tuple(range(count)), **status)
-        self.tell(EpochBegins())
+        self.answer(self.state.begin_epoch())
 
     def sizes(self, local: int, remote: int = 0) -> Sizes:
         return Sizes(local=local, remote=remote, prefetch=None, tuned_prefetch=self.tuned_prefetch)
 
-    def tell(self, event: Any, now: float = 0.0) -> list[Any]:
-        answer = list(self.state.handle(event, now))
+    def answer(self, _: None = None) -> list[Any]:
+        """The instructions that the call in the brackets has left."""
+        answer = list(self.state.placement.instructions)
         self.state.placement.instructions.clear()
         return answer
 
+    def tell(self, event: Any, now: float = 0.0) -> list[Any]:
+        return self.answer(self.state.handle(event, now))
+
     def report(self, pool: str = "local", workers: tuple[int, ...] = (0, 1), **status: Any) -> None:
         known = {"requested": len(workers), "running": len(workers)} | status
-        assert self.tell(Reported(pool, PoolStatus(workers=workers, **known))) == []
+        assert self.answer(self.state.placement.reported(pool, PoolStatus(workers=workers, **known))) == []
 
     def draw(self, count: int) -> None:
         for _ in range(count):
@@ -84,7 +70,7 @@ class Table:
     def send(self, count: int = 0, *, starving: bool = True, now: float = 0.0) -> list[Any]:
         """Draw so many; returns what is sent: (pool, worker, numbers), and all other instructions as they are."""
         self.draw(count)
-        return shortened(self.tell(SEND_EVERYTHING if starving else SEND_FULL_MESSAGES, now))
+        return shortened(self.answer(self.state.issue(now, starving=starving)))
 
     def dies(
         self,
@@ -133,21 +119,23 @@ def fresh(**options: Any) -> EngineState:
 )
 def test_the_start_asks_for_the_pools_that_are_wanted(local: int, remote: int, wanted: list[Scale]) -> None:
     state = fresh(sizes=Sizes(local=local, remote=remote, prefetch=None))
-    assert state.handle(Opened()) == wanted
+    state.placement.open()
+    assert state.placement.instructions == wanted
 
 
 def test_a_resize_asks_each_pool_that_is_there_and_makes_those_that_are_wanted() -> None:
     table = Table()
-    assert table.tell(Resize(table.sizes(0))) == [Scale("local", 0)]
-    assert table.tell(Resize(table.sizes(0, 2))) == [Scale("local", 0), Scale("remote", 2)]
-    assert table.state.sizes == table.sizes(0, 2)
+    assert table.answer(table.state.resize(table.sizes(0))) == [Scale("local", 0)]
+    assert table.answer(table.state.resize(table.sizes(0, 2))) == [Scale("local", 0), Scale("remote", 2)]
+    assert table.state.placement.sizes == table.sizes(0, 2)
 
 
 @pytest.mark.parametrize("iterable", [False, True])
 def test_logical_workers_stay_where_they_are_and_only_the_prefetch_changes(iterable: bool) -> None:
     table = Table(logicals=2, iterable=iterable)
-    assert table.tell(Resize(Sizes(local=0, remote=2, prefetch=11))) == table.tell(Resized()) == []
-    assert table.state.sizes == Sizes(local=2, remote=0, prefetch=11)
+    assert table.answer(table.state.resize(Sizes(local=0, remote=2, prefetch=11))) == []
+    table.state.settle_prefetch()
+    assert table.state.placement.sizes == Sizes(local=2, remote=0, prefetch=11)
     assert table.state.schedule.prefetch == 11
 
 
@@ -155,27 +143,27 @@ def test_logical_workers_stay_where_they_are_and_only_the_prefetch_changes(itera
 def test_logical_workers_that_could_not_be_started_are_asked_for_again(status: dict[str, Any]) -> None:
     table = Table(logicals=2)
     table.report("local", (0,), **status)
-    assert table.tell(Resize(table.sizes(2))) == [Scale("local", 2)]
+    assert table.answer(table.state.resize(table.sizes(2))) == [Scale("local", 2)]
 
 
 def test_a_tuner_that_cannot_have_remote_workers_gets_local_ones() -> None:
     table = Table(sizes=(0, 0), tuned_prefetch=8)
-    (scale,) = table.tell(Resize(table.sizes(0, 2)))
+    (scale,) = table.answer(table.state.resize(table.sizes(0, 2)))
     assert scale == Scale("remote", 2, optional=True)
-    assert table.tell(ScaleRefused(scale, "there is no cluster")) == [
+    assert table.answer(table.state.placement.scale_refused(scale, "there is no cluster")) == [
         Say("no remote workers for this loader: there is no cluster", warning=False),
         Scale("local", 1),
     ]
-    assert (table.state.sizes, table.state.scaling.refused) == (table.sizes(1), "there is no cluster")
+    assert (table.state.placement.sizes, table.state.placement.why_no_remote) == (table.sizes(1), "there is no cluster")
     assert table.state.placement.wanted == {"local": 1}
 
 
 def test_a_user_who_cannot_have_remote_workers_keeps_what_was_there() -> None:
     table = Table()
-    _, scale = table.tell(Resize(table.sizes(2, 2)))
+    _, scale = table.answer(table.state.resize(table.sizes(2, 2)))
     assert scale == Scale("remote", 2)
-    assert table.tell(ScaleRefused(scale, "there is no cluster")) == []
-    assert (table.state.sizes, table.state.placement.wanted, table.state.scaling.refused) == (
+    assert table.answer(table.state.placement.scale_refused(scale, "there is no cluster")) == []
+    assert (table.state.placement.sizes, table.state.placement.wanted, table.state.placement.why_no_remote) == (
         table.sizes(2),
         {"local": 2},
         None,
@@ -185,20 +173,20 @@ def test_a_user_who_cannot_have_remote_workers_keeps_what_was_there() -> None:
 @pytest.mark.parametrize(("cpus", "count"), [(1, 1), (8, 3)])
 def test_local_workers_take_over_from_a_lost_cluster(cpus: int, count: int) -> None:
     table = Table(sizes=(0, 3))
-    assert table.tell(ConsumerWaits(cpus)) == []
+    assert table.answer(table.state.consumer_waits(cpus, 0.0)) == []
     table.report("remote", (), failed="its head is gone", requested=0)
-    assert table.tell(ConsumerWaits(cpus)) == [
+    assert table.answer(table.state.consumer_waits(cpus, 0.0)) == [
         Say(f"no remote worker is left (its head is gone): {count} local workers take over"),
         Scale("local", count),
     ]
-    assert table.state.sizes == table.sizes(count, 3)
+    assert table.state.placement.sizes == table.sizes(count, 3)
 
 
 def test_local_workers_that_took_over_leave_when_the_cluster_is_there_again() -> None:
     running = 2
     table = Table(sizes=(0, 3))
     table.report("remote", (), failed="no node has room", requested=0)
-    table.tell(ConsumerWaits(2))
+    table.answer(table.state.consumer_waits(2, 0.0))
     table.report("local", (1, 2), requested=2, running=2)
     for up in range(1, running):
         table.report("remote", tuple(range(up)), requested=3, running=up)
@@ -208,14 +196,14 @@ def test_local_workers_that_took_over_leave_when_the_cluster_is_there_again() ->
         Say("remote workers run again: the local workers that took over leave", warning=False),
         Scale("local", 0),
     ]
-    assert table.state.sizes == table.sizes(0, 3)
+    assert table.state.placement.sizes == table.sizes(0, 3)
     assert not any(isinstance(said, Scale) for said in table.tell(WorkerUp("remote", running - 1)))
 
 
 def test_local_workers_that_took_over_logical_workers_keep_them() -> None:
     table = Table(sizes=(0, 2), logicals=2)
     table.report("remote", (), failed="no node has room", requested=0)
-    table.tell(ConsumerWaits(2))
+    table.answer(table.state.consumer_waits(2, 0.0))
     table.report("local", (0, 1))
     table.send(2)
     table.report("remote", (0, 1), requested=2, running=2)
@@ -226,11 +214,11 @@ def test_local_workers_that_took_over_logical_workers_keep_them() -> None:
 def test_local_workers_that_the_user_wants_do_not_leave_for_remote_ones() -> None:
     table = Table(sizes=(0, 2))
     table.report("remote", (), failed="no node has room", requested=0)
-    table.tell(ConsumerWaits(2))
-    table.tell(Resize(table.sizes(2, 2)))
+    table.answer(table.state.consumer_waits(2, 0.0))
+    table.answer(table.state.resize(table.sizes(2, 2)))
     table.report("remote", (0, 1), requested=2, running=2)
     table.tell(WorkerUp("remote", 1))
-    assert table.state.sizes == table.sizes(2, 2)
+    assert table.state.placement.sizes == table.sizes(2, 2)
 
 
 @pytest.mark.parametrize(
@@ -246,9 +234,9 @@ def test_local_workers_that_the_user_wants_do_not_leave_for_remote_ones() -> Non
 def test_waiting_for_workers_that_cannot_come_is_an_error(status: dict[str, Any], text: str) -> None:
     table = Table()
     table.report("local", (), requested=1, **status)
-    assert table.tell(ConsumerWaits(1)) == []
+    assert table.answer(table.state.consumer_waits(1, 0.0)) == []
     table.report("local", (), requested=0, **status)
-    (instruction,) = table.tell(ConsumerWaits(1))
+    (instruction,) = table.answer(table.state.consumer_waits(1, 0.0))
     assert isinstance(instruction, Raise)
     assert isinstance(instruction.error, WorkerDiedError)
     assert str(instruction.error) == text
@@ -290,33 +278,35 @@ def test_without_workers_tickets_wait() -> None:
 def test_the_pool_with_the_least_on_its_way_by_worker_is_next() -> None:
     table = Table(sizes=(1, 3), prefetch=16)
     assert [pool for pool, _, _ in table.send(8)].count("remote") == 6
-    assert table.state.dispatch.load == {"local": 2, "remote": 6}
+    assert table.state.placement.load == {"local": 2, "remote": 6}
     for number in range(8):
         table.tell(made(number))
-    assert table.state.dispatch.load == {"local": 0, "remote": 0}
+    assert table.state.placement.load == {"local": 0, "remote": 0}
 
 
 def test_a_refused_message_takes_those_behind_it_back_and_they_are_sent_again_in_order() -> None:
     table = Table()
     table.draw(4)
-    answer = table.state.handle(SEND_EVERYTHING)
+    table.state.issue(0.0, starving=True)
+    answer = table.state.placement.instructions
     assert shortened(answer) == [("local", None, [number]) for number in range(4)]
     del answer[0]  # the first was sent, the second is refused
-    assert table.tell(Refused(answer[0])) == []
-    assert (table.state.schedule.pending(), table.state.dispatch.load) == (3, {"local": 1})
+    assert table.answer(table.state.refused(answer[0])) == []
+    assert (table.state.schedule.pending(), table.state.placement.load) == (3, {"local": 1})
     assert table.state.has_to_send(starving=True)
     assert table.send() == [("local", None, [1])], "a full pool is tried with one message"
     assert table.send() == [("local", None, [2]), ("local", None, [3])]
-    assert table.state.dispatch.load == {"local": 4}
+    assert table.state.placement.load == {"local": 4}
 
 
 def full_at_twenty() -> Table:
     """Of two hundred batches the pool took twenty."""
     table = Table(prefetch=200)
     table.draw(200)
-    answer = table.state.handle(SEND_EVERYTHING)
+    table.state.issue(0.0, starving=True)
+    answer = table.state.placement.instructions
     del answer[:20]
-    table.tell(Refused(answer[0]))
+    table.answer(table.state.refused(answer[0]))
     return table
 
 
@@ -325,12 +315,13 @@ def test_what_a_full_pool_did_not_take_is_not_offered_with_each_result() -> None
     table = full_at_twenty()
     for number in range(100):
         table.tell(made(number))
-        answer = table.state.handle(SEND_EVERYTHING)
+        table.state.issue(0.0, starving=True)
+        answer = table.state.placement.instructions
         assert shortened(answer) == [("local", None, [number + 20]), ("local", None, [number + 21])][: len(answer)]
         assert 1 <= len(answer) <= 2
         del answer[0]
         if answer:
-            table.tell(Refused(answer[0]))
+            table.answer(table.state.refused(answer[0]))
 
 
 def test_a_pool_that_takes_more_than_once_is_offered_more_and_more() -> None:
@@ -341,13 +332,14 @@ def test_a_pool_that_takes_more_than_once_is_offered_more_and_more() -> None:
 def test_what_one_pool_refuses_another_makes() -> None:
     table = Table(sizes=(1, 3), prefetch=16)
     table.draw(8)
-    answer = table.state.handle(SEND_EVERYTHING)
+    table.state.issue(0.0, starving=True)
+    answer = table.state.placement.instructions
     sends = [i for i in answer if isinstance(i, Send)]
     refused = [send for send in sends if send.pool == "remote"][2]
     answer[:] = [refused, *sends[sends.index(refused) + 1 :]]  # those before it were sent
-    later = table.tell(Refused(refused))
+    later = table.answer(table.state.refused(refused))
     assert {pool for pool, *_ in shortened(later)} == {"local"}
-    assert table.state.dispatch.load == {"local": 4, "remote": 2}
+    assert table.state.placement.load == {"local": 4, "remote": 2}
     assert table.send(4) == [], "nothing has come back from the cluster"
     first = next(send for send in sends if send.pool == "remote")
     table.tell(made(first.tickets[0].number))
@@ -357,9 +349,10 @@ def test_what_one_pool_refuses_another_makes() -> None:
 def test_a_refusal_of_one_worker_keeps_nothing_from_the_others() -> None:
     table = Table(logicals=2)
     table.draw(4)
-    answer = table.state.handle(SEND_EVERYTHING)
+    table.state.issue(0.0, starving=True)
+    answer = table.state.placement.instructions
     sends = [i for i in answer if isinstance(i, Send)]
-    assert shortened(table.tell(Refused(sends[0]))) == [
+    assert shortened(table.answer(table.state.refused(sends[0]))) == [
         Adopt("local", 0, 0, None),
         Adopt("local", 1, 1, None),
         ("local", 1, [1]),
@@ -373,10 +366,11 @@ def test_a_refusal_of_one_worker_keeps_nothing_from_the_others() -> None:
 def test_a_refusal_that_is_handed_in_twice_changes_nothing_more() -> None:
     table = Table()
     table.draw(2)
-    (first, _) = list(table.state.handle(SEND_EVERYTHING))
-    table.tell(Refused(first))
-    table.tell(Refused(first))
-    assert (table.state.schedule.pending(), table.state.dispatch.load) == (2, {"local": 0})
+    table.state.issue(0.0, starving=True)
+    first = table.state.placement.instructions[0]
+    table.answer(table.state.refused(first))
+    table.answer(table.state.refused(first))
+    assert (table.state.schedule.pending(), table.state.placement.load) == (2, {"local": 0})
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -403,12 +397,12 @@ def test_the_same_result_handed_in_twice_is_not_discarded() -> None:
 def test_a_result_of_an_earlier_epoch_is_discarded() -> None:
     table = Table()
     table.send(2)
-    assert table.tell(EpochBegins()) == [EnterEpoch(1)]
+    assert table.answer(table.state.begin_epoch()) == [EnterEpoch(1)]
     table.send(2)
     old = made(0, epoch=0)
     assert table.tell(old) == [Discard((old.value,))]
     assert table.result() is None
-    assert table.state.dispatch.load == {"local": 2}
+    assert table.state.placement.load == {"local": 2}
 
 
 def test_a_new_epoch_discards_what_was_not_delivered_and_forgets_what_was_to_be_sent() -> None:
@@ -417,9 +411,9 @@ def test_a_new_epoch_discards_what_was_not_delivered_and_forgets_what_was_to_be_
     value = made(1)
     table.tell(value)
     table.draw(1)
-    table.state.handle(SEND_EVERYTHING)  # an exception came before it was sent
-    assert table.tell(EpochBegins()) == [Discard((value.value,)), EnterEpoch(1)]
-    assert (table.state.epoch, table.state.dispatch.load, table.state.schedule.drawn) == (1, {"local": 0}, 0)
+    table.state.issue(0.0, starving=True)  # an exception came before it was sent
+    assert table.answer(table.state.begin_epoch()) == [Discard((value.value,)), EnterEpoch(1)]
+    assert (table.state.epoch, table.state.placement.load, table.state.schedule.drawn) == (1, {"local": 0}, 0)
 
 
 def test_a_stream_that_has_ended_takes_no_more() -> None:
@@ -450,12 +444,12 @@ def test_what_a_stream_does_at_its_end_is_done_again_unless_its_state_after_that
 def test_datasets_are_asked_for_their_states_from_the_first_wish_on() -> None:
     table = Table(logicals=2, iterable=True)
     table.send(2)
-    assert table.tell(StatesWanted()) == [AskState("local", 0, 0), AskState("local", 1, 1)]
-    assert table.tell(StatesWanted()) == []
+    assert table.answer(table.state.logicals.ask_states()) == [AskState("local", 0, 0), AskState("local", 1, 1)]
+    assert table.answer(table.state.logicals.ask_states()) == []
     table.tell(Snapshot(0, *START, None))
     table.dies(0, 0, guilty=0)
     table.report(workers=(1, 2))
-    answer = table.tell(SEND_EVERYTHING)
+    answer = table.answer(table.state.issue(0.0, starving=True))
     assert [each for each in answer if isinstance(each, AskState)] == [AskState("local", 2, 0)]
 
 
@@ -464,7 +458,7 @@ def test_who_was_asked_and_can_tell_is_waited_for(iterable: bool) -> None:
     table = Table(logicals=2, iterable=iterable)
     table.tell(Snapshot(0, *START, None))
     table.send(2)
-    table.tell(StatesWanted())
+    table.answer(table.state.logicals.ask_states())
     assert table.state.logicals.untold == ({0} if iterable else {0, 1})
     table.tell(Snapshot(0, *START, "asked"))
     assert table.state.logicals.untold == (set() if iterable else {1})
@@ -565,12 +559,12 @@ def test_what_a_dead_worker_had_made_is_made_again_after_its_last_known_state() 
 def test_what_is_made_again_is_sent_epoch_by_epoch() -> None:
     table = Table(logicals=1, sizes=(1, 0))
     table.send(2)
-    table.tell(EpochBegins())
+    table.answer(table.state.begin_epoch())
     table.send(1)
     table.tell(made(0, epoch=1))
     table.report("local", (5,))
     table.dies(0, epoch=1)
-    answer = table.tell(SEND_EVERYTHING)
+    answer = table.answer(table.state.issue(0.0, starving=True))
     assert [(i.epoch, [t.number for t in i.tickets], i.again) for i in answer[1:]] == [
         (0, [0, 1], True),
         (1, [0], True),
@@ -583,9 +577,10 @@ def test_what_is_to_be_made_again_and_is_refused_comes_before_everything_else() 
     table.tell(made(0))
     table.report("local", (5,))
     table.dies(0, 1)
-    answer = table.state.handle(SEND_EVERYTHING)
+    table.state.issue(0.0, starving=True)
+    answer = table.state.placement.instructions
     again = next(i for i in answer if isinstance(i, Send))
-    assert shortened(table.tell(Refused(again))) == [Adopt("local", 5, 0, None)]
+    assert shortened(table.answer(table.state.refused(again))) == [Adopt("local", 5, 0, None)]
     assert table.send() == [("local", 5, [0], "again"), ("local", 5, [1])]
 
 
@@ -602,8 +597,9 @@ def test_a_running_stream_cannot_go_on_elsewhere() -> None:
 def test_a_stream_that_was_not_sent_anything_begins_elsewhere() -> None:
     table = Table(logicals=1, iterable=True, sizes=(1, 0))
     table.draw(1)
-    answer = table.state.handle(SEND_EVERYTHING)
-    table.tell(Refused(answer[1]))
+    table.state.issue(0.0, starving=True)
+    answer = table.state.placement.instructions
+    table.answer(table.state.refused(answer[1]))
     table.report("local", (5,))
     assert table.dies(0) == []
     assert table.send() == [Adopt("local", 5, 0, None), ("local", 5, [0])]
@@ -626,7 +622,7 @@ def test_tickets_of_a_dead_worker_are_made_again_and_counted_one_by_one() -> Non
     (said,) = table.dies(0, 1, 3, 4)
     assert said == Say("worker 0 was killed; what it held (3 tickets) is made again. The epoch goes on.")
     assert (table.state.failures.deaths["local"], table.state.failures.remade) == (1, 3)
-    assert table.state.dispatch.load == {"local": 3}
+    assert table.state.placement.load == {"local": 3}
     assert table.send() == [("local", None, [1]), ("local", None, [3]), ("local", None, [4])]
     table.dies(1, 4)
     assert (table.state.failures.deaths["local"], table.state.failures.remade) == (2, 4)
@@ -651,10 +647,10 @@ def test_tickets_that_are_not_open_any_more_are_neither_made_nor_counted_again()
 def test_what_a_worker_held_of_an_earlier_epoch_is_nobodys_loss() -> None:
     table = Table()
     table.send(2)
-    table.tell(EpochBegins())
+    table.answer(table.state.begin_epoch())
     table.send(2)
     assert table.dies(0, 0, 1, guilty=0, epoch=0) == [Say("worker 0 was killed. The epoch goes on.")]
-    assert (table.send(), table.state.failures.remade, table.state.dispatch.load) == ([], 0, {"local": 2})
+    assert (table.send(), table.state.failures.remade, table.state.placement.load) == ([], 0, {"local": 2})
 
 
 def test_a_worker_that_was_asked_to_leave_did_not_die() -> None:
@@ -710,7 +706,7 @@ def test_where_no_local_worker_can_be_started_the_error_says_why(status: dict[st
     table = Table()
     table.report("local", (), **status)
     table.draw(1)
-    raised = [one for one in table.tell(ConsumerWaits(1)) if isinstance(one, Raise)]
+    raised = [one for one in table.answer(table.state.consumer_waits(1, 0.0)) if isinstance(one, Raise)]
     assert bool(raised) is bool(why)
     assert not why or why in str(raised[0].error)
 
@@ -729,8 +725,8 @@ def test_the_prefetch_widens_behind_a_straggler_while_workers_idle() -> None:
 @pytest.mark.parametrize("given", [{"prefetch": 4}, {"prefetch": None, "tuned_prefetch": 4}])
 def test_a_prefetch_that_somebody_set_is_kept_behind_a_straggler(given: dict[str, Any]) -> None:
     table = Table(prefetch=4)
-    table.tell(Resize(Sizes(local=2, remote=0, **given)))
-    table.tell(Resized())
+    table.answer(table.state.resize(Sizes(local=2, remote=0, **given)))
+    table.state.settle_prefetch()
     table.send(4)
     for number in (1, 2, 3):
         table.tell(made(number))

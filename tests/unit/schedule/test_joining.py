@@ -10,9 +10,9 @@ from driver import NOTHING, Driver
 
 from dpex.schedule.events import Snapshot, SplittingKnown
 from dpex.schedule.logical_workers import CROWD_AFTER_S
+from dpex.schedule.placement import one_worker
 from dpex.schedule.prefetch import Sizes
 from dpex.schedule.progress import START, ResumePoint
-from dpex.schedule.scaling import one_worker
 from dpex.schedule.streams import ALL, ONE, UNKNOWN, Splitting
 from dpex.testing import Work
 
@@ -185,7 +185,7 @@ def test_a_resize_does_not_start_workers_that_have_nothing_to_read() -> None:
     assert pool.counts.wanted == 1
     driver.work()
     driver.resize(3)
-    assert (pool.counts.wanted, driver.state.sizes.local) == (1, 1)
+    assert (pool.counts.wanted, driver.state.placement.sizes.local) == (1, 1)
     assert by_stream(driver.finish()) == ALONE
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from driver import NOTHING, Driver
 
-from dpex.schedule.events import ConsumerWaits
 from dpex.schedule.late_tickets import LEAST_PATIENCE_S, PATIENCE
 
 BATCHES = 24
@@ -43,7 +42,7 @@ def taken(driver: Driver) -> list[int]:
 def look(driver: Driver, seconds: float = 0.0) -> float:
     """The consumer is about to wait, so many seconds later; returns when it should look again."""
     driver.now += seconds
-    driver.tell(ConsumerWaits(1))
+    driver.perform(driver.state.consumer_waits(1, driver.now))
     return driver.state.late.due_at - driver.now
 
 
@@ -113,7 +112,7 @@ def test_where_nobody_here_is_idle_the_others_are_waited_for() -> None:
     driver = begun(local=1)
     while driver.take() is not NOTHING:
         pass
-    assert driver.state.dispatch.load["local"] >= 1
+    assert driver.state.placement.load["local"] >= 1
     assert look(driver) == look(driver, 100.0) == math.inf
     work_here(driver)
     assert look(driver) <= 0.0 or driver.state.late.made_again  # the one here has nothing to do any more
@@ -163,4 +162,4 @@ def test_the_death_of_who_owed_it_changes_nothing() -> None:
         driver.collect()
     numbers += [batch.number for batch in driver.finish()]
     assert numbers == list(range(BATCHES))
-    assert set(driver.state.dispatch.load.values()) <= {0}
+    assert set(driver.state.placement.load.values()) <= {0}

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dpex.schedule.events import EpochBegins
 from dpex.schedule.progress import ResumePoint
 from tests.unit.schedule.driver import NOTHING, Driver
 
@@ -17,7 +16,7 @@ def begun(driver: Driver, point: ResumePoint | None = None) -> Driver:
     """An epoch that goes on at ``point``, with a sampler that begins there."""
     first = 0 if point is None else point.first
     driver.sampler = iter(range(first, COUNT))
-    driver.tell(EpochBegins(point))
+    driver.perform(driver.state.begin_epoch(point, driver.now))
     driver.fill()
     return driver
 

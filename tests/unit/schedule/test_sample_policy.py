@@ -60,7 +60,7 @@ def test_a_ticket_that_cannot_do_without_it_is_given_up(tolerates: bool) -> None
     assert "batch 0" in str(error)
     table.tell(made(1))
     assert table.result() == "batch 1"
-    assert table.state.dispatch.load == {"local": 0}
+    assert table.state.placement.load == {"local": 0}
 
 
 def test_the_same_worker_counts_once() -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dpex.schedule.schedule import SHARED, Delivery, Schedule, ScheduleError, Ticket
+from dpex.schedule.schedule import SHARED, MadeBatch, Schedule, ScheduleError, Ticket
 
 WAITING, OUT, MADE, DELIVERED, DROPPED = "waiting", "out", "made", "delivered", "dropped"
 UNFINISHED = (WAITING, OUT, MADE)
@@ -189,7 +189,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         if expected is None:
             assert delivery is None
             return
-        assert delivery == Delivery(expected, self.fates[expected].queue, ("batch", expected))
+        assert delivery == MadeBatch(expected, self.fates[expected].queue, ("batch", expected))
         self.fates[expected].at = DELIVERED
         self.results.remove(expected)
         self.handed_out.append(expected)
@@ -321,7 +321,7 @@ def test_a_second_result_is_refused_before_and_after_delivery() -> None:
     drawn(schedule, 1)
     assert schedule.done(0, "first")
     assert not schedule.done(0, "second")
-    assert schedule.pop() == Delivery(0, SHARED, "first")
+    assert schedule.pop() == MadeBatch(0, SHARED, "first")
     assert not schedule.done(0, "third")
     assert schedule.pop() is None
 

@@ -1,0 +1,272 @@
+"""The worker pools of an engine: performs instructions to them, and takes in what they report.
+
+Used by the thread that holds the engine's lock: the consumer's, which takes in everything (`Pools.collect`), or the one
+that pins, which takes in batches and random states only (`Pools.overhear`). Any other event, and all that came after
+it, waits for the consumer, in order; so does an error.
+
+Each instruction leaves the list once it has been performed and not before, so that the next turn resumes what a signal
+handler interrupted by an exception (`Pools.resume`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from dpex.engine.sample_errors import SampleErrors
+from dpex.measure.batch_times import BatchTimes
+from dpex.measure.sampling import SlowestSamples
+from dpex.pools.base import WorkerPool
+from dpex.schedule.engine_state import EngineState
+from dpex.schedule.events import PoolEvent, PoolStatus, Snapshot, TicketMade
+from dpex.schedule.instructions import (
+    Adopt,
+    AskState,
+    Discard,
+    EnterEpoch,
+    Instruction,
+    Raise,
+    Say,
+    Scale,
+    Send,
+    ToWorker,
+)
+from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
+from dpex.system.interrupts import is_interrupt
+from dpex.system.user_warnings import is_first, warn
+
+logger = logging.getLogger("dpex")
+
+NOT_BLOCKED, ANY = -2, -1
+"""In place of the number of the batch that is waited for."""
+
+
+class Pools:
+    """The pools of an engine. A pool is made when it is first needed, and lives as long as the engine, which closes it.
+
+    Args:
+        state: Receives the events, and says what is to be done.
+        make_pool: Makes the pool of a name, with a number of workers.
+        samples: The policy for samples that cannot be loaded.
+
+    Attributes:
+        by_name: The pools.
+        fatal: The error that ends the epoch at the consumer's next turn, or None.
+        sample_errors: Samples that could not be loaded.
+        awaited: The number of the batch that the consumer waits for, or `NOT_BLOCKED` or `ANY`.
+        awaited_times: The times of that batch, once it is here.
+        slow_samples: The slowest samples.
+    """
+
+    def __init__(
+        self, state: EngineState, make_pool: Callable[[str, int], WorkerPool], samples: SamplePolicy = AS_TORCH
+    ) -> None:
+        self._state = state
+        self._placement = state.placement
+        self._make_pool = make_pool
+        self.by_name: dict[str, WorkerPool] = {}
+        self.fatal: Exception | None = None
+        self._unheard: deque[PoolEvent] = deque()
+        self._overheard = False
+        self.sample_errors = SampleErrors(samples)
+        self.awaited = NOT_BLOCKED
+        self.awaited_times: BatchTimes | None = None
+        self.slow_samples = SlowestSamples()
+
+    def descriptors(self) -> list[int]:
+        """Return descriptors that turn readable when workers have something to report."""
+        return [fd for pool in self.by_name.values() for fd in pool.descriptors()]
+
+    def raise_fatal(self) -> None:
+        """Raise what ends the epoch, if anything does, once."""
+        if self.fatal is not None:
+            error, self.fatal = self.fatal, None
+            raise error
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def collect(self, now: float) -> bool:
+        """Take in everything. Return True if there was anything since the last call.
+
+        Raises:
+            Exception: What ends the epoch.
+        """
+        heard, self._overheard = self._overheard, False
+        while self._unheard:
+            self._hear(self._unheard[0], now)
+            del self._unheard[0]
+        for name, pool in list(self.by_name.items()):
+            events = pool.poll()
+            self.report(name)
+            heard = heard or bool(events)
+            while events:  # one whose handling was broken off is handled again (see `dpex.system.interrupts`)
+                self._hear(events[0], now)
+                del events[0]
+        if self._placement.instructions:
+            self.perform()
+        if self.fatal is not None:
+            self.raise_fatal()
+        return heard
+
+    def overhear(self) -> bool:
+        """Take in batches and states. Return True if there was anything."""
+        if self._unheard:
+            return False
+        for name, pool in list(self.by_name.items()):
+            events = pool.poll()
+            self.report(name)
+            self._unheard.extend(events)
+            events.clear()
+        if not self._unheard:
+            return False
+        self._overheard = True
+        while self._unheard and isinstance(self._unheard[0], (TicketMade, Snapshot)):
+            self._hear(self._unheard.popleft(), 0.0)
+        return True
+
+    @property
+    def must_wait_for_the_consumer(self) -> bool:
+        """Return True if the thread that pins may take in nothing more."""
+        return self.fatal is not None or bool(self._unheard)
+
+    def _hear(self, event: PoolEvent, now: float) -> None:
+        if type(event) is not TicketMade:
+            self._state.handle(event, now)
+            return
+        slowest, number = event.times.slowest, event.number
+        if (
+            (slowest and slowest[0] > self.slow_samples.least_s)
+            or self.awaited in (number, ANY)
+            or self.sample_errors.is_on
+        ):
+            self._measure(event)
+        self._state.made(event, now)
+
+    def _measure(self, event: TicketMade) -> None:
+        """Keep what is needed of a result that is slow, awaited, or has failed samples."""
+        state = self._state
+        ticket = state.schedule.ticket(event.number)
+        if ticket is None or event.epoch != state.epoch:
+            return
+        times = event.times
+        if times.slowest and times.slowest[0] > self.slow_samples.least_s:
+            self.slow_samples.add(times.slowest[0], ticket.index, times.slowest[1])
+        if self.sample_errors.is_on:
+            said = self.sample_errors.made((event.epoch, event.number), times.samples, times.failed)
+            self._placement.instructions += said
+        if self.awaited in (event.number, ANY):
+            self.awaited_times = times
+
+    def report(self, name: str) -> None:
+        """Report the status of a pool, if it has changed."""
+        pool = self.by_name[name]
+        counts = pool.counts
+        status = PoolStatus(
+            tuple(pool.workers()),
+            counts.requested,
+            counts.running,
+            pool.failed,
+            pool.crashes,
+            counts.most,
+            counts.why_most,
+        )
+        if status != self._placement.pools.get(name):
+            self._placement.reported(name, status)
+
+    # -- instructions --------------------------------------------------------------------------------------------
+
+    def perform(self) -> None:
+        """Perform all instructions, in order."""
+        out = self._placement.instructions
+        while out:
+            _PERFORM[type(out[0])](self, out[0])
+
+    def resume(self) -> None:
+        """Resume what was interrupted. Messages are decided anew, as their receivers may be gone by now."""
+        for instruction in list(self._placement.instructions):
+            if isinstance(instruction, Send):
+                self._state.refused(instruction)
+        self.perform()
+
+    def _send(self, send: Send) -> None:
+        sent: list[Any] = []
+        try:
+            self.by_name[send.pool].send(send.tickets, send.epoch, send.worker, sent, again=send.again)
+        finally:
+            if sent:
+                del self._placement.instructions[0]
+            else:
+                self._state.refused(send)
+
+    def _to_worker(self, instruction: ToWorker) -> None:
+        pool = self.by_name[instruction.pool]
+        if instruction.worker in pool.workers():  # else it has ended, and the news of it are on their way
+            if isinstance(instruction, Adopt):
+                pool.adopt(instruction.worker, instruction.logical, instruction.state, instruction.streams)
+            else:
+                pool.ask_state(instruction.worker, instruction.logical)
+        del self._placement.instructions[0]
+        self.report(instruction.pool)
+
+    def _scale(self, scale: Scale) -> None:
+        try:
+            self._ask(scale)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            del self._placement.instructions[0]
+            self._placement.scale_refused(scale, str(error))
+            if not scale.optional:
+                raise
+        else:
+            del self._placement.instructions[0]
+            self.report(scale.pool)
+
+    def _ask(self, scale: Scale) -> None:
+        pool = self.by_name.get(scale.pool)
+        if pool is not None:
+            pool.resize(scale.wanted)
+            return
+        pool = self.by_name[scale.pool] = self._make_pool(scale.pool, scale.wanted)
+        pool.new_epoch(max(0, self._state.epoch))
+
+    def _enter_epoch(self, instruction: EnterEpoch) -> None:
+        for pool in self.by_name.values():
+            pool.new_epoch(instruction.epoch)
+        del self._placement.instructions[0]
+
+    def _discard(self, instruction: Discard) -> None:
+        for value in instruction.values:
+            try:
+                value()
+            except Exception as error:  # it cannot be decoded, and is not wanted
+                if is_interrupt(error):
+                    raise
+        del self._placement.instructions[0]
+
+    def _say(self, instruction: Say) -> None:
+        del self._placement.instructions[0]
+        if instruction.once and not is_first(instruction.once):
+            return
+        if instruction.warning:
+            warn(instruction.text)
+        else:
+            logger.info(instruction.text)
+
+    def _raise(self, instruction: Raise) -> None:
+        self.fatal = instruction.error
+        del self._placement.instructions[0]
+
+
+_PERFORM: dict[type[Instruction], Callable[[Pools, Any], None]] = {
+    Send: Pools._send,
+    Adopt: Pools._to_worker,
+    AskState: Pools._to_worker,
+    Scale: Pools._scale,
+    EnterEpoch: Pools._enter_epoch,
+    Discard: Pools._discard,
+    Say: Pools._say,
+    Raise: Pools._raise,
+}
