@@ -29,12 +29,14 @@ def sentences(facts: Facts, found: LostTime, model: Model) -> str:
 
 
 def _needs(facts: Facts, found: LostTime, model: Model, end: EndOfStall) -> str:
+    first = found.ranked[0][0]
+    if first in ("transfer", "sampler", "dispatch", "unknown"):
+        return ""
     if end.more_cpus > _ENOUGH * end.cpus and not model.now.remote:
         return _cpus(facts, end) + _costliest(end)
-    first = found.ranked[0][0]
     if first in ("straggler", "memory"):
         return _prefetch(facts, model)
-    if first in ("transfer", "sampler", "dispatch", "startup", "crowding", "unknown"):
+    if first in ("startup", "crowding"):
         return ""
     if end.workers > model.now.workers:
         return f"That needs {end.workers} workers; {model.now.workers or 'none'} ran." + _costliest(end)
@@ -44,10 +46,10 @@ def _needs(facts: Facts, found: LostTime, model: Model, end: EndOfStall) -> str:
 def _cpus(facts: Facts, end: EndOfStall) -> str:
     beside = facts.others or 0.0
     others = f", of which other programs use {rounded(beside)}" if beside >= _TOLD * facts.cpus else ""
-    more = max(1, round(end.more_cpus))
+    more, needed = max(1, round(end.more_cpus)), math.ceil(end.cpus - _TOLD)
     cost = f", or samples at {percent(end.cost)} of their cost," if end.cost >= _TOLD else ""
     return (
-        f"That needs {math.ceil(end.cpus - _TOLD)} CPUs; this machine has {rounded(facts.cpus)}{others}. "
+        f"That needs {needed} CPU{'s' * (needed > 1)}; this machine has {rounded(facts.cpus)}{others}. "
         f"{more} more CPU{'s' * (more > 1)} on other nodes{cost} would end the stall."
     )
 

@@ -86,7 +86,7 @@ def evidence(facts: Facts, verdict: Verdict) -> Iterator[str]:
 def predicted(one: Prediction, wait: float, rate: float) -> str:
     """A change with what it brings."""
     condition = f", if {one.condition}" if one.condition else ""
-    shorter = " (the steps get shorter, too)" if one.wait > wait else ""
+    shorter = " (the steps get shorter, too)" if one.wait > wait + 0.01 else ""
     rates = f"{rounded(one.rate)} batches/s ({rounded(one.rate_low)} to {rounded(one.rate_high)})"
     return (
         f"{one.change}: {rates} instead of {rounded(rate)}, and a wait of about {_range(one)} instead of "
