@@ -129,6 +129,12 @@ def test_a_set_of_two_shards_is_decoded_by_as_many_as_pay(run: Run) -> None:
     assert "What is read is decoded by other workers" in out
 
 
+def test_planted_bottlenecks_are_diagnosed(run: Run) -> None:
+    out, _ = run("bottlenecks.py", "--seconds", "3", "straggler", "transfer")
+    assert re.findall(r"^dpex diagnosis of (\w+) ", out, re.MULTILINE) == ["straggler", "transfer"]
+    assert out.count("First: ") == 2
+
+
 def test_auto_stopped_by_ctrl_c_shows_what_it_saw() -> None:
     started = start("auto.py", "--seconds", "60")
     assert started.stdout is not None

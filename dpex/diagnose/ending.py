@@ -45,8 +45,8 @@ def _needs(facts: Facts, found: LostTime, model: Model, end: EndOfStall) -> str:
 
 def _cpus(facts: Facts, end: EndOfStall) -> str:
     beside = facts.others or 0.0
-    others = f", of which other programs use {rounded(beside)}" if beside >= _TOLD * facts.cpus else ""
-    more, needed = max(1, round(end.more_cpus)), math.ceil(end.cpus - _TOLD)
+    others = f", of which other programs use {beside:.2g}" if beside >= _TOLD * facts.cpus else ""
+    more, needed = max(1, math.ceil(end.more_cpus - _TOLD)), math.ceil(end.cpus - _TOLD)
     cost = f", or samples at {percent(end.cost)} of their cost," if end.cost >= _TOLD else ""
     return (
         f"That needs {needed} CPU{'s' * (needed > 1)}; this machine has {rounded(facts.cpus)}{others}. "
