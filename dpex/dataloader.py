@@ -324,7 +324,8 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
     def _get_iterator(self) -> BaseDataLoaderIter:
         if self.device is None:
             return self._iterator_with(None)
-        from dpex.device.opening import have_fed, open_feed
+        from dpex.device.feed import open_feed
+        from dpex.device.torch_iterators import have_fed
         from dpex.engine.with_workers import _DpexDataLoaderIter
 
         feed = open_feed(self.device, self.device_budget_bytes, self.device_transform)

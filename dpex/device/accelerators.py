@@ -1,4 +1,4 @@
-"""torch's accelerators by their common names, also in releases of torch that have no common names."""
+"""torch's accelerators by common names, for releases of torch that lack them; goes with the last such release."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 
 def device_module(kind: str | None) -> Any:
-    """`torch.cuda` or its like, for a type of device such as ``"cuda"`` or ``"cuda:1"``; None or "": CUDA."""
+    """Return `torch.cuda` or its like, for a type such as ``"cuda"`` or ``"cuda:1"``; None or "" means CUDA."""
     return getattr(torch, (kind or "cuda").split(":")[0])
 
 
 def current_index(kind: str | None) -> int:
-    """The index of the calling thread's current accelerator."""
+    """Return the index of the calling thread's current accelerator."""
     accelerator: Any = getattr(torch, "accelerator", None)
     if hasattr(accelerator, "current_device_index"):
         return int(accelerator.current_device_index())
@@ -30,7 +30,7 @@ def set_index(kind: str | None, index: int) -> None:
 
 
 def available_kind() -> str | None:
-    """The type of the accelerator that this process can use; None where there is none.
+    """Return the type of the accelerator that this process can use, or None.
 
     Asking may load the driver, after which processes that are forked cannot use the accelerator.
     """
@@ -42,7 +42,7 @@ def available_kind() -> str | None:
 
 
 def device_count(kind: str) -> int:
-    """How many devices of that type this process can use."""
+    """Return the number of devices of that type that this process can use."""
     accelerator: Any = getattr(torch, "accelerator", None)
     if hasattr(accelerator, "device_count"):
         return int(accelerator.device_count())

@@ -1,4 +1,4 @@
-"""How many batches wait on the device: as few as keep copies from being late, within the bytes that may be used. PURE.
+"""The number of batches that wait on the device: few, but enough that copies are not late, within a budget. PURE.
 
 More batches help where copies are sometimes late: where the time of a step or of a copy varies. They do not help where
 copies are late on average, so a further one is kept only if fewer batches were late with it.
@@ -16,14 +16,14 @@ IS_LATE = 0.125
 """The share of late batches from which another one is tried; fewer are chance, or the first of a pass."""
 SMALL_BYTES = 1 << 20
 """Small batches may take this much together, up to `MOST` of them. The thread that copies is then woken once for
-several batches instead of once for each: every time it wakes, it takes the interpreter lock from the training loop,
-which costs more than the copy of a small batch."""
+several batches instead of once for each. A wakeup takes the interpreter lock from the training loop, which costs more
+than the copy of a small batch."""
 HELPED = 0.5
 """A further batch is kept if no more than this share of the late ones is still late."""
 
 
 class Ahead:
-    """Used by the consumer's thread; ``batches`` may be read by any."""
+    """Sets ``batches``, the present number. Used by the consumer's thread; any thread may read ``batches``."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
@@ -35,13 +35,13 @@ class Ahead:
         self.batches = USUAL
 
     def saw(self, nbytes: int) -> None:
-        """A batch takes so many bytes on the device."""
+        """Note that a batch takes ``nbytes`` on the device."""
         if nbytes > self._largest_bytes:
             self._largest_bytes = nbytes
             self._set()
 
     def taken(self, *, is_late: bool) -> None:
-        """The consumer has taken a batch; ``is_late``: the device was not done with it."""
+        """Note that the consumer has taken a batch; ``is_late``: the device was not done with it."""
         self._seen += 1
         self._late += is_late
         if self._seen == JUDGED:

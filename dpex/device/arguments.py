@@ -1,4 +1,4 @@
-"""What a loader is told of a device: checked when the loader is made, before anything is opened."""
+"""Checks of a loader's device arguments; apart from `feed`, as this is imported with the loader's class."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Transform = Callable[[Any], Any]
 
 
 def parse(device: Any) -> torch.device | None:
-    """``device`` as it was given to a loader; `dpex.device.placing.opened` asks whether it is there.
+    """Return a loader's ``device``. `dpex.device.devices.opened` finds out if this process can use it.
 
     Raises:
-        OptionError: It names no device that can be fed.
+        OptionError: It names no device that batches can be copied to.
     """
     if device is None:
         return None
@@ -40,10 +40,10 @@ def _parsed(device: Any) -> torch.device | None:
 
 
 def checked_transform(transform: Any, target: torch.device | None) -> Transform | None:
-    """``device_transform`` as it was given to a loader with that device.
+    """Return the ``device_transform`` of a loader with that device.
 
     Raises:
-        OptionError: It is no function, or there is no device.
+        OptionError: It cannot be called, or there is no device.
     """
     if transform is not None and not callable(transform):
         raise OptionError(f"device_transform={transform!r}: give a function of a batch, or None")

@@ -2,16 +2,16 @@
 
 `Feed.launch` begins the copy of a batch, in the thread that pins or in the consumer's, and returns an `Arrival`. The
 consumer calls that for the batch: its training queue waits on the device until the copy is done, its thread does not.
-So no batch can be read before it is there. Two more things must not come too early:
+So no batch is read before it is there. Two kinds of memory must not be reused too early:
 
-* The memory of the host is not given back before the copy out of it is done (``_in_flight``).
-* The memory of the device is not used anew before the consumer's queue is done with it (`Device.lend`).
+* The memory of the host is held until the copy out of it is done (``_in_flight``).
+* The memory of the device is held until the consumer's queue is done with it (`Device.record_use`).
 
-A transform is queued behind the copy, in the same queue, when the batch before is taken: ahead of need as well, and in
-the consumer's thread, whose random generators it borrows.
+A transform is queued behind the copy, in the same queue, when the batch before is taken: ahead of need as well. It runs
+in the consumer's thread, whose random generators it borrows (`SeededTransform`).
 
-Marks are asked about in the consumer's thread alone, within ``next()``: a question from another thread would spoil a
-CUDA graph that the consumer captures.
+Only the consumer's thread queries marks, within ``next()``: a query from another thread would spoil a CUDA graph that
+the consumer captures.
 """
 
 from __future__ import annotations
@@ -20,28 +20,38 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from dpex.device import tree
 from dpex.device.ahead import Ahead
-from dpex.device.placing import Device, Mark
+from dpex.device.arguments import Transform
+from dpex.device.devices import Device, Mark, QueueDevice, Staging, opened
 from dpex.errors import CapturedGraphError
+from dpex.schedule.seeding import mix64
 from dpex.system.interrupts import is_interrupt
-
-if TYPE_CHECKING:
-    from dpex.device.transform import SeededTransform
+from dpex.worker.batch_seeding import TicketSeeds, call_seeded
+from dpex.worker.current_batch import current
+from dpex.worker.in_process import one_at_a_time
 
 Pin = Callable[[torch.Tensor], torch.Tensor]
-"""A tensor of the host in page-locked memory: itself where it lies in such memory, else a copy."""
+"""Returns a tensor of the host in page-locked memory: itself if it lies in such memory, else a copy."""
+_OTHER_WORDS = 0x6465762D74667273
+"""Mixed into the base seed: a transform that draws as the dataset did must not get the same numbers again."""
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+"""The bits of an unsigned integer of 64 bits."""
 
 
 class FeedCounts:
-    """What was counted so far. Written by the consumer, but ``copied_bytes`` by whoever launches copies.
+    """Counts of a feed. The consumer's thread writes them, except ``copied_bytes``: the thread that launches copies.
 
-    copy_s: seconds of the device from the beginning of each copy to its end. transform_s: the same of transforms.
-    wait_s: seconds that the training queue had to wait for batches that were not there yet. late: these batches.
+    Attributes:
+        copied_bytes: Bytes that were copied to the device.
+        copy_s: Seconds of the device from the beginning of each copy to its end.
+        late: Batches that were not on the device when they were taken.
+        transform_s: Seconds of the device from the beginning of each transform to its end.
+        wait_s: Seconds that the training queue had to wait for late batches.
     """
 
     __slots__ = ("copied_bytes", "copy_s", "late", "transform_s", "wait_s")
@@ -52,7 +62,7 @@ class FeedCounts:
 
 
 class _Flight(NamedTuple):
-    """A copy that has begun: its marks, and the memory of the host that it reads."""
+    """A copy that has begun: its two marks, and the memory of the host that it reads."""
 
     begun: Mark
     ended: Mark
@@ -60,10 +70,12 @@ class _Flight(NamedTuple):
 
 
 class Arrival:
-    """A batch on its way to the device; the consumer calls it for the batch, repeatedly if it is interrupted.
+    """A batch on its way to the device. The consumer calls it for the batch, again if the call was interrupted.
 
-    host: what it is copied from, while that may have to be done again. is_begun: its transform was called.
-    is_done: nothing is left to be queued for it.
+    Attributes:
+        host: The batch on the host, while it may have to be copied again.
+        is_begun: Its transform was called.
+        is_done: No work is left to be queued for it.
     """
 
     __slots__ = ("_feed", "batch", "epoch", "error", "host", "is_begun", "is_done", "number", "ready")
@@ -84,9 +96,11 @@ class Arrival:
 
 
 class Feed:
-    """See the module. ``pin`` puts a tensor into page-locked memory; None: it stays where it is.
+    """Copies the batches of one iterator to a device. ``pin`` puts a tensor into page-locked memory, if given.
 
-    ``epoch``: of the batches that are launched from now on. ``transform``: what is done with each batch on the device.
+    Attributes:
+        epoch: The epoch of the batches that are launched from now on.
+        transform: Called with each batch on the device, if there is one.
     """
 
     def __init__(self, device: Device, *, budget_bytes: int, pin: Pin | None = None) -> None:
@@ -105,22 +119,27 @@ class Feed:
 
     @property
     def ahead(self) -> int:
-        """How many batches are to be on the device before they are asked for."""
+        """The number of batches that are to be on the device before they are asked for."""
         return self._ahead.batches
 
     @property
     def staged_bytes(self) -> int:
-        """What was copied into page-locked memory first."""
+        """Bytes that were first copied into page-locked memory."""
         return int(getattr(self._pin, "staged_bytes", 0))
 
+    def have_transformed(self, transform: Transform | None, base_seed: int) -> None:
+        """Call ``transform`` with each batch, with seeds made from the base seed of the iterator."""
+        if transform is not None:
+            self.transform = SeededTransform(transform, self.device, base_seed)
+
     def begin_epoch(self) -> None:
-        """Batches launched before are not going to be taken."""
+        """Begin an epoch: batches that were launched before are not going to be taken."""
         self.epoch += 1
         self._has_caught_up = False
         self._to_transform.clear()
 
     def launch(self, batch: Any, number: int, epoch: int) -> Arrival:
-        """Begin the copy of the batch of that number; its errors come as they are."""
+        """Begin the copy of the batch of that number. Its errors pass through."""
         host = batch if self._pin is None else tree.pinned(batch, self._pin)
         moved, ended = self._copied(host)
         arrival = Arrival(self, moved, ended, number, epoch)
@@ -131,7 +150,7 @@ class Feed:
         return arrival
 
     def _copied(self, host: Any) -> tuple[Any, Mark]:
-        """The batch on the device, and the mark from which on it is there."""
+        """Return the batch on the device, and the mark behind which it is there."""
         device = self.device
         with device.copying():
             begun = device.mark()
@@ -159,7 +178,7 @@ class Feed:
             )
 
     def take(self, arrival: Arrival) -> Any:
-        """The batch, for work that the calling thread queues from now on."""
+        """Return the batch, for work that the calling thread queues from now on."""
         device = self.device
         self._finish(arrival)
         if arrival.error is not None:
@@ -170,7 +189,8 @@ class Feed:
             device.wait(arrival.ready)
             self._waits.append((before, device.mark()))
             self.counts.late += 1
-        tree.lend(arrival.batch, device.lend, device.lend_own)
+        for tensor in tree.tensors(arrival.batch, device.records_own_use):
+            device.record_use(tensor)
         self._ahead.taken(is_late=is_late)
         for later in self._to_transform.copy():
             self._finish(later)
@@ -178,7 +198,7 @@ class Feed:
         return arrival.batch
 
     def _finish(self, arrival: Arrival) -> None:
-        """Queue what is to be done with a batch behind its copy; an error of that waits for the batch's turn."""
+        """Queue the transform of a batch behind its copy. An error of it waits for the batch's turn."""
         if not arrival.is_done:
             try:
                 self._transformed(arrival)
@@ -196,7 +216,7 @@ class Feed:
         if arrival.is_begun:
             arrival.batch, _ = self._copied(arrival.host)
         if not self._has_caught_up:
-            device.catch_up()  # what the transform reads beside the batch may have been made just before the pass
+            device.catch_up()  # other tensors that the transform reads may have been made just before the pass
             self._has_caught_up = True
         arrival.is_begun = True
         with device.copying():
@@ -213,7 +233,7 @@ class Feed:
         return self.launch(batch, number, self.epoch)()
 
     def look(self) -> None:
-        """Give back memory of the host that was copied from, and count what the device is done with."""
+        """Release memory of the host whose copies are done, and count the device's seconds."""
         device, flights = self.device, self._in_flight
         while flights and device.is_passed(flights[0].ended):
             begun, ended, _ = flights.popleft()
@@ -222,7 +242,7 @@ class Feed:
         self.counts.wait_s += self._passed_s(self._waits)
 
     def _passed_s(self, spans: deque[tuple[Mark, Mark]]) -> float:
-        """Seconds of the device in the spans that are passed, which are taken out."""
+        """Take out the spans that are passed, and return their seconds of the device."""
         seconds = 0.0
         while spans and self.device.is_passed(spans[0][1]):
             seconds += self.device.apart_s(*spans.popleft())
@@ -234,10 +254,48 @@ class Feed:
         return {"feed_copy_s": counts.copy_s, "feed_transform_s": counts.transform_s, "feed_wait_s": counts.wait_s}
 
     def settle(self) -> None:
-        """Wait until no copy is under way, and give back all memory of the host. Harmless in a forked process."""
+        """Wait until no copy is under way, and release all memory of the host. It does nothing in a forked process."""
         if os.getpid() != self._pid:
             return
         with contextlib.suppress(Exception):  # of the device, which says so at the next call of the training loop
             for flight in self._in_flight.copy():
                 self.device.await_mark(flight.ended)
             self.look()
+
+
+class SeededTransform:
+    """Calls the user's function of a batch on the device, with random numbers of the batch's own.
+
+    It runs in the consumer's thread, within ``next()``: it may draw from the training loop's random generators, on the
+    host and on the device, and no other thread could borrow them unnoticed. They start from a seed of the batch, and
+    have their former state afterwards. The seed is a function of the base seed, the epoch and the number of the batch,
+    and differs from the seed that the batch was made with.
+    """
+
+    def __init__(self, function: Transform, device: Device, base_seed: int) -> None:
+        self._function = function
+        self._device = device
+        self._seeds = TicketSeeds(mix64((base_seed & _MASK64) ^ _OTHER_WORDS))
+
+    def __call__(self, batch: Any, number: int, epoch: int) -> Any:
+        """Return the function's result for the batch of that number. Its errors pass through."""
+        seed = self._seeds.of(number, epoch)
+        with one_at_a_time(), self._device.seeded(seed):
+            outer, current.seed = current.seed, seed
+            try:
+                return call_seeded(seed, self._function, batch)
+            finally:
+                current.seed = outer
+
+
+def open_feed(target: torch.device | None, budget_bytes: int, transform: Transform | None) -> Feed | None:
+    """Return a feed to that device; None if batches stay on the host as they are.
+
+    Raises:
+        OptionError: This process cannot use the device.
+    """
+    if target is None or (target.type == "cpu" and transform is None):
+        return None
+    device = opened(target)
+    pin = Staging(device) if isinstance(device, QueueDevice) else None
+    return Feed(device, budget_bytes=budget_bytes, pin=pin)

@@ -2,9 +2,9 @@
 
 Drawing, sending, warning and raising stay in the consumer's thread: `Engine.next` hands over the batches that are next
 in turn and waits until the first of them is pinned; they remain in the schedule meanwhile. While the consumer is away,
-the thread takes in what workers made (`Engine.listen`) and hands it over itself. So what is drawn, counted, raised and
-warned of does not depend on how far the thread is. It owns the job it works on; all else it does under the engine's
-lock. It knows the engine but not the iterator, and ends with `Pinner.close`.
+the thread receives results of workers (`Engine.listen`) and hands them over itself. So draws, counts, errors and
+warnings do not depend on the progress of the thread. It owns the job it works on; all other work it does under the
+engine's lock. It knows the engine but not the iterator, and ends with `Pinner.close`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dpex.worker.outcome import Failure
 _LOCKED_BYTES = 1 << 62
 """Page-locked memory has no budget of its own: `Ahead` allows few batches, and many only where they are small."""
 _CHECK_EVERY_S = 1.0
-"""How often whoever waits for a copy looks whether the thread is still there."""
+"""Seconds after which a wait for a copy checks that the thread is still alive."""
 
 
 def _nothing() -> None:
@@ -41,8 +41,9 @@ def _nothing() -> None:
 
 
 class _Job:
-    """A batch's payload on its way through the thread; like any payload, it gives the batch (or its `Failure`) when
-    called. The consumer may be interrupted anywhere as it opens and queues it: each step can be repeated."""
+    """A batch's payload on its way through the thread. Like any payload, it returns the batch or its `Failure` when it
+    is called. A signal handler may interrupt the consumer while it opens and queues the job, so each step is
+    repeatable."""
 
     def __init__(
         self, payload: Callable[[], Any], number: int = 0, epoch: int = 0, taken: Callable[[int], None] | None = None
@@ -99,9 +100,11 @@ class _Job:
 
 
 class Pinner:
-    """See the module. ``device`` is the accelerator's type; its current index is that of the thread that makes this.
+    """The thread of one iterator, and the jobs that it has.
 
-    With a ``device``, batches go on to its device.
+    Args:
+        device: The accelerator's type. The index is that of the current one of the thread that makes this.
+        feed: Copies the batches to its device; None: they are only pinned.
     """
 
     def __init__(self, device: str | None, feed: Feed | None = None) -> None:
@@ -121,16 +124,16 @@ class Pinner:
 
     @property
     def ahead(self) -> int:
-        """How many batches are to be done with before they are asked for."""
+        """The number of batches that are to be copied before they are asked for."""
         return self._ahead.batches if self._feed is None else self._feed.ahead
 
     @property
     def is_low(self) -> bool:
-        """Return True if no more than half of the batches that may be done with before they are asked for are left."""
+        """Return True if no more than half of the batches that may be copied ahead of need are left."""
         return len(self._stock) <= self.ahead // 2 + 1
 
     def begin_epoch(self) -> None:
-        """What was handed over before is not going to be taken. Under the engine's lock."""
+        """Begin an epoch, under the engine's lock: batches handed over before are not going to be taken."""
         self._stock = set()
         if self._feed is not None:
             self._feed.begin_epoch()
@@ -179,14 +182,14 @@ class Pinner:
             os.eventfd_write(self._wake, 1)
 
     def _taken(self, stock: set[int], number: int) -> None:
-        """The consumer has taken a batch of the pass of this stock; an interrupted call may be repeated."""
+        """Note that the consumer has taken a batch of the pass of this stock. An interrupted call may be repeated."""
         stock.discard(number)
         if self._is_short and not self._closed:
             self._is_short = False
             os.eventfd_write(self._wake, 1)
 
     def wait(self, job: _Job, deadline: float) -> bool:
-        """Until the job is finished; False if that takes longer than ``deadline`` (`clock`)."""
+        """Wait until the job is finished; return False if it is not by ``deadline`` (`dpex.system.clock`)."""
         while not job.finished.is_set():
             if not self._is_alive() and not job.finished.is_set():
                 raise IteratorClosedError("this iterator was closed") if self._closed else _died()
@@ -235,7 +238,7 @@ class Pinner:
                 self._last_act()
 
     def _turn(self, listen: Callable[[], list[int]]) -> None:
-        """One job, or else a wait for one. No batch outlives this in a variable."""
+        """Do a job, or wait for one. No batch stays in a variable afterwards."""
         if self._jobs:
             job = self._jobs.popleft()
             work = self._pin if self._feed is None else partial(self._feed.launch, number=job.number, epoch=job.epoch)

@@ -1,9 +1,9 @@
-"""Batches as trees: move what belongs on a device, and leave everything else as it is.
+"""Batches as trees: move tensors to a device, and leave all other values as they are.
 
 Containers are taken apart and put together by the rules of torch's ``pin_memory``: mappings, named tuples, tuples and
 sequences keep their type where the type allows it. Only torch 2.4's lists in the place of plain tuples are not copied.
-A value whose class has a ``to`` of its own moves itself; such types come before containers, as types with a
-``pin_memory`` of their own do there.
+A value whose class has a ``to`` of its own moves itself. Such types come before containers, as types with a
+``pin_memory`` of their own do there. torch's pytree does not know other mappings and sequences than Python's own.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ import torch
 
 OnTensor = Callable[[torch.Tensor], Any]
 OnOwn = Callable[[Any], Any]
-_MOST_NESTED = 8
-"""How deep attributes of a type that moves itself are searched for its tensors."""
+_LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 def moves_itself(value: Any) -> bool:
-    """Whether the class of this value has a method ``to``, as tensors have."""
+    """Return True if the class of this value has a method ``to``, as tensors have."""
     return callable(getattr(type(value), "to", None))
 
 
 def mapped(value: Any, on_tensor: OnTensor, on_own: OnOwn) -> Any:
-    """The same tree with ``on_tensor`` of each tensor and ``on_own`` of each value that moves itself."""
+    """Return the tree with ``on_tensor`` of each tensor and ``on_own`` of each value that moves itself."""
     if isinstance(value, torch.Tensor):
         return on_tensor(value)
     if moves_itself(value):
@@ -34,42 +33,32 @@ def mapped(value: Any, on_tensor: OnTensor, on_own: OnOwn) -> Any:
     if isinstance(value, (str, bytes)):
         return value
     if isinstance(value, Mapping):
-        return _mapped_mapping(value, on_tensor, on_own)
+        items = {key: mapped(item, on_tensor, on_own) for key, item in value.items()}
+        return _with_items(value, items, items.items(), isinstance(value, MutableMapping))
     if isinstance(value, tuple):
-        items = (mapped(item, on_tensor, on_own) for item in value)
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        parts = (mapped(item, on_tensor, on_own) for item in value)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, Sequence):
-        return _mapped_sequence(value, on_tensor, on_own)
+        made = [mapped(item, on_tensor, on_own) for item in value]
+        return _with_items(value, made, enumerate(made), isinstance(value, MutableSequence))
     return value
 
 
-def _mapped_mapping(value: Mapping[Any, Any], on_tensor: OnTensor, on_own: OnOwn) -> Any:
-    items = {key: mapped(item, on_tensor, on_own) for key, item in value.items()}
+def _with_items(value: Any, items: Any, pairs: Any, is_mutable: bool) -> Any:
+    """Return a container of the type of ``value``, or ``items`` if the type cannot be built from them."""
     try:
-        if isinstance(value, MutableMapping):  # it may have more to it than its items
-            clone = copy.copy(value)
-            clone.update(items)
-            return clone
-        return type(value)(items)  # type: ignore[call-arg]
-    except TypeError:
-        return items
-
-
-def _mapped_sequence(value: Sequence[Any], on_tensor: OnTensor, on_own: OnOwn) -> Any:
-    items = [mapped(item, on_tensor, on_own) for item in value]
-    try:
-        if isinstance(value, MutableSequence):
-            clone = copy.copy(value)
-            for place, item in enumerate(items):
-                clone[place] = item
-            return clone
-        return type(value)(items)  # type: ignore[call-arg]
+        if not is_mutable:
+            return type(value)(items)
+        clone = copy.copy(value)  # it may have other attributes beside its items
+        for place, item in pairs:
+            clone[place] = item
+        return clone
     except TypeError:
         return items
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """The tree on that device; copies from page-locked memory are only begun."""
+    """Return the tree on that device; copies from page-locked memory have only begun."""
     return mapped(value, lambda tensor: tensor.to(device, non_blocking=True), lambda own: _own_on_device(own, device))
 
 
@@ -82,54 +71,37 @@ def _own_on_device(value: Any, device: torch.device) -> Any:
 
 
 def pinned(value: Any, on_tensor: OnTensor) -> Any:
-    """The tree in page-locked memory: ``on_tensor`` of each tensor, and own types by their own ``pin_memory``."""
+    """Return the tree in page-locked memory: ``on_tensor`` of each tensor, ``pin_memory()`` of types that have it."""
     return mapped(value, on_tensor, lambda own: own.pin_memory() if hasattr(own, "pin_memory") else own)
 
 
-def lend(value: Any, lend_tensor: Callable[[torch.Tensor], None], lend_own: Callable[[Any], bool]) -> None:
-    """Call ``lend_tensor`` with every strided tensor of a tree on a device.
+def tensors(value: Any, is_done: Callable[[Any], bool] = lambda own: False) -> Iterator[torch.Tensor]:
+    """Yield the strided tensors in whose memory a tree lies, each once.
 
-    A value that moves itself is first given to ``lend_own``, which returns True if that has seen to its tensors.
+    Of a value that moves itself they are those in its items and attributes, unless ``is_done`` of it is true.
     """
-    for item in _leaves(value):
-        if isinstance(item, torch.Tensor):
-            for tensor in strided(item):
-                lend_tensor(tensor)
-        elif not lend_own(item):
-            for tensor in _held_by(item, _MOST_NESTED, set()):
-                lend_tensor(tensor)
+    return _tensors(value, is_done, {})
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """Tensors, and values that move themselves."""
-    if isinstance(value, torch.Tensor) or moves_itself(value):
-        yield value
-    elif isinstance(value, (str, bytes)):
+def _tensors(value: Any, is_done: Callable[[Any], bool], seen: dict[int, Any]) -> Iterator[torch.Tensor]:
+    if type(value) in _LEAVES or id(value) in seen:
         return
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, Sequence):
-        for item in value:
-            yield from _leaves(item)
-
-
-def _held_by(value: Any, levels: int, seen: set[int]) -> Iterator[torch.Tensor]:
-    """The strided tensors that a value holds as items, or as attributes if it moves itself: it moves these, too."""
-    if id(value) in seen or levels == 0:
-        return
-    seen.add(id(value))
+    seen[id(value)] = value  # which keeps a container's temporary items, or their addresses would be others'
     if isinstance(value, torch.Tensor):
         yield from strided(value)
         return
-    for inner in (*_items(value), *(_attributes(value) if moves_itself(value) else ())):
-        yield from _held_by(inner, levels - 1, seen)
+    is_own = moves_itself(value)
+    if is_own and is_done(value):
+        return
+    for inner in (*_items(value), *(_attributes(value) if is_own else ())):
+        yield from _tensors(inner, is_done, seen)
 
 
 def _items(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
         return list(value.values())
-    return list(value) if isinstance(value, (list, tuple, set, frozenset)) else []
+    is_container = isinstance(value, (Sequence, set, frozenset)) and not isinstance(value, (str, bytes, range))
+    return list(value) if is_container else []
 
 
 def _attributes(value: Any) -> list[Any]:
@@ -143,7 +115,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def strided(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors in whose memory a tensor lies: itself, or the parts of a sparse, nested or composed one."""
+    """Return the tensors in whose memory a tensor lies: itself, or the parts of a sparse, nested or composed one."""
     parts = _parts(tensor)
     return [tensor] if parts is None else [inner for part in parts for inner in strided(part)]
 
@@ -164,6 +136,5 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
 
 
 def nbytes(value: Any) -> int:
-    """The bytes of all tensors in a tree that are known: of values that move themselves, those in their attributes."""
-    held = (inner for leaf in _leaves(value) for inner in _held_by(leaf, _MOST_NESTED, set()))
-    return sum(tensor.nbytes for tensor in held)
+    """Return the bytes of all `tensors` of a tree."""
+    return sum(tensor.nbytes for tensor in tensors(value))

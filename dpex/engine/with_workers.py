@@ -62,9 +62,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         setup = self._setup(loader)
         self._feed = feed
         if feed is not None:
-            from dpex.device.opening import have_transformed
-
-            have_transformed(feed, loader.device_transform, int(self._base_seed))
+            feed.have_transformed(loader.device_transform, int(self._base_seed))
         pinner = self._new_pinner(feed)
         self._engine = Engine(
             EnginePlan(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from dpex.device.arguments import checked_transform, parse
-from dpex.device.opening import have_transformed, open_feed
+from dpex.device.feed import open_feed
 from dpex.diagnose.source import Context, DiagnosisSource
 from dpex.errors import IteratorClosedError
 from dpex.loader import at_exit
@@ -108,7 +108,7 @@ class Prefetched(Generic[T]):
         runtime, options = self._runtime, self._options
         feed = open_feed(self.device, options.device_budget_bytes, self.device_transform)
         if feed is not None and self.device_transform is not None:
-            have_transformed(feed, self.device_transform, int(torch.empty((), dtype=torch.int64).random_().item()))
+            feed.have_transformed(self.device_transform, int(torch.empty((), dtype=torch.int64).random_().item()))
         at_exit.watch(runtime.counters, self._source().diagnose, os.environ)
         background = Background(iter(self.iterable), self.depth, feed, cuda_stall())
         ends: list[Callable[[], None]] = [runtime.counters.open(background).end]

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch_features import HAS_ACCELERATOR
 
-import dpex.device.placing
+import dpex.device.devices
 
 Clock = dict[int, int]
 CUDA = torch.device("cuda", 0)
@@ -484,7 +484,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncDevice]:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(dpex.device.placing, "device_module", lambda kind: made)
+    monkeypatch.setattr(dpex.device.devices, "device_module", lambda kind: made)
     monkeypatch.setattr(torch_pinning, "pin_memory", made.pin)
     yield made
     made.release()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from async_device import AsyncDevice, pretended
 
-from dpex.device import staging
-from dpex.device.placing import QueueDevice
+from dpex.device import devices
+from dpex.device.devices import QueueDevice
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncDevice]:
 
     A test that provokes a hazard takes it from ``hazards`` once it was seen.
     """
-    monkeypatch.setattr(staging, "_locked", {})
+    monkeypatch.setattr(devices, "_locked", {})
     monkeypatch.setattr(QueueDevice, "_refuses_locks", False)
     for made in pretended(monkeypatch):
         yield made

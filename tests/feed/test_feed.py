@@ -14,9 +14,8 @@ from async_device import CUDA, AsyncDevice, DeviceTensor
 from dpex import CapturedGraphError, OptionError
 from dpex.device import tree
 from dpex.device.arguments import parse
-from dpex.device.feed import Arrival, Feed
-from dpex.device.opening import open_feed
-from dpex.device.placing import PlainDevice, opened
+from dpex.device.devices import Device, opened
+from dpex.device.feed import Arrival, Feed, open_feed
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -113,7 +112,7 @@ def test_memory_of_the_device_is_not_used_anew_before_training_is_done_with_it(g
 def test_memory_of_the_device_that_is_used_anew_too_early_is_caught(
     gpu: AsyncDevice, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed.device, "lend", lambda tensor: None)
+    monkeypatch.setattr(feed.device, "record_use", lambda tensor: None)
     used_while_it_is_dropped(gpu, feed)
     assert set(gpu.hazards) == {"memory was used anew while an operation of another stream may read it"}
     gpu.hazards.clear()
@@ -251,20 +250,19 @@ def test_without_an_index_it_is_the_current_one(gpu: AsyncDevice) -> None:
 
 def test_a_device_without_queues_copies_at_once(gpu: AsyncDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Apple's: torch has no streams of it."""
-    monkeypatch.setattr("dpex.device.placing.device_module", lambda kind: object())
+    monkeypatch.setattr("dpex.device.devices.device_module", lambda kind: object())
     device = opened(CUDA)
-    assert isinstance(device, PlainDevice)
-    feed = Feed(PlainDevice(torch.device("cpu")), budget_bytes=1)
+    assert type(device) is Device
+    feed = Feed(Device(torch.device("cpu")), budget_bytes=1)
     batch = {"x": torch.arange(3)}
     assert feed.bring(batch, 0) is batch
 
 
 @pytest.mark.parametrize("take", [lambda batch: batch, lambda batch: batch[0]["x"]])
-def test_sparse_and_composed_tensors_are_lent_by_their_parts(take: Callable[[Any], Any]) -> None:
+def test_sparse_and_composed_tensors_are_found_by_their_parts(take: Callable[[Any], Any]) -> None:
     made = torch.eye(3).to_sparse()
-    lent: list[torch.Tensor] = []
-    tree.lend(take([{"x": made}]), lent.append, lambda own: False)
-    assert {tensor.data_ptr() for tensor in lent} == {made._indices().data_ptr(), made._values().data_ptr()}
+    found = tree.tensors(take([{"x": made}]))
+    assert {tensor.data_ptr() for tensor in found} == {made._indices().data_ptr(), made._values().data_ptr()}
 
 
 def test_device_tensors_look_like_tensors_of_that_device(gpu: AsyncDevice, feed: Feed) -> None:

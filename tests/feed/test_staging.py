@@ -11,9 +11,8 @@ from async_device import CUDA, AsyncDevice
 from families import Augmented, seeded
 
 from dpex import DpexDataLoader
-from dpex.device import staging
-from dpex.device.placing import QueueDevice, opened
-from dpex.device.staging import Staging
+from dpex.device import devices
+from dpex.device.devices import QueueDevice, Staging, opened
 from dpex.transport.arena import Arena, memory_behind
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
@@ -37,7 +36,7 @@ def test_a_segment_is_locked_once_whole_and_unlocked_before_it_is_unmapped(gpu: 
     del memory, view, tensors, arena
     gc.collect()
     assert gpu.runtime.locked == {}
-    assert staging._locked == {}
+    assert devices._locked == {}
     assert stage.staged_bytes == 0
 
 

@@ -19,8 +19,8 @@ from workload import wait_as_work
 
 import dpex
 from dpex import CapturedGraphError, DpexDataLoader
-from dpex.device import staging
-from dpex.device.placing import QueueDevice, opened
+from dpex.device import devices
+from dpex.device.devices import QueueDevice, opened
 from dpex.transport.arena import Arena
 
 pytestmark = [
@@ -49,7 +49,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to the device."""
     if request.param == "staged":
         monkeypatch.setattr(QueueDevice, "_refuses_locks", True)
-        monkeypatch.setattr(staging, "_locked", {})
+        monkeypatch.setattr(devices, "_locked", {})
     return str(request.param)
 
 
@@ -168,7 +168,7 @@ def test_copies_out_of_a_locked_map_return_at_once() -> None:
     device = opened(torch.device("cuda"))
     assert isinstance(device, QueueDevice)
     tensor = Arena(shared=True, announce=lambda spec, fd: None).tensor((64 * MB // 4,), torch.float32)
-    stage = staging.Staging(device)
+    stage = devices.Staging(device)
     if stage(tensor) is not tensor:
         pytest.skip("shared memory cannot be page-locked here")
     assert tensor.is_pinned()

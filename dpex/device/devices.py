@@ -1,0 +1,252 @@
+"""Devices that batches are copied to: the host, torch's accelerators, and page-locked memory for them.
+
+A *mark* is a place in a queue of work of a device, as in `dpex.system.gpu.stall.Events`. No method here waits for the
+device but `Device.await_mark`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dpex._torch import pin_memory
+from dpex.device.accelerators import available_kind, current_index, device_count, device_module, set_index
+from dpex.errors import OptionError
+from dpex.system.clock import monotonic
+from dpex.transport.arena import memory_behind
+
+logger = logging.getLogger("dpex")
+_PORTABLE = 1
+"""cudaHostRegisterPortable: locked for all devices of the process."""
+
+Mark = Any
+"""A value that only the device that made it understands."""
+
+
+class Device:
+    """The host, or a device whose queues torch does not know: copies are done when they return, and marks are times."""
+
+    def __init__(self, target: torch.device) -> None:
+        self.target = target
+
+    def begin_thread(self) -> None:
+        """Make this the current device of the calling thread."""
+
+    def copying(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which the calling thread's work goes to the queue for copies."""
+        return contextlib.nullcontext()
+
+    def mark(self) -> Mark:
+        """Mark the queue that the calling thread feeds: its training queue, or within `copying` that for copies."""
+        return monotonic()
+
+    def is_passed(self, mark: Mark) -> bool:
+        """Return True if the device has come to this mark."""
+        return True
+
+    def apart_s(self, first: Mark, second: Mark) -> float:
+        """Return the seconds of the device between two marks that are passed."""
+        return float(second - first)
+
+    def wait(self, mark: Mark) -> None:
+        """Have the queue that the calling thread feeds wait for this mark. The thread does not wait."""
+
+    def await_mark(self, mark: Mark) -> None:
+        """Have the calling thread wait for this mark."""
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Keep the memory of a tensor until the calling thread's queue has done the work that it has by then.
+
+        Without this, memory that was allocated in the queue for copies is reused as soon as the tensor is dropped.
+        """
+
+    def records_own_use(self, value: Any) -> bool:
+        """Have an object that knows its tensors do what `record_use` does for each; return False if it does not."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Return True if the calling thread records a graph instead of feeding the device."""
+        return False
+
+    def catch_up(self) -> None:
+        """Have the queue for copies wait for the work that the calling thread has queued so far."""
+
+    def seeded(self, seed: int) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which the device's random generator starts from a seed; then it has its former state.
+
+        The device must be the current one, as it is within `copying`. The host's generators are left alone.
+        """
+        return contextlib.nullcontext() if self.target.type == "cpu" else _seeded(device_module(self.target.type), seed)
+
+
+class QueueDevice(Device):
+    """An accelerator of torch's with streams and events: CUDA, ROCm, XPU and their like."""
+
+    _refuses_locks = False
+    """True once the platform has refused to lock memory. It is not asked again."""
+
+    def __init__(self, target: torch.device, module: Any) -> None:
+        super().__init__(target)
+        self._module = module
+        self._copies = module.Stream(device=target)
+
+    def begin_thread(self) -> None:
+        """See `Device`."""
+        set_index(self.target.type, int(self.target.index))
+
+    def copying(self) -> contextlib.AbstractContextManager[Any]:
+        """See `Device`."""
+        stream: contextlib.AbstractContextManager[Any] = self._module.stream(self._copies)
+        return stream
+
+    def _fed(self) -> Any:
+        """Return the stream that the calling thread feeds on this device."""
+        return self._module.current_stream(self.target)
+
+    def mark(self) -> Mark:
+        """See `Device`."""
+        event = self._module.Event(enable_timing=True)
+        event.record(self._fed())
+        return event
+
+    def is_passed(self, mark: Mark) -> bool:
+        """See `Device`."""
+        return bool(mark.query())
+
+    def apart_s(self, first: Mark, second: Mark) -> float:
+        """See `Device`."""
+        return float(first.elapsed_time(second)) / 1e3
+
+    def wait(self, mark: Mark) -> None:
+        """See `Device`."""
+        self._fed().wait_event(mark)
+
+    def await_mark(self, mark: Mark) -> None:
+        """See `Device`."""
+        mark.synchronize()
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """See `Device`."""
+        if tensor.device.type == self.target.type:
+            tensor.record_stream(self._fed())
+
+    def records_own_use(self, value: Any) -> bool:
+        """See `Device`: graphs of PyTorch Geometric and of DGL, for instance, have a ``record_stream``."""
+        record = getattr(value, "record_stream", None)
+        if not callable(record):
+            return False
+        record(self._fed())
+        return True
+
+    def is_capturing(self) -> bool:
+        """See `Device`."""
+        ask = getattr(self._module, "is_current_stream_capturing", None)
+        return ask is not None and bool(ask())
+
+    def catch_up(self) -> None:
+        """See `Device`."""
+        self._copies.wait_event(self.mark())
+
+    def seeded(self, seed: int) -> contextlib.AbstractContextManager[Any]:
+        """See `Device`."""
+        return _seeded(self._module, seed)
+
+    def lock_pages(self, address: int, nbytes: int) -> bool:
+        """Lock memory of the host in place, so that the device reads it by itself; return False if it cannot be."""
+        open_runtime = getattr(self._module, "cudart", None)
+        if open_runtime is None or QueueDevice._refuses_locks:
+            return False
+        answer = int(open_runtime().cudaHostRegister(address, nbytes, _PORTABLE))
+        if answer:
+            QueueDevice._refuses_locks = True
+            logger.info("shared memory cannot be page-locked here (error %d): batches are copied once more", answer)
+            with contextlib.suppress(Exception):  # the error is kept for the next launch in this thread: this one
+                torch.zeros(1, device=self.target)
+        return answer == 0
+
+    def unlock_pages(self, address: int) -> None:
+        """Undo `lock_pages`."""
+        with contextlib.suppress(Exception):  # of a device that is gone
+            self._module.cudart().cudaHostUnregister(address)
+
+
+@contextlib.contextmanager
+def _seeded(module: Any, seed: int) -> Iterator[None]:
+    before = module.get_rng_state()
+    module.manual_seed(seed)
+    try:
+        yield
+    finally:
+        module.set_rng_state(before)
+
+
+def opened(device: torch.device) -> Device:
+    """Return that device, for the calling thread's process; without an index, the thread's current one of that type.
+
+    Raises:
+        OptionError: This process cannot use it.
+    """
+    if device.type == "cpu":
+        return Device(device)
+    kind = available_kind()
+    if kind != device.type:
+        found = f"the accelerator that torch finds here is {kind!r}" if kind else "torch finds no accelerator here"
+        raise OptionError(f"device={str(device)!r}: {found}; give device='cpu', or None: batches stay on the host")
+    count = device_count(kind)
+    index = current_index(kind) if device.index is None else device.index
+    if index >= count:
+        raise OptionError(f"device={str(device)!r}: this process sees {count} of them, with indices from 0 on")
+    module, target = device_module(kind), torch.device(kind, index)
+    return QueueDevice(target, module) if hasattr(module, "Stream") else Device(target)
+
+
+# -- memory of the host that a device reads by itself ------------------------------------------------------------------
+
+_locked: dict[int, bool] = {}
+"""By address: True if a map is locked. The maps of a process are shared by all its feeds."""
+
+
+class Staging:
+    """Returns the tensors of a batch in memory that ``device`` reads by itself, so that it copies each batch once.
+
+    The maps in which slots lie are locked in place, each once, when the first batch out of it is copied, and unlocked
+    before they are unmapped. Other tensors, and all where the platform locks no such maps, are first copied into
+    page-locked memory of torch's. ``staged_bytes`` counts these copies.
+    """
+
+    def __init__(self, device: QueueDevice) -> None:
+        self._device = device
+        self.staged_bytes = 0
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor itself, or a copy in page-locked memory."""
+        if self._is_locked(tensor):
+            return tensor
+        self.staged_bytes += tensor.nbytes if tensor.layout is torch.strided else 0
+        staged: torch.Tensor = pin_memory(tensor, self._device.target.type)
+        return staged
+
+    def _is_locked(self, tensor: torch.Tensor) -> bool:
+        memory = memory_behind(tensor)
+        if memory is None:
+            return False
+        address = ctypes.addressof(memory)
+        known = _locked.get(address)
+        if known is None:
+            known = _locked[address] = self._device.lock_pages(address, ctypes.sizeof(memory))
+            # finalizers of an object are called newest first: this one before the map is unmapped
+            weakref.finalize(memory, _unlock, self._device, address, os.getpid()).atexit = False
+        return known
+
+
+def _unlock(device: QueueDevice, address: int, pid: int) -> None:
+    is_locked = _locked.pop(address, False)
+    if is_locked and os.getpid() == pid:
+        device.unlock_pages(address)
