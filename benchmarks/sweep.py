@@ -26,6 +26,7 @@ from torch.utils.data import Subset
 from benchmarks.consumer import read_pages
 from benchmarks.works import WORKS
 from dpex import DpexDataLoader
+from dpex.options import WorkerConfig
 
 _PR_SET_CHILD_SUBREAPER = 36
 """Of linux/prctl.h."""
@@ -55,7 +56,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def train(dataset: Any, batch_size: int, workers: int, share: str | None) -> None:
     """One training: it takes every batch, and reads one byte of every page."""
     torch.manual_seed(0)
-    with DpexDataLoader(dataset, batch_size=batch_size, num_workers=workers, seeding="batch", share=share) as loader:
+    with DpexDataLoader(
+        dataset, batch_size=batch_size, num_workers=workers, seeding="batch", worker_config=WorkerConfig(share=share)
+    ) as loader:
         for batch in loader:
             read_pages(batch)
 

@@ -50,9 +50,10 @@ if TYPE_CHECKING:
     from dpex.measure.gpu_use import GpuUse
     from dpex.measure.sampling import FailedSample
     from dpex.measure.sums import NodeStats, PoolStats
-    from dpex.options import MetricsConfig, TLSConfig
+    from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
     from dpex.profile.instrument import Profile
     from dpex.profile.spans import ProfiledStep, SlowSample, Spans
+    from dpex.schedule.sample_policy import SamplePolicy
     from dpex.stats import LoaderStats
     from dpex.worker.current_batch import batch_seed
     from dpex.worker.decoded_stream import decode_in_workers
@@ -93,10 +94,11 @@ _NAMES = {
     "dpex.loader.prefetched": ("Prefetched", "prefetch"),
     "dpex.measure.gpu_use": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample",),
-    "dpex.options": ("MetricsConfig", "TLSConfig"),
+    "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
     "dpex.profile.instrument": ("Profile",),
     "dpex.profile.spans": ("ProfiledStep", "SlowSample", "Spans"),
     "dpex.measure.sums": ("NodeStats", "PoolStats"),
+    "dpex.schedule.sample_policy": ("SamplePolicy",),
     "dpex.stats": ("LoaderStats",),
     "dpex.worker.current_batch": ("batch_seed",),
     "dpex.worker.decoded_stream": ("decode_in_workers",),
@@ -109,8 +111,10 @@ __all__ = [
     "AutotuneConfig",
     "BatchTimeoutError",
     "CapturedGraphError",
+    "ClusterConfig",
     "ClusterError",
     "Decision",
+    "DeviceConfig",
     "Diagnosis",
     "DpexDataLoader",
     "DpexError",
@@ -137,6 +141,7 @@ __all__ = [
     "Profile",
     "ProfiledStep",
     "SampleFacts",
+    "SamplePolicy",
     "SampleTimeoutError",
     "Settings",
     "ShareError",
@@ -150,6 +155,7 @@ __all__ = [
     "TransformFacts",
     "Verdict",
     "WhatIf",
+    "WorkerConfig",
     "WorkerDiedError",
     "batch_seed",
     "decode_in_workers",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
-from dpex.device.arguments import checked_transform, parse
+from dpex.device.arguments import parse
 from dpex.loader import at_exit
 from dpex.loader.checks import check_samples, check_share, check_tuned, start_fork_server_early
 from dpex.loader.diagnosing import exported_counts
@@ -23,7 +22,6 @@ from dpex.loader.resumable import Resumable
 from dpex.loader.sizing import (
     TORCH_PREFETCH_FACTOR,
     SizeOptions,
-    is_auto,
     new_tuner,
     size_options,
     stay_in_process_if_daemonic,
@@ -31,16 +29,18 @@ from dpex.loader.sizing import (
     worker_count,
 )
 from dpex.options import (
-    DEVICE_BUDGET_BYTES,
-    SHARE_BYTES,
-    Compression,
+    DEFAULTS,
+    ClusterConfig,
+    DeviceConfig,
+    LoaderOptions,
     MetricsConfig,
-    Options,
     Seeding,
+    WorkerConfig,
     check_torchs,
-    complete,
+    checked,
+    names_its_options,
 )
-from dpex.schedule.sample_policy import OnSampleError
+from dpex.schedule.sample_policy import SamplePolicy
 from dpex.system.ray_package import require_ray
 from dpex.system.user_warnings import warn
 
@@ -53,11 +53,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dpex")
 T_co = TypeVar("T_co", covariant=True)
-_DEFAULTS: Mapping[str, Any] = {
-    **{field.name: field.default for field in fields(Options)},
-    **dict.fromkeys(("seeding", "device", "device_transform")),
-}
-"""dpex's options where they are left out."""
 
 
 def _new_runtime() -> LoaderRuntime:
@@ -66,7 +61,7 @@ def _new_runtime() -> LoaderRuntime:
     return LoaderRuntime()
 
 
-class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
+class DpexDataLoader(LoaderOptions, Resumable, ReportingLoader, DataLoader[T_co]):
     """A drop-in `torch.utils.data.DataLoader` whose workers may be anywhere and change while training runs.
 
     It takes torch's arguments in torch's order and with torch's meaning, and the keyword-only ones of dpex. Each
@@ -100,21 +95,6 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         seeding: ``"worker"``: random states as torch has them, one for each logical worker. ``"batch"``: a function of
             the base seed, the epoch and the number of the batch alone, so that the number and the place of workers do
             not matter. None: ``"worker"`` for a fixed number of workers, ``"batch"`` for ``"auto"``.
-        memory_budget: The most bytes of batches in flight, as a number or as a text such as "2G". In flight are those
-            that are made and not yet delivered, and those that workers hold, reckoned as large as the largest so far.
-            It can be exceeded only when batches turn out larger than all before, by two batches for each local worker
-            and four for each remote one, until they are delivered; and by a single batch that is larger than the
-            budget. Tiny batches are then sent one to a
-            message, which is slower. None: no limit but the prefetch.
-        ray_remote_args: Arguments of ``ray.remote`` for each worker on the cluster, such as ``{"num_cpus": 2}``:
-            ``num_cpus`` (1 where it is left out), ``num_gpus``, ``memory``, ``resources``, ``accelerator_type``,
-            ``label_selector``, ``scheduling_strategy`` and ``runtime_env``, with Ray's meaning.
-        compression: ``"zstd"``: batches from other machines are compressed for the network with Zstandard, at level 1.
-            It pays where the network limits them and they compress well, as token numbers with padding and masks do;
-            photographs and random floats become a tenth smaller. It needs ``dpex[compression]`` on all machines. None:
-            batches are sent as they are.
-        local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work, as they always do on other
-            systems than Linux. ``seeding`` holds; nothing is tuned or resized then.
         autotune: None: ``num_workers="auto"`` is tuned with the defaults, and a number is kept. An `AutotuneConfig`:
             tuned within its limits, starting from ``num_workers``; it needs ``seeding="batch"``, which is the default
             then. False: nothing is tuned, and ``"auto"`` is a number chosen once. The number of streams of an iterable
@@ -123,41 +103,20 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             shards and does not read ``id`` or ``num_workers`` of ``get_worker_info()`` before its first sample has one
             stream, as others would repeat its samples. Tuned are the prefetch and, where its samples can be decoded by
             others than read them, the workers that do (`dpex.decode_in_workers`).
-        share: The name under which trainings of this machine share their batches, such as those of a sweep of learning
-            rates: each batch is made once, for all that read the same data with the same seeds and order, and that are
-            not too far apart. The batches are those that each would get alone. It needs ``seeding="batch"`` (the
-            default then), a map-style dataset and workers; there are as many as the training wants that wants most.
-        share_bytes: The most bytes of made batches that are kept for trainings that are behind the first: 1 GiB.
-        auto_workers: Whether ``num_workers`` was given as ``"auto"``. It is for frameworks that build a loader anew
-            from the attributes of another, where ``num_workers`` is a number; leave it out.
+        device: The device on which batches arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`; without an
+            index, the current device of the thread that calls ``iter()``. Batches are copied there before they are
+            asked for, beside the work of training. ``"cpu"`` and None: batches stay on the host.
         name: The name of this loader in its metrics. None: "loader-1", "loader-2" and so on.
-        metrics_port: The port for the live page and for Prometheus, from the first ``iter()`` until the loader is
-            closed or dies; 0, or where another process has the port: one that is free. The loaders of a process share
-            one endpoint. None: as ``metrics`` says, else ``$DPEX_METRICS_PORT``, or no metrics.
-        metrics: The same with the address, the directory for announcements and TLS, as a `MetricsConfig`; instead of
-            ``metrics_port``.
-        device: Where batches are to arrive, such as ``"cuda"``, ``"cuda:1"`` or a `torch.device`; without an index, the
-            current device of the thread that calls ``iter()``. They are copied there ahead of need, beside the work of
-            training. ``"cpu"`` and None: batches stay on the host.
-        device_budget_bytes: The most bytes that batches may take on the device before they are asked for, reckoned as
-            large as the largest so far: 512 MB. Where one batch is larger, none is copied ahead.
-        device_transform: A function of a batch, called when that is on the device, on the stream of its copy: it may
-            make floats of ``uint8``, of which a quarter of the bytes crosses the bus, and crop or flip them. Random
-            numbers that it draws depend on the base seed, the epoch and the number of the batch alone, and the
-            generators of training, on host and device, are left as they were. It needs a ``device``.
-        snapshot_every_n_steps: After how many batches workers tell their states, for ``state_dict()`` and ``seeding=
-            "worker"`` or a dataset with a ``state_dict``. None: every quarter of a second, and a dataset is asked for
-            its own only once ``state_dict()`` or ``load_state_dict()`` of the loader was called.
-        on_sample_error: What becomes of a sample of a map-style dataset whose loading raises an error. ``"raise"``: the
-            error is that of its batch, as in torch. ``"skip"``: another sample of the same batch has its place, and is
-            there twice. ``"replace"``: another sample of the dataset has its place. Batches stay full and ranks in
-            step. The first one is warned of, all are logged, counted (``stats().failed_samples``) and named in the
-            diagnosis.
-        max_sample_errors: The share of samples that may fail, beyond the first ten: 1 %. More are an error.
-        sample_timeout_s: The seconds that loading a sample of a map-style dataset may take. A worker in which one takes
-            longer is ended, with a warning that shows where it was, and another worker makes the batch again. If the
-            sample hangs there, too, ``on_sample_error`` says what follows; "raise" is a `SampleTimeoutError`. Batches
-            are made in processes only then, each with one worker. None: no limit.
+        metrics_port: The port of the live page and of the metrics for Prometheus, from the first ``iter()`` until the
+            loader is closed or deleted; 0, or a port that another process has: a free one. The loaders of a process
+            share one endpoint. None: see ``metrics_config``, else ``$DPEX_METRICS_PORT``, or no metrics.
+        worker_config: The memory of batches in flight, PyTorch's workers, shared batches; see
+            `WorkerConfig`. None here and below: the defaults of that class.
+        cluster_config: Ray's arguments of remote workers, and compression for the network; see `ClusterConfig`.
+        device_config: A transform on the ``device``, and its memory; see `DeviceConfig`.
+        sample_policy: Samples that raise an error or take too long; see `SamplePolicy`.
+        metrics_config: Port, address, directory for announcements and TLS of the metrics, in place of
+            ``metrics_port``; see `MetricsConfig`. None: no metrics by this option.
 
     Raises:
         OptionError: An option of dpex has a value that makes no sense. It is a ValueError.
@@ -179,6 +138,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
 
     _source: Source | None = None
 
+    @names_its_options
     def __init__(
         self,
         dataset: Any,
@@ -202,69 +162,42 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         distribute_mode: bool | Literal["auto"] = False,
         head_address: str = "auto",
         seeding: Seeding | None = None,
-        memory_budget: int | str | None = None,
-        ray_remote_args: Mapping[str, Any] | None = None,
-        compression: Compression | None = None,
-        local_engine: Literal["dpex", "torch"] = "dpex",
         autotune: AutotuneConfig | Literal[False] | None = None,
-        share: str | None = None,
-        share_bytes: int = SHARE_BYTES,
-        auto_workers: bool | None = None,
+        device: str | torch.device | None = None,
         name: str | None = None,
         metrics_port: int | None = None,
-        metrics: MetricsConfig | None = None,
-        device: str | torch.device | None = None,
-        device_budget_bytes: int = DEVICE_BUDGET_BYTES,
-        device_transform: Callable[[Any], Any] | None = None,
-        snapshot_every_n_steps: int | None = None,
-        on_sample_error: OnSampleError = "raise",
-        max_sample_errors: float = 0.01,
-        sample_timeout_s: float | None = None,
+        worker_config: WorkerConfig | None = None,
+        cluster_config: ClusterConfig | None = None,
+        device_config: DeviceConfig | None = None,
+        sample_policy: SamplePolicy | None = None,
+        metrics_config: MetricsConfig | None = None,
     ) -> None:
         check_torchs(dataset, num_workers, prefetch_factor)
-        given = {name: value for name, value in locals().items() if name in _DEFAULTS}
+        given = {option: value for option, value in locals().items() if option in DEFAULTS}
         made_from = source_of(dataset, timeout)
         if made_from is not None:  # Lightning leaves out the options of a class that it did not know
-            left_out = [name for name, value in given.items() if value == _DEFAULTS[name]]
-            given |= {name: made_from.settings[name] for name in left_out}
-        auto = is_auto(num_workers, auto_workers, made_from)
-        options = complete(given, is_auto=auto)
-        streams = streams_of(dataset, options, made_from) if auto else None
-        workers = worker_count(num_workers) if streams is None else streams.count
-        if options.distribute_mode is True:
+            left_out = [option for option, value in given.items() if value in (None, DEFAULTS[option])]
+            given |= {option: made_from.settings[option] for option in left_out}
+        is_auto = num_workers == "auto" or (made_from is not None and made_from.is_auto_for(num_workers))
+        options = checked(given, is_auto=is_auto)
+        options["device"] = parse(options["device"])
+        vars(self).update(options)
+        streams = streams_of(self, dataset, made_from) if is_auto else None
+        count = worker_count(num_workers) if streams is None else streams.count
+        if self.distribute_mode is True:
             require_ray()
-        if options.compression is not None:
+        if self.cluster_config.compression is not None:
             from dpex.transport.compression import require_zstandard
 
             require_zstandard()
-        if options.distribute_mode is False and options.head_address != "auto":
+        if self.distribute_mode is False and self.head_address != "auto":
             warn(
-                f"head_address={options.head_address!r} has no effect without distribute_mode: give "
+                f"head_address={self.head_address!r} has no effect without distribute_mode: give "
                 "distribute_mode=True for workers on that cluster",
                 UserWarning,
             )
-        self.distribute_mode = options.distribute_mode
-        self.head_address = options.head_address
-        self.seeding: Seeding = options.seeding
-        self.memory_budget = options.memory_budget
-        self.ray_remote_args = options.ray_remote_args
-        self.compression: Compression | None = options.compression
-        self.local_engine = options.local_engine
-        self.autotune = options.autotune
-        self.share = options.share
-        self.share_bytes = options.share_bytes
-        self.name = options.name
-        self.metrics_port = options.metrics_port
-        self.metrics = options.metrics
-        self.device = parse(given["device"])
-        self.device_budget_bytes = options.device_budget_bytes
-        self.snapshot_every_n_steps = options.snapshot_every_n_steps
-        self.on_sample_error: OnSampleError = options.on_sample_error
-        self.max_sample_errors = options.max_sample_errors
-        self.sample_timeout_s = options.sample_timeout_s
-        self.device_transform = checked_transform(given["device_transform"], self.device)
         self._streams = streams
-        self._chosen = workers if auto else None
+        self._chosen = count if is_auto else None
         self._prefetch_is_given = prefetch_factor not in (None, TORCH_PREFETCH_FACTOR)
         self._sizes: Sizes | None = None
         self._pins: dict[str, int] = {}
@@ -275,7 +208,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             shuffle=shuffle,
             sampler=sampler,
             batch_sampler=batch_sampler,
-            num_workers=workers,
+            num_workers=count,
             collate_fn=collate_fn,
             pin_memory=pin_memory,
             drop_last=drop_last,
@@ -289,7 +222,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
             **({"in_order": in_order} if HAS_IN_ORDER else {}),
         )
         self.in_order = in_order
-        self.auto_workers = auto
+        self._is_auto = is_auto
         check_share(self)
         check_tuned(self)
         check_samples(self)
@@ -328,11 +261,11 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         from dpex.device.torch_iterators import have_fed
         from dpex.engine.with_workers import _DpexDataLoaderIter
 
-        feed = open_feed(self.device, self.device_budget_bytes, self.device_transform)
+        feed = open_feed(self.device, self.device_config.budget_bytes, self.device_config.transform)
         iterator = self._iterator_with(feed)
         if feed is None or isinstance(iterator, _DpexDataLoaderIter):
             return iterator
-        return have_fed(iterator, feed, self.device_transform)
+        return have_fed(iterator, feed, self.device_config.transform)
 
     def _iterator_with(self, feed: Feed | None) -> BaseDataLoaderIter:
         """One pass; an iterator of workers takes the feed itself."""
@@ -403,7 +336,7 @@ class DpexDataLoader(Resumable, ReportingLoader, DataLoader[T_co]):
         runtime = self._runtime
         if runtime.tuner is None:
             options = options or size_options(self)
-            runtime.tuner = new_tuner(options, self.ray_remote_args) if options.is_tuned else None
+            runtime.tuner = new_tuner(options, self.cluster_config.ray_remote_args) if options.is_tuned else None
         return runtime.tuner
 
     def _current_sizes(self, options: SizeOptions | None = None) -> Sizes:

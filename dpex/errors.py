@@ -9,8 +9,8 @@ is a `DpexError`, and also the built-in error in brackets, which code written fo
     ├── OptionError(ValueError)         an option of dpex, or an argument of a call, makes no sense
     ├── FixedWorkersError(ValueError)   ``resize`` asked for what ``seeding="worker"`` cannot give
     ├── WorkerDiedError(RuntimeError)   a ticket killed its worker again and again, or a stream's worker died
-    ├── SampleTimeoutError(RuntimeError)  a sample took longer than ``sample_timeout_s`` in two workers
-    ├── TooManySampleErrors(RuntimeError)  more samples failed than ``max_sample_errors`` allows
+    ├── SampleTimeoutError(RuntimeError)  a sample took longer than ``SamplePolicy.timeout_s`` in two workers
+    ├── TooManySampleErrors(RuntimeError)  more samples failed than ``SamplePolicy.max_errors`` allows
     ├── BatchTimeoutError(RuntimeError)  no batch came within ``timeout``
     ├── NoBatchError(RuntimeError)       the seed of a batch was asked for where none is being made
     ├── IteratorClosedError(RuntimeError)  an iterator was used after it was closed, or in a forked process
@@ -56,11 +56,11 @@ class WorkerDiedError(DpexError, RuntimeError):
 
 
 class SampleTimeoutError(DpexError, RuntimeError):
-    """A sample took longer than ``sample_timeout_s`` in two workers; the message has its index and the stack."""
+    """A sample took longer than ``SamplePolicy.timeout_s`` in two workers; the message has its index and stack."""
 
 
 class TooManySampleErrors(DpexError, RuntimeError):  # noqa: N818  (what is too many, is errors)
-    """More samples could not be loaded than ``max_sample_errors`` allows; the message names the latest of them."""
+    """More samples failed than ``SamplePolicy.max_errors`` allows; the message names the latest of them."""
 
 
 class BatchTimeoutError(DpexError, RuntimeError):

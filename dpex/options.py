@@ -1,29 +1,29 @@
-"""The options of dpex beside those of torch: one frozen value that validates itself.
+"""The options of a loader beyond torch's arguments. Each is declared here once: name, type, default and check. PURE.
 
-Every message names the value it got and what would be accepted.
+`LoaderOptions` names them all. Options that users choose together are the fields of one frozen value, which checks
+itself; `checked` checks combinations. The constructor, its errors, rebuilt loaders and `dpex run` use these
+declarations. Each message names the value that was given and what would be accepted.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields, is_dataclass
 from operator import index
-from typing import Any, Literal, SupportsIndex
+from types import SimpleNamespace
+from typing import Any, Literal, SupportsIndex, TypeVar, get_args, get_type_hints
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
-from dpex.schedule.sample_policy import OnSampleError
+from dpex.schedule.sample_policy import SamplePolicy
 from dpex.schedule.seeding import SEEDINGS
 
 Seeding = Literal["worker", "batch"]
-Compression = Literal["zstd"]
-DEVICE_BUDGET_BYTES = 512 << 20
-"""For batches that wait on the device: two of 256 MB, which is 400 images of 224 by 224 by 3 floats each."""
-SHARE_BYTES = 1 << 30
-"""For batches that a late training may still want: those of a minute, where 3 of 5 MB are made in a second."""
+Init = TypeVar("Init", bound=Callable[..., Any])
 _ADDRESS = re.compile(r"^(auto|local|(ray://)?[^\s:/]+:\d{1,5})$")
 
 
@@ -32,16 +32,20 @@ def _require(condition: bool, message: str) -> None:
         raise OptionError(message)
 
 
+def _require_field(config: Any, name: str, condition: bool, remedy: str) -> None:
+    _require(condition, f"{type(config).__name__}({name}={getattr(config, name)!r}): give {remedy}")
+
+
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) and bool(value)
+
+
+def _is_whole(value: Any, least: int = 0, most: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _is_quantity(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -57,8 +61,67 @@ def byte_count(value: Any) -> Any:
     return value if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """Options of a loader's workers: the memory of their batches, PyTorch's workers, shared batches.
+
+    Args:
+        memory_budget: The maximum number of bytes of batches in flight, as a number or as a text such as "2G". In
+            flight are batches that are made and not yet delivered, and batches that workers hold, each estimated as
+            large as the largest so far. The limit is exceeded when batches turn out larger than all before, by two
+            batches for each local worker and four for each remote one, and by a single batch that is larger than the
+            limit. None: only the prefetch limits them.
+        local_engine: ``"dpex"``, or ``"torch"``: torch's own iterators do the local work, as they always do on other
+            systems than Linux. ``seeding`` is kept; nothing is tuned, resized or measured then.
+        share: The name under which trainings of this machine share batches, for example those of a sweep of learning
+            rates. Each batch is made once for all trainings that read the same data with the same seeds and order. It
+            needs ``seeding="batch"`` (then the default), a map-style dataset and workers. The training that wants the
+            most workers sets their number. None: batches are not shared.
+        share_bytes: The maximum number of bytes of batches that are kept for trainings behind the first; 1 GiB.
+        snapshot_every_n_steps: Batches between two states that a worker reports for ``state_dict()``, under
+            ``seeding="worker"`` or for a dataset with a ``state_dict``. None: every quarter of a second, and a dataset
+            is asked only after ``state_dict()`` or ``load_state_dict()`` of the loader was called.
+
+    Raises:
+        OptionError: A value is not one of these. It is a ValueError.
+
+    Examples:
+        >>> from dpex import DpexDataLoader, WorkerConfig
+        >>> loader = DpexDataLoader([1, 2, 3], num_workers=2, worker_config=WorkerConfig(memory_budget="2G"))
+        >>> loader.worker_config.memory_budget
+        2147483648
+    """
+
+    memory_budget: int | str | None = None
+    local_engine: Literal["dpex", "torch"] = "dpex"
+    share: str | None = None
+    share_bytes: int = 1 << 30
+    snapshot_every_n_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory_budget", byte_count(self.memory_budget))
+        budget, every, engine = self.memory_budget, self.snapshot_every_n_steps, self.local_engine
+        require = functools.partial(_require_field, self)
+        require(
+            "memory_budget",
+            budget is None or _is_whole(budget, 1),
+            "a positive number of bytes, such as 2_000_000_000 or '2G', or None for no limit",
+        )
+        require("local_engine", engine in ("dpex", "torch"), "'dpex' or 'torch'")
+        require("share", self.share is None or _is_text(self.share), "a name or None")
+        require("share_bytes", _is_whole(self.share_bytes, 1), "a positive number of bytes")
+        require(
+            "snapshot_every_n_steps", every is None or _is_whole(every), "a number of batches of at least 0, or None"
+        )
+        _require(
+            self.share is None or engine == "dpex",
+            f"WorkerConfig(share={self.share!r}, local_engine='torch'): PyTorch's workers serve one training; give one "
+            "of the two",
+        )
+
+
 def _is_mapping_to(is_right: Callable[[Any], bool], value: Any) -> bool:
-    """Whether ``value`` maps strings to what ``is_right``."""
+    """Return True if ``value`` maps strings to values that are right."""
     if not isinstance(value, Mapping):
         return False
     return all(isinstance(key, str) and is_right(item) for key, item in value.items())
@@ -74,36 +137,99 @@ _RAY_REMOTE_ARGS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a dict of custom resources, such as {'ssd': 1}; CPUs and GPUs are 'num_cpus' and 'num_gpus'",
     ),
     "accelerator_type": (_is_text, "a str, such as 'T4'"),
-    "label_selector": (partial(_is_mapping_to, _is_text), "a dict of labels, such as {'region': 'us-west'}"),
+    "label_selector": (functools.partial(_is_mapping_to, _is_text), "a dict of labels, such as {'region': 'us-west'}"),
     "scheduling_strategy": (
         lambda value: value in ("DEFAULT", "SPREAD") or type(value).__module__.startswith("ray."),
         "'DEFAULT', 'SPREAD' or a strategy of ray.util.scheduling_strategies",
     ),
-    "runtime_env": (partial(_is_mapping_to, lambda _: True), "a dict, such as {'pip': ['pillow']}"),
+    "runtime_env": (functools.partial(_is_mapping_to, lambda _: True), "a dict, such as {'pip': ['pillow']}"),
 }
-"""The arguments of ``ray.remote`` that `DpexDataLoader` takes: what each must be, as a test and in words."""
+"""The arguments of ``ray.remote`` that `ClusterConfig` takes: the test of each, and its requirement in words."""
 _INSTEAD = {"CPU": "num_cpus", "GPU": "num_gpus"}
 
 
-def _check_ray_remote_args(given: Any) -> None:
-    _require(
-        given is None or isinstance(given, Mapping),
-        f"ray_remote_args={given!r}: give a dict of arguments of ray.remote, such as {{'num_cpus': 2}}, or None",
-    )
-    for name, value in (given or {}).items():
-        known = ", ".join(map(repr, _RAY_REMOTE_ARGS))
-        instead = f"give {_INSTEAD[name]!r}" if name in _INSTEAD else f"leave it out, or give one of {known}"
-        _require(
-            name in _RAY_REMOTE_ARGS,
-            f"ray_remote_args has the key {name!r}: {instead}. Custom resources belong in 'resources', and dpex itself "
-            "decides how its workers are named, restarted and called",
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Options of workers on a Ray cluster. Their number is limited by `AutotuneConfig`.
+
+    Args:
+        ray_remote_args: Arguments of ``ray.remote`` for each worker, such as ``{"num_cpus": 2}``: ``num_cpus`` (default
+            1), ``num_gpus``, ``memory`` (bytes), ``resources``, ``accelerator_type``, ``label_selector``,
+            ``scheduling_strategy`` and ``runtime_env``, with Ray's meaning.
+        compression: ``"zstd"``: batches are compressed for the network with Zstandard at level 1. It pays where the
+            network is the limit and batches compress well, as tokens with padding and masks do. It needs
+            ``dpex[compression]`` on all machines. None: batches are sent uncompressed.
+
+    Raises:
+        OptionError: A value is not one of these. It is a ValueError.
+
+    Examples:
+        >>> from dpex import ClusterConfig
+        >>> try:
+        ...     ClusterConfig(ray_remote_args={"num_cpus": -1})
+        ... except ValueError as error:
+        ...     print(error)
+        ray_remote_args['num_cpus']=-1: give a number of at least 0
+    """
+
+    ray_remote_args: Mapping[str, Any] | None = None
+    compression: Literal["zstd"] | None = None
+
+    def __post_init__(self) -> None:
+        given = self.ray_remote_args
+        _require_field(
+            self,
+            "ray_remote_args",
+            given is None or isinstance(given, Mapping),
+            "a dict of arguments of ray.remote, such as {'num_cpus': 2}, or None",
         )
-        is_right, what = _RAY_REMOTE_ARGS[name]
-        _require(is_right(value), f"ray_remote_args[{name!r}]={value!r}: give {what}")
+        for name, value in (given or {}).items():
+            known = ", ".join(map(repr, _RAY_REMOTE_ARGS))
+            instead = f"give {_INSTEAD[name]!r}" if name in _INSTEAD else f"leave it out, or give one of {known}"
+            _require(
+                name in _RAY_REMOTE_ARGS,
+                f"ray_remote_args has the key {name!r}: {instead}. Custom resources belong in 'resources', and dpex "
+                "itself decides how its workers are named, restarted and called",
+            )
+            is_right, requirement = _RAY_REMOTE_ARGS[name]
+            _require(is_right(value), f"ray_remote_args[{name!r}]={value!r}: give {requirement}")
+        _require_field(
+            self, "compression", self.compression in (None, "zstd"), "'zstd', or None to send batches uncompressed"
+        )
 
 
-def _is_port(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 65535
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Options of batches that arrive on a ``device``.
+
+    Args:
+        transform: A function of a batch, called on the device once the batch is there, on the stream of its copy. For
+            example, it converts ``uint8`` to floats, so that a quarter of the bytes crosses the bus, and crops or
+            flips. Its random numbers depend only on the base seed, the epoch and the number of the batch; the
+            generators of training, on host and device, keep their states. It needs a ``device``; with ``"cpu"`` it runs
+            on the host.
+        budget_bytes: The maximum number of bytes on the device of batches that were not asked for yet, each estimated
+            as large as the largest so far; 512 MB, which is two batches of 400 images of 224 by 224 by 3 floats. A
+            batch larger than that is copied when it is asked for.
+
+    Raises:
+        OptionError: A value is not one of these. It is a ValueError.
+
+    Examples:
+        >>> import torch
+        >>> from dpex import DeviceConfig, DpexDataLoader
+        >>> halves = DeviceConfig(transform=lambda batch: batch / 2)
+        >>> [batch.tolist() for batch in DpexDataLoader([1, 2], device="cpu", device_config=halves)]
+        [[0.5], [1.0]]
+    """
+
+    transform: Callable[[Any], Any] | None = None
+    budget_bytes: int = 512 << 20
+
+    def __post_init__(self) -> None:
+        is_callable = self.transform is None or callable(self.transform)
+        _require_field(self, "transform", is_callable, "a function of a batch, or None")
+        _require_field(self, "budget_bytes", _is_whole(self.budget_bytes, 1), "a positive number of bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +239,11 @@ class TLSConfig:
     Args:
         certfile: The certificate, and those of the authorities between it and the root.
         keyfile: Its private key.
-        client_cafile: The certificate of an authority; only clients that have a certificate of it are served. None: all
-            clients are.
+        client_cafile: The certificate of an authority; only clients with a certificate of this authority are served.
+            None: all clients are.
 
     Raises:
-        OptionError: A value is no file's name. It is a ValueError.
+        OptionError: A value is not a file's name. It is a ValueError.
     """
 
     certfile: str
@@ -127,33 +253,31 @@ class TLSConfig:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             is_left_out = value is None and name == "client_cafile"
-            _require(
-                is_left_out or (_is_text(value) and bool(value)), f"TLSConfig({name}={value!r}): give a PEM file's name"
-            )
+            _require_field(self, name, is_left_out or _is_text(value), "a PEM file's name")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
-    """Where the live page and the metrics for Prometheus are served, and to whom.
+    """The address of the live page and of the metrics for Prometheus, and who may read them.
 
     Args:
-        port: The port; 0, or where another process has the port: one that is free. None: ``$DPEX_METRICS_PORT``, else
-            one that is free.
+        port: The port; 0, or a port that another process has: a free one. None: ``$DPEX_METRICS_PORT``, else a free
+            one.
         host: The address to serve on; by default only this machine can reach it.
         directory: Where this process announces itself to Prometheus (``file_sd``) and ``dpex top``. None:
             ``$DPEX_METRICS_DIR``, else ``dpex`` in ``$XDG_RUNTIME_DIR``, else ``dpex-<uid>`` in the directory for
             temporary files, made for this user alone.
         tls: The files for TLS. None: the endpoint is served without it.
-        allowed_hosts: Further names under which the endpoint may be asked where it is served without TLS;
-            ``.example.org`` is that domain and all in it, ``*`` is any name. None: those of
-            ``$DPEX_METRICS_ALLOWED_HOSTS``, with commas between.
+        allowed_hosts: Further names under which the endpoint may be asked without TLS; ``.example.org`` is that domain
+            and all in it, ``*`` is any name. None: those of ``$DPEX_METRICS_ALLOWED_HOSTS``, separated by commas.
 
     Raises:
-        OptionError: A value makes no sense. It is a ValueError.
+        OptionError: A value is not one of these. It is a ValueError.
 
     Examples:
         >>> from dpex import DpexDataLoader, MetricsConfig
-        >>> loader = DpexDataLoader([1, 2, 3], metrics=MetricsConfig(port=0, allowed_hosts=["train.example.org"]))
+        >>> config = MetricsConfig(port=0, allowed_hosts=["train.example.org"])
+        >>> loader = DpexDataLoader([1, 2, 3], metrics_config=config)
         >>> try:
         ...     MetricsConfig(port=70000)
         ... except ValueError as error:
@@ -168,188 +292,185 @@ class MetricsConfig:
     allowed_hosts: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        directory, hosts = self.directory, self.allowed_hosts
-        _require(
-            self.port is None or _is_port(self.port),
-            f"MetricsConfig(port={self.port!r}): give a port from 1 to 65535, 0 for one that is free, or None",
-        )
-        _require(
-            _is_text(self.host) and bool(self.host),
-            f"MetricsConfig(host={self.host!r}): give an address of this machine, such as '127.0.0.1' or '0.0.0.0'",
-        )
-        _require(
-            directory is None or (_is_text(directory) and bool(directory)),
-            f"MetricsConfig(directory={directory!r}): give a directory or None",
-        )
-        _require(
-            self.tls is None or isinstance(self.tls, TLSConfig),
-            f"MetricsConfig(tls={self.tls!r}): give a TLSConfig(certfile=..., keyfile=...) or None",
-        )
-        _require(
-            hosts is None or (isinstance(hosts, (list, tuple)) and all(map(_is_text, hosts))),
-            f"MetricsConfig(allowed_hosts={hosts!r}): give a list of names, such as ['train.example.org'], or None",
-        )
+        require, hosts = functools.partial(_require_field, self), self.allowed_hosts
+        require("port", _is_port(self.port), "a port from 1 to 65535, 0 for one that is free, or None")
+        require("host", _is_text(self.host), "an address of this machine, such as '127.0.0.1' or '0.0.0.0'")
+        require("directory", self.directory is None or _is_text(self.directory), "a directory or None")
+        is_tls = self.tls is None or isinstance(self.tls, TLSConfig)
+        require("tls", is_tls, "a TLSConfig(certfile=..., keyfile=...) or None")
+        are_names = hosts is None or (isinstance(hosts, (list, tuple)) and all(isinstance(host, str) for host in hosts))
+        require("allowed_hosts", are_names, "a list of names, such as ['train.example.org'], or None")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the user asked of dpex beyond torch's own arguments (see `dpex.DpexDataLoader` for their meaning)."""
+def _is_port(value: Any) -> bool:
+    return value is None or _is_whole(value, 0, 65535)
+
+
+class LoaderOptions:
+    """The options of a loader beyond torch's arguments, each an attribute of its own name.
+
+    This is their declaration: a name, a type and the default. `dpex.DpexDataLoader` says what each means.
+    """
 
     distribute_mode: bool | Literal["auto"] = False
     head_address: str = "auto"
-    seeding: Seeding = "worker"
-    memory_budget: int | str | None = None
-    ray_remote_args: Mapping[str, Any] | None = None
-    compression: Compression | None = None
-    local_engine: Literal["dpex", "torch"] = "dpex"
+    seeding: Seeding | None = None
     autotune: AutotuneConfig | Literal[False] | None = None
-    share: str | None = None
-    share_bytes: int = SHARE_BYTES
+    device: Any = None
     name: str | None = None
     metrics_port: int | None = None
-    metrics: MetricsConfig | None = None
-    device_budget_bytes: int = DEVICE_BUDGET_BYTES
-    snapshot_every_n_steps: int | None = None
-    on_sample_error: OnSampleError = "raise"
-    max_sample_errors: float = 0.01
-    sample_timeout_s: float | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "memory_budget", byte_count(self.memory_budget))
-        self._check_each_alone()
-        self._check_autotune()
-        check_count("snapshot_every_n_steps", self.snapshot_every_n_steps)
-        _check_ray_remote_args(self.ray_remote_args)
-        self._check_samples()
-        self._check_share()
-        self._check_metrics()
-
-    def _check_each_alone(self) -> None:
-        _require(
-            self.distribute_mode in (True, False, "auto"),
-            f"distribute_mode={self.distribute_mode!r}: give False (this machine), True (the Ray cluster) or 'auto'",
-        )
-        _require(
-            isinstance(self.head_address, str) and bool(_ADDRESS.fullmatch(self.head_address)),
-            f"head_address={self.head_address!r}: give 'auto', 'local', 'host:port' or 'ray://host:port'",
-        )
-        _require(self.seeding in SEEDINGS, f"seeding={self.seeding!r}: give 'worker' or 'batch'")
-        budget = self.memory_budget
-        _require(
-            budget is None or _is_size(budget),
-            f"memory_budget={budget!r}: give a positive number of bytes, such as 2_000_000_000 or '2G', or None for no "
-            "limit",
-        )
-        _require(
-            _is_size(self.device_budget_bytes),
-            f"device_budget_bytes={self.device_budget_bytes!r}: give a positive number of bytes",
-        )
-        _require(
-            self.compression in (None, "zstd"),
-            f"compression={self.compression!r}: give 'zstd', or None to send batches as they are",
-        )
-        _require(self.local_engine in ("dpex", "torch"), f"local_engine={self.local_engine!r}: give 'dpex' or 'torch'")
-
-    def _check_autotune(self) -> None:
-        _require(
-            self.autotune is None or self.autotune is False or isinstance(self.autotune, AutotuneConfig),
-            f"autotune={self.autotune!r}: give an AutotuneConfig(...), False for no tuning, or None to tune "
-            "num_workers='auto' with the defaults",
-        )
-        _require(
-            not (isinstance(self.autotune, AutotuneConfig) and self.seeding == "worker"),
-            "autotune=AutotuneConfig(...) changes the number of workers, and seeding='worker' ties the random state to "
-            "it: give seeding='batch' (the same batches with any number of workers), or autotune=False",
-        )
-
-    def _check_samples(self) -> None:
-        on_error, share, timeout_s = self.on_sample_error, self.max_sample_errors, self.sample_timeout_s
-        _require(
-            on_error in ("raise", "skip", "replace"),
-            f"on_sample_error={on_error!r}: give 'raise', 'skip' or 'replace'",
-        )
-        _require(
-            _is_quantity(share) and share <= 1, f"max_sample_errors={share!r}: give a share of the samples, from 0 to 1"
-        )
-        _require(
-            timeout_s is None or (_is_quantity(timeout_s) and timeout_s > 0),
-            f"sample_timeout_s={timeout_s!r}: give a positive number of seconds, or None for no limit",
-        )
-        if on_error == "raise" and timeout_s is None:
-            return
-        both = f"on_sample_error={on_error!r} with sample_timeout_s={timeout_s!r}"
-        _require(
-            self.local_engine == "dpex",
-            f"{both} needs workers of dpex's own, and local_engine={self.local_engine!r} has PyTorch's: give one of "
-            "the two",
-        )
-        _require(
-            self.share is None,
-            f"{both} beside share={self.share!r}: trainings that share batches get the errors of these as they are; "
-            "give one of the two",
-        )
-
-    def _check_share(self) -> None:
-        share = self.share
-        _require(share is None or (_is_text(share) and bool(share)), f"share={share!r}: give a name or None")
-        _require(_is_size(self.share_bytes), f"share_bytes={self.share_bytes!r}: give a positive number of bytes")
-        if share is None:
-            return
-        _require(
-            self.seeding == "batch",
-            f"share={share!r} needs batches that do not depend on who makes them, and seeding={self.seeding!r} ties "
-            "them to workers: give seeding='batch', or leave it out",
-        )
-        _require(
-            self.distribute_mode is False,
-            f"share={share!r} is for the trainings of one machine, and distribute_mode={self.distribute_mode!r} has "
-            "workers elsewhere: give one of the two",
-        )
-        _require(
-            self.local_engine == "dpex",
-            f"share={share!r} needs workers of dpex's own, and local_engine={self.local_engine!r} has PyTorch's: give "
-            "one of the two",
-        )
-
-    def _check_metrics(self) -> None:
-        name, port, metrics = self.name, self.metrics_port, self.metrics
-        _require(name is None or (_is_text(name) and bool(name)), f"name={name!r}: give a name or None")
-        _require(
-            port is None or _is_port(port),
-            f"metrics_port={port!r}: give a port from 1 to 65535, 0 for one that is free, or None for no metrics",
-        )
-        _require(
-            metrics is None or isinstance(metrics, MetricsConfig),
-            f"metrics={metrics!r}: give a MetricsConfig(...) or None; for a port alone there is metrics_port",
-        )
-        _require(
-            metrics is None or port is None,
-            f"metrics_port={port!r} beside metrics={metrics!r}: give one of the two, such as metrics=MetricsConfig("
-            f"port={port!r}, ...)",
-        )
+    worker_config: WorkerConfig = WorkerConfig()
+    cluster_config: ClusterConfig = ClusterConfig()
+    device_config: DeviceConfig = DeviceConfig()
+    sample_policy: SamplePolicy = SamplePolicy()
+    metrics_config: MetricsConfig | None = None
 
 
-def resolve_seeding(seeding: str | None, auto: bool) -> Seeding:
-    """The default is ``"worker"`` for a fixed number of workers, ``"batch"`` for ``"auto"`` and what else needs it."""
-    if seeding is None:
-        return "batch" if auto else "worker"
-    _require(seeding in SEEDINGS, f"seeding={seeding!r}: give 'worker', 'batch' or None")
-    return seeding  # type: ignore[return-value]
+DEFAULTS: Mapping[str, Any] = {name: getattr(LoaderOptions, name) for name in LoaderOptions.__annotations__}
+"""The default of each option, by name."""
 
 
-def complete(given: Mapping[str, Any], *, is_auto: bool) -> Options:
-    """The options as they were given, by name; ``seeding`` may be None, and ``device`` is checked elsewhere.
+def names_its_options(function: Init) -> Init:
+    """Have ``function`` refuse a keyword that it does not take with a message that names the value which has it.
 
     Raises:
-        OptionError: One of them has a value that makes no sense.
+        TypeError: By the decorated function, as Python raises it for an unknown keyword.
     """
-    needs_batch = is_auto or isinstance(given["autotune"], AutotuneConfig) or bool(given["share"])
-    options = {name: value for name, value in given.items() if name not in ("device", "device_transform")}
-    return Options(**{**options, "seeding": resolve_seeding(given["seeding"], needs_batch)})
+    known = {name: each for name, each in inspect.signature(function).parameters.items() if name != "self"}
+
+    @functools.wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        _refuse_unknown(function.__qualname__, options, known)
+        return function(*args, **options)
+
+    return called  # type: ignore[return-value]
+
+
+def _refuse_unknown(called: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name in sorted(given.keys() - known.keys()):
+        remedy = _home_of(name, given[name], known) or f"give one of {', '.join(known)}"
+        raise TypeError(f"{called}() got an unexpected keyword argument {name!r}: {remedy}")
+
+
+def _home_of(name: str, value: Any, known: Mapping[str, Any]) -> str:
+    """Return the value and field for a keyword: all words of the field's name are in the keyword; "" if there is none.
+
+    For example, ``on_sample_error`` is ``on_error`` of ``sample_policy``.
+    """
+    words, homes = set(name.split("_")), {}
+    hints = get_type_hints(LoaderOptions)
+    for option in hints.keys() & known.keys():
+        kind: Any
+        for kind in filter(is_dataclass, (hints[option], *get_args(hints[option]))):
+            for field in fields(kind):
+                if words.issuperset(field.name.split("_")):
+                    homes[f"give {option}={kind.__name__}({field.name}={value!r})"] = len(field.name)
+    return max(homes, key=lambda text: homes[text], default="")
+
+
+def checked(given: Mapping[str, Any], *, is_auto: bool = False) -> dict[str, Any]:
+    """Return all options by name, checked: those given, and the defaults of the others. ``seeding`` is never None.
+
+    Args:
+        given: Options by name. None in place of a value with fields is its default.
+        is_auto: True if ``num_workers`` is ``"auto"``.
+
+    Raises:
+        OptionError: An option has a value that is not accepted, alone or beside another one.
+        TypeError: There is no such option.
+    """
+    _refuse_unknown("DpexDataLoader", given, DEFAULTS)
+    left_out = [name for name, value in given.items() if value is None and is_dataclass(DEFAULTS[name])]
+    options = SimpleNamespace(**{**DEFAULTS, **given, **{name: DEFAULTS[name] for name in left_out}})
+    _check_each(options)
+    workers = options.worker_config
+    if options.seeding is None:
+        is_free = is_auto or isinstance(options.autotune, AutotuneConfig) or workers.share
+        options.seeding = "batch" if is_free else "worker"
+    _check_seeding(options)
+    _check_together(options)
+    return vars(options)
+
+
+def _check_each(options: Any) -> None:
+    for name, default in DEFAULTS.items():
+        value, kind = getattr(options, name), type(default)
+        _require(
+            not is_dataclass(default) or isinstance(value, kind),
+            f"{name}={value!r}: give a {kind.__name__}(...), or None for its defaults",
+        )
+    mode, address, seeding = options.distribute_mode, options.head_address, options.seeding
+    name, port, metrics, autotune = options.name, options.metrics_port, options.metrics_config, options.autotune
+    _require(
+        mode in (True, False, "auto"),
+        f"distribute_mode={mode!r}: give False (this machine), True (the Ray cluster) or 'auto'",
+    )
+    _require(
+        isinstance(address, str) and bool(_ADDRESS.fullmatch(address)),
+        f"head_address={address!r}: give 'auto', 'local', 'host:port' or 'ray://host:port'",
+    )
+    _require(seeding in (None, *SEEDINGS), f"seeding={seeding!r}: give 'worker', 'batch' or None")
+    _require(
+        autotune is None or autotune is False or isinstance(autotune, AutotuneConfig),
+        f"autotune={autotune!r}: give an AutotuneConfig(...), False for no tuning, or None to tune num_workers='auto' "
+        "with the defaults",
+    )
+    _require(name is None or _is_text(name), f"name={name!r}: give a name or None")
+    _require(
+        _is_port(port),
+        f"metrics_port={port!r}: give a port from 1 to 65535, 0 for one that is free, or None for no metrics",
+    )
+    _require(
+        metrics is None or isinstance(metrics, MetricsConfig),
+        f"metrics_config={metrics!r}: give a MetricsConfig(...) or None; for a port alone there is metrics_port",
+    )
+
+
+def _check_seeding(options: Any) -> None:
+    """Raise OptionError for options that need batches which do not depend on the worker that makes them."""
+    workers = options.worker_config
+    needs = {
+        "autotune=AutotuneConfig(...) changes the number of workers": isinstance(options.autotune, AutotuneConfig),
+        f"WorkerConfig(share={workers.share!r}) has other trainings' workers make the batches": workers.share,
+    }
+    for need, is_given in needs.items():
+        _require(
+            not is_given or options.seeding == "batch",
+            f"{need}, and seeding='worker' ties the random state to a worker: give seeding='batch', or leave one out",
+        )
+
+
+def _check_together(options: Any) -> None:
+    workers, samples, transform = options.worker_config, options.sample_policy, options.device_config.transform
+    _require(
+        workers.share is None or options.distribute_mode is False,
+        f"WorkerConfig(share={workers.share!r}) is for the trainings of one machine, and distribute_mode="
+        f"{options.distribute_mode!r} has workers elsewhere: give one of the two",
+    )
+    _require(
+        not samples.is_on or workers.local_engine == "dpex",
+        f"{samples} needs dpex's own workers, and local_engine={workers.local_engine!r} has PyTorch's: give "
+        "one of the two",
+    )
+    _require(
+        not samples.is_on or workers.share is None,
+        f"{samples} beside share={workers.share!r}: trainings that share batches get the errors of samples "
+        "unchanged; give one of the two",
+    )
+    _require(
+        options.metrics_config is None or options.metrics_port is None,
+        f"metrics_port={options.metrics_port!r} beside {options.metrics_config!r}: give one of the two, such as "
+        f"metrics_config=MetricsConfig(port={options.metrics_port!r}, ...)",
+    )
+    _require(
+        transform is None or options.device is not None,
+        f"DeviceConfig(transform={transform!r}) beside device=None: give a device, such as 'cuda'; with 'cpu' the "
+        "transform runs on the host",
+    )
 
 
 def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
-    """Check what torch's constructor lets pass, or refuses without naming the value.
+    """Check what torch's constructor accepts, or refuses without naming the value.
 
     Raises:
         OptionError: The dataset is missing, or a number is not whole or too small.
@@ -359,21 +480,17 @@ def check_torchs(dataset: Any, num_workers: Any, prefetch_factor: Any) -> None:
         "dataset=None: give a map-style dataset (with __getitem__ and __len__) or an iterable one (with __iter__)",
     )
     _require(
-        num_workers == "auto" or _is_whole(num_workers, least=0),
+        num_workers == "auto" or (isinstance(num_workers, SupportsIndex) and index(num_workers) >= 0),
         f"num_workers={num_workers!r}: give a whole number of at least 0, or 'auto' for a number that dpex finds and "
         "changes while training runs",
     )
     _require(
-        prefetch_factor is None or _is_whole(prefetch_factor, least=1),
+        prefetch_factor is None or (isinstance(prefetch_factor, SupportsIndex) and index(prefetch_factor) >= 1),
         f"prefetch_factor={prefetch_factor!r}: give a whole number of at least 1 (batches per worker), or None for 2",
     )
 
 
-def _is_whole(value: Any, *, least: int) -> bool:
-    return isinstance(value, SupportsIndex) and index(value) >= least
-
-
 def check_count(name: str, value: int | None, least: int = 0) -> None:
     """Raise `OptionError` unless ``value`` is None or an int of at least ``least``."""
-    ok = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+    ok = value is None or _is_whole(value, least)
     _require(ok, f"{name}={value!r}: give a whole number of at least {least}, or None to leave it as it is")

@@ -15,7 +15,7 @@ class LoaderStats:
     """A loader at one moment.
 
     Without workers, only ``batches`` is known, unless metrics, `DpexDataLoader.diagnose` or ``DPEX_DIAGNOSE`` ask for a
-    measurement, which adds the times. Iterators of PyTorch's own (``local_engine="torch"``) are not counted.
+    measurement, which adds the times. PyTorch's own iterators (``local_engine="torch"``) are not counted.
 
     Attributes:
         epoch: The number of the epoch, from 0.
@@ -36,7 +36,7 @@ class LoaderStats:
         remade: The number of batches that were made again for them.
         late: The number of batches that other machines owed, or did not take, for too long, and that were made on this
             one.
-        failed_samples: The number of samples that could not be loaded, with ``on_sample_error="skip"`` or "replace".
+        failed_samples: The number of samples that could not be loaded, see `SamplePolicy`.
         pools: What is known of each worker pool, by its name: "local", "remote" and, for batches made in the training
             process, "inline".
 

@@ -33,6 +33,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpex import DpexDataLoader
+from dpex.options import ClusterConfig
 from figures import conclusion, look, others_cpus, warning
 from pictures import PHOTOGRAPHS, Tiles, write_tiles
 from show import Display, Stretch, Watch, total
@@ -245,7 +246,11 @@ class Demo:
             "workers run, the training process makes the batches."
         )
         resources = {"num_cpus": 1 / (2 * max(FIXED_WORKERS, self.found_workers))}  # all fit on the smallest machine
-        ray = {"distribute_mode": True, "head_address": "local", "ray_remote_args": resources}
+        ray = {
+            "distribute_mode": True,
+            "head_address": "local",
+            "cluster_config": ClusterConfig(ray_remote_args=resources),
+        }
         return {"name": "ray", "seeding": "batch", **ray}, "on Ray"
 
     def check(self, checksums: list[str]) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader
+from dpex.options import DeviceConfig
 from pictures import pictures
 
 
@@ -58,7 +59,7 @@ def main() -> None:
         shuffle=True,
         num_workers="auto",
         device=device,
-        device_transform=augment,
+        device_config=DeviceConfig(transform=augment),
     )
     with loader:
         for epoch in range(chosen.epochs):
@@ -71,7 +72,7 @@ def main() -> None:
                 seen += len(labels)
             print(f"epoch {epoch + 1}: {seen} images on {images.device.type}, loss {loss.item():.3f}")
         facts = loader.diagnose().facts
-    print(f"device_transform took {1e3 * (facts.feed_transform_s or 0.0) / facts.batches:.2f} ms per batch")
+    print(f"the device transform took {1e3 * (facts.feed_transform_s or 0.0) / facts.batches:.2f} ms per batch")
 
 
 if __name__ == "__main__":

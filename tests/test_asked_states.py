@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from dpex import DpexDataLoader
+from dpex.options import WorkerConfig
 from dpex.system import user_warnings
 from dpex.worker.states import is_stateful
 
@@ -106,7 +107,7 @@ def test_who_asks_once_has_states_from_then_on(kind: str, notes: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
 def test_whoever_sets_their_pace_asks_for_states(kind: str, notes: Path) -> None:
-    with loader_of(KINDS[kind](notes), snapshot_every_n_steps=1) as loader:
+    with loader_of(KINDS[kind](notes), worker_config=WorkerConfig(snapshot_every_n_steps=1)) as loader:
         list(loader)
     assert len(notes.read_text().split()) >= LENGTH // 2
 
@@ -150,7 +151,10 @@ def test_the_state_of_a_long_stream_that_was_not_asked_is_short(notes: Path) -> 
 
 
 def test_a_state_that_cannot_be_told_is_warned_of_once(notes: Path) -> None:
-    with warnings.catch_warnings(record=True) as caught, loader_of(Failing(notes), snapshot_every_n_steps=1) as loader:
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        loader_of(Failing(notes), worker_config=WorkerConfig(snapshot_every_n_steps=1)) as loader,
+    ):
         warnings.simplefilter("always")
         for _ in range(3):
             assert len(list(loader)) == LENGTH

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from dpex import DpexDataLoader, NoBatchError, batch_seed
+from dpex.options import WorkerConfig
 from dpex.run.stock.probe import transforms_of
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.current_batch import current
@@ -19,8 +20,8 @@ LENGTH = 6
 MADE_BY: dict[str, dict[str, Any]] = {
     "the training process": {"num_workers": 0},
     "processes": {"num_workers": 2},
-    "torch's workers": {"num_workers": 2, "local_engine": "torch"},
-    "the training process, by torch": {"num_workers": 0, "local_engine": "torch"},
+    "torch's workers": {"num_workers": 2, "worker_config": WorkerConfig(local_engine="torch")},
+    "the training process, by torch": {"num_workers": 0, "worker_config": WorkerConfig(local_engine="torch")},
 }
 
 

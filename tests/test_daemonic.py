@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dpex import AutotuneConfig, DpexDataLoader
+from dpex.options import WorkerConfig
 
 
 class Numbers(Dataset[int]):
@@ -43,7 +44,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"autotune": AutotuneConfig(min_local=1)},
     {"autotune": False},
     {"seeding": "worker"},
-    {"local_engine": "torch"},
+    {"worker_config": WorkerConfig(local_engine="torch")},
 ]
 
 

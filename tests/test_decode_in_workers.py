@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import meet, until
 
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, decode_in_workers
+from dpex.options import WorkerConfig
 from dpex.schedule.prefetch import PrefetchRules, Sizes
 from dpex.worker.decoded_stream import Decoding, RawSamples, pickled
 
@@ -246,7 +247,9 @@ def pids_of(iterator: Any) -> list[int | None]:
 
 
 def test_an_endless_stream_ends_with_the_loader() -> None:
-    with ours(decode_in_workers(Endless(), decoded), batch_size=2, memory_budget=1 << 20) as loader:
+    with ours(
+        decode_in_workers(Endless(), decoded), batch_size=2, worker_config=WorkerConfig(memory_budget=1 << 20)
+    ) as loader:
         assert len(list(islice(loader, 5))) == 5
         iterator = iter(loader)
         workers = until(lambda: next(iterator) is not None and all(pids := pids_of(iterator)) and pids)

@@ -21,6 +21,7 @@ from workload import wait_as_work
 from benchmarks.drills.trainer import Work
 from benchmarks.drills.watched import AFTER, Watched
 from dpex import DpexDataLoader
+from dpex.schedule.sample_policy import SamplePolicy
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -116,7 +117,7 @@ def test_a_trainer_that_was_stopped_goes_on_with_all_batches() -> None:
 
 def test_a_training_that_stands_still_with_its_workers_goes_on_as_it_was() -> None:
     """As when a laptop sleeps, but that all clocks go on meanwhile, which no sample and no decision may suffer from."""
-    with Watched(Work(workers=0, options={"sample_timeout_s": TIMEOUT_S})) as training:
+    with Watched(Work(workers=0, options={"sample_policy": SamplePolicy(timeout_s=TIMEOUT_S)})) as training:
         training.until(lambda: training.running == 2)
         training.take(AFTER)
         trainer = psutil.Process(training.process.pid)

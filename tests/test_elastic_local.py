@@ -34,6 +34,7 @@ from workload import wait_as_work
 
 from dpex import DpexDataLoader
 from dpex.errors import FixedWorkersError, WorkerDiedError
+from dpex.options import WorkerConfig
 from dpex.pools.local.pool import FORKS_AT_ONCE
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")]
@@ -637,7 +638,13 @@ def test_out_of_order_batches_have_the_bits_of_their_number() -> None:
 
 def test_the_memory_budget_bounds_the_batches_in_flight() -> None:
     batch_bytes = 4 * 1004 * 8
-    loader = elastic(Augmented(400, extra=1000), 3, batch_size=4, prefetch_factor=8, memory_budget=5 * batch_bytes)
+    loader = elastic(
+        Augmented(400, extra=1000),
+        3,
+        batch_size=4,
+        prefetch_factor=8,
+        worker_config=WorkerConfig(memory_budget=5 * batch_bytes),
+    )
     for number, _ in enumerate(loader):
         stats = loader.stats()
         assert stats.in_flight + stats.ready <= 5
@@ -665,7 +672,7 @@ class Jump(Dataset[torch.Tensor]):
 def test_the_memory_budget_holds_when_batches_grow(options: dict[str, Any]) -> None:
     """What workers hold when the first large one comes may exceed it, no more."""
     dataset = Jump()
-    loader = elastic(dataset, 2, memory_budget=4 * LARGE_BYTES, **options)
+    loader = elastic(dataset, 2, worker_config=WorkerConfig(memory_budget=4 * LARGE_BYTES), **options)
     iterator = iter(loader)
     large = []
     for number, batch in enumerate(iterator):
@@ -678,7 +685,7 @@ def test_the_memory_budget_holds_when_batches_grow(options: dict[str, Any]) -> N
 
 
 def test_a_budget_smaller_than_one_batch_still_makes_progress() -> None:
-    loader = elastic(Augmented(60, extra=1000), 2, batch_size=4, memory_budget=1000)
+    loader = elastic(Augmented(60, extra=1000), 2, batch_size=4, worker_config=WorkerConfig(memory_budget=1000))
     assert_same(stacked(loader), stacked(elastic(Augmented(60, extra=1000), 0, batch_size=4)))
 
 

@@ -86,7 +86,7 @@ def test_single_device(run: Run) -> None:
 def test_feed_falls_back_to_the_cpu(run: Run) -> None:
     out, _ = run("feed.py", "--limit", "3")
     assert re.findall(r"epoch (\d): (\d+) images on cpu, loss [\d.]+", out) == [("1", "300"), ("2", "300")]
-    assert re.search(r"device_transform took \d+\.\d\d ms per batch", out)
+    assert re.search(r"the device transform took \d+\.\d\d ms per batch", out)
 
 
 def test_data_parallel(run: Run) -> None:

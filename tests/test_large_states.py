@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from workload import wait_as_work
 
 from dpex import DpexDataLoader
+from dpex.options import WorkerConfig
 from dpex.pools.local.worker_process import SnapshotPace
 
 pytestmark = pytest.mark.timeout(120)
@@ -63,7 +64,9 @@ class Shuffled(IterableDataset[torch.Tensor]):
         assert len(state["buffer"]) == LARGE
 
 
-@pytest.mark.parametrize("options", [{}, {"seeding": "batch"}, {"snapshot_every_n_steps": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"seeding": "batch"}, {"worker_config": WorkerConfig(snapshot_every_n_steps=1)}], ids=str
+)
 @pytest.mark.parametrize("kind", [Buffer, Shuffled])
 def test_each_batch_comes_once(kind: Any, options: dict[str, Any]) -> None:
     with DpexDataLoader(kind(), batch_size=4, num_workers=2, **options) as loader:
@@ -75,7 +78,9 @@ def test_each_batch_comes_once(kind: Any, options: dict[str, Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
 def test_a_stream_goes_on_from_a_large_state_after_a_death_and_in_a_later_run() -> None:
-    with DpexDataLoader(Shuffled(), batch_size=4, num_workers=2, snapshot_every_n_steps=1) as loader:
+    with DpexDataLoader(
+        Shuffled(), batch_size=4, num_workers=2, worker_config=WorkerConfig(snapshot_every_n_steps=1)
+    ) as loader:
         iterator = iter(loader)
         got = [next(iterator) for _ in range(6)]
         kill(worker_pids(iterator, 2)[0])
@@ -89,7 +94,9 @@ def test_a_stream_goes_on_from_a_large_state_after_a_death_and_in_a_later_run() 
 
 
 def test_slots_of_states_are_given_back() -> None:
-    with DpexDataLoader(Buffer(), batch_size=4, num_workers=1, snapshot_every_n_steps=1) as loader:
+    with DpexDataLoader(
+        Buffer(), batch_size=4, num_workers=1, worker_config=WorkerConfig(snapshot_every_n_steps=1)
+    ) as loader:
         iterator = iter(loader)
         for _ in iterator:
             pass

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dpex import AutotuneConfig, DpexDataLoader
 from dpex.errors import FixedWorkersError
+from dpex.options import WorkerConfig
 
 LENGTH = 20
 
@@ -61,7 +62,7 @@ def test_batches_are_those_of_linux(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_so_they_are_where_torchs_engine_was_asked_for(workers: int, wanted: dict[bool, list[torch.Tensor]]) -> None:
-    assert same(epochs(num_workers=workers, local_engine="torch"), wanted[False])
+    assert same(epochs(num_workers=workers, worker_config=WorkerConfig(local_engine="torch")), wanted[False])
 
 
 class Within(Dataset[torch.Tensor]):

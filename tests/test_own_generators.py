@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dpex import DpexDataLoader, OptionError, decode_in_workers, register_rng
+from dpex.options import WorkerConfig
 from dpex.worker import own_generators
 from dpex.worker.own_generators import _found_in, warn_of_unseeded
 
@@ -55,7 +56,7 @@ def drawn(dataset: Any, workers: int, **options: Any) -> list[float]:
 
 
 @pytest.mark.usefixtures("jitter_is_registered")
-@pytest.mark.parametrize("options", [{}, {"local_engine": "torch"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"worker_config": WorkerConfig(local_engine="torch")}], ids=str)
 def test_draws_are_distinct_and_the_same_wherever_batches_are_made(options: dict[str, Any]) -> None:
     dataset = Jittered([Jitter()][0])
     here, there = drawn(dataset, 0, **options), drawn(dataset, 2, **options)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from workload import wait_as_work
 
 from dpex import DpexDataLoader, StateError
+from dpex.options import WorkerConfig
 from dpex.worker.core import WorkerCore
 from dpex.worker.own_generators import OwnStateKeeper
 from dpex.worker.setup import WorkerSetup
@@ -146,7 +147,9 @@ def test_a_death_is_replayed_to_torchs_own_bits(deaths: set[int]) -> None:
 
 
 def resumable(dataset: Any, every: int | None = 1) -> DpexDataLoader[Any]:
-    return DpexDataLoader(dataset, 3, num_workers=2, generator=seeded(), snapshot_every_n_steps=every)
+    return DpexDataLoader(
+        dataset, 3, num_workers=2, generator=seeded(), worker_config=WorkerConfig(snapshot_every_n_steps=every)
+    )
 
 
 def broken_off(loader: Any, at: int) -> tuple[Any, torch.Tensor]:

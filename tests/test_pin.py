@@ -28,6 +28,7 @@ import dpex.engine.engine
 from dpex import BatchTimeoutError, DpexDataLoader, WorkerDiedError
 from dpex.device.ahead import MOST, USUAL
 from dpex.device.pinning import Pinner, _Job
+from dpex.options import WorkerConfig
 from dpex.schedule.schedule import Schedule, ScheduleError
 from dpex.system.clock import ManualClock
 
@@ -78,8 +79,8 @@ class Failing(Dataset[int]):
     ("dataset", "options"),
     [
         (Augmented(40), {"seeding": "batch"}),
-        (Augmented(40, extra=2000), {"seeding": "batch", "memory_budget": 100_000}),
-        (Augmented(40, extra=2000), {"seeding": "worker", "memory_budget": 100_000}),
+        (Augmented(40, extra=2000), {"seeding": "batch", "worker_config": WorkerConfig(memory_budget=100_000)}),
+        (Augmented(40, extra=2000), {"seeding": "worker", "worker_config": WorkerConfig(memory_budget=100_000)}),
         (Halves(), {"seeding": "batch", "persistent_workers": True}),
     ],
     ids=["small", "large", "large of logical workers", "stream"],

@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from dpex import DpexDataLoader, StateError
 from dpex.engine.sampler_start import passed_over
+from dpex.options import WorkerConfig
 from dpex.worker.rng_state import global_states
 
 SIZE = 30
@@ -128,9 +129,9 @@ def test_under_batch_seeding_another_number_of_workers_gives_the_rest(before: st
 def test_logical_workers_go_on_with_their_random_states(
     kind: str, place: str, at: int | None, every: int | None
 ) -> None:
-    with loader_of(kind, snapshot_every_n_steps=every, **PLACES[place]) as loader:
+    with loader_of(kind, worker_config=WorkerConfig(snapshot_every_n_steps=every), **PLACES[place]) as loader:
         state, rest = interrupted(loader, at)
-    with loader_of(kind, snapshot_every_n_steps=every, **PLACES[place]) as loader:
+    with loader_of(kind, worker_config=WorkerConfig(snapshot_every_n_steps=every), **PLACES[place]) as loader:
         assert resumed(loader, state) == rest
     assert rest
 
@@ -323,10 +324,14 @@ def test_indices_are_passed_over_at_once_and_rightly(count: int, wanted: int | N
 
 
 def test_a_stateful_sampler_does_not_draw_what_was_delivered() -> None:
-    with loader_of("map", sampler=Counting(), snapshot_every_n_steps=1, num_workers=1) as loader:
+    with loader_of(
+        "map", sampler=Counting(), worker_config=WorkerConfig(snapshot_every_n_steps=1), num_workers=1
+    ) as loader:
         state, rest = interrupted(loader, 8)
     sampler = Counting()
-    with loader_of("map", sampler=sampler, snapshot_every_n_steps=1, num_workers=1) as loader:
+    with loader_of(
+        "map", sampler=sampler, worker_config=WorkerConfig(snapshot_every_n_steps=1), num_workers=1
+    ) as loader:
         assert resumed(loader, state) == rest
     assert sampler.drawn == len(rest) * BATCH
 
@@ -387,7 +392,7 @@ def test_a_state_consists_of_numbers_strings_and_tensors(kind: str, order: str) 
     """There are indices of NumPy, batches to be made again, and a sampler that draws from any global generator."""
     sampler = np.arange(SIZE) if order == "NumPy's" else Shuffled()
     options: dict[str, Any] = {"sampler": sampler} if kind == "map" else {}
-    with loader_of(kind, num_workers=2, snapshot_every_n_steps=3, **options) as loader:
+    with loader_of(kind, num_workers=2, worker_config=WorkerConfig(snapshot_every_n_steps=3), **options) as loader:
         iterator = iter(loader)
         for _ in range(5):
             next(iterator)
@@ -480,7 +485,7 @@ def test_a_state_that_a_generator_would_refuse_is_refused(name: str) -> None:
 
 
 def test_where_torchs_iterators_make_the_batches_the_epoch_begins_anew() -> None:
-    loader = loader_of("map", local_engine="torch")
+    loader = loader_of("map", worker_config=WorkerConfig(local_engine="torch"))
     next(iter(loader))
     state = kept(loader.state_dict())
     with pytest.warns(RuntimeWarning, match="begins anew.*local_engine='torch'"):

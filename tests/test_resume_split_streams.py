@@ -14,6 +14,7 @@ from checkpoints import loaded, saved
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dpex import DpexDataLoader, StateError, decode_in_workers
+from dpex.options import WorkerConfig
 from dpex.schedule.schedule import Schedule
 
 EACH = 9
@@ -67,7 +68,7 @@ def recorded(loader: Any) -> tuple[list[Any], list[bytes]]:
 
 @pytest.mark.parametrize("dataset", [Shards, StatefulShards])
 def test_the_rest_comes_once_whoever_decodes(dataset: Any) -> None:
-    with loader_of(dataset(), snapshot_every_n_steps=2) as loader:
+    with loader_of(dataset(), worker_config=WorkerConfig(snapshot_every_n_steps=2)) as loader:
         batches, states = recorded(loader)
     assert len(batches) == 5 + 7
     for at, decoders in ((0, 2), (3, 3), (11, 2)):  # 11: the shorter shard has ended
@@ -112,7 +113,7 @@ def test_a_loader_that_decodes_where_it_reads_refuses_the_state() -> None:
     with loader_of(Shards()) as loader:
         state = loader.state_dict()
     with pytest.raises(StateError, match=r"decoded by others than read it.*its stream is decoded by those who read"):
-        loader_of(Shards(), local_engine="torch").load_state_dict(state)
+        loader_of(Shards(), worker_config=WorkerConfig(local_engine="torch")).load_state_dict(state)
 
 
 def test_out_of_order_there_is_no_position() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dpex import DpexDataLoader, WorkerDiedError
+from dpex.options import WorkerConfig
 from tests.unit.schedule.driver import Driver
 
 LENGTH = 60
@@ -90,7 +91,7 @@ def drain(iterator: Any, into: list[Any]) -> None:
 def test_a_stream_with_a_state_survives_the_death_of_its_worker(dataset: Any, every: int | None) -> None:
     with loader_of(dataset()) as loader:
         undisturbed = list(loader)
-    with loader_of(dataset(), snapshot_every_n_steps=every) as loader:
+    with loader_of(dataset(), worker_config=WorkerConfig(snapshot_every_n_steps=every)) as loader:
         iterator = iter(loader)
         batches = [next(iterator) for _ in range(5)]
         kill_worker(iterator, 0)

@@ -17,6 +17,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 from dpex import DpexDataLoader, SampleTimeoutError, TooManySampleErrors
 from dpex.engine.sample_errors import LEAST
 from dpex.loader.plain_states import index_of, plain_index
+from dpex.options import WorkerConfig
 from dpex.schedule.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
 from dpex.worker import sample_watch
 from dpex.worker.sample_guard import SampleGuard
@@ -95,13 +96,13 @@ def expected(**instead: Any) -> list[list[int]]:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("dataset", [Numbers(), InBulk()], ids=["one by one", "in bulk"])
 def test_a_sample_that_fails_is_skipped_and_its_batch_stays_full(place: str, dataset: Any) -> None:
-    batches, loader = batches_of(dataset, on_sample_error="skip", max_sample_errors=0.1, **PLACES[place])
+    batches, loader = batches_of(dataset, sample_policy=SamplePolicy(on_error="skip", max_errors=0.1), **PLACES[place])
     assert batches == expected(at_3=0, at_17=18)
     assert loader.stats().failed_samples == 2
 
 
 def test_what_is_skipped_is_warned_of_logged_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    with DpexDataLoader(Numbers(), batch_size=4, num_workers=2, on_sample_error="skip") as loader:
+    with DpexDataLoader(Numbers(), batch_size=4, num_workers=2, sample_policy=SamplePolicy(on_error="skip")) as loader:
         with pytest.warns(RuntimeWarning, match=r"sample 3 could not be loaded \(ValueError: 3 is bad\): another"):
             list(loader)
         report = loader.diagnose().full
@@ -112,9 +113,12 @@ def test_what_is_skipped_is_warned_of_logged_and_named(caplog: pytest.LogCapture
 
 def test_who_takes_the_place_does_not_depend_on_the_workers() -> None:
     found = {
-        place: batches_of(Numbers(), on_sample_error="replace", generator=torch.Generator().manual_seed(1), **options)[
-            0
-        ]
+        place: batches_of(
+            Numbers(),
+            sample_policy=SamplePolicy(on_error="replace"),
+            generator=torch.Generator().manual_seed(1),
+            **options,
+        )[0]
         for place, options in PLACES.items()
     }
     batches = found["two workers"]
@@ -124,9 +128,9 @@ def test_who_takes_the_place_does_not_depend_on_the_workers() -> None:
     assert all(other == batches for other in found.values())
 
 
-@pytest.mark.parametrize("on_sample_error", ["skip", "replace"])
-def test_samples_that_are_batches_by_themselves_are_replaced(on_sample_error: str) -> None:
-    options: Any = {"on_sample_error": on_sample_error, "batch_size": None}
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_samples_that_are_batches_by_themselves_are_replaced(on_error: Any) -> None:
+    options: Any = {"sample_policy": SamplePolicy(on_error=on_error), "batch_size": None}
     warned = pytest.warns(RuntimeWarning, match="sample 3 could not")
     with DpexDataLoader(Numbers(), num_workers=1, **options) as loader, warned:
         numbers = list(map(int, loader))
@@ -139,13 +143,17 @@ def test_samples_that_are_batches_by_themselves_are_replaced(on_sample_error: st
 @pytest.mark.parametrize("place", PLACES)
 def test_more_errors_than_are_allowed_end_the_pass(place: str) -> None:
     bad = tuple(range(0, 2 * LEAST + 2, 2))
-    with pytest.raises(TooManySampleErrors, match=r"max_sample_errors=0\.2 allows 20.* sample \d+ \(ValueError"):
-        batches_of(Numbers(bad=bad), on_sample_error="skip", max_sample_errors=0.2, **PLACES[place])
+    with pytest.raises(
+        TooManySampleErrors, match=r"SamplePolicy\(max_errors=0\.2\) allows 20.* sample \d+ \(ValueError"
+    ):
+        batches_of(Numbers(bad=bad), sample_policy=SamplePolicy(on_error="skip", max_errors=0.2), **PLACES[place])
 
 
 def test_as_many_as_are_allowed_do_not() -> None:
     bad = tuple(range(0, 2 * LEAST + 2, 2))
-    batches, loader = batches_of(Numbers(bad=bad), on_sample_error="skip", max_sample_errors=1.0, num_workers=1)
+    batches, loader = batches_of(
+        Numbers(bad=bad), sample_policy=SamplePolicy(on_error="skip", max_errors=1.0), num_workers=1
+    )
     assert (len(batches), loader.stats().failed_samples) == (COUNT // 4, len(bad))
 
 
@@ -162,7 +170,7 @@ def test_without_the_option_an_error_is_torchs() -> None:
 
 @pytest.mark.parametrize("options", [{"seeding": "batch"}, {"seeding": "worker"}], ids=["any worker", "its worker"])
 def test_a_sample_that_hangs_twice_is_skipped(options: dict[str, Any]) -> None:
-    options |= {"on_sample_error": "skip", "sample_timeout_s": TIMEOUT_S}
+    options |= {"sample_policy": SamplePolicy(on_error="skip", timeout_s=TIMEOUT_S)}
     with DpexDataLoader(Hanging((5,)), batch_size=4, num_workers=2, **options) as loader:
         with pytest.warns(RuntimeWarning) as caught:
             batches = [batch.tolist() for batch in loader]
@@ -170,14 +178,16 @@ def test_a_sample_that_hangs_twice_is_skipped(options: dict[str, Any]) -> None:
     assert batches == expected(at_5=6)
     assert stats.failed_samples == 1
     assert stats.deaths >= 2
-    told = [str(warning.message) for warning in caught if "sample_timeout_s=1" in str(warning.message)]
+    told = [str(warning.message) for warning in caught if "timeout_s=1" in str(warning.message)]
     assert "loading sample 5 took longer" in told[0]
     assert "in wait_for_ever" in told[0], "where it was"
 
 
 def test_a_sample_that_hangs_once_is_made_again_elsewhere(tmp_path: Path) -> None:
     dataset = Hanging((5,), until=tmp_path / "again")
-    batches, loader = batches_of(dataset, num_workers=2, seeding="batch", sample_timeout_s=TIMEOUT_S)
+    batches, loader = batches_of(
+        dataset, num_workers=2, seeding="batch", sample_policy=SamplePolicy(timeout_s=TIMEOUT_S)
+    )
     assert batches == expected()
     assert loader.stats().failed_samples == 0
 
@@ -186,7 +196,9 @@ def test_a_sample_that_hangs_twice_is_an_error_at_its_place_where_errors_are_rai
     batches = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        with DpexDataLoader(Hanging((5,)), batch_size=4, num_workers=1, sample_timeout_s=TIMEOUT_S) as loader:
+        with DpexDataLoader(
+            Hanging((5,)), batch_size=4, num_workers=1, sample_policy=SamplePolicy(timeout_s=TIMEOUT_S)
+        ) as loader:
             iterator = iter(loader)
             batches.append(next(iterator).tolist())
             with pytest.raises(SampleTimeoutError, match=r"sample 5 took longer[\s\S]*in 2 workers; batch 1"):
@@ -287,14 +299,27 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("dataset", "options", "why"),
     [
-        (Numbers(), {"on_sample_error": "ignore"}, "on_sample_error='ignore': give 'raise', 'skip' or 'replace'"),
-        (Numbers(), {"max_sample_errors": 2}, "max_sample_errors=2: give a share"),
-        (Numbers(), {"sample_timeout_s": 0}, "sample_timeout_s=0: give a positive number"),
-        (Numbers(), {"sample_timeout_s": 3.0}, "sample_timeout_s=3.0: the training process cannot be ended"),
-        (Stream(), {"on_sample_error": "skip"}, "use a map-style dataset"),
-        (SequenceWrapper([1]), {"on_sample_error": "skip"}, "use a map-style dataset"),
-        (Numbers(), {"on_sample_error": "skip", "local_engine": "torch"}, "needs workers of dpex's own"),
-        (Numbers(), {"on_sample_error": "skip", "share": "a", "num_workers": 1}, "trainings that share batches"),
+        (
+            Numbers(),
+            {"sample_policy": SamplePolicy(timeout_s=3.0)},
+            r"timeout_s=3\.0\): the training process cannot be ended",
+        ),
+        (Stream(), {"sample_policy": SamplePolicy(on_error="skip")}, "use a map-style dataset"),
+        (SequenceWrapper([1]), {"sample_policy": SamplePolicy(on_error="skip")}, "use a map-style dataset"),
+        (
+            Numbers(),
+            {"sample_policy": SamplePolicy(on_error="skip"), "worker_config": WorkerConfig(local_engine="torch")},
+            "needs dpex's own workers",
+        ),
+        (
+            Numbers(),
+            {
+                "sample_policy": SamplePolicy(on_error="skip"),
+                "worker_config": WorkerConfig(share="a"),
+                "num_workers": 1,
+            },
+            "trainings that share batches",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, str) else None,
 )
@@ -304,6 +329,6 @@ def test_what_cannot_be_had_is_refused(dataset: Any, options: dict[str, Any], wh
 
 
 def test_auto_keeps_what_may_hang_out_of_the_training_process() -> None:
-    with DpexDataLoader(Numbers(bad=()), num_workers="auto", sample_timeout_s=TIMEOUT_S) as loader:
+    with DpexDataLoader(Numbers(bad=()), num_workers="auto", sample_policy=SamplePolicy(timeout_s=TIMEOUT_S)) as loader:
         list(loader)
         assert set(loader.stats().pools) == {"local"}

@@ -15,6 +15,7 @@ from checkpoints import kept, leaves
 from torch.utils.data import Dataset
 
 from dpex import DpexDataLoader, MetricsConfig, StateError
+from dpex.options import WorkerConfig
 from dpex.pools.ray import cluster
 
 LISTENS = "0A"
@@ -107,7 +108,9 @@ def test_a_state_runs_no_code(tmp_path: Path) -> None:
     bomb = pickle.dumps(Bomb(exploded))
 
     def loader() -> DpexDataLoader[Any]:
-        return DpexDataLoader(Numbers(), shuffle=True, num_workers=1, snapshot_every_n_steps=1)
+        return DpexDataLoader(
+            Numbers(), shuffle=True, num_workers=1, worker_config=WorkerConfig(snapshot_every_n_steps=1)
+        )
 
     with loader() as first:
         batches = iter(first)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from dpex import AutotuneConfig, DpexDataLoader, StateError, decode_in_workers
+from dpex.options import WorkerConfig
 
 LENGTH = 40
 STREAMS = 3
@@ -261,9 +262,9 @@ def test_a_stream_that_others_decode_goes_on_in_one() -> None:
 @pytest.mark.filterwarnings("ignore:.*The epoch goes on:RuntimeWarning")
 @pytest.mark.parametrize(("kind", "worker"), [(Stateful, 0), (StatefulSplit, 0), (StatefulSplit, 1)])
 def test_the_death_of_a_worker_changes_nothing(kind: Any, worker: int) -> None:
-    with auto(kind(), snapshot_every_n_steps=1) as loader:
+    with auto(kind(), worker_config=WorkerConfig(snapshot_every_n_steps=1)) as loader:
         whole = list(loader)
-    with auto(kind(), snapshot_every_n_steps=1) as loader:
+    with auto(kind(), worker_config=WorkerConfig(snapshot_every_n_steps=1)) as loader:
         iterator: Any = iter(loader)
         first = [next(iterator) for _ in range(4)]
         os.kill(iterator._workers[worker].pid, signal.SIGKILL)
@@ -278,14 +279,14 @@ def test_the_death_of_a_worker_changes_nothing(kind: Any, worker: int) -> None:
 def test_torchs_own_workers_begin_at_once_so_there_is_one_unless_the_dataset_names_shards(
     kind: Any, streams: int
 ) -> None:
-    loader: Any = auto(kind(), local_engine="torch")
+    loader: Any = auto(kind(), worker_config=WorkerConfig(local_engine="torch"))
     assert loader.num_workers == streams
     assert samples(loader) == list(range(LENGTH))
 
     class Named(SplitsAtOnce):
         num_shards = 2
 
-    loader = auto(Named(), local_engine="torch")
+    loader = auto(Named(), worker_config=WorkerConfig(local_engine="torch"))
     assert loader.num_workers == 2
     assert sorted(samples(loader)) == list(range(LENGTH))
 

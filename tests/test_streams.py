@@ -169,8 +169,8 @@ def test_auto_has_one_stream_for_each_cpu_and_at_most_one_for_each_shard(cpus: A
     more = AutotuneConfig(max_streams=50)
     assert DpexDataLoader(Numbers(), num_workers="auto", autotune=more).num_workers == 50
     assert DpexDataLoader(Numbers(), num_workers="auto", autotune=False).num_workers == 42
-    again: Any = DpexDataLoader(loader.dataset, num_workers=loader.num_workers, auto_workers=loader.auto_workers)
-    assert (again.auto_workers, again.num_workers) == (True, 6)
+    again: Any = DpexDataLoader(loader.dataset, num_workers=loader.num_workers, timeout=loader.timeout)
+    assert (again._is_auto, again.num_workers) == (True, 6)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -35,6 +35,7 @@ from dpex.errors import OptionError
 from dpex.measure.consumer_time import EngineLook, Tally, Times
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.measure.wait_causes import NONE_YET, STRAGGLER
+from dpex.options import WorkerConfig
 from dpex.pools.ray.room import RemoteRoom
 from dpex.pools.ray.shares import Claim
 from dpex.schedule.prefetch import PrefetchRules, Sizes
@@ -215,7 +216,12 @@ def test_of_a_stream_only_the_prefetch_is_tuned() -> None:
 
 def test_a_prefetch_and_a_budget_that_were_given_are_walls() -> None:
     sample_bytes = 8 * 4
-    options = {"num_workers": 2, "autotune": QUICK, "batch_size": 4, "memory_budget": 5 * 4 * sample_bytes}
+    options = {
+        "num_workers": 2,
+        "autotune": QUICK,
+        "batch_size": 4,
+        "worker_config": WorkerConfig(memory_budget=5 * 4 * sample_bytes),
+    }
     with DpexDataLoader(Augmented(ENDLESS, 0.002), **options) as loader:
         iterator = train(loader, lambda: len(loader.decisions) > 1 or loader.stats().batches > 300)
         stats = iterator._engine.stats()
@@ -805,7 +811,7 @@ def test_ranks_divide_the_free_memory(parts: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_budget_of_the_loader_is_its_tuners() -> None:
-    tuner = DpexDataLoader([1, 2], num_workers="auto", memory_budget=2_000)._tuning()
+    tuner = DpexDataLoader([1, 2], num_workers="auto", worker_config=WorkerConfig(memory_budget=2_000))._tuning()
     assert tuner is not None
     assert tuner._limits.memory_budget == 2_000
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -22,7 +22,6 @@ from benchmarks.network.nodes import ProcessNodes
 from benchmarks.process import MeasurementError
 from dpex import AutotuneConfig, DpexDataLoader, LoaderStats, PoolStats
 from dpex.loader.runtime import LoaderRuntime
-from dpex.options import Compression
 from dpex.pools.agent.pool import RemotePool
 from dpex.pools.factory import PoolFactory
 from dpex.pools.ray import room
@@ -51,7 +50,7 @@ class Request:
     wait_s: float = 0.1
     side: int = 224
     content: str = "noise"
-    compression: Compression | None = None
+    compression: Literal["zstd"] | None = None
     agents_look_in: Sequence[str] = ()
     compares: bool = False
     least_remote: int = 0

@@ -21,6 +21,7 @@ from benchmarks.cluster import connected
 from benchmarks.course import MARK_EVERY_S, Course
 from benchmarks.training.photographs import JitteredPhotographs, Waiting, normalised_on_device
 from benchmarks.training.steps import Step, step_of
+from dpex.options import ClusterConfig, DeviceConfig
 from dpex.system.gpu.events import cuda_stall
 
 Work = Literal["photographs", "waits"]
@@ -138,9 +139,9 @@ def opened(request: Request, dataset: Dataset[Any], step: Step) -> AbstractConte
     if request.workers == "auto":
         options["autotune"] = AutotuneConfig(max_local=request.most_local)
     if request.nodes:
-        options |= {"distribute_mode": "auto", "ray_remote_args": {"num_cpus": 1}}
+        options |= {"distribute_mode": "auto", "cluster_config": ClusterConfig(ray_remote_args={"num_cpus": 1})}
     if step.device is not None:
-        options |= {"device": step.device, "device_transform": normalised_on_device}
+        options |= {"device": step.device, "device_config": DeviceConfig(transform=normalised_on_device)}
     return DpexDataLoader(dataset, **options)
 
 

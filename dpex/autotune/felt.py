@@ -4,7 +4,7 @@ A loop that does not synchronise runs ahead of the GPU: it may wait in ``next()`
 nothing, and its own step may take a tenth of the GPU's. So loading is judged by the best clock there is:
 
 - *events*: CUDA events on the stream of the training loop. The loss is the time in which that stream waited for
-  data. Its wait for copies and ``device_transform`` belongs to the step: no worker shortens it.
+  data. Its wait for copies and the device transform belongs to the step: no worker shortens it.
 - *nvml*: where there are no events. No more can be lost than the time in which the GPU ran no kernel.
 - *wait*: nothing is known of a GPU. The loss is the training loop's wait.
 

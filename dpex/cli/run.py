@@ -10,7 +10,7 @@ from typing import Any
 
 from dpex.cli import subcommand
 from dpex.errors import ClusterError, OptionError
-from dpex.options import Options, byte_count
+from dpex.options import byte_count, checked
 from dpex.run.install import ROOT, begin
 from dpex.run.options import RunOptions
 from dpex.run.run_script import run_module, run_script
@@ -149,7 +149,7 @@ def _checked(parser: argparse.ArgumentParser, given: argparse.Namespace) -> RunO
         root=ROOT,
     )
     try:
-        Options(**options.loader_options(1))
+        checked(options.loader_options(1))
         if mode is True:
             require_ray()
     except (OptionError, ClusterError) as error:

@@ -37,19 +37,3 @@ def _parsed(device: Any) -> torch.device | None:
         return torch.device(device)
     except RuntimeError:
         return None
-
-
-def checked_transform(transform: Any, target: torch.device | None) -> Transform | None:
-    """Return the ``device_transform`` of a loader with that device.
-
-    Raises:
-        OptionError: It cannot be called, or there is no device.
-    """
-    if transform is not None and not callable(transform):
-        raise OptionError(f"device_transform={transform!r}: give a function of a batch, or None")
-    if transform is not None and target is None:
-        raise OptionError(
-            f"device_transform={transform!r} beside device=None: give a device, such as 'cuda'; with 'cpu' the "
-            "transform runs on the host"
-        )
-    return transform  # type: ignore[no-any-return]

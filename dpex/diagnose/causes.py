@@ -92,7 +92,7 @@ TRANSFER = Cause(
     part="moving batches",
     explanation="moving batches takes long",
     evidence="waits, by serialising and transit of the batch waited for; pinning; taking batches in",
-    advice="Use smaller types (`uint8` until the device, with `device_transform`), and tensors instead of objects.",
+    advice="Use smaller types (`uint8` until the device, with a device transform), and tensors instead of objects.",
     colour="#8a63b8",
 )
 CPU = Cause(

@@ -1,6 +1,6 @@
 """The GPU's side of a run: batches that are not on the device in time, idleness that is not the loader's. Pure.
 
-Copies and ``device_transform`` run beside the training steps, on a stream of their own, one after the other. Per batch
+Copies and the device transform run beside the training steps, on a stream of their own, one after the other. Per batch
 they take ``c + t`` seconds of the device, and the rest of the loop takes ``o``. Where ``c + t`` is more than ``o``,
 training waits for ``c + t - o``, and cheaper ones shorten that wait by what they save.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dpex.diagnose.facts import Facts
 from dpex.measure.readable import duration, percent
 
-COPIES, TRANSFORM = "copies to the device", "device_transform"
+COPIES, TRANSFORM = "copies to the device", "device transform"
 """The two that training can wait for; the place in the verdict."""
 MATTERS = 0.05
 """Share of the time from which a wait for either is worth a remedy, as other waits are."""
@@ -31,7 +31,7 @@ def late_batches(facts: Facts) -> str:
     """Return the verdict where the training stream waits for copies or transforms, in one sentence."""
     place, batches = waited_for(facts), max(1, facts.batches)
     seconds = facts.feed_transform_s if place == TRANSFORM else facts.feed_copy_s
-    what = "device_transform takes" if place == TRANSFORM else "copying one takes"
+    what = "the device transform takes" if place == TRANSFORM else "copying one takes"
     each = f"{what} {duration((seconds or 0.0) / batches)}"
     return (
         f"The training stream waits for {percent(facts.copies_ratio)} of the time for batches that are made and not "

@@ -235,7 +235,7 @@ def _stages(facts: Facts) -> ReportSection:
         for row in _stage_rows(pool)
     )
     shared = sum(pool.shared for pool in facts.pools.values())
-    told = f"{shared:,} of {facts.tickets:,} batches were made for another training with the same share=."
+    told = f"{shared:,} of {facts.tickets:,} batches were made for another training with the same share."
     header = ("batches made in", "stage", "time per batch", "CPU per batch", "share")
     return ReportSection(title="What a batch takes", header=header, rows=rows, lines=(told,) if shared else ())
 

@@ -22,7 +22,7 @@ from dpex.engine.sampler_start import hold
 from dpex.measure.ledger import LastReading
 from dpex.schedule.instructions import Raise, Say
 from dpex.schedule.progress import ResumePoint
-from dpex.schedule.sample_policy import SamplePolicy, policy_of
+from dpex.schedule.sample_policy import SamplePolicy
 from dpex.stats import LastStats, LoaderStats
 from dpex.system.gpu.events import cuda_stall
 from dpex.system.user_warnings import warn
@@ -65,8 +65,8 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
             self._dataset_fetcher.collate_fn = ArenaCollate(
                 arenas.borrow(self), INLINE_ARENA_BYTES, in_worker=False, threads=threads
             )
-        if loader.on_sample_error != "raise":
-            self._dataset_fetcher = GuardedFetcher(self._dataset_fetcher, policy_of(loader), int(self._base_seed))
+        if loader.sample_policy.tolerates:
+            self._dataset_fetcher = GuardedFetcher(self._dataset_fetcher, loader.sample_policy, int(self._base_seed))
         recorder = self._recorder = recorder_of(self, loader)
         indices = recorder.begin(self._sampler_iter, resume, self._drawn)
         hold(self, "_sampler_iter", _without(self._first.ahead, self._first.first, indices))

@@ -278,7 +278,7 @@ def recorder_of(iterator: BaseDataLoaderIter, loader: Any) -> PassRecorder:
         loader._index_sampler,
         loader.generator,
         is_stream=loader._dataset_kind == DatasetKind.Iterable,
-        every=loader.snapshot_every_n_steps,
+        every=loader.worker_config.snapshot_every_n_steps,
     )
     recorder.base_seed = int(iterator._base_seed)
     recorder.persists = bool(loader.persistent_workers and loader.num_workers)

@@ -50,7 +50,7 @@ class SampleErrors:
     def _why(self) -> str:
         share, latest = self._policy.max_errors, self.latest[-1]
         return (
-            f"{self.count} of {self._samples} samples could not be loaded, and max_sample_errors={share} allows "
+            f"{self.count} of {self._samples} samples could not be loaded, and SamplePolicy(max_errors={share}) allows "
             f"{fine_percent(share)} of them; the latest: sample {latest.shown} ({latest.error}). Mend the data, or "
             "allow more"
         )
@@ -58,8 +58,8 @@ class SampleErrors:
     def _note(self, index: str, error: str) -> str:
         """Count a sample that failed. Return a text for the user if it is the first one, else ""."""
         text = (
-            f"sample {index} could not be loaded ({error}): {_PLACE[self._policy.on_error]}, as on_sample_error="
-            f"{self._policy.on_error!r} says"
+            f"sample {index} could not be loaded ({error}): {_PLACE[self._policy.on_error]}, as SamplePolicy("
+            f"on_error={self._policy.on_error!r}) says"
         )
         self.latest.append(FailedSample(index, error))
         self.count += 1

@@ -19,7 +19,6 @@ from dpex.measure.ledger import LastReading
 from dpex.profile.live_timer import is_switched_on
 from dpex.schedule.names import LOCAL
 from dpex.schedule.placement import Place
-from dpex.schedule.sample_policy import policy_of
 from dpex.schedule.streams import Splitting
 from dpex.stats import LastStats
 from dpex.system.gpu.events import cuda_stall
@@ -62,7 +61,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         setup = self._setup(loader)
         self._feed = feed
         if feed is not None:
-            feed.have_transformed(loader.device_transform, int(self._base_seed))
+            feed.have_transformed(loader.device_config.transform, int(self._base_seed))
         pinner = self._new_pinner(feed)
         self._engine = Engine(
             EnginePlan(
@@ -72,7 +71,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 timeout_s=self._timeout,
                 base_prefetch=self._num_workers * (loader.prefetch_factor or 2),
                 may_read_ahead=self._may_read_ahead(loader, setup.per_batch_seed),
-                memory_budget=loader.memory_budget,
+                memory_budget=loader.worker_config.memory_budget,
                 make_pool=lambda name, count: make_pool(name, count, setup, setup.per_batch_seed),
                 samples=setup.samples,
                 splitting=self._splitting(loader),
@@ -96,7 +95,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         self._finalizer = weakref.finalize(self, _end, self._engine, ends, pinner, feed, tuner)
         if pinner is not None:
             pinner.start(self._engine.listen)
-        if loader._runtime.asks_states or loader.snapshot_every_n_steps:
+        if loader._runtime.asks_states or loader.worker_config.snapshot_every_n_steps:
             self._engine.ask_states()
         self._reset(loader, first_iter=True)
         if tuner is not None:
@@ -105,7 +104,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
     def _splitting(self, loader: Any) -> Splitting | None:
         """Return the findings of earlier passes about the dataset's splitting. None: each worker reads a stream."""
         streams = loader._streams
-        if not loader.auto_workers or streams is None or streams.is_certain or self._num_workers < 2:
+        if not loader._is_auto or streams is None or streams.is_certain or self._num_workers < 2:
             return None
         if self._dataset_kind != DatasetKind.Iterable:
             return None
@@ -136,10 +135,10 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
             num_workers=self._num_workers,
             base_seed=int(self._base_seed),
             per_batch_seed=per_batch,
-            own_workers=(1 if loader.auto_workers else self._num_workers) if per_batch else None,
+            own_workers=(1 if loader._is_auto else self._num_workers) if per_batch else None,
             times_steps=is_switched_on(os.environ),
-            snapshot_every=loader.snapshot_every_n_steps or None,
-            samples=policy_of(loader),
+            snapshot_every=loader.worker_config.snapshot_every_n_steps or None,
+            samples=loader.sample_policy,
             modes=modes_here() if per_batch else None,
             registered=registered() if per_batch else (),
         )

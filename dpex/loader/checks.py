@@ -11,13 +11,12 @@ from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import OptionError
 from dpex.loader.sizing import is_daemonic
-from dpex.schedule.sample_policy import policy_of
 from dpex.system.ray_package import is_ray_connected
 
 
 def check_share(loader: Any) -> None:
     """Raise OptionError where batches are to be shared and cannot be."""
-    if loader.share is None:
+    if loader.worker_config.share is None:
         return
     why = ""
     if loader._dataset_kind == DatasetKind.Iterable:
@@ -29,7 +28,7 @@ def check_share(loader: Any) -> None:
     elif not is_forking(loader):
         why = "the process that makes the batches is forked: give multiprocessing_context='fork'"
     if why:
-        raise OptionError(f"share={loader.share!r}: {why}; or leave it out")
+        raise OptionError(f"WorkerConfig(share={loader.worker_config.share!r}): {why}; or leave it out")
 
 
 def check_tuned(loader: Any) -> None:
@@ -50,7 +49,7 @@ def check_tuned(loader: Any) -> None:
 
 def check_samples(loader: Any) -> None:
     """Raise OptionError where samples cannot be looked after one by one, and that was asked for."""
-    policy = policy_of(loader)
+    policy = loader.sample_policy
     if not policy.is_on:
         return
     why = ""
@@ -61,14 +60,14 @@ def check_samples(loader: Any) -> None:
     elif policy.timeout_s is not None and loader.num_workers == 0:
         why = "the training process cannot be ended for a sample that hangs: give a number of workers, or 'auto'"
     if why:
-        said = [f"on_sample_error={policy.on_error!r}"] if policy.tolerates else []
-        said += [f"sample_timeout_s={policy.timeout_s!r}"] if policy.timeout_s is not None else []
-        raise OptionError(f"{', '.join(said)}: {why}; or leave it out")
+        raise OptionError(f"{policy}: {why}; or leave it out")
 
 
 def start_fork_server_early(loader: Any) -> None:
     """Under Ray, before the dataset is used: what workers are forked from has to be a process without Ray's threads."""
-    may_be_local = loader.num_workers and loader.local_engine == "dpex" and loader.distribute_mode is not True
+    may_be_local = (
+        loader.num_workers and loader.worker_config.local_engine == "dpex" and loader.distribute_mode is not True
+    )
     if may_be_local and is_ray_connected():
         from dpex.pools.local.clean_fork_server import start_early
 

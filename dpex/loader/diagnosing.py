@@ -38,7 +38,7 @@ def diagnosis_source(loader: Any, runtime: LoaderRuntime, options: SizeOptions) 
 
 def exported_counts(loader: Any, runtime: LoaderRuntime, *, on_cluster: bool) -> LoaderMetrics | None:
     """Where the counts of this loader's iterators go, if they are exported."""
-    config = loader.metrics if loader.metrics_port is None else MetricsConfig(port=loader.metrics_port)
+    config = loader.metrics_config if loader.metrics_port is None else MetricsConfig(port=loader.metrics_port)
     info = (type(loader.dataset).__name__, str(loader.batch_size), loader.seeding)
     metrics = runtime.metrics(config, loader.name, info, on_cluster=on_cluster)
     if metrics is not None:

@@ -63,12 +63,12 @@ def pool_factory(loader: Any, runtime: LoaderRuntime) -> PoolFactory:
         warn_of_unseeded(loader.dataset, loader.collate_fn, registered())
     runtime.passes += 1
     share = None
-    if loader.share is not None:
+    if loader.worker_config.share is not None:
         from dpex.pools.share.opening import Share
 
         share = Share(
-            name=loader.share,
-            kept_bytes=loader.share_bytes,
+            name=loader.worker_config.share,
+            kept_bytes=loader.worker_config.share_bytes,
             passes_before=runtime.passes - 1,
             index_sampler=loader._index_sampler,
         )
@@ -76,7 +76,7 @@ def pool_factory(loader: Any, runtime: LoaderRuntime) -> PoolFactory:
         share=share,
         multiprocessing_context=loader.multiprocessing_context,
         head_address=loader.head_address,
-        ray_remote_args=loader.ray_remote_args,
-        compression=loader.compression,
+        ray_remote_args=loader.cluster_config.ray_remote_args,
+        compression=loader.cluster_config.compression,
         counts_from_zero=loader._dataset_kind == DatasetKind.Map and draws_ahead_safely(loader._index_sampler),
     )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from dpex.device.arguments import checked_transform, parse
+from dpex.device.arguments import parse
 from dpex.device.feed import open_feed
 from dpex.diagnose.source import Context, DiagnosisSource
 from dpex.errors import IteratorClosedError
 from dpex.loader import at_exit
 from dpex.loader.background import Background
 from dpex.loader.runtime import LoaderRuntime
-from dpex.options import DEVICE_BUDGET_BYTES, MetricsConfig, Options, check_count
+from dpex.options import DeviceConfig, MetricsConfig, check_count, checked, names_its_options
 from dpex.schedule.names import encodable
 from dpex.stats import LastStats, LoaderStats
 from dpex.system.cpus import rank
@@ -92,11 +92,11 @@ class Prefetched(Generic[T]):
     Each ``iter()`` begins a pass of its own, as far as the iterable allows. It is a context manager that closes itself.
     """
 
-    def __init__(self, iterable: Iterable[T], depth: int, options: Any, device: Any, transform: Any) -> None:
+    def __init__(self, iterable: Iterable[T], depth: int, options: Mapping[str, Any]) -> None:
         self.iterable = iterable
         self.depth = depth
-        self.device = parse(device)
-        self.device_transform = checked_transform(transform, self.device)
+        self.device = parse(options["device"])
+        self.device_config: DeviceConfig = options["device_config"]
         self._options = options
         self._runtime = LoaderRuntime()
 
@@ -105,16 +105,17 @@ class Prefetched(Generic[T]):
         return len(self.iterable)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
-        runtime, options = self._runtime, self._options
-        feed = open_feed(self.device, options.device_budget_bytes, self.device_transform)
-        if feed is not None and self.device_transform is not None:
-            feed.have_transformed(self.device_transform, int(torch.empty((), dtype=torch.int64).random_().item()))
+        runtime, options, transform = self._runtime, self._options, self.device_config.transform
+        feed = open_feed(self.device, self.device_config.budget_bytes, transform)
+        if feed is not None and transform is not None:
+            feed.have_transformed(transform, int(torch.empty((), dtype=torch.int64).random_().item()))
         at_exit.watch(runtime.counters, self._source().diagnose, os.environ)
         background = Background(iter(self.iterable), self.depth, feed, cuda_stall())
         ends: list[Callable[[], None]] = [runtime.counters.open(background).end]
-        config = options.metrics if options.metrics_port is None else MetricsConfig(port=options.metrics_port)
+        port = options["metrics_port"]
+        config = options["metrics_config"] if port is None else MetricsConfig(port=port)
         kind = type(self.iterable).__name__
-        metrics = runtime.metrics(config, options.name, (kind, "", "worker"), on_cluster=False)
+        metrics = runtime.metrics(config, options["name"], (kind, "", "worker"), on_cluster=False)
         if metrics is not None:
             metrics.case = self._source()
             ends.append(metrics.watch(background).end)
@@ -148,7 +149,7 @@ class Prefetched(Generic[T]):
 
     def _source(self) -> DiagnosisSource:
         context = Context(
-            name=encodable(self._options.name or ""),
+            name=encodable(self._options["name"] or ""),
             rank=rank(os.environ),
             dataset=encodable(type(self.iterable).__name__),
             keeps_workers=True,
@@ -168,16 +169,16 @@ class Prefetched(Generic[T]):
         self.close()
 
 
+@names_its_options
 def prefetch(
     iterable: Iterable[T],
     depth: int = 2,
     device: str | torch.device | None = None,
     *,
-    device_budget_bytes: int = DEVICE_BUDGET_BYTES,
-    device_transform: Callable[[Any], Any] | None = None,
+    device_config: DeviceConfig | None = None,
     name: str | None = None,
     metrics_port: int | None = None,
-    metrics: MetricsConfig | None = None,
+    metrics_config: MetricsConfig | None = None,
 ) -> Prefetched[T]:
     """Draw from any iterable of batches in the background, and bring them to a device ahead of need.
 
@@ -190,12 +191,11 @@ def prefetch(
         iterable: What yields batches: a generator, a loader of any kind. It can be iterated again if it allows that.
         depth: The most batches that wait for the training loop.
         device: Where batches are to arrive, as for `DpexDataLoader`.
-        device_budget_bytes: As for `DpexDataLoader`.
-        device_transform: As for `DpexDataLoader`. The base seed of its random numbers is drawn from torch's global
-            generator at ``iter()``.
+        device_config: A transform on the device, and its memory, as for `DpexDataLoader`. The base seed of the
+            transform's random numbers is drawn from torch's global generator at ``iter()``.
         name: The name in metrics, as for `DpexDataLoader`.
         metrics_port: The port for the live page and for Prometheus, as for `DpexDataLoader`.
-        metrics: The same with more options, as for `DpexDataLoader`.
+        metrics_config: Port, address and TLS of the metrics, as for `DpexDataLoader`.
 
     Returns:
         An iterable with ``stats()``, ``diagnose()`` and ``close()``.
@@ -212,5 +212,7 @@ def prefetch(
         4
     """
     check_count("depth", depth, least=1)
-    options = Options(name=name, metrics_port=metrics_port, metrics=metrics, device_budget_bytes=device_budget_bytes)
-    return Prefetched(iterable, depth, options, device, device_transform)
+    given = {"device": device, "device_config": device_config, "name": name}
+    return Prefetched(
+        iterable, depth, checked({**given, "metrics_port": metrics_port, "metrics_config": metrics_config})
+    )

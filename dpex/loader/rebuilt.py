@@ -56,7 +56,7 @@ class Source:
 
     def is_auto_for(self, num_workers: int | str) -> bool:
         """Return True if a loader with so many workers is to be tuned as this one is: a number set later is meant."""
-        return bool(self.settings["auto_workers"]) and num_workers == self.settings["num_workers"]
+        return bool(self.settings["_is_auto"]) and num_workers == self.settings["num_workers"]
 
     @property
     def streams(self) -> Streams | None:
@@ -168,7 +168,7 @@ def _new_proxy(source: Source, count: int, prefetch: int | None) -> Any:
 
     settings = {**source.settings, "_chosen": count, "_iterator": None}  # torch has warned of too many workers
     if count != settings["num_workers"]:
-        settings |= {"num_workers": count, "auto_workers": False, "_sizes": None, "_pins": {}}
+        settings |= {"num_workers": count, "_is_auto": False, "_sizes": None, "_pins": {}}
     if not count:
         settings |= {"prefetch_factor": None, "_prefetch_is_given": False, "persistent_workers": False}
     elif prefetch != TORCH_PREFETCH_FACTOR or settings["prefetch_factor"] is None:

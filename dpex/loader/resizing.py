@@ -55,7 +55,7 @@ def fix_workers(loader: Any, count: Any) -> None:
             f"num_workers='auto', autotune=AutotuneConfig(max_local={count})",
             UserWarning,
         )
-    loader.auto_workers = False
+    loader._is_auto = False
     if isinstance(loader.autotune, AutotuneConfig):
         loader.autotune = False
     loader._sizes, loader._pins = None, {}

@@ -48,7 +48,7 @@ def _settings(loader: Any) -> Iterator[str]:
     yield type(loader.dataset).__name__
     if loader.batch_size is not None:
         yield f"batch size {loader.batch_size}"
-    yield 'num_workers="auto"' if loader.auto_workers else f"num_workers={loader.num_workers}"
+    yield 'num_workers="auto"' if loader._is_auto else f"num_workers={loader.num_workers}"
 
 
 def _state(stats: LoaderStats) -> str:

@@ -20,7 +20,7 @@ from torch.utils.data.graph import traverse_dps
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import FixedWorkersError, OptionError
-from dpex.options import Options, Seeding, check_count
+from dpex.options import LoaderOptions, Seeding, check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE
 from dpex.schedule.prefetch import Sizes
 from dpex.schedule.probing import attribute
@@ -49,7 +49,7 @@ class SizeOptions:
     """
 
     num_workers: int
-    auto_workers: bool
+    is_auto: bool
     prefetch_factor: int | None
     is_prefetch_given: bool
     seeding: Seeding
@@ -74,7 +74,7 @@ class SizeOptions:
     @property
     def is_tuned(self) -> bool:
         """Return True if a tuner changes the sizes."""
-        if self.autotune is False or (self.autotune is None and not self.auto_workers):
+        if self.autotune is False or (self.autotune is None and not self.is_auto):
             return False
         if not self.may_be_remote and is_daemonic():
             return False
@@ -111,7 +111,7 @@ class SizeOptions:
         """Why the number of workers stays as it is, where each reads a stream; "" where it is tuned."""
         if not self.is_iterable:
             return ""
-        if self.streams is not None and self.auto_workers:
+        if self.streams is not None and self.is_auto:
             return self.streams.why
         return (
             f"The dataset is read in {self.num_workers} streams, as num_workers says. The number decides what each "
@@ -123,7 +123,7 @@ class SizeOptions:
         if not self.is_split:
             return ""
         number = f"The dataset is read in {plural(self.num_workers, 'stream')}, as num_workers says."
-        if self.streams is not None and self.auto_workers:
+        if self.streams is not None and self.is_auto:
             number = self.streams.number
         return (
             f"{number} That number decides what is read, so it is not tuned. What is read is decoded by other workers, "
@@ -135,7 +135,7 @@ class SizeOptions:
         from dpex.autotune.runtime.allowed import cold_start
         from dpex.autotune.types import Settings
 
-        if self.auto_workers and not limits.streams:
+        if self.is_auto and not limits.streams:
             start = cold_start()
         else:
             sizes = self.fixed()
@@ -218,7 +218,7 @@ def is_split(loader: Any) -> bool:
         loader._dataset_kind == DatasetKind.Iterable
         and loader.seeding == "batch"
         and loader.num_workers > 0
-        and loader.local_engine == "dpex"
+        and loader.worker_config.local_engine == "dpex"
         and sys.platform == "linux"
         and not is_daemonic()
     )
@@ -235,7 +235,7 @@ def size_options(loader: Any) -> SizeOptions:
     splits = is_split(loader)
     return SizeOptions(
         num_workers=int(loader.num_workers),
-        auto_workers=loader.auto_workers,
+        is_auto=loader._is_auto,
         prefetch_factor=loader.prefetch_factor,
         is_prefetch_given=loader._prefetch_is_given,
         seeding=loader.seeding,
@@ -244,10 +244,10 @@ def size_options(loader: Any) -> SizeOptions:
         is_piped=isinstance(loader.dataset, (IterDataPipe, MapDataPipe)),
         may_be_remote=loader.distribute_mode is not False,
         is_remote=is_remote,
-        local_engine=loader.local_engine,
+        local_engine=loader.worker_config.local_engine,
         autotune=loader.autotune,
         streams=loader._streams,
-        memory_budget=loader.memory_budget,
+        memory_budget=loader.worker_config.memory_budget,
         pins=loader._pins,
     )
 
@@ -275,7 +275,7 @@ def is_daemonic() -> bool:
 
 def stay_in_process_if_daemonic(loader: Any) -> None:
     """Under "auto", in a process that may not have children, batches are made in it, as with ``num_workers=0``."""
-    if loader.auto_workers and loader.num_workers and loader.distribute_mode is False and is_daemonic():
+    if loader._is_auto and loader.num_workers and loader.distribute_mode is False and is_daemonic():
         logger.info("this process is daemonic and may not have children: num_workers='auto' stays in it")
         vars(loader)["num_workers"] = loader.timeout = 0
 
@@ -288,14 +288,7 @@ def worker_count(num_workers: int | str) -> int:
     return static_worker_count() if isinstance(num_workers, str) else num_workers
 
 
-def is_auto(num_workers: int | str, auto_workers: bool | None, made_from: Source | None) -> bool:
-    """Whether the number of workers is dpex's to choose, by the constructor's arguments."""
-    if num_workers == "auto" or auto_workers:
-        return True
-    return auto_workers is None and made_from is not None and made_from.is_auto_for(num_workers)
-
-
-def streams_of(dataset: Any, options: Options, made_from: Source | None) -> Streams | None:
+def streams_of(options: LoaderOptions, dataset: Any, made_from: Source | None) -> Streams | None:
     """How many streams an iterable dataset is read in, where that is left to dpex; None of any other dataset.
 
     A loader that was made from another keeps that one's number: what is around the dataset now may name no shards.
@@ -328,9 +321,9 @@ def _is_graph_sharded(graph: Mapping[int, Any]) -> bool:
     )
 
 
-def _why_torch(options: Options) -> str:
+def _why_torch(options: LoaderOptions) -> str:
     """Why PyTorch's workers read the dataset, who all begin at once, where they do."""
-    if options.distribute_mode is True or (options.local_engine == "dpex" and sys.platform == "linux"):
+    if options.distribute_mode is True or (options.worker_config.local_engine == "dpex" and sys.platform == "linux"):
         return ""
     return "it names no shards, and PyTorch's own workers would read it"
 

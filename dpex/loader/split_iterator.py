@@ -86,7 +86,7 @@ def _read_part(resume: PassState | None) -> PassState | None:
 
 
 def _reading(loader: Any) -> _LoaderView:
-    budget = loader.memory_budget
+    budget = loader.worker_config.memory_budget
     return _LoaderView(
         loader,
         dataset=reading_of(loader.dataset),
@@ -94,18 +94,22 @@ def _reading(loader: Any) -> _LoaderView:
         seeding="worker",
         pin_memory=False,
         timeout=0,
-        device_transform=None,
-        memory_budget=None if budget is None else max(1, int(budget * RAW_RATIO)),
+        device_config=replace(loader.device_config, transform=None),
+        workers=replace(
+            loader.worker_config, memory_budget=None if budget is None else max(1, int(budget * RAW_RATIO))
+        ),
     )
 
 
 def _decoding(loader: Any, base_seed: int) -> _LoaderView:
     """``base_seed``: the reader's, so that a pass draws one number from the loader's generator, as torch's does."""
-    budget = loader.memory_budget
+    budget = loader.worker_config.memory_budget
     return _LoaderView(
         loader,
         dataset=Decoding(loader.dataset),
         _dataset_kind=DatasetKind.Map,
         generator=torch.Generator().manual_seed(base_seed),
-        memory_budget=None if budget is None else max(1, budget - int(budget * RAW_RATIO)),
+        workers=replace(
+            loader.worker_config, memory_budget=None if budget is None else max(1, budget - int(budget * RAW_RATIO))
+        ),
     )

@@ -65,7 +65,7 @@ def _has_one_stream(point: ResumePoint | None) -> bool:
 
 def _may_have_one_stream(loader: Any) -> bool:
     streams = loader._streams
-    return loader.auto_workers and streams is not None and not streams.is_certain
+    return loader._is_auto and streams is not None and not streams.is_certain
 
 
 def _length(dataset: Any) -> int | None:

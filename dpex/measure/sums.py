@@ -209,7 +209,11 @@ class RunSums(Record):
         "Seconds of the device in which batches were copied to it.", "seconds", default=None, metric=_FEED, label="copy"
     )
     feed_transform_s: float | None = counter(
-        "Seconds of the device in ``device_transform``.", "seconds", default=None, metric=_FEED, label="transform"
+        "Seconds of the device in ``DeviceConfig(transform=...)``.",
+        "seconds",
+        default=None,
+        metric=_FEED,
+        label="transform",
     )
     feed_wait_s: float | None = counter(
         "Seconds in which the training stream waited for batches whose copy or transform was not done.",
@@ -226,9 +230,9 @@ class RunSums(Record):
         '`compression="zstd"` it counts batches as they are, and may be above the speed of the link.',
     )
     failed_samples: int = counter(
-        "Samples that could not be loaded and were skipped or replaced, as on_sample_error says.",
+        "Samples that could not be loaded and were skipped or replaced, as SamplePolicy(on_error=...) says.",
         metric="dpex_failed_samples_total",
-        how_to_read="Over dpex_samples_total: the share that max_sample_errors limits. The log names each.",
+        how_to_read="Over dpex_samples_total: the share that SamplePolicy(max_errors=...) limits. The log names each.",
     )
     prefetch: int = level(
         "Batches that may be drawn and not yet delivered, at most.",

@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from dpex.options import WorkerConfig
+
 VARIABLE = "DPEX_RUN"
 
 Count = int | Literal["auto"]
@@ -54,7 +56,7 @@ class RunOptions:
         return {
             "distribute_mode": self.distribute_mode if workers else False,
             "head_address": self.head_address,
-            "memory_budget": self.memory_budget,
+            "worker_config": WorkerConfig(memory_budget=self.memory_budget),
             "metrics_port": self.metrics_port,
         }
 

@@ -139,7 +139,7 @@ def _gave_up(ticket: Ticket, why: str) -> WorkerDiedError:
 def _hangs(ticket: Ticket, why: str) -> SampleTimeoutError:
     return SampleTimeoutError(
         f"{why}. It did so in {HANGS} workers; batch {ticket.number} (dataset indices {_shortened(ticket.index)}) is "
-        "given up. on_sample_error='skip' or 'replace' has batches made without such samples"
+        "given up. SamplePolicy(on_error='skip') has batches made without such samples"
     )
 
 

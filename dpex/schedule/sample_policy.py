@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from dpex.errors import OptionError
 
 OnSampleError = Literal["raise", "skip", "replace"]
 HANGS = 2
@@ -13,17 +16,47 @@ HANGS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePolicy:
-    """The user's options for samples that cannot be loaded.
+    """Options for samples of a map-style dataset that cannot be loaded.
 
-    Attributes:
-        on_error: The action when the loading of a sample fails.
-        timeout_s: Seconds that loading a sample may take; None: no limit.
-        max_errors: The share of samples that may fail.
+    Args:
+        on_error: The action when loading a sample raises an error. ``"raise"``: the error is the error of its batch, as
+            in torch. ``"skip"``: another sample of the same batch takes its place, and is there twice. ``"replace"``:
+            another sample of the dataset takes its place. Batches stay full and ranks in step. The first failure is a
+            warning; all are logged, counted (``stats().failed_samples``) and named in the diagnosis.
+        max_errors: The maximum share of samples that may fail, from 0 to 1, beyond the first ten; 1 %. More raise
+            `TooManySampleErrors`.
+        timeout_s: Seconds that loading a sample may take. A worker that takes longer is ended, with a warning that
+            shows its stack, and another worker makes the batch again. If the sample hangs there, too, ``on_error``
+            decides; with ``"raise"`` the error is a `SampleTimeoutError`. Workers are then processes. None: no limit.
+
+    Raises:
+        OptionError: A value is not one of these. It is a ValueError.
+
+    Examples:
+        >>> from dpex import DpexDataLoader, SamplePolicy
+        >>> loader = DpexDataLoader([1, 2, 3], num_workers=1, sample_policy=SamplePolicy(on_error="skip", timeout_s=30))
+        >>> try:
+        ...     SamplePolicy(max_errors=2)
+        ... except ValueError as error:
+        ...     print(error)
+        SamplePolicy(max_errors=2): give a share of the samples, from 0 to 1
     """
 
     on_error: OnSampleError = "raise"
-    timeout_s: float | None = None
     max_errors: float = 0.01
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        share, timeout_s = self.max_errors, self.timeout_s
+        if self.on_error not in ("raise", "skip", "replace"):
+            raise OptionError(f"SamplePolicy(on_error={self.on_error!r}): give 'raise', 'skip' or 'replace'")
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+            raise OptionError(f"SamplePolicy(max_errors={share!r}): give a share of the samples, from 0 to 1")
+        is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+        if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
+            raise OptionError(
+                f"SamplePolicy(timeout_s={timeout_s!r}): give a positive number of seconds, or None for no limit"
+            )
 
     @property
     def is_on(self) -> bool:
@@ -38,13 +71,6 @@ class SamplePolicy:
 
 AS_TORCH = SamplePolicy()
 """An error of a sample is the error of its batch, and a sample may take as long as it wants."""
-
-
-def policy_of(loader: Any) -> SamplePolicy:
-    """Return the policy that a loader's options ask for."""
-    return SamplePolicy(
-        on_error=loader.on_sample_error, timeout_s=loader.sample_timeout_s, max_errors=loader.max_sample_errors
-    )
 
 
 ALL_AT_ONCE = -1

@@ -102,7 +102,7 @@ STAGE = Label(name="stage", values=STAGES, help="`dataset[i]`; the collate funct
 PATH = Label(
     name="path", values=PATHS, help="shared memory, connection, Ray's object store, page-locked memory, device"
 )
-PART = Label(name="part", values=PARTS, help="copies; `device_transform`; the training stream waiting for them")
+PART = Label(name="part", values=PARTS, help="copies; the device transform; the training stream waiting for them")
 ERROR = Label(name="kind", values=ERRORS, help="user's code failed, workers were lost, `timeout=`")
 KNOB = Label(name="knob", values=KNOBS, help="workers here, workers on the cluster, prefetch")
 DIRECTION = Label(name="direction", values=("up", "down"))
@@ -145,7 +145,7 @@ _OTHERS: tuple[Metric, ...] = (
         "Unix time at which the latest batch was delivered."),
     Metric("consumer", "dpex_device_feed_seconds_total", (LOADER, PART),
         "`wait` near 0: copies and transforms hide behind training. If it grows, the larger of the others is what "
-        "to make cheaper: `uint8` until the device, or less in `device_transform`.",
+        "to make cheaper: `uint8` until the device, or less in the transform of `DeviceConfig`.",
         "Seconds of the device, by what it did with batches that a loader with `device=` brings to it."),
     Metric("workers", "dpex_worker_seconds_total", (LOADER, POOL, STAGE),
         "Over dpex_worker_batch_seconds_count: what a batch costs; over dpex_workers_running: use.",

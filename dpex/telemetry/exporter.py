@@ -160,7 +160,7 @@ def _listening(config: MetricsConfig, app: App) -> Server:
     except OSError as error:
         raise OptionError(
             f"metrics: nothing can listen on host={host!r}, port={port}: {error}. Give an address of this machine and "
-            "a port that this user may open, by metrics=MetricsConfig(host=..., port=...)"
+            "a port that this user may open, by metrics_config=MetricsConfig(host=..., port=...)"
         ) from error
 
 

@@ -19,6 +19,7 @@ from waiting import until
 
 from dpex import DpexDataLoader
 from dpex.loader.runtime import LoaderRuntime
+from dpex.options import ClusterConfig
 from dpex.pools.agent.nodes import NodeNews
 from dpex.pools.factory import PoolFactory
 from dpex.telemetry.loader_metrics import readings_of
@@ -72,7 +73,9 @@ def test_large_batches() -> None:
 
 
 def test_compressed_batches_are_the_same_and_fewer_bytes_travel() -> None:
-    with remote(Large(40_000), num_workers=2, seeding="batch", compression="zstd") as loader:
+    with remote(
+        Large(40_000), num_workers=2, seeding="batch", cluster_config=ClusterConfig(compression="zstd")
+    ) as loader:
         iterator: Any = iter(loader)
         times = iterator._engine.pool("remote").times
 

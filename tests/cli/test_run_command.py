@@ -119,7 +119,7 @@ WRONG = {
     "--num-workers some": "'some': give a whole number of at least 1, auto or keep",
     "--num-workers 0": "'0': give a whole number of at least 1, auto or keep",
     "--memory-budget much": "'much': give a number of bytes, such as 500000000, 500M or 2G",
-    "--memory-budget 0": "memory_budget=0: give a positive number of bytes",
+    "--memory-budget 0": "WorkerConfig(memory_budget=0): give a positive number of bytes",
     "--metrics-port 70000": "metrics_port=70000: give a port from 1 to 65535",
     "--head-address here": "head_address='here': give 'auto', 'local', 'host:port' or 'ray://host:port'",
     "--num-workers keep --trace t.jsonl": "with --num-workers keep nothing is tuned; give auto",

@@ -61,7 +61,7 @@ def test_what_the_script_set_is_taken_over_and_what_it_changes_too() -> None:
     generator = torch.Generator()
     loader: Any = DataLoader(Numbers(), 4, True, num_workers=2, generator=generator, prefetch_factor=3, timeout=9)
     made = stand_in(loader, RunOptions())
-    assert made.auto_workers
+    assert made._is_auto
     assert (made.generator, made.prefetch_factor, made.timeout) == (generator, 3, 9)
     assert made.batch_sampler is loader.batch_sampler
     assert made.seeding == "batch"

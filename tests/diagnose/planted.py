@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, Sampler
 from dpex import DpexDataLoader
 from dpex.diagnose.diagnosis import Diagnosis
 from dpex.diagnose.verdict import ENOUGH_BATCHES
+from dpex.options import WorkerConfig
 from tests.waiting import until
 from tests.workload import wait_as_work
 
@@ -277,13 +278,13 @@ CASES: dict[str, Case] = {
         dataset=partial(Spread, 240, wait_s=0.02),
         accepted=("memory",),
         where="memory_budget",
-        options={"memory_budget": 4 * 24, "prefetch_factor": 16},
+        options={"worker_config": WorkerConfig(memory_budget=4 * 24), "prefetch_factor": 16},
     ),
     "one batch in flight": Case(
         dataset=partial(Planted, 200, wait_s=0.01),
         accepted=("memory",),
         where="memory_budget",
-        options={"memory_budget": 24},
+        options={"worker_config": WorkerConfig(memory_budget=24)},
     ),
     "tiny batches": Case(
         dataset=partial(Planted, 120_000),

@@ -16,6 +16,7 @@ from dpex import DpexDataLoader
 from dpex.engine.loader_counters import LoaderCounters
 from dpex.measure.sampling import KEPT, Reservoir
 from dpex.measure.sums import SERVICES_KEPT, PoolStats
+from dpex.options import WorkerConfig
 from tests.diagnose.planted import Planted
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -65,7 +66,7 @@ def test_nothing_measured_is_said() -> None:
     assert "without workers it is measured from now on" in diagnosis.full
     list(loader)
     assert loader.diagnose().facts.batches == 8
-    torchs = DpexDataLoader(Planted(8), num_workers=1, local_engine="torch")
+    torchs = DpexDataLoader(Planted(8), num_workers=1, worker_config=WorkerConfig(local_engine="torch"))
     assert "PyTorch's own iterators" in torchs.diagnose().full
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dpex import DpexDataLoader
+from dpex.options import ClusterConfig
 from dpex.pools.ray.cluster import living_nodes
 from dpex.system.cpus import usable_cpus
 from tests.diagnose import planted
@@ -80,7 +81,11 @@ def test_the_dear_transform_is_named() -> None:
 @pytest.mark.usefixtures("new_agents")
 def test_the_slower_machine_is_named() -> None:
     """Two workers on two nodes of which each has room for one."""
-    options = {"distribute_mode": True, "num_workers": 2, "ray_remote_args": {"num_cpus": 2}}
+    options = {
+        "distribute_mode": True,
+        "num_workers": 2,
+        "cluster_config": ClusterConfig(ray_remote_args={"num_cpus": 2}),
+    }
     diagnosis = Case(dataset=partial(Uneven, 800), accepted=("storage",), options=options).run()
     nodes = diagnosis.facts.nodes
     assert nodes is not None

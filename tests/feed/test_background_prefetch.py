@@ -20,6 +20,7 @@ from workload import wait_as_work
 
 import dpex
 from dpex import IteratorClosedError, OptionError
+from dpex.options import DeviceConfig
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -106,7 +107,7 @@ def test_on_a_device(gpu: AsyncDevice) -> None:
 
 
 def test_a_batch_beyond_the_budget_is_copied_when_it_is_asked_for(gpu: AsyncDevice) -> None:
-    batches = dpex.prefetch(Watched(10), depth=4, device="cuda", device_budget_bytes=1)
+    batches = dpex.prefetch(Watched(10), depth=4, device="cuda", device_config=DeviceConfig(budget_bytes=1))
     assert [batch[0].item() for batch in batches] == list(range(10))
 
 
@@ -117,7 +118,7 @@ def test_a_transform_with_seeds_of_its_own(gpu: AsyncDevice) -> None:
     runs = []
     for _ in range(2):
         torch.manual_seed(3)
-        batches = dpex.prefetch(Watched(10), device="cuda", device_transform=noisy)
+        batches = dpex.prefetch(Watched(10), device="cuda", device_config=DeviceConfig(transform=noisy))
         runs.append(torch.stack([batch.cpu() for batch in batches]))
     assert torch.equal(*runs)
     assert len(runs[0][:, 1].unique()) == 10
@@ -209,8 +210,7 @@ def test_ctrl_c_interrupts_the_wait_and_loses_nothing() -> None:
         ({"depth": 0}, "depth=0"),
         ({"depth": 1.5}, "depth=1.5"),
         ({"device": "gpu"}, "device='gpu'"),
-        ({"device_budget_bytes": 0}, "device_budget_bytes=0"),
-        ({"device_transform": abs}, "device_transform="),
+        ({"device_config": DeviceConfig(transform=abs)}, "give a device"),
         ({"name": ""}, "name=''"),
     ],
 )
@@ -323,7 +323,9 @@ def test_waits_are_put_down_to_what_the_iterable_took() -> None:
 
 
 def test_the_device_s_part_is_counted(gpu: AsyncDevice) -> None:
-    with dpex.prefetch(Watched(10), device="cuda", device_transform=lambda batch: batch * 2) as batches:
+    with dpex.prefetch(
+        Watched(10), device="cuda", device_config=DeviceConfig(transform=lambda batch: batch * 2)
+    ) as batches:
         for batch in batches:
             batch.sum().item()
         sums = batches._runtime.counters.read()

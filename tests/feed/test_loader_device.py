@@ -21,6 +21,7 @@ from waiting import until
 import dpex
 from dpex import BatchTimeoutError, CapturedGraphError, DpexDataLoader, OptionError
 from dpex.device.ahead import USUAL
+from dpex.options import DeviceConfig, WorkerConfig
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 
@@ -68,8 +69,18 @@ def test_same_batches_in_the_same_order(gpu: AsyncDevice, dataset: Any, workers:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"persistent_workers": True}, {"pin_memory": True}, {"memory_budget": 100_000}, {"local_engine": "torch"}),
-        *({"device_budget_bytes": 1}, {"prefetch_factor": 1}, {"metrics_port": 0}, {"timeout": 30}),
+        *(
+            {"persistent_workers": True},
+            {"pin_memory": True},
+            {"worker_config": WorkerConfig(memory_budget=100_000)},
+            {"worker_config": WorkerConfig(local_engine="torch")},
+        ),
+        *(
+            {"device_config": DeviceConfig(budget_bytes=1)},
+            {"prefetch_factor": 1},
+            {"metrics_port": 0},
+            {"timeout": 30},
+        ),
     ],
     ids=str,
 )
@@ -158,7 +169,7 @@ def test_memory_is_used_anew_and_never_too_early(gpu: AsyncDevice) -> None:
 @pytest.mark.parametrize(("budget", "ahead"), [(1 << 30, USUAL), (1, 0)])
 def test_so_many_copies_are_begun_ahead_of_need(gpu: AsyncDevice, budget: int, ahead: int) -> None:
     data = Augmented(64, extra=100_000)  # not so small that several may wait
-    iterator: Any = iter(on_gpu(data, 1, prefetch_factor=8, device_budget_bytes=budget))
+    iterator: Any = iter(on_gpu(data, 1, prefetch_factor=8, device_config=DeviceConfig(budget_bytes=budget)))
     next(iterator)  # tells how large batches are
     for delivered in range(2, 6):
         next(iterator)
@@ -251,12 +262,6 @@ def test_a_device_that_is_not_there_is_told_at_iter(workers: int | str) -> None:
     with pytest.raises(OptionError, match="device='xpu'"):
         iter(loader)
     loader.close()
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, None, "1GB"])
-def test_a_budget_that_makes_no_sense(value: Any) -> None:
-    with pytest.raises(OptionError, match="device_budget_bytes="):
-        DpexDataLoader([1], device_budget_bytes=value)
 
 
 def test_a_loader_with_a_device_can_be_pickled() -> None:

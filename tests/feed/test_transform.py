@@ -1,4 +1,4 @@
-"""`device_transform`: queued behind the copy, ahead of need, and with random numbers that belong to the batch."""
+"""`DeviceConfig.transform`: queued behind the copy, ahead of need, and with random numbers that belong to the batch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from waiting import until
 
 import dpex
 from dpex import DpexDataLoader, OptionError
+from dpex.options import DeviceConfig, WorkerConfig
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")]
 
@@ -31,7 +32,13 @@ def noisy(batch: torch.Tensor) -> torch.Tensor:
 
 
 def loader_of(workers: int | str, **options: Any) -> DpexDataLoader[Any]:
-    options = {"device": "cuda", "device_transform": noisy, "batch_size": 4, "generator": seeded(), **options}
+    options = {
+        "device": "cuda",
+        "device_config": DeviceConfig(transform=noisy),
+        "batch_size": 4,
+        "generator": seeded(),
+        **options,
+    }
     return DpexDataLoader(Augmented(40, extra=700), num_workers=workers, **options)  # type: ignore[arg-type]
 
 
@@ -47,23 +54,28 @@ def epochs(workers: int | str, count: int = 2, **options: Any) -> torch.Tensor:
 
 def test_it_draws_the_same_whoever_made_the_batch(gpu: AsyncDevice) -> None:
     expected = epochs(0, seeding="batch")
-    for workers, options in ((1, {}), (2, {}), (2, {"device_budget_bytes": 1}), ("auto", {})):
+    small = {"device_config": DeviceConfig(transform=noisy, budget_bytes=1)}
+    for workers, options in ((1, {}), (2, {}), (2, small), ("auto", {})):
         assert torch.equal(epochs(workers, seeding="batch", **options), expected)
 
 
 def test_epochs_and_batches_differ(gpu: AsyncDevice) -> None:
     added = epochs(
-        2, seeding="batch", device_transform=lambda batch: batch * 0 + torch.rand(batch.shape, device="cuda")
+        2,
+        seeding="batch",
+        device_config=DeviceConfig(transform=lambda batch: batch * 0 + torch.rand(batch.shape, device="cuda")),
     )
     assert len(added[:, 1].unique()) == len(added)
 
 
-@pytest.mark.parametrize("options", [{"local_engine": "torch"}, {"persistent_workers": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"worker_config": WorkerConfig(local_engine="torch")}, {"persistent_workers": True}], ids=str
+)
 def test_other_iterators_draw_the_same(gpu: AsyncDevice, options: dict[str, Any]) -> None:
     draws: Callable[[Any], Any] = lambda batch: batch[:, :1] * 0 + torch.rand((4, 1), device="cuda")  # noqa: E731
-    expected = epochs(2, count=1, device_transform=draws)
-    assert torch.equal(epochs(2, count=1, device_transform=draws, **options), expected)
-    assert torch.equal(epochs(0, count=1, device_transform=draws), expected)
+    expected = epochs(2, count=1, device_config=DeviceConfig(transform=draws))
+    assert torch.equal(epochs(2, count=1, device_config=DeviceConfig(transform=draws), **options), expected)
+    assert torch.equal(epochs(0, count=1, device_config=DeviceConfig(transform=draws)), expected)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -89,7 +101,7 @@ def test_it_is_called_ahead_of_need(gpu: AsyncDevice) -> None:
         seen.append(0)
         return batch
 
-    iterator: Any = iter(loader_of(1, device_transform=transform, prefetch_factor=8))
+    iterator: Any = iter(loader_of(1, device_config=DeviceConfig(transform=transform), prefetch_factor=8))
     next(iterator)
     until(lambda: gpu.uploads >= 3)
     next(iterator)
@@ -103,9 +115,9 @@ def test_it_is_called_ahead_of_need(gpu: AsyncDevice) -> None:
 
 def test_what_it_reads_beside_the_batch_is_waited_for(gpu: AsyncDevice) -> None:
     """Made by training just before the pass, on another queue."""
-    feed_of_training = iter(loader_of(1, device_transform=None))
+    feed_of_training = iter(loader_of(1, device_config=DeviceConfig(transform=None)))
     mean = next(feed_of_training)[0:1] * 0 + 3
-    found = epochs(2, count=1, device_transform=lambda batch: batch + mean)
+    found = epochs(2, count=1, device_config=DeviceConfig(transform=lambda batch: batch + mean))
     assert torch.equal(found[:, 0], torch.arange(40.0, dtype=torch.float64) + 3)
     del feed_of_training
 
@@ -119,7 +131,7 @@ def test_its_errors_come_in_their_place_and_it_goes_on(gpu: AsyncDevice) -> None
             raise LookupError("of the transform")
         return batch
 
-    iterator = iter(loader_of(2, device_transform=transform))
+    iterator = iter(loader_of(2, device_config=DeviceConfig(transform=transform)))
     seen: list[Any] = []
     while True:
         try:
@@ -142,7 +154,7 @@ def test_a_batch_whose_transform_was_interrupted_is_copied_again(gpu: AsyncDevic
             signal.raise_signal(signal.SIGINT)
         return batch
 
-    iterator = iter(loader_of(2, device_transform=transform))
+    iterator = iter(loader_of(2, device_config=DeviceConfig(transform=transform)))
     found: list[float] = []
     interrupts = 0
     while len(found) < 10:
@@ -172,13 +184,6 @@ def test_what_is_counted(gpu: AsyncDevice) -> None:
         assert counts.copied_bytes == 40 * 704 * 8
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"device_transform": 3, "device": "cpu"}, "device_transform=3: give a function"),
-        ({"device_transform": abs}, "beside device=None: give a device"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        DpexDataLoader([1], **options)
+def test_it_needs_a_device() -> None:
+    with pytest.raises(OptionError, match="beside device=None: give a device"):
+        DpexDataLoader([1], device_config=DeviceConfig(transform=abs))

@@ -239,7 +239,7 @@ def seen(framework: str, way: str) -> Seen:
     behind = loader_behind(made)
     told = own if isinstance(own, DpexDataLoader) else behind
     found = {
-        "is_auto": None if behind is None else behind.auto_workers,
+        "is_auto": None if behind is None else behind._is_auto,
         "decided": behind is not None and behind._tuning() is not None,
         "verdict": "" if told is None else told.diagnose().verdict.title,
         "counted": 0 if told is None else told.stats().batches,

@@ -11,6 +11,7 @@ from packages import need
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpex import DpexDataLoader, loader_behind
+from dpex.options import WorkerConfig
 
 need("accelerate", "needs Accelerate: pip install 'dpex[accelerate]'")
 DATA = TensorDataset(torch.arange(64.0).reshape(-1, 1))
@@ -25,12 +26,14 @@ def test_what_is_prepared_is_served_and_the_own_loader_shows_it() -> None:
 
     accelerator = Accelerator(cpu=True)
     before = psutil.Process().children(recursive=True)
-    loader = DpexDataLoader(DATA, 4, shuffle=True, num_workers="auto", name="train", memory_budget=1 << 20)
+    loader = DpexDataLoader(
+        DATA, 4, shuffle=True, num_workers="auto", name="train", worker_config=WorkerConfig(memory_budget=1 << 20)
+    )
     prepared = accelerator.prepare(loader)
     assert type(prepared.base_dataloader) is DataLoader
     assert [total(prepared), total(prepared)] == [64, 64]
     behind: Any = loader_behind(prepared)
-    assert (behind.auto_workers, behind.name, behind.memory_budget) == (True, "train", 1 << 20)
+    assert (behind._is_auto, behind.name, behind.worker_config.memory_budget) == (True, "train", 1 << 20)
     assert loader.stats().batches == 16
     assert behind._tuning() is loader._tuning() is not None
     assert "diagnosis of train" in str(loader.diagnose())

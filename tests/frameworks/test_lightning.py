@@ -86,7 +86,8 @@ class Model(lightning.LightningModule):
     def train_dataloader(self):
         from dpex import DpexDataLoader
         data = TensorDataset(torch.arange(64.0).reshape(-1, 1))
-        return DpexDataLoader(data, 4, shuffle=True, num_workers="auto", name="late", memory_budget=1 << 20)
+        config = WorkerConfig(memory_budget=1 << 20)
+        return DpexDataLoader(data, 4, shuffle=True, num_workers="auto", name="late", worker_config=config)
 
 if __name__ == "__main__":
     from lightning.fabric.utilities.data import _replace_dunder_methods  # what Lightning does around the hook
@@ -94,11 +95,12 @@ if __name__ == "__main__":
                                 enable_progress_bar=False, enable_model_summary=False)
     trainer.fit(Model())
     loader = trainer.train_dataloader
-    assert (type(loader).__name__, loader.auto_workers, loader.stats().batches) == ("DpexDataLoader", True, 16)
+    assert (type(loader).__name__, loader._is_auto, loader.stats().batches) == ("DpexDataLoader", True, 16)
     from lightning.pytorch.utilities.data import _update_dataloader
     from torch.utils.data import DistributedSampler
     again = _update_dataloader(loader, DistributedSampler(loader.dataset, num_replicas=2, rank=0))
-    assert (type(again), again.auto_workers, again.memory_budget, again.name) == (type(loader), True, 1 << 20, "late")
+    assert (type(again), again._is_auto, again.name) == (type(loader), True, "late")
+    assert again.worker_config.memory_budget == 1 << 20
     assert (len(list(again)), loader.stats().batches) == (8, 8)
     print("served")
 """

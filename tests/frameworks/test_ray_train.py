@@ -19,6 +19,8 @@ from packages import need
 from shared_ray import SharedRay, own_ray
 from waiting import until
 
+from dpex.options import WorkerConfig
+
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(380)]
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'dpex[ray]'")
 for package in ("pandas", "pyarrow"):
@@ -60,7 +62,9 @@ def check(folder: str) -> None:
     found["rank"] = ray.train.get_context().get_world_rank()
     for name, prepare in {"Ray Train's": rays, "dpex's": ours}.items():
         fixed = DpexDataLoader(Rows(), 4, shuffle=True, num_workers=2, persistent_workers=True)
-        auto = DpexDataLoader(Rows(), 4, shuffle=True, num_workers="auto", name="train", memory_budget=1 << 20)
+        auto = DpexDataLoader(
+            Rows(), 4, shuffle=True, num_workers="auto", name="train", worker_config=WorkerConfig(memory_budget=1 << 20)
+        )
         prepared = prepare(fixed)
         tuned = prepare(auto)
         figures = dpex.ray_train.metrics_of(tuned)
@@ -69,7 +73,7 @@ def check(folder: str) -> None:
             "batches": batches(prepared) == expected,
             "persistent": loader_behind(prepared).persistent_workers,  # type: ignore[union-attr]
             "indices": indices(batches(tuned)) == indices(expected),
-            "options": [behind.auto_workers, behind.name, behind.memory_budget],
+            "options": [behind._is_auto, behind.name, behind.worker_config.memory_budget],
             "own loader shows": [fixed.stats().batches, auto.stats().batches, auto._tuning() is behind._tuning()],
             "figures": figures(),
             "verdict": auto.diagnose().verdict.title,

@@ -23,6 +23,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from dpex import AutotuneConfig, DpexDataLoader, OptionError, loader_behind, serve
 from dpex.loader import rebuilt
 from dpex.loader.proxies import known_proxy
+from dpex.options import WorkerConfig
 
 DATA = TensorDataset(torch.arange(60))
 ACCELERATES = (
@@ -52,12 +53,14 @@ def numbers(loader: Any) -> list[int]:
 @pytest.mark.parametrize("how", REBUILT)
 def test_auto_and_all_options_survive(how: str) -> None:
     config = AutotuneConfig(max_local=2)
-    loader = DpexDataLoader(DATA, 4, num_workers="auto", memory_budget=1 << 20, autotune=config, name="train")
+    loader = DpexDataLoader(
+        DATA, 4, num_workers="auto", worker_config=WorkerConfig(memory_budget=1 << 20), autotune=config, name="train"
+    )
     plain = REBUILT[how](loader)
     assert type(plain) is DataLoader
     assert numbers(plain) == list(range(60))
     proxy = known_proxy(plain)
-    assert (proxy.auto_workers, proxy.seeding, proxy.memory_budget) == (True, "batch", 1 << 20)
+    assert (proxy._is_auto, proxy.seeding, proxy.worker_config.memory_budget) == (True, "batch", 1 << 20)
     assert (proxy.autotune, proxy.name) == (config, "train")
     assert proxy._tuning() is loader._tuning() is not None
     loader.close()
@@ -73,7 +76,7 @@ def test_a_fixed_number_gives_torchs_batches_and_the_own_loader_tells_of_them(ho
     for _ in range(2):
         assert [batch.tolist() for (batch,) in plain] == expected
     assert loader.stats().batches == len(expected)
-    assert not loader.auto_workers
+    assert not loader._is_auto
 
 
 def test_what_ray_train_leaves_out_comes_from_the_own_loader() -> None:
@@ -113,10 +116,14 @@ def plain_has_workers(iterator: Any) -> bool:
 
 def test_options_that_are_assigned_later_count() -> None:
     loader = DpexDataLoader(DATA, num_workers=1)
-    loader.memory_budget, loader.timeout = 1 << 20, 30
+    loader.worker_config, loader.timeout = WorkerConfig(memory_budget=1 << 20), 30
     plain = as_accelerate(loader)
     assert len(numbers(plain)) == 60
-    assert (plain.timeout, known_proxy(plain).timeout, known_proxy(plain).memory_budget) == (30, 30, 1 << 20)
+    assert (plain.timeout, known_proxy(plain).timeout, known_proxy(plain).worker_config.memory_budget) == (
+        30,
+        30,
+        1 << 20,
+    )
 
 
 def test_a_number_that_the_plain_loader_was_given_is_kept() -> None:
@@ -124,7 +131,7 @@ def test_a_number_that_the_plain_loader_was_given_is_kept() -> None:
     plain = as_accelerate(loader)
     plain.num_workers = loader.num_workers + 1
     iter(plain)
-    assert (known_proxy(plain).auto_workers, known_proxy(plain).num_workers) == (False, loader.num_workers + 1)
+    assert (known_proxy(plain)._is_auto, known_proxy(plain).num_workers) == (False, loader.num_workers + 1)
 
 
 def test_a_loader_of_another_dataset_or_with_its_own_timeout_is_pytorchs() -> None:
@@ -160,7 +167,7 @@ def test_a_dataset_that_the_framework_wrapped_is_still_the_own_loaders() -> None
 def test_the_own_loader_need_not_live() -> None:
     plain = as_accelerate(DpexDataLoader(DATA, num_workers="auto", name="gone"))
     assert numbers(plain) == list(range(60))
-    assert (known_proxy(plain).auto_workers, known_proxy(plain).name) == (True, "gone")
+    assert (known_proxy(plain)._is_auto, known_proxy(plain).name) == (True, "gone")
 
 
 class Numbered(IterableDataset[int]):
@@ -240,8 +247,8 @@ def test_a_rebuilt_loader_of_dpexs_class_shares_what_is_shown() -> None:
 def test_a_rebuilt_loader_of_dpexs_class_is_tuned_as_the_own_one() -> None:
     loader = DpexDataLoader(DATA, num_workers="auto")
     again = type(loader)(DATA, num_workers=loader.num_workers, timeout=loader.timeout)
-    assert (again.auto_workers, again.seeding, again._tuning() is loader._tuning()) == (True, "batch", True)
-    assert not type(loader)(DATA, num_workers=loader.num_workers).auto_workers
+    assert (again._is_auto, again.seeding, again._tuning() is loader._tuning()) == (True, "batch", True)
+    assert not type(loader)(DATA, num_workers=loader.num_workers)._is_auto
 
 
 # -- a loader that a framework makes itself, and finding the loader ---------------------------------------------------
@@ -249,23 +256,23 @@ def test_a_rebuilt_loader_of_dpexs_class_is_tuned_as_the_own_one() -> None:
 
 def test_a_plain_loader_is_served_on_demand() -> None:
     plain = DataLoader(DATA, 4)
-    behind = serve(Wrapper(plain), memory_budget=1 << 20, name="served")
+    behind = serve(Wrapper(plain), worker_config=WorkerConfig(memory_budget=1 << 20), name="served")
     assert loader_behind(plain) is behind
     plain.collate_fn = lambda samples: (torch.stack([number for (number,) in samples]),)
     assert [numbers(plain), numbers(plain)] == [list(range(60))] * 2
-    assert (behind.auto_workers, behind.seeding, behind.memory_budget) == (True, "batch", 1 << 20)
+    assert (behind._is_auto, behind.seeding, behind.worker_config.memory_budget) == (True, "batch", 1 << 20)
     assert behind.stats().batches == 15
     behind.close()
     fixed = serve(DataLoader(DATA, 4, num_workers=3), 1, seeding="batch")
-    assert (fixed.auto_workers, fixed.num_workers, fixed.seeding, fixed._tuning()) == (False, 1, "batch", None)
+    assert (fixed._is_auto, fixed.num_workers, fixed.seeding, fixed._tuning()) == (False, 1, "batch", None)
     assert serve(fixed) is fixed
 
 
 def test_what_cannot_be_served_on_demand_is_refused() -> None:
     with pytest.raises(TypeError, match="workers"):
         serve(DataLoader(DATA), workers=2)
-    with pytest.raises(OptionError, match="memory_budget=0"):
-        serve(DataLoader(DATA), memory_budget=0)
+    with pytest.raises(OptionError, match="seeding='no'"):
+        serve(DataLoader(DATA), seeding="no")
     for loader in (OwnIterators(DATA), [1]):
         with pytest.raises(OptionError, match="its class makes iterators itself"):
             serve(loader)
@@ -364,7 +371,7 @@ def test_a_number_that_is_assigned_is_said_to_end_tuning() -> None:
     iterator: Any = iter(loader)
     assert (loader._runtime.tuner, loader.stats().pools["local"].wanted) == (None, 1)
     assert len(list(iterator)) == 60
-    assert not known_proxy_after(loader).auto_workers
+    assert not known_proxy_after(loader)._is_auto
     loader.close()
 
 

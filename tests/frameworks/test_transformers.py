@@ -57,7 +57,7 @@ def test_auto_reaches_the_trainers_own_loader_and_the_callback_tells(
 
     trainer = Trainer(model=Model(), args=arguments, train_dataset=Rows(), callbacks=[Spy("auto", name="hf")])
     trainer.train()
-    assert (served[0].auto_workers, served[0].name, served[0].stats().batches) == (True, "hf", 8)
+    assert (served[0]._is_auto, served[0].name, served[0].stats().batches) == (True, "hf", 8)
     told = [entry for entry in trainer.state.log_history if "dpex/hf/workers" in entry]
     assert len(told) >= 4
     assert "dpex diagnosis of hf" in capsys.readouterr().out

@@ -21,6 +21,7 @@ import dpex
 from dpex import CapturedGraphError, DpexDataLoader
 from dpex.device import devices
 from dpex.device.devices import QueueDevice, opened
+from dpex.options import DeviceConfig
 from dpex.transport.arena import Arena
 
 pytestmark = [
@@ -112,7 +113,7 @@ def test_a_transform_draws_the_same_whoever_made_the_batch(seeding: Any) -> None
             num_workers=workers,
             seeding=seeding,
             device="cuda",
-            device_transform=noisy,
+            device_config=DeviceConfig(transform=noisy),
             generator=torch.Generator().manual_seed(1),
         )
         with loader:
@@ -229,7 +230,7 @@ def test_a_transform_that_training_waits_for_is_named() -> None:
         return batch * 2
 
     with DpexDataLoader(
-        Numbered(400, 1000), batch_size=4, num_workers=2, device="cuda", device_transform=slow
+        Numbered(400, 1000), batch_size=4, num_workers=2, device="cuda", device_config=DeviceConfig(transform=slow)
     ) as loader:
         for number, batch in enumerate(loader):
             batch.sum()
@@ -238,7 +239,7 @@ def test_a_transform_that_training_waits_for_is_named() -> None:
         torch.cuda.synchronize()
         found = loader.diagnose()
     print(found)
-    assert (found.verdict.cause, found.verdict.where) == ("transfer", "device_transform")
+    assert (found.verdict.cause, found.verdict.where) == ("transfer", "device transform")
 
 
 def test_memory_of_the_device_does_not_grow() -> None:

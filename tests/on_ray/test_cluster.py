@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import until
 
 from dpex import DpexDataLoader, WorkerDiedError, decode_in_workers
+from dpex.options import ClusterConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
 pytest.importorskip("ray")
@@ -261,7 +262,9 @@ class NotOnNodes(Augmented):
 def test_where_no_node_can_serve_local_workers_do() -> None:
     expected = epochs(DpexDataLoader(WORK, **SHAPE, num_workers=0, seeding="batch", generator=seeded()))
     aside: dict[str, Any] = {"num_cpus": 0, "resources": {"probe": 1}}
-    with remote(NotOnNodes(120), **SHAPE, num_workers=2, seeding="batch", ray_remote_args=aside) as loader:
+    with remote(
+        NotOnNodes(120), **SHAPE, num_workers=2, seeding="batch", cluster_config=ClusterConfig(ray_remote_args=aside)
+    ) as loader:
         with pytest.warns(RuntimeWarning, match="nowhere"):
             got = epochs(loader)
         pools = loader.stats().pools

@@ -22,6 +22,7 @@ from waiting import until
 from benchmarks.drills.trainer import Work
 from benchmarks.drills.watched import AFTER, Watched
 from dpex import DpexDataLoader
+from dpex.options import ClusterConfig
 
 pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.timeout(240)]
 ray = pytest.importorskip("ray")
@@ -72,7 +73,9 @@ def test_logical_workers_of_a_drained_node_are_restarted_once_it_is_gone(cluster
     )
     try:
         pair = {"resources": {"pair": 1}}
-        with remote(Augmented(20_000, nap_s=0.004), **SHAPE, num_workers=2, ray_remote_args=pair) as loader:
+        with remote(
+            Augmented(20_000, nap_s=0.004), **SHAPE, num_workers=2, cluster_config=ClusterConfig(ray_remote_args=pair)
+        ) as loader:
             iterator: Any = iter(loader)
             pool = iterator._engine.pool("remote")
             got = [next(iterator)]
@@ -118,7 +121,7 @@ def next_into(got: list[torch.Tensor], iterator: Iterator[torch.Tensor]) -> bool
 def test_sixty_four_workers_of_two_nodes(cluster: Any) -> None:
     many = [cluster.add_node(num_cpus=32, resources={"many": 32}, object_store_memory=STORE_BYTES) for _ in range(2)]
     try:
-        options = {"num_workers": 64, "ray_remote_args": {"resources": {"many": 1}}}
+        options = {"num_workers": 64, "cluster_config": ClusterConfig(ray_remote_args={"resources": {"many": 1}})}
         with remote(Augmented(10**6, nap_s=0.05), **SHAPE, seeding="batch", **options) as loader:
             got = until_all_run(loader, iter(loader))
             assert loader.stats().deaths == 0

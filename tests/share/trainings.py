@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from waiting import PATIENCE_S
 
 from dpex import DpexDataLoader
+from dpex.options import WorkerConfig
 
 LARGE = 3000
 """Numbers in a sample: too many for a message, so that batches lie in slots."""
@@ -76,13 +77,19 @@ def seen(batch: torch.Tensor) -> Seen:
 def loader_of(dataset: Dataset[Any], seed: int = 1, **options: Any) -> DpexDataLoader[Any]:
     """A shuffled loader whose order and random numbers depend on the seed."""
     torch.manual_seed(seed)
-    options = {"num_workers": 2, "share": "sweep", "shuffle": True, "seeding": "batch", **options}
+    options = {
+        "num_workers": 2,
+        "worker_config": WorkerConfig(share="sweep"),
+        "shuffle": True,
+        "seeding": "batch",
+        **options,
+    }
     return DpexDataLoader(dataset, batch_size=BATCH, **options)
 
 
 def alone(dataset: Dataset[Any], epochs: int = 1, **options: Any) -> list[Seen]:
     """What a training gets that shares with nobody."""
-    with loader_of(dataset, **{**options, "share": None, "num_workers": 0}) as loader:
+    with loader_of(dataset, **{**options, "worker_config": WorkerConfig(share=None), "num_workers": 0}) as loader:
         return [seen(batch) for _ in range(epochs) for batch in loader]
 
 

@@ -341,7 +341,7 @@ def test_the_loaders_of_a_process_share_one_port(caplog: pytest.LogCaptureFixtur
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(OptionError, match=r"nothing can listen on host='192\.0\.2\.1', port=0: .* Give an address of"):
-        iter(DpexDataLoader([1, 2], metrics=MetricsConfig(host="192.0.2.1")))
+        iter(DpexDataLoader([1, 2], metrics_config=MetricsConfig(host="192.0.2.1")))
 
 
 def test_a_configuration_goes_before_the_environment(
@@ -364,7 +364,7 @@ def test_what_a_configuration_leaves_open_is_the_environments(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("DPEX_METRICS_PORT", str(port))
-        with DpexDataLoader([1, 2], metrics=MetricsConfig()) as loader:
+        with DpexDataLoader([1, 2], metrics_config=MetricsConfig()) as loader:
             list(loader)
             assert announced(tmp_path / "sd")
     assert f"metrics: port {port} is taken" in caplog.text
@@ -437,7 +437,7 @@ def certificates(tmp_path: Path) -> Path:
 
 def test_tls(certificates: Path) -> None:
     files = TLSConfig(certfile=str(certificates / "server.pem"), keyfile=str(certificates / "server.key"))
-    with DpexDataLoader([1, 2], metrics=MetricsConfig(tls=files)) as loader:
+    with DpexDataLoader([1, 2], metrics_config=MetricsConfig(tls=files)) as loader:
         list(loader)
         context = ssl.create_default_context(cafile=str(certificates / "server.pem"))
         assert "dpex_batches_total" in text(context=context)
@@ -449,7 +449,7 @@ def test_tls(certificates: Path) -> None:
 def test_only_clients_with_a_certificate(certificates: Path) -> None:
     own = {"certfile": str(certificates / "server.pem"), "keyfile": str(certificates / "server.key")}
     authority = str(certificates / "client.pem")
-    with DpexDataLoader([1, 2], metrics=MetricsConfig(tls=TLSConfig(**own, client_cafile=authority))) as loader:
+    with DpexDataLoader([1, 2], metrics_config=MetricsConfig(tls=TLSConfig(**own, client_cafile=authority))) as loader:
         list(loader)
         context = ssl.create_default_context(cafile=str(certificates / "server.pem"))
         with pytest.raises((urllib.error.URLError, OSError)):
@@ -460,7 +460,7 @@ def test_only_clients_with_a_certificate(certificates: Path) -> None:
 
 def test_a_certificate_that_is_not_there_is_named() -> None:
     files = TLSConfig(certfile="/nowhere.pem", keyfile="/nowhere.key")
-    loader = DpexDataLoader([1, 2], metrics=MetricsConfig(tls=files))
+    loader = DpexDataLoader([1, 2], metrics_config=MetricsConfig(tls=files))
     with pytest.raises(OptionError, match=r"TLSConfig\(certfile='/nowhere\.pem'.*No such file.* Give PEM files"):
         iter(loader)
 

@@ -146,7 +146,7 @@ def test_only_what_is_new_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_endpoint_beside_it(tmp_path: Any) -> None:
     """A loader that serves metrics shows them in Ray too, once Ray is there, and one thread is enough for all."""
     loaders = [
-        DpexDataLoader(Augmented(8), batch_size=2, metrics=MetricsConfig(directory=str(tmp_path)), name=name)
+        DpexDataLoader(Augmented(8), batch_size=2, metrics_config=MetricsConfig(directory=str(tmp_path)), name=name)
         for name in ("beside-1", "beside-2")
     ]
     for loader in loaders:

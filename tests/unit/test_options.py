@@ -1,4 +1,4 @@
-"""dpex's own options: what is refused and how, what "auto" means, and that a rebuilt loader has lost nothing."""
+"""dpex's own options: what is refused and how, what "auto" means, and that a rebuilt loader keeps all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import pickle
 import re
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError
 from types import MappingProxyType
 from typing import Any
 
@@ -16,71 +16,82 @@ import numpy as np
 import pytest
 import torch
 
+import dpex
+from dpex.autotune.config import AutotuneConfig
 from dpex.dataloader import DpexDataLoader
 from dpex.errors import DpexError, FixedWorkersError, OptionError
-from dpex.options import _RAY_REMOTE_ARGS, MetricsConfig, Options, TLSConfig, check_count, resolve_seeding
+from dpex.options import (
+    _RAY_REMOTE_ARGS,
+    DEFAULTS,
+    ClusterConfig,
+    DeviceConfig,
+    MetricsConfig,
+    TLSConfig,
+    WorkerConfig,
+    check_count,
+    checked,
+)
+from dpex.schedule.sample_policy import SamplePolicy
 
-REFUSED: list[tuple[str, Any]] = [
-    ("distribute_mode", "yes"),
-    ("distribute_mode", None),
-    ("distribute_mode", 2),
-    ("head_address", ""),
-    ("head_address", "somewhere"),
-    ("head_address", "host:"),
-    ("head_address", "host:port"),
-    ("head_address", "two words:6379"),
-    ("head_address", "auto\n"),
-    ("head_address", None),
-    ("head_address", 6379),
-    ("seeding", "epoch"),
-    ("memory_budget", 0),
-    ("memory_budget", -1),
-    ("memory_budget", 1.5),
-    ("memory_budget", True),
-    ("memory_budget", "much"),
-    ("compression", "lz4"),
-    ("compression", True),
-    ("local_engine", "ray"),
-    ("local_engine", None),
-    ("name", ""),
-    ("metrics_port", 65536),
-    ("metrics_port", -1),
-    ("metrics_port", True),
-    ("metrics_port", "9400"),
-    ("metrics", 9400),
-    ("metrics", {"port": 9400}),
-    ("ray_remote_args", 4),
-    ("ray_remote_args", ["num_cpus"]),
-]
+DATA = list(range(10))
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "distribute_mode": ("yes", None, 2),
+    "head_address": ("", "somewhere", "host:", "host:port", "two words:6379", "auto\n", None, 6379),
+    "seeding": ("epoch", "", 3, True),
+    "autotune": (True, "fast", {}),
+    "name": ("", 3),
+    "metrics_port": (65536, -1, True, "9400"),
+    "worker_config": ({"memory_budget": 3}, MetricsConfig()),
+    "cluster_config": (4,),
+    "device_config": (abs,),
+    "sample_policy": ("skip",),
+    "metrics_config": (9400, {"port": 9400}),
+}
+FIELDS: dict[type, dict[str, tuple[Any, ...]]] = {
+    WorkerConfig: {
+        "memory_budget": (0, -1, 1.5, True, "much"),
+        "local_engine": ("ray", None),
+        "share": ("", 3),
+        "share_bytes": (0, 1.5),
+        "snapshot_every_n_steps": (-1, 1.5, True),
+    },
+    ClusterConfig: {"ray_remote_args": (4, ["num_cpus"]), "compression": ("lz4", True)},
+    DeviceConfig: {"transform": (3, "augment"), "budget_bytes": (0, -1, 1.5, True, None, "1GB")},
+    SamplePolicy: {
+        "on_error": ("ignore", None),
+        "max_errors": (2, -0.1, True, None),
+        "timeout_s": (0, -1, True, "3", float("inf")),
+    },
+    MetricsConfig: {
+        "port": (65536, -1, True, "9400"),
+        "host": ("", None),
+        "directory": ("", 3),
+        "tls": (True, ("server.pem", "server.key")),
+        "allowed_hosts": ("train.example.org", [b"train.example.org"]),
+    },
+    TLSConfig: {"certfile": ("", None), "keyfile": (3,), "client_cafile": ("",)},
+}
+NEEDED: dict[type, dict[str, Any]] = {TLSConfig: {"certfile": "server.pem", "keyfile": "server.key"}}
 TORCHS: list[tuple[str, Any]] = [
     ("dataset", None),
-    *(("num_workers", value) for value in (2.5, None, -1, "4", "Auto", "")),
+    *(("num_workers", value) for value in (2.5, None, -1, "4", "Auto", "", "many")),
     *(("prefetch_factor", value) for value in (0, -1, "2", 2.5)),
 ]
-"""Arguments of torch's, which its own constructor lets pass or refuses without naming the value."""
+"""Arguments of torch's, which its own constructor accepts, or refuses without naming the value."""
 ACCEPTED: list[tuple[str, Any]] = [
-    ("distribute_mode", False),
-    ("distribute_mode", True),
-    ("distribute_mode", "auto"),
-    ("head_address", "auto"),
-    ("head_address", "local"),
-    ("head_address", "10.0.0.7:6379"),
-    ("head_address", "head.example.org:6379"),
-    ("head_address", "ray://head:10001"),
-    ("seeding", "worker"),
-    ("seeding", "batch"),
-    ("memory_budget", None),
-    ("memory_budget", 1 << 40),
-    ("compression", None),
-    ("compression", "zstd"),
-    ("local_engine", "torch"),
+    *(("distribute_mode", value) for value in (False, True, "auto")),
+    *(("head_address", value) for value in ("auto", "local", "10.0.0.7:6379", "head.example.org:6379", "ray://head:1")),
+    *(("seeding", value) for value in ("worker", "batch")),
     ("name", "train"),
-    ("metrics_port", 0),
-    ("metrics_port", 65535),
-    ("metrics", MetricsConfig()),
-    ("ray_remote_args", {}),
-    ("ray_remote_args", {"num_cpus": 2, "resources": {"cpu_node": 1}}),
-    ("ray_remote_args", MappingProxyType({"num_cpus": 1})),
+    *(("metrics_port", value) for value in (0, 65535)),
+    *(("worker_config", WorkerConfig(memory_budget=value)) for value in (None, 1 << 40)),
+    ("worker_config", WorkerConfig(local_engine="torch")),
+    *(
+        ("cluster_config", ClusterConfig(ray_remote_args=value))
+        for value in ({}, {"num_cpus": 2, "resources": {"cpu_node": 1}}, MappingProxyType({"num_cpus": 1}))
+    ),
+    ("cluster_config", ClusterConfig(compression="zstd")),
+    ("metrics_config", MetricsConfig()),
 ]
 RAY_REFUSED: list[tuple[str, Any, str]] = [
     ("num_cpus", "2", "a number of at least 0"),
@@ -107,54 +118,48 @@ RAY_ACCEPTED: list[tuple[str, Any]] = [
     ("scheduling_strategy", "DEFAULT"),
     ("runtime_env", {"env_vars": {"A": "1"}}),
 ]
-METRICS_REFUSED: list[tuple[str, Any]] = [
-    ("port", 65536),
-    ("port", -1),
-    ("port", True),
-    ("port", "9400"),
-    ("host", ""),
-    ("host", None),
-    ("directory", ""),
-    ("directory", 3),
-    ("tls", True),
-    ("tls", ("server.pem", "server.key")),
-    ("allowed_hosts", "train.example.org"),
-    ("allowed_hosts", [b"train.example.org"]),
-]
-TLS_REFUSED: list[tuple[str, Any]] = [("certfile", ""), ("certfile", None), ("keyfile", 3), ("client_cafile", "")]
-DATA = list(range(10))
 
 
-def test_compression_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpex.transport.compression.can_compress", lambda: False)
-    with pytest.raises(OptionError, match=r"needs zstandard.* pip install 'dpex\[compression\]'"):
-        DpexDataLoader(DATA, compression="zstd")
-    assert DpexDataLoader(DATA).compression is None
+def pairs(values: dict[Any, tuple[Any, ...]]) -> list[tuple[Any, Any]]:
+    return [(name, value) for name, refused in values.items() for value in refused]
 
 
-@pytest.mark.parametrize(("name", "value"), REFUSED)
+# -- each option alone -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "value"), pairs(REFUSED), ids=str)
 def test_a_refusal_names_option_value_and_remedy(name: str, value: Any) -> None:
-    with pytest.raises(OptionError) as caught:
-        Options(**{name: value})
-    assert f"{name}={value!r}: give " in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "value"), REFUSED)
-def test_the_loader_refuses_the_same(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(OptionError, match=re.escape(f"{name}={value!r}: give ")) as caught:
         DpexDataLoader(DATA, **{name: value})
+    assert isinstance(caught.value, (DpexError, ValueError))
 
 
-@pytest.mark.parametrize(("name", "value"), ACCEPTED)
+@pytest.mark.parametrize(
+    ("kind", "name", "value"), [(kind, *pair) for kind, names in FIELDS.items() for pair in pairs(names)], ids=str
+)
+def test_a_value_refuses_a_field_by_its_name_value_and_remedy(kind: type, name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=re.escape(f"{kind.__name__}({name}={value!r}): give ")):
+        kind(**{**NEEDED.get(kind, {}), name: value})
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_values_are_frozen_and_keyword_only(kind: type) -> None:
+    value = kind(**NEEDED.get(kind, {}))
+    with pytest.raises(FrozenInstanceError):
+        setattr(value, next(iter(FIELDS[kind])), None)
+    with pytest.raises(TypeError):
+        kind("auto")
+
+
+@pytest.mark.parametrize(("name", "value"), ACCEPTED, ids=str)
 def test_accepted(name: str, value: Any) -> None:
-    assert getattr(Options(**{name: value}), name) == value
     assert getattr(DpexDataLoader(DATA, **{name: value}), name) == value
 
 
 @pytest.mark.parametrize(("key", "value", "remedy"), RAY_REFUSED)
 def test_an_argument_for_ray_is_refused_by_key_value_and_remedy(key: str, value: Any, remedy: str) -> None:
     with pytest.raises(OptionError, match=re.escape(f"ray_remote_args[{key!r}]={value!r}: give ") + remedy):
-        DpexDataLoader(DATA, ray_remote_args={"num_cpus": 1, key: value})
+        ClusterConfig(ray_remote_args={"num_cpus": 1, key: value})
 
 
 @pytest.mark.parametrize(
@@ -169,7 +174,7 @@ def test_an_argument_for_ray_is_refused_by_key_value_and_remedy(key: str, value:
 )
 def test_a_key_that_is_not_taken_is_named_with_the_remedy(key: Any, remedy: str) -> None:
     with pytest.raises(OptionError, match=f"ray_remote_args has the key {key!r}: {remedy}"):
-        DpexDataLoader(DATA, ray_remote_args={key: 1})
+        ClusterConfig(ray_remote_args={key: 1})
 
 
 def test_each_argument_that_is_taken_is_one_of_rays() -> None:
@@ -180,7 +185,7 @@ def test_each_argument_that_is_taken_is_one_of_rays() -> None:
 
     assert {key for key, _ in RAY_ACCEPTED} == set(_RAY_REMOTE_ARGS) == {key for key, _, _ in RAY_REFUSED}
     for key, value in RAY_ACCEPTED:
-        DpexDataLoader(DATA, ray_remote_args={key: value})
+        ClusterConfig(ray_remote_args={key: value})
         assert guardian_class().options(**actor_options({key: value}))
     with pytest.raises((TypeError, ValueError)):
         guardian_class().options(**actor_options({"num_cpus": "2"}))
@@ -194,75 +199,127 @@ def test_what_a_worker_needs_of_a_node() -> None:
     assert needs_of(actor_options(asked)) == {"GPU": 0.5, "memory": 1000, "ssd": 2}
 
 
-@pytest.mark.parametrize(("name", "value"), METRICS_REFUSED)
-def test_where_metrics_are_served_is_refused_by_name_value_and_remedy(name: str, value: Any) -> None:
-    with pytest.raises(OptionError, match=re.escape(f"MetricsConfig({name}={value!r}): give ")):
-        MetricsConfig(**{name: value})
+@pytest.mark.parametrize(("value", "least"), [(-1, 0), (0, 1), (1.0, 0), ("2", 0), (True, 0)])
+def test_counts_are_refused_by_name_and_value(value: Any, least: int) -> None:
+    with pytest.raises(OptionError, match=re.escape(f"local={value!r}: give a whole number of at least {least}")):
+        check_count("local", value, least)
 
 
-@pytest.mark.parametrize(("name", "value"), TLS_REFUSED)
-def test_a_file_for_tls_is_refused_by_name_value_and_remedy(name: str, value: Any) -> None:
-    with pytest.raises(OptionError, match=re.escape(f"TLSConfig({name}={value!r}): give a PEM file's name")):
-        TLSConfig(**{"certfile": "server.pem", "keyfile": "server.key", name: value})
+@pytest.mark.parametrize(("name", "value"), TORCHS, ids=str)
+def test_a_wrong_value_of_torchs_arguments_is_named_with_the_remedy(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=rf"{name}={re.escape(repr(value))}: give a "):
+        DpexDataLoader(**{"dataset": [1, 2], "num_workers": 2, name: value})
 
 
-def test_metrics_are_asked_for_in_one_way() -> None:
-    with pytest.raises(OptionError, match=r"metrics_port=0 beside metrics=MetricsConfig\(port=None, .*give one of the"):
-        DpexDataLoader(DATA, metrics_port=0, metrics=MetricsConfig())
-
-
-def test_options_are_frozen_and_keyword_only() -> None:
-    with pytest.raises(FrozenInstanceError):
-        Options().seeding = "batch"  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        Options("auto")  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("name", [field.name for field in fields(Options)])
-def test_each_option_has_the_same_default_in_the_loader(name: str) -> None:
-    parameter = inspect.signature(DpexDataLoader).parameters[name]
-    default = getattr(Options(), name)
-    assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    assert parameter.default == (None if name == "seeding" else default)
-    assert getattr(DpexDataLoader(DATA), name) == default
+def test_a_whole_number_of_numpy_is_one() -> None:
+    loader = DpexDataLoader([1, 2], num_workers=np.int64(2), prefetch_factor=np.int32(3))  # type: ignore[arg-type]
+    assert (loader.num_workers, loader.prefetch_factor) == (2, 3)
 
 
 @pytest.mark.parametrize(
-    ("given", "auto", "resolved"),
+    ("text", "nbytes"), [("2G", 2 << 30), ("1.5GiB", 3 << 29), ("500 MB", 500 << 20), ("7k", 7 << 10), ("9", 9)]
+)
+def test_a_budget_may_be_a_text_as_on_the_command_line(text: str, nbytes: int) -> None:
+    assert WorkerConfig(memory_budget=text).memory_budget == nbytes
+
+
+def test_compression_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpex.transport.compression.can_compress", lambda: False)
+    with pytest.raises(OptionError, match=r"needs zstandard.* pip install 'dpex\[compression\]'"):
+        DpexDataLoader(DATA, cluster_config=ClusterConfig(compression="zstd"))
+
+
+# -- options together --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
     [
-        (None, False, "worker"),
-        (None, True, "batch"),
-        ("worker", True, "worker"),
-        ("batch", False, "batch"),
-        ("batch", True, "batch"),
+        (
+            {"autotune": AutotuneConfig(), "seeding": "worker"},
+            r"autotune=AutotuneConfig\(\.\.\.\).* give seeding='batch'",
+        ),
+        ({"worker_config": WorkerConfig(share="a"), "seeding": "worker"}, "share='a'.* give seeding='batch'"),
+        ({"worker_config": WorkerConfig(share="a"), "distribute_mode": True}, "share='a'.* distribute_mode=True"),
+        (
+            {"sample_policy": SamplePolicy(on_error="skip"), "worker_config": WorkerConfig(local_engine="torch")},
+            "on_error='skip'.* local_engine='torch'.* give one of the two",
+        ),
+        (
+            {"sample_policy": SamplePolicy(timeout_s=3), "worker_config": WorkerConfig(share="a"), "seeding": "batch"},
+            "timeout_s=3.* share='a'.* give one of the two",
+        ),
+        (
+            {"metrics_port": 0, "metrics_config": MetricsConfig()},
+            "metrics_port=0 beside MetricsConfig.*give one of the two",
+        ),
+        ({"device_config": DeviceConfig(transform=abs)}, "transform=.* device=None: give a device"),
     ],
 )
-def test_resolve_seeding(given: str | None, auto: bool, resolved: str) -> None:
-    assert resolve_seeding(given, auto) == resolved
+def test_options_that_exclude_each_other(options: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(OptionError, match=remedy):
+        checked(options)
 
 
-@pytest.mark.parametrize("bad", ["epoch", "", 3, True])
-def test_seeding_is_refused_by_value(bad: Any) -> None:
-    with pytest.raises(OptionError, match="seeding=") as caught:
-        resolve_seeding(bad, auto=False)
-    assert repr(bad) in str(caught.value)
+def test_torchs_workers_do_not_share_batches() -> None:
+    with pytest.raises(OptionError, match=r"WorkerConfig\(share='a', local_engine='torch'\).* give one of the two"):
+        WorkerConfig(share="a", local_engine="torch")
 
 
-@pytest.mark.parametrize(("value", "least"), [(-1, 0), (0, 1), (1.0, 0), ("2", 0), (True, 0)])
-def test_counts_are_refused_by_name_and_value(value: Any, least: int) -> None:
-    with pytest.raises(OptionError) as caught:
-        check_count("local", value, least)
-    assert f"local={value!r}: give a whole number of at least {least}" in str(caught.value)
+@pytest.mark.parametrize(
+    ("options", "is_auto", "seeding"),
+    [
+        ({}, False, "worker"),
+        ({}, True, "batch"),
+        ({"seeding": "worker"}, True, "worker"),
+        ({"seeding": "batch"}, False, "batch"),
+        ({"autotune": AutotuneConfig()}, False, "batch"),
+        ({"worker_config": WorkerConfig(share="a")}, False, "batch"),
+    ],
+)
+def test_the_default_of_seeding(options: dict[str, Any], is_auto: bool, seeding: str) -> None:
+    assert checked(options, is_auto=is_auto)["seeding"] == seeding
 
 
-@pytest.mark.parametrize(("value", "least"), [(None, 0), (None, 1), (0, 0), (1, 1)])
-def test_counts_accepted(value: Any, least: int) -> None:
-    check_count("local", value, least)
+def test_an_address_that_has_no_effect_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="head_address='local' has no effect without distribute_mode: give"):
+        DpexDataLoader([1, 2], num_workers=2, head_address="local")
 
 
-def test_option_errors_are_value_errors() -> None:
-    assert issubclass(OptionError, (DpexError, ValueError))
-    assert issubclass(FixedWorkersError, ValueError)
+# -- the declaration ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_signature_is_the_declaration(name: str) -> None:
+    parameter = inspect.signature(DpexDataLoader).parameters[name]
+    assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameter.default in (None, DEFAULTS[name])
+    assert getattr(DpexDataLoader(DATA), name) == ("worker" if name == "seeding" else DEFAULTS[name])
+
+
+@pytest.mark.parametrize("function", [DpexDataLoader, dpex.prefetch])
+def test_all_else_in_the_signature_is_torchs(function: Any) -> None:
+    ours = {"iterable", "depth", "self"} | set(inspect.signature(torch.utils.data.DataLoader).parameters) | {"in_order"}
+    assert set(inspect.signature(function).parameters) - ours <= set(DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("memory_budget", "worker_config=WorkerConfig(memory_budget=7)"),
+        ("share_bytes", "worker_config=WorkerConfig(share_bytes=7)"),
+        ("sample_timeout_s", "sample_policy=SamplePolicy(timeout_s=7)"),
+        ("on_sample_error", "sample_policy=SamplePolicy(on_error=7)"),
+        ("device_transform", "device_config=DeviceConfig(transform=7)"),
+        ("compression", "cluster_config=ClusterConfig(compression=7)"),
+        ("max_local", "autotune=AutotuneConfig(max_local=7)"),
+        ("allowed_hosts", "metrics_config=MetricsConfig(allowed_hosts=7)"),
+        ("auto_workers", "one of dataset, batch_size, "),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_value_that_has_it(name: str, home: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"unexpected keyword argument {name!r}: give {home}")):
+        DpexDataLoader(DATA, **{name: 7})
 
 
 # -- "auto" ------------------------------------------------------------------------------------------------------------
@@ -277,7 +334,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("how", COPIES)
 def test_auto_survives_copies_of_a_loader(how: str) -> None:
     again = COPIES[how](DpexDataLoader(DATA, num_workers="auto"))
-    assert again.auto_workers
+    assert again._is_auto
     assert again._tuning() is not None
 
 
@@ -293,41 +350,39 @@ def test_a_number_of_workers_is_an_int_that_every_checkpoint_may_hold() -> None:
 def test_a_number_that_is_set_later_is_kept() -> None:
     loader = DpexDataLoader(DATA, num_workers="auto")
     loader.num_workers = 3
-    assert not loader.auto_workers
+    assert not loader._is_auto
     assert loader._tuning() is None
 
 
 def test_auto_starts_from_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpex.loader.sizing.static_worker_count", lambda: 5)
     loader = DpexDataLoader(DATA, num_workers="auto")
-    assert (loader.auto_workers, loader.num_workers, loader.seeding) == (True, 5, "batch")
-
-
-@pytest.mark.parametrize("bad", ["many", "", "Auto", "4"])
-def test_only_auto_is_a_word_for_a_number(bad: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        DpexDataLoader(DATA, num_workers=bad)  # type: ignore[arg-type]
-    assert f"num_workers={bad!r}" in str(caught.value)
+    assert (loader._is_auto, loader.num_workers, loader.seeding) == (True, 5, "batch")
 
 
 # -- rebuilding --------------------------------------------------------------------------------------------------------
 
-OWN = ("distribute_mode", "head_address", "seeding", "memory_budget", "ray_remote_args", "compression", "local_engine")
 LOADERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "auto": {"num_workers": "auto"},
     "auto with worker seeds": {"num_workers": "auto", "seeding": "worker"},
     "fixed": {"num_workers": 2, "prefetch_factor": 5, "persistent_workers": True, "in_order": False, "timeout": 3},
-    "batch seeds": {"num_workers": 2, "seeding": "batch", "memory_budget": 1 << 30},
+    "batch seeds": {"num_workers": 2, "seeding": "batch", "worker_config": WorkerConfig(memory_budget=1 << 30)},
     "cluster": {
         "num_workers": 2,
         "distribute_mode": True,
         "head_address": "head:6379",
-        "ray_remote_args": {"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}},
-        "compression": "zstd",
+        "cluster_config": ClusterConfig(
+            ray_remote_args={"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}}, compression="zstd"
+        ),
     },
-    "metrics": {"metrics": MetricsConfig(tls=TLSConfig(certfile="a.pem", keyfile="a.key")), "name": "train"},
-    "torch": {"local_engine": "torch", "distribute_mode": "auto", "collate_fn": list, "worker_init_fn": abs},
+    "metrics": {"metrics_config": MetricsConfig(tls=TLSConfig(certfile="a.pem", keyfile="a.key")), "name": "train"},
+    "torch": {
+        "worker_config": WorkerConfig(local_engine="torch"),
+        "distribute_mode": "auto",
+        "collate_fn": list,
+        "worker_init_fn": abs,
+    },
 }
 
 
@@ -353,38 +408,23 @@ def test_a_second_loader_has_every_attribute(kind: str, how: str) -> None:
     for attrs in (before, after):
         attrs["sampler"] = type(attrs["sampler"])
     assert after == before
-    assert again.auto_workers == loader.auto_workers
+    assert again._is_auto == loader._is_auto
 
 
 def test_a_loader_rebuilt_twice_is_still_auto() -> None:
     again = rebuilt(rebuilt(DpexDataLoader(DATA, num_workers="auto")))
-    assert (again.auto_workers, again.seeding) == (True, "batch")
+    assert (again._is_auto, again.seeding) == (True, "batch")
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_second_loader_wants_the_same_workers_and_prefetch(how: str) -> None:
-    """A prefetch that nobody asked for must not become one that the engine keeps to the letter."""
-    loader = DpexDataLoader(DATA, num_workers=2)
+@pytest.mark.parametrize(("prefetch_factor", "prefetch"), [(None, None), (7, 14)])
+def test_a_second_loader_wants_the_same_workers_and_prefetch(
+    how: str, prefetch_factor: int | None, prefetch: int | None
+) -> None:
+    """A prefetch that was not asked for must not become one that the engine keeps to the letter."""
+    loader = DpexDataLoader(DATA, num_workers=2, prefetch_factor=prefetch_factor)
     assert HOWS[how](loader)._current_sizes() == loader._current_sizes()
-
-
-@pytest.mark.parametrize("how", HOWS)
-def test_a_prefetch_that_was_asked_for_stays_asked_for(how: str) -> None:
-    loader = DpexDataLoader(DATA, num_workers=2, prefetch_factor=7)
-    assert HOWS[how](loader)._current_sizes().prefetch == 14
-
-
-def test_options_are_attributes_of_their_own_name() -> None:
-    loader = DpexDataLoader(DATA, **LOADERS["cluster"])
-    assert {name: getattr(loader, name) for name in OWN} == {
-        "distribute_mode": True,
-        "head_address": "head:6379",
-        "seeding": "worker",
-        "memory_budget": None,
-        "ray_remote_args": {"num_cpus": 2, "runtime_env": {"pip": ["pillow"]}},
-        "compression": "zstd",
-        "local_engine": "dpex",
-    }
+    assert loader._current_sizes().prefetch == prefetch
 
 
 # -- resize without workers: arguments only ----------------------------------------------------------------------------
@@ -416,28 +456,3 @@ def test_resize_under_batch_seeds_takes_any_number() -> None:
     loader.resize(local=7, prefetch=3)
     sizes = loader._current_sizes()
     assert (sizes.local, sizes.remote, sizes.prefetch) == (7, 0, 3)
-
-
-@pytest.mark.parametrize(("name", "value"), TORCHS, ids=str)
-def test_a_wrong_value_of_torchs_arguments_is_named_with_the_remedy(name: str, value: Any) -> None:
-    given: dict[str, Any] = {"dataset": [1, 2], "num_workers": 2, name: value}
-    with pytest.raises(OptionError, match=rf"{name}={re.escape(repr(value))}: give a ") as error:
-        DpexDataLoader(**given)
-    assert isinstance(error.value, ValueError)
-
-
-def test_a_whole_number_of_numpy_is_one() -> None:
-    loader = DpexDataLoader([1, 2], num_workers=np.int64(2), prefetch_factor=np.int32(3))  # type: ignore[arg-type]
-    assert (loader.num_workers, loader.prefetch_factor) == (2, 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "nbytes"), [("2G", 2 << 30), ("1.5GiB", 3 << 29), ("500 MB", 500 << 20), ("7k", 7 << 10), ("9", 9)]
-)
-def test_a_budget_may_be_a_text_as_on_the_command_line(text: str, nbytes: int) -> None:
-    assert DpexDataLoader([1, 2], memory_budget=text).memory_budget == nbytes
-
-
-def test_an_address_that_has_no_effect_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="head_address='local' has no effect without distribute_mode: give"):
-        DpexDataLoader([1, 2], num_workers=2, head_address="local")

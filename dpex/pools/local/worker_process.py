@@ -227,7 +227,7 @@ class LocalWorker:
 
     def _hangs(self, timeout_s: float, place: int, index: Any, stack: str) -> None:
         """A sample takes too long: told by the thread that watches, just before it ends the process."""
-        what = f"loading sample {as_text(index)} took longer than sample_timeout_s={timeout_s:g}"
+        what = f"loading sample {as_text(index)} took longer than timeout_s={timeout_s:g} of the SamplePolicy"
         why = f"worker {os.getpid()} was ended, as {what}\nIt was here:\n{stack}"
         self._results.send(marshal.dumps((("hung", place, why), ())))
 

@@ -49,16 +49,16 @@ def test_a_loop_that_goes_by_its_copies_is_not_said_to_train_at_its_limit() -> N
     assert "copying one takes 24.5 ms" in found.verdict.sentence
     assert "waiting for the device's batches 60 %" in told(found)
     assert found.recommendation is not None
-    assert found.advice.startswith("a quarter of the bytes (uint8 until device_transform): ")
+    assert found.advice.startswith("a quarter of the bytes (uint8 until the device transform): ")
     assert found.recommendation.rate == pytest.approx(2.5 * 40, rel=0.03)
 
 
 def test_a_transform_of_the_device_is_named() -> None:
     found = diagnose(facts(**TRANSFORMING))
-    assert (found.verdict.cause, found.verdict.where) == ("transfer", "device_transform")
-    assert "device_transform takes 22 ms" in found.verdict.sentence
+    assert (found.verdict.cause, found.verdict.where) == ("transfer", "device transform")
+    assert "the device transform takes 22 ms" in found.verdict.sentence
     assert found.recommendation is not None
-    assert found.advice.startswith("`device_transform` at half its cost: ")
+    assert found.advice.startswith("the device transform at half its cost: ")
     assert found.recommendation.rate == pytest.approx(40 * 10 / 5.6, rel=0.03)
 
 

@@ -16,7 +16,7 @@ from dpex.schedule.streams import Streams
 
 PLAIN: dict[str, Any] = {
     "num_workers": 3,
-    "auto_workers": False,
+    "is_auto": False,
     "prefetch_factor": 2,
     "is_prefetch_given": False,
     "seeding": "batch",
@@ -31,7 +31,7 @@ PLAIN: dict[str, Any] = {
     "memory_budget": None,
     "pins": {},
 }
-TUNED = {"auto_workers": True}
+TUNED = {"is_auto": True}
 STREAMS = Streams(count=3, reason="the dataset names 3 shards", why="The dataset names 3 shards.")
 NOW = Sizes(local=3, remote=0, prefetch=None)
 
