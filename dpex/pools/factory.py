@@ -39,12 +39,12 @@ class PoolFactory:
                 return self.share.open(plan, count, context)
             starter = starter_for(self.multiprocessing_context, plan)
             return LocalPool(starter, shared_queue=shared_queue, first_workers=count)
-        from dpex.pools.ray.pool import RayPool
+        from dpex.pools.ray.nodes import ray_pool
 
-        return RayPool(
+        return ray_pool(
             setup,
-            head_address=self.head_address,
-            ray_remote_args=self.ray_remote_args,
+            self.head_address,
+            self.ray_remote_args,
             shared_queue=shared_queue,
             first_workers=count,
             probe_index=0 if self.counts_from_zero and len(setup.dataset) else None,

@@ -122,12 +122,12 @@ class Driver:
     """Stands in for the engine: sends tickets, collects what happens."""
 
     def __init__(self, dataset, workers, *, shared_queue=True, options=None, **setup):
-        from dpex.pools.ray.pool import RayPool
+        from dpex.pools.ray.nodes import ray_pool
 
-        self.pool = RayPool(
+        self.pool = ray_pool(
             setup_of(dataset, **setup),
-            head_address="auto",
-            ray_remote_args=remote_args(options),
+            "auto",
+            remote_args(options),
             shared_queue=shared_queue,
             first_workers=workers,
             probe_index=0,

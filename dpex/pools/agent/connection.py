@@ -1,4 +1,6 @@
-"""Connect an agent to its trainer. Both prove to each other that they know the run's secret, without sending it.
+"""Connect an agent to its trainer.
+
+Both prove to each other that they know the run's secret, without sending it.
 
     agent   → trainer   hello: protocol, version, the agent's number, a nonce
     trainer → agent     protocol, version, a nonce, proof that the trainer knows the secret

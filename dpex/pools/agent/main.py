@@ -1,7 +1,7 @@
-"""Body of an agent's process: ``main(FD)``, where FD is a pipe that names the trainer.
+"""Body of an agent's process, ``main(FD)``; a module of its own, as it connects before it imports torch.
 
-It connects first, which takes milliseconds, and imports torch afterwards: the trainer's first requests wait for it in
-the connection.
+FD is a pipe that names the trainer. Connecting takes milliseconds, and the trainer's first requests wait in the
+connection while torch is imported.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ UNREACHED = 3
 def main(fd: int) -> None:
     """Connect to the trainer, and serve it until the connection or the guardian ends.
 
-    The pipe holds four values. The first is the guardian's process. The second has the fields of a `TrainerAddress`; if
-    it is None, the third is the descriptor of a socket that leads to the trainer. The last is the descriptor of a pipe
-    for why the agent ended.
+    The pipe holds four values: the guardian's process, the fields of a `TrainerAddress`, the descriptor of a socket
+    that leads to the trainer and serves if there are no such fields, and that of a pipe for why the agent ended.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(fd, "rb") as pipe:

@@ -30,9 +30,12 @@ class ShippedContents:
 class PoolOrder(NamedTuple):
     """The pool that an agent is to keep.
 
-    shared_queue: any worker makes any ticket. path: where on its node the shipped file can be opened. codec: see
-    `dpex.transport.codec.codec_signature`. probe: a pickled index that the dataset is tried with first, or None.
-    compression: how buffers are compressed for the network, "zstd" or None.
+    Attributes:
+        shared_queue: True if any worker makes any ticket.
+        path: Where on its node the shipped file can be opened.
+        codec: See `dpex.transport.codec.codec_signature`.
+        probe: A pickled index that the dataset is tried with first, or None.
+        compression: How buffers are compressed for the network: "zstd", or None.
     """
 
     shared_queue: bool
@@ -43,7 +46,7 @@ class PoolOrder(NamedTuple):
 
 
 class UnfitError(DpexError):
-    """This node lacks what the dataset needs."""
+    """A node lacks what the dataset needs."""
 
 
 class ShippedPlan:

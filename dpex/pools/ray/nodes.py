@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster that work for one pool: who has room for how many workers, and the agents there.
+"""Workers on a Ray cluster: a pool of agents on the nodes that Ray gives, with room for a number of workers each.
 
 Room is reserved (see `reservations`). Where room is, a guardian keeps an agent (see `guardian`), which connects to this
 process or, where it cannot, is reached through Ray. All calls of Ray are made by one thread, and their answers come to
@@ -10,6 +10,8 @@ When its pool closes this is parked, with agents, connections and reservations, 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import json
 import logging
 import socket
 import threading
@@ -18,14 +20,20 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dpex.pools.agent.admission import AdmissionServer
 from dpex.pools.agent.main import UNREACHED
 from dpex.pools.agent.nodes import AgentLink, NodeNews, Nodes, link_over, wake_nobody
-from dpex.pools.ray.cluster import PARKED_S, Cluster, living_nodes, reason_of, stream_address
+from dpex.pools.agent.pool import RemotePool
+from dpex.pools.agent.shipped import ShippedContents
+from dpex.pools.ray.cluster import PARKED_S, Cluster, connect, living_nodes, reason_of, release, stream_address
 from dpex.pools.ray.failing_nodes import LeftAlone
 from dpex.pools.ray.guardian import open_tunnel
-from dpex.pools.ray.reservations import Reservation, ReservedRoom, end
+from dpex.pools.ray.reservations import Reservation, ReservedRoom, actor_options, end
 from dpex.system.clock import monotonic
+from dpex.transport.pickling import changed_collate_entries, pack
+from dpex.worker.setup import WorkerSetup
 
 logger = logging.getLogger("dpex")
 
@@ -77,6 +85,32 @@ class GuardedNode:
     def name(self) -> str:
         """A name for people."""
         return self.place or self.node[:8]
+
+
+def ray_pool(
+    setup: WorkerSetup, head_address: str, ray_remote_args: Mapping[str, Any] | None, **options: Any
+) -> RemotePool:
+    """Return a pool of workers on a Ray cluster; ``options`` are those of `RemotePool`.
+
+    Its agents are parked for the next pool when it is closed, while the cluster is in use.
+
+    Raises:
+        ClusterError: The cluster cannot be reached.
+        ShippingError: The dataset cannot travel.
+    """
+    packed = pack(ShippedContents(setup=setup, collate_entries=changed_collate_entries()))
+    cluster = connect(head_address)
+    try:
+        needs = actor_options(ray_remote_args)
+        key = json.dumps(needs, sort_keys=True, default=repr)
+        nodes = cluster.parked.take(key) or RayNodes(cluster, key, needs)
+        header = np.frombuffer(packed.header, np.uint8)
+        kind = f"{type(setup.dataset).__module__}.{type(setup.dataset).__qualname__}"
+        nodes.ship(kind, [importlib.import_module("ray").put([header, *packed.buffers])])
+        return RemotePool(nodes, **options)
+    except BaseException:
+        release(cluster)
+        raise
 
 
 class RayNodes(Nodes):
@@ -175,11 +209,12 @@ class RayNodes(Nodes):
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def close(self) -> None:
-        """Park this. It does not wait for the cluster."""
+        """Park this, and give the share of the connection back. It does not wait for the cluster."""
         self._wake, self._refs = wake_nobody, []
         self._room.keep()
         self._do(self._park)
         self._cluster.parked.park(self)
+        release(self._cluster)
 
     def end(self) -> None:
         """Give everything back. Idempotent; the thread does it."""
