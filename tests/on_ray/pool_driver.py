@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import select
 import time
 from dataclasses import replace
 
-import numpy as np
 import psutil
 import torch
 from torch.utils.data import default_collate
@@ -30,11 +28,6 @@ DEADLINE_S = 120
 class Numbers:
     def __getitem__(self, index):
         return torch.full((5,), float(index))
-
-
-class Noise:
-    def __getitem__(self, index):
-        return torch.rand(3) + random.random() + np.random.rand()
 
 
 class Large:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from families import Augmented, seeded
-from shared_ray import SharedRay
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from waiting import until
 
@@ -25,12 +24,6 @@ pytest.importorskip("ray")
 WORK = Augmented(120)
 SLOW = Augmented(240, nap_s=0.004)
 SHAPE: dict[str, Any] = {"batch_size": 4, "shuffle": True}
-
-
-@pytest.fixture
-def no_agents(shared_ray: SharedRay) -> None:
-    """Agents are yet to be started."""
-    shared_ray.release()
 
 
 def epochs(loader: Any, count: int = 1) -> list[torch.Tensor]:
@@ -57,12 +50,6 @@ def test_per_worker_seeds_are_torch_s() -> None:
     expected = epochs(DataLoader(WORK, **SHAPE, num_workers=3, generator=seeded()), 2)
     with remote(WORK, **SHAPE, num_workers=3) as loader:
         assert_same(expected, epochs(loader, 2))
-
-
-def test_per_batch_seeds_do_not_depend_on_the_place() -> None:
-    expected = epochs(DpexDataLoader(WORK, **SHAPE, num_workers=0, seeding="batch", generator=seeded()))
-    with remote(WORK, **SHAPE, num_workers=4, seeding="batch") as loader:
-        assert_same(expected, epochs(loader))
 
 
 def test_moving_between_machines_in_the_middle() -> None:
@@ -205,16 +192,6 @@ def test_an_error_arrives_as_itself_and_the_other_batches_come() -> None:
         with pytest.raises(ZeroDivisionError, match="Caught ZeroDivisionError in DataLoader worker process 0"):
             next(iterator)
         assert [batch.flatten().tolist() for batch in iterator] == [[*range(i, i + 4)] for i in range(4, 20, 4)]
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_agents")
-def test_an_error_arrives_as_itself_while_workers_start() -> None:
-    with (
-        remote(Broken(20), batch_size=4, num_workers=2) as loader,
-        pytest.raises(ZeroDivisionError, match="Caught ZeroDivisionError in DataLoader worker process 0"),
-    ):
-        next(iter(loader))
 
 
 class Deadly(Augmented):

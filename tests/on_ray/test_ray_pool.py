@@ -17,7 +17,6 @@ from pool_driver import (
     HeldBack,
     Large,
     NodeBound,
-    Noise,
     Numbers,
     go_by,
     grouped,
@@ -29,7 +28,7 @@ from waiting import meet, until
 
 from dpex.errors import ShippingError
 from dpex.pools.ray.cluster import Parked, living_nodes
-from dpex.schedule.events import Notice, Snapshot, TicketMade, WorkerGone, WorkerUp
+from dpex.schedule.events import Notice, TicketMade, WorkerGone
 from dpex.schedule.schedule import Ticket
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("shared_ray"), pytest.mark.timeout(240)]
@@ -51,13 +50,6 @@ class Shared:
         self.tensor[7] += 1
         maps = open("/proc/self/maps").read()  # noqa: SIM115, PTH123
         return (*before, maps.count("dpex-shipped"), os.getpid())
-
-
-class Deadly:
-    def __getitem__(self, index):
-        if index == 13:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.tensor(index)
 
 
 class FileBound:
@@ -188,50 +180,6 @@ def test_a_killed_worker_loses_its_tickets_and_is_replaced(tmp_path):
         assert sorted(driver.made) == list(range(8))
 
 
-def test_a_worker_killed_while_large_batches_are_on_their_way():
-    with Driver(Large(), 2) as driver:
-        driver.wait_up(2)
-        for i in range(0, 8, 2):
-            driver.send([Ticket(i, [i] * 200, 0), Ticket(i + 1, [i + 1] * 200, 0)])
-        driver.listen_until(lambda: driver.made)
-        victim = driver.pids()[0]
-        os.kill(victim, signal.SIGKILL)
-        driver.listen_until(lambda: driver.of(WorkerGone))
-        gone, *_ = driver.of(WorkerGone)  # another one tells of tickets that it was just taking
-        assert gone.pid == victim
-        driver.listen_until(lambda: {*driver.made, *driver.lost()} == set(range(8)))
-        driver.wait_up(2)
-        driver.make([[(number, [number] * 200)] for number in driver.lost()])
-        # the first ticket of the message that it held may have been made already: the engine drops the second result
-        assert all((batch == i).all() for i, batches in driver.made.items() for batch in batches)
-
-
-def test_the_deadly_ticket_of_a_group_is_found():
-    with Driver(Deadly(), 1) as driver:
-        driver.wait_up(1)
-        driver.send([Ticket(i, [i], 0) for i in range(10, 20)])
-        driver.listen_until(lambda: driver.of(WorkerGone))
-        (gone,) = driver.of(WorkerGone)
-        assert gone.guilty == 13
-        assert {*gone.lost, *driver.made} == set(range(10, 20))
-        assert "SIGKILL" in gone.why or "Killed" in gone.why
-        driver.listen_until(lambda: len(driver.of(WorkerUp)) == 2)
-        driver.make([[(i, [i]) for i in gone.lost if i != 13]])
-        assert sorted(driver.made) == [*range(10, 13), *range(14, 20)]
-
-
-def test_the_only_ticket_of_a_killed_worker_is_to_blame(tmp_path):
-    samples = HeldBack(tmp_path)
-    with Driver(samples, 1) as driver:
-        driver.wait_up(1)
-        driver.send([Ticket(0, [1], 0)])
-        driver.listen_until(samples.begun)
-        os.kill(*driver.pids(), signal.SIGKILL)
-        driver.listen_until(lambda: driver.of(WorkerGone))
-        (gone,) = driver.of(WorkerGone)
-        assert (gone.lost, gone.guilty, gone.expected) == ((0,), 0, False)
-
-
 def test_a_killed_agent_loses_its_tickets_without_blame_and_is_replaced(tmp_path):
     samples = HeldBack(tmp_path)
     with Driver(samples, 2) as driver:
@@ -267,25 +215,6 @@ def test_large_arrays_are_shared_on_a_node_and_written_privately():
     for values in by_pid.values():
         assert sorted(values) == [(i, i) for i in range(len(values))]
     assert dataset.array[7] == dataset.tensor[7] == 0
-
-
-def test_a_snapshot_replays_what_came_after_it():
-    setup = {"per_batch_seed": False, "shared_queue": False}
-    with Driver(Noise(), 1, **setup) as driver:
-        driver.wait_up(1)
-        (worker,) = driver.pool.workers()
-        driver.pool.adopt(worker, 0, None)
-        made = driver.make(grouped(1100, 100), worker=worker)
-        driver.listen_until(lambda: driver.of(Snapshot))
-        snapshot = driver.of(Snapshot)[0]
-        assert (snapshot.logical, snapshot.epoch) == (0, 0)
-        driver.pool.adopt(worker, 1, snapshot.state)
-        after = snapshot.number + 1
-        driver.send([Ticket(5000, [after], 1)], worker=worker)
-        driver.listen_until(lambda: 5000 in driver.made)
-        if after in made:
-            # `adopt` seeds as worker 1, then takes over the state: only the state counts for what is drawn
-            assert torch.equal(driver.made[5000][0], made[after])
 
 
 def test_results_of_an_earlier_epoch_are_dropped(tmp_path):

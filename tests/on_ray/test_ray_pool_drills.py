@@ -185,21 +185,6 @@ def test_a_removed_node_loses_its_tickets_without_blame(cluster, tmp_path):
         cluster.remove_node(node, allow_graceful=False)
 
 
-def test_a_node_that_leaves_is_to_blame_and_not_the_only_ticket_of_its_worker(cluster, tmp_path):
-    doomed, samples = {"doomed": 1}, HeldBack(tmp_path)
-    with (
-        extra_node(cluster, num_cpus=1, resources=doomed) as node,
-        Driver(samples, 1, options={"resources": doomed}) as driver,
-    ):
-        driver.wait_up(1)
-        driver.send([Ticket(0, [1], 0)])
-        driver.listen_until(samples.begun)
-        cluster.remove_node(node, allow_graceful=True)
-        driver.listen_until(lambda: driver.of(WorkerGone))
-        (gone,) = driver.of(WorkerGone)
-        assert (gone.lost, gone.guilty, gone.expected) == ((0,), None, False)
-
-
 def test_a_node_that_fails_repeatedly_is_left_alone_and_comes_back(cluster, monkeypatch):
     monkeypatch.setattr(failing_nodes, "WITHIN_S", 1000.0)
     monkeypatch.setattr(failing_nodes, "FIRST_S", 3.0)
