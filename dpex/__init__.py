@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from dpex.measure.sampling import FailedSample
     from dpex.measure.sums import NodeStats, PoolStats
     from dpex.options import ClusterConfig, DeviceConfig, MetricsConfig, TLSConfig, WorkerConfig
-    from dpex.profile.instrument import Profile
-    from dpex.profile.spans import ProfiledStep, SlowSample, Spans
     from dpex.schedule.sample_policy import SamplePolicy
     from dpex.stats import LoaderStats
     from dpex.worker.current_batch import batch_seed
@@ -95,8 +93,6 @@ _NAMES = {
     "dpex.measure.gpu_use": ("GpuUse",),
     "dpex.measure.sampling": ("FailedSample",),
     "dpex.options": ("ClusterConfig", "DeviceConfig", "MetricsConfig", "TLSConfig", "WorkerConfig"),
-    "dpex.profile.instrument": ("Profile",),
-    "dpex.profile.spans": ("ProfiledStep", "SlowSample", "Spans"),
     "dpex.measure.sums": ("NodeStats", "PoolStats"),
     "dpex.schedule.sample_policy": ("SamplePolicy",),
     "dpex.stats": ("LoaderStats",),
@@ -138,16 +134,12 @@ __all__ = [
     "PoolStats",
     "Prediction",
     "Prefetched",
-    "Profile",
-    "ProfiledStep",
     "SampleFacts",
     "SamplePolicy",
     "SampleTimeoutError",
     "Settings",
     "ShareError",
     "ShippingError",
-    "SlowSample",
-    "Spans",
     "StateError",
     "TLSConfig",
     "TooManySampleErrors",

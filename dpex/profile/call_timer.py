@@ -1,13 +1,13 @@
-"""Times known steps where they are called, for one batch, without changing any of them.
+"""Time known steps where they are called, for one batch, without changing any of them.
 
-While a batch is made, the thread has a profile function (``sys.setprofile``), which hears of each call in it. A step is
-known by the code that runs when it is called, and by the object that it is called on. So nothing of the dataset is
-replaced or patched: whoever looks at a transform, its class or its attributes finds what was there.
+While a batch is made, its thread has a profile function (``sys.setprofile``), which is told of each call in it. A step
+is recognised by the code that runs when it is called, and by the object that it is called on. Nothing of the dataset is
+replaced or patched: code that inspects a transform, its class or its attributes finds them unchanged.
 
-What is not Python code when it is called (a ``functools.partial`` of a built-in function, a ufunc) is not told of and
-not timed. Of functions with the same code those with the same closure count as one.
+Callables that run no Python code, such as a ufunc or a ``functools.partial`` of a built-in function, cause no event and
+are not timed. Functions with the same code and the same closure count as one.
 
-`StepWatch` belongs to one thread and one batch.
+A `StepWatch` belongs to one thread and one batch.
 """
 
 from __future__ import annotations
@@ -19,32 +19,61 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from dpex.profile.spans import Node, ProfiledStep
-
 MOST_EVENTS = 200_000
-"""A batch of which more is told is left alone from then on: that is some 0.1 s which it takes longer."""
+"""Events after which the rest of a batch is not timed: they take 0.1 s."""
 _CALLS_TRIED = 64
-"""Calls by which the cost of timing is found, in one round: enough for the clock to tell."""
+"""Calls in one round of measuring the cost of timing: enough for the clock's resolution."""
 _ROUNDS_TRIED = 5
-"""The fastest of so many rounds is the cost, as other programs only ever make one slower."""
+"""Rounds, of which the fastest counts, as other programs only make a round slower."""
 _mine = threading.local()
 
 
 class Costs(NamedTuple):
-    """What being told of an event takes, and what booking a call takes beside, s."""
+    """Seconds that one event takes, and that recording a timed call takes in addition."""
 
     event_s: float
     booking_s: float
 
 
-class _Target(NamedTuple):
-    """What a frame of some code must have, and what the step is called. ``owner``: the object it is called on.
+class TimedStep(NamedTuple):
+    """A step of a batch: the names of the steps around it and its own, its calls, and seconds without the steps within
+    it.
+    """
 
-    closure: otherwise, values by name.
+    path: tuple[str, ...]
+    calls: int
+    wall_s: float
+    cpu_s: float
+
+
+class _Node:
+    """A step at its place in the tree of steps."""
+
+    __slots__ = ("calls", "children", "cpu_s", "wall_s")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.wall_s = self.cpu_s = 0.0
+        self.children: dict[str, _Node] = {}
+
+    def steps(self, path: tuple[str, ...] = ()) -> Iterator[TimedStep]:
+        """Yield the steps below, in the order of their first call, each before those within."""
+        for name, node in self.children.items():
+            within = node.children.values()
+            wall_s = max(0.0, node.wall_s - sum(child.wall_s for child in within))
+            cpu_s = max(0.0, node.cpu_s - sum(child.cpu_s for child in within))
+            yield TimedStep((*path, name), node.calls, wall_s, cpu_s)
+            yield from node.steps((*path, name))
+
+
+class _Target(NamedTuple):
+    """A step that runs some code: its name, and what tells it from others with that code.
+
+    owner: the object that a method is called on. closure: names and values that a function holds.
     """
 
     label: str
@@ -60,26 +89,22 @@ class _Target(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A call under way: its frame or built-in function, its name, the step around it, and when it began, by all there
-    is.
-    """
+    """A call that runs: its frame or built-in function, the step around it, and the clocks when it began."""
 
     key: Any
-    label: str
-    around: Node
+    around: _Node
     wall: float
     cpu: float
     cost_s: float
 
 
 class StepWatch:
-    """See the module: `add` steps, `start`, and in any case `stop`, or `pause` where it is to start again.
+    """See the module: `add` steps, `start`, and in any case `stop`.
 
     Args:
-        costs: What being told takes; None for what it takes on this machine.
-        cpu: The CPU clock that steps are timed by.
-        wall: The other clock.
-        most_events: Events after which nothing is told any more; None for `MOST_EVENTS`.
+        costs: What an event and a timed call take; None: measured on this machine.
+        cpu: The CPU clock, seconds.
+        wall: The other clock, seconds.
     """
 
     def __init__(
@@ -87,18 +112,16 @@ class StepWatch:
         costs: Costs | None = None,
         cpu: Callable[[], float] = time.thread_time,
         wall: Callable[[], float] = time.perf_counter,
-        most_events: float | None = None,
     ) -> None:
         self._cpu = cpu
         self._wall = wall
-        self._most_events = MOST_EVENTS if most_events is None else most_events
         self._costs = costs or costs_here()
         self.is_whole = True
-        """Whether all calls were told of, as far as is known."""
+        """False if calls may have been missed."""
         self._codes: dict[int, list[_Target]] = {}
         self._builtins: dict[int, str] = {}
         self._alive: list[Any] = []
-        self._root = self._at = Node()
+        self._root = self._at = _Node()
         self._open: list[_Open] = []
         self._booked = 0
         self._events = 0
@@ -107,7 +130,7 @@ class StepWatch:
     # -- what is known -----------------------------------------------------------------------------------------------
 
     def add(self, step: Any, label: str) -> None:
-        """Time calls of this, if they can be told."""
+        """Time the calls of ``step``, if they cause events."""
         while isinstance(step, functools.partial):
             step = step.func
         if isinstance(step, types.BuiltinFunctionType):
@@ -121,7 +144,7 @@ class StepWatch:
             self.add_method(step, "__call__", label)
 
     def add_method(self, owner: Any, name: str, label: str) -> None:
-        """Time calls of that method on this object, as its class has it."""
+        """Time the calls of that method of ``owner``, as its class defines it."""
         self._add_code(inspect.getattr_static(type(owner), name, None), _Target(label, owner, is_method=True))
 
     def _add_code(self, function: Any, target: _Target) -> None:
@@ -133,7 +156,7 @@ class StepWatch:
     # -- one batch ---------------------------------------------------------------------------------------------------
 
     def start(self) -> bool:
-        """Whether calls are told of from now on: not where the thread has a profile function already."""
+        """Begin; False, and nothing is timed, if the thread has a profile function already."""
         if sys.getprofile() is not None:
             return False
         _prepare_for_forks()
@@ -141,8 +164,8 @@ class StepWatch:
         sys.setprofile(self._hook)
         return True
 
-    def pause(self) -> None:
-        """No more for now. A profile function that somebody else has set meanwhile stays; idempotent."""
+    def stop(self) -> None:
+        """End, and release the steps. A profile function that other code has set meanwhile stays. Idempotent."""
         if sys.getprofile() is self._hook:
             sys.setprofile(None)
         else:
@@ -150,27 +173,22 @@ class StepWatch:
         self.is_whole &= not self._open
         _mine.hook = None
         self._open.clear()
-        self._at = self._root
-
-    def stop(self) -> None:
-        """No more, and the steps are let go; idempotent."""
-        self.pause()
         self._codes.clear()
         self._builtins.clear()
         self._alive.clear()
 
     @property
     def cost_s(self) -> float:
-        """What being told has taken so far."""
+        """Seconds that timing has taken so far."""
         return self._events * self._costs.event_s + self._booked * self._costs.booking_s
 
     @property
-    def steps(self) -> tuple[ProfiledStep, ...]:
-        """What was booked."""
+    def steps(self) -> tuple[TimedStep, ...]:
+        """The steps that were called."""
         return tuple(self._root.steps())
 
     def call(self, label: str, function: Callable[..., Any], *args: Any) -> Any:
-        """The function's result, booked by that name, with the steps within."""
+        """Call ``function`` as a step of that name and return its result."""
         key = object()
         self._enter(key, label)
         try:
@@ -178,12 +196,6 @@ class StepWatch:
         finally:
             if self._open and self._open[-1].key is key:
                 self._leave()
-
-    def book_nothing(self) -> None:
-        """Some calls that take no time; to be timed."""
-        for _ in range(_CALLS_TRIED):
-            self._enter(None, "nothing")
-            self._leave()
 
     def _make_hook(self) -> Callable[[types.FrameType, str, Any], None]:
         codes, builtins, opened = self._codes, self._builtins, self._open
@@ -211,31 +223,26 @@ class StepWatch:
             if target.matches(frame):
                 self._enter(frame, target.label)
                 break
-        if self._events > self._most_events:
+        if self._events > MOST_EVENTS:
             sys.setprofile(None)
 
     def _enter(self, key: Any, label: str) -> None:
         around = self._at
         node = around.children.get(label)
         if node is None:
-            node = around.children[label] = Node()
+            node = around.children[label] = _Node()
         self._at = node
-        self._open.append(_Open(key, label, around, self._wall(), self._cpu(), self.cost_s))
+        self._open.append(_Open(key, around, self._wall(), self._cpu(), self.cost_s))
 
     def _leave(self) -> None:
         cpu, wall = self._cpu(), self._wall()
         call, node = self._open.pop(), self._at
         cost_s = self.cost_s - call.cost_s
-        wall_s, cpu_s = max(0.0, wall - call.wall - cost_s), max(0.0, cpu - call.cpu - cost_s)
         node.calls += 1
-        node.wall_s += wall_s
-        node.cpu_s += cpu_s
+        node.wall_s += max(0.0, wall - call.wall - cost_s)
+        node.cpu_s += max(0.0, cpu - call.cpu - cost_s)
         self._at = call.around
         self._booked += 1
-        self._was_booked(call.label, wall_s, cpu_s)
-
-    def _was_booked(self, label: str, wall_s: float, cpu_s: float) -> None:
-        """A call has ended; for those who want to know of each."""
 
 
 def _first_argument(frame: types.FrameType) -> Any:
@@ -251,7 +258,7 @@ def _first_argument(frame: types.FrameType) -> Any:
 def _closure(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
     try:
         values = [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # a cell that has no value yet: then the code alone must do
+    except ValueError:  # a cell without a value yet: the code alone must do
         return ()
     return tuple(zip(function.__code__.co_freevars, values, strict=True))
 
@@ -259,35 +266,39 @@ def _closure(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
 # -- what it costs -----------------------------------------------------------------------------------------------------
 
 
-def _nothing() -> None:
-    pass
-
-
-def _calls() -> None:
+def _calls(function: Callable[[], Any]) -> None:
     for _ in range(_CALLS_TRIED):
-        _nothing()
+        function()
 
 
 def _fastest_s(function: Callable[[], Any]) -> float:
     def once() -> float:
         began = time.perf_counter()
-        function()
+        _calls(function)
         return time.perf_counter() - began
 
-    return min(once() for _ in range(_ROUNDS_TRIED))
+    return min(once() for _ in range(_ROUNDS_TRIED)) / _CALLS_TRIED
 
 
 @cache
 def costs_here() -> Costs:
-    """Measured; the clocks are system calls, dear in some containers. Not while the thread has a profile function."""
+    """Measure the costs; clocks are slow system calls in some containers. The thread must have no profile function."""
     watch = StepWatch(Costs(0.0, 0.0))
-    plain_s = _fastest_s(_calls)
+
+    def nothing() -> None:
+        pass
+
+    def book() -> None:
+        watch._enter(None, "nothing")
+        watch._leave()
+
+    plain_s = _fastest_s(nothing)
     sys.setprofile(watch._hook)
     try:
-        told_s = _fastest_s(_calls)
+        told_s = _fastest_s(nothing)
     finally:
         sys.setprofile(None)
-    return Costs(max(0.0, told_s - plain_s) / (2 * _CALLS_TRIED), _fastest_s(watch.book_nothing) / _CALLS_TRIED)
+    return Costs(max(0.0, told_s - plain_s) / 2, _fastest_s(book))
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
@@ -299,7 +310,7 @@ def _prepare_for_forks() -> None:
 
 
 def _stop_in_child() -> None:
-    """In a process that was forked while a batch was timed, which goes on in the parent only."""
+    """End in a process that was forked while a batch was timed: the parent alone goes on."""
     hook, _mine.hook = getattr(_mine, "hook", None), None
     if hook is not None and sys.getprofile() is hook:
         sys.setprofile(None)

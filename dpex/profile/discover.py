@@ -67,18 +67,13 @@ def _labelled(steps: Iterable[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def watch_of(dataset: Any, cpu: Callable[[], float]) -> StepWatch | None:
-    """Return a watch that knows all steps of a dataset, or None where its attributes cannot be looked at."""
+    """Return a watch that knows all steps of a dataset; None if reading its attributes raises an error."""
     watch = StepWatch(cpu=cpu)
-    return watch if add_steps(dataset, watch) else None
-
-
-def add_steps(dataset: Any, watch: StepWatch) -> bool:
-    """Tell a watch all steps of a dataset. Returns False, and some may be missing, where it cannot be looked at."""
     try:
         _TransformFinder(dataset, watch)
     except Exception:
-        return False
-    return True
+        return None
+    return watch
 
 
 class _TransformFinder:

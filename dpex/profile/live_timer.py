@@ -18,9 +18,8 @@ from torch.utils.data import IterableDataset
 
 from dpex.measure.batch_times import BatchTimes, StepRow
 from dpex.measure.sampling import SamplingSchedule
-from dpex.profile.call_timer import StepWatch
+from dpex.profile.call_timer import StepWatch, TimedStep
 from dpex.profile.discover import label, watch_of
-from dpex.profile.spans import ProfiledStep
 
 COLLATE = "collate"
 MOST_ROWS = 64
@@ -51,7 +50,7 @@ class TicketTimer:
         self._watch: StepWatch | None = None
         self._began_s = 0.0
         self._costs_s = (0.0, 0.0)
-        self._steps: tuple[ProfiledStep, ...] | None = None
+        self._steps: tuple[TimedStep, ...] | None = None
         self.due = 0.0 if is_on else math.inf
 
     @property
@@ -120,9 +119,7 @@ class TicketTimer:
         for step in self._steps:
             is_collate = step.path[0] == _COLLATE_HERE
             names = (COLLATE, *step.path[1:]) if is_collate else (own, *step.path)
-            (in_collate if is_collate else rows).append(
-                (" > ".join(names), step.calls, step.own_wall_s, step.own_cpu_s)
-            )
+            (in_collate if is_collate else rows).append((" > ".join(names), step.calls, step.wall_s, step.cpu_s))
         rows = _within(sorted(rows, key=lambda row: -row[2])[:MOST_ROWS], load_s, load_cpu_s)
         in_collate = _within(in_collate[:MOST_ROWS], times.collate_s, times.collate_cpu_s)
         load_s -= sum(row[2] for row in rows)
