@@ -25,7 +25,7 @@ AS_IT_IS = "as it is"
 HEAD = """
 # Constants of the law
 
-This page lists the 24 constants of [the law](../explanation/tuning.md) that tunes `num_workers="auto"`, and the regret
+This page lists the 23 constants of [the law](../explanation/tuning.md) that tunes `num_workers="auto"`, and the regret
 without each. No user needs to set them: [`AutotuneConfig`](python.md) has what a user may want to change.
 
 *Regret* is the share of the batches that was lost against the best fixed setting. It is a mean over simulated worlds:

@@ -1,4 +1,4 @@
-"""All constants of the law. ``docs/reference/controller-constants.md`` tells what is lost without each."""
+"""All constants of the law. ``docs/reference/controller-constants.md`` lists the regret without each."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Constants:
     least: int = 3
     """Windows under a setting before its rate counts."""
     longest: int = 8
-    """Windows after which a trial is decided by what is known."""
+    """Windows after which a trial is decided by the measurements so far."""
     pause: float = 3.0
     """Time without trials after one that failed, as a multiple of its own; doubled with each failure."""
     goal: float = 0.01
-    """Share of the training loop's time in ``next()`` that is as good as none."""
+    """Share of the training loop's time in ``next()`` that is acceptable."""
     part: float = 0.5
     """Exponent of the growth of workers that the rate must reach, and the time of a batch must not."""
     early: float = 2.0
@@ -44,7 +44,7 @@ class Constants:
     drift: float = 1.0
     """Deviation that is no change, in standard deviations."""
     same: float = 0.02
-    """Relative difference of rates or times that is none, share."""
+    """Relative difference of rates or times that counts as equal, share."""
     patience_s: float = 30.0
     """Workers that have not started by then are not waited for, seconds."""
     queued: float = 0.9
