@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dpex import DpexDataLoader, NoBatchError, batch_seed
 from dpex.options import WorkerConfig
-from dpex.run.stock.probe import transforms_of
 from dpex.schedule.seeding import epoch_key, ticket_seed
 from dpex.worker.current_batch import current
 
@@ -141,10 +140,4 @@ def test_a_batch_that_fails_leaves_no_seed_behind() -> None:
 
     with pytest.raises(ValueError, match=str(wanted()[0])):
         seeds_of(Asks(), 0, collate_fn=fail)
-    assert current.seed is None
-
-
-def test_datasets_that_ask_can_be_measured_alone() -> None:
-    steps, batches, _ = transforms_of(Asks(), default_collate, 2)
-    assert (batches, {step.calls for step in steps}) == (3, {3, 6})
     assert current.seed is None

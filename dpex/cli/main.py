@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import dpex
 
-COMMANDS = ("run", "diagnose", "top", "cluster", "replay.command")
+COMMANDS = ("run", "top", "cluster", "replay.command")
 """Modules of this package, in the order of the help."""
 
 

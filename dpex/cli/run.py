@@ -1,8 +1,9 @@
-"""``dpex run``: an unmodified script with dpex behind its loaders."""
+"""``dpex run`` and ``dpex diagnose``: a script, unchanged, with dpex behind its loaders, and a report at its end."""
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 from pathlib import Path
@@ -11,16 +12,17 @@ from typing import Any
 from dpex.cli import subcommand
 from dpex.errors import ClusterError, OptionError
 from dpex.options import byte_count, checked
-from dpex.run.install import ROOT, begin
+from dpex.run.install import ROOT, begin, has_served
 from dpex.run.options import RunOptions
-from dpex.run.run_script import run_module, run_script
+from dpex.run.script import run_module, run_script
 from dpex.system.ray_package import require_ray
 
-_DESCRIPTION = """
+_RUN = """
 Run a Python script (or -m module) as python would, with dpex behind each torch.utils.data.DataLoader, in this process
-and in all that it starts (torchrun, torch.multiprocessing, subprocess).
+and in all that it starts (torchrun, torch.multiprocessing, subprocess). At the end, print why training waited for data,
+if it did, and what to do first.
 """
-_EPILOG = """\
+_RUN_MORE = """\
 workers:
   auto  Loaders with workers get as many as pay while training runs. The samples
         of each batch and their order stay PyTorch's. Random augmentations are
@@ -41,20 +43,33 @@ workers:
 Settings that the script gives itself (prefetch_factor, persistent_workers,
 worker_init_fn, a multiprocessing context, a generator) count as with PyTorch.
 Loaders that dpex cannot serve are left to PyTorch, and a line says which and
-why. At the end a line for each loader that it served says how many workers it
-had and has, how the wait changed, and what to do next.
+why.
 
 examples:
   dpex run train.py --epochs 3
   dpex run --num-workers keep -m package.train
   torchrun --nproc-per-node 2 --no-python dpex run train.py
 """
+_DIAGNOSE = """
+Run a Python script (or -m module) as python would, and say at the end why training waits for data, if it does, what to
+do first, and what would end the wait. Processes that the script starts are measured as well.
+"""
+_DIAGNOSE_MORE = """\
+Batches are made by dpex's workers, as many as the script gives, and are
+PyTorch's bit for bit: it is dpex run --num-workers keep.
+
+examples:
+  dpex diagnose train.py --epochs 1
+  dpex diagnose --html report.html -m package.train
+  torchrun --nproc-per-node 2 --no-python \\
+      dpex diagnose --json "report-{rank}.json" train.py
+"""
 
 
 def register(subparsers: Any) -> None:
-    """Add the subcommand."""
+    """Add both subcommands."""
     summary = "run a script with dpex behind its loaders"
-    parser = subcommand.add(subparsers, "run", summary=summary, description=_DESCRIPTION, epilog=_EPILOG)
+    parser = subcommand.add(subparsers, "run", summary=summary, description=_RUN, epilog=_RUN_MORE)
     parser.add_argument(
         "--num-workers", type=_workers, default="auto", metavar="N|auto|keep", help="see below (default: auto)"
     )
@@ -83,12 +98,28 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--trace", metavar="FILE", help="record the tuning in FILE; {rank} and {pid} in its name are filled in"
     )
-    parser.add_argument("--quiet", action="store_true", help="leave out the lines at the end, see below")
+    parser.add_argument("--quiet", action="store_true", help="print nothing at the end")
+    _add_report_and_script(parser)
+    parser.set_defaults(command=lambda given: _run_tuned(parser, given))
+
+    summary = "run a script as it is, and say why it waits for data"
+    parser = subcommand.add(subparsers, "diagnose", summary=summary, description=_DIAGNOSE, epilog=_DIAGNOSE_MORE)
+    _add_report_and_script(parser)
+    parser.set_defaults(command=_diagnose)
+
+
+def _add_report_and_script(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--full", action="store_true", help="print all tables of the report, not one screen")
+    parser.add_argument("--html", metavar="FILE", help="write the report as a page; see --json")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the report as JSON; {rank} and {pid} are filled in, and without {rank} only rank 0 writes",
+    )
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name, as for python -m")
     parser.add_argument(
         "script", metavar="SCRIPT", nargs=argparse.PARSER, help="a Python file, followed by arguments of its own"
     )
-    parser.set_defaults(command=lambda options: _run(parser, options))
 
 
 def _workers(text: str) -> int | str:
@@ -106,38 +137,15 @@ def _bytes(text: str) -> int:
     return found
 
 
-def _run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
-    options = _checked(parser, given)
-    if given.trace is not None:
-        os.environ["DPEX_TRACE"] = str(Path(given.trace).expanduser().absolute())
-    begin(options, os.environ)
-    script, *arguments = given.script[1:] if given.script[0] == "--" else given.script
-    if given.is_module:
-        run_module(script, arguments)
-        return 0
-    if not is_readable(script, "dpex run"):
-        return 2
-    run_script(script, arguments)
-    return 0
-
-
-def is_readable(script: str, command: str) -> bool:
-    """Whether the script can be run; if not, ``command`` says why."""
-    if os.access(script, os.R_OK):
-        return True
-    reason = "it is not to be read" if Path(script).exists() else "there is none"
-    print(f"{command}: can't open file {script!r}: {reason}", file=sys.stderr)
-    return False
-
-
-def _checked(parser: argparse.ArgumentParser, given: argparse.Namespace) -> RunOptions:
-    """Refuse now what every loader would refuse later."""
+def _run_tuned(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+    """Run the script, or refuse now the options that every loader would refuse later."""
     if given.trace is not None and given.num_workers != "auto":
         parser.error(f"--trace {given.trace}: with --num-workers {given.num_workers} nothing is tuned; give auto")
     if given.also_in_process and given.num_workers == "keep":
         parser.error("--also-in-process: --num-workers keep leaves every loader its number; give auto or a number")
     mode: Any = {"true": True, "false": False}.get(given.distribute_mode, given.distribute_mode)
-    options = RunOptions(
+    options = _options(
+        given,
         num_workers=given.num_workers,
         also_in_process=given.also_in_process,
         distribute_mode=mode,
@@ -145,8 +153,6 @@ def _checked(parser: argparse.ArgumentParser, given: argparse.Namespace) -> RunO
         memory_budget=given.memory_budget,
         metrics_port=given.metrics_port,
         quiet=given.quiet,
-        prefix=sys.prefix,
-        root=ROOT,
     )
     try:
         checked(options.loader_options(1))
@@ -154,4 +160,48 @@ def _checked(parser: argparse.ArgumentParser, given: argparse.Namespace) -> RunO
             require_ray()
     except (OptionError, ClusterError) as error:
         parser.error(str(error))
-    return options
+    if given.trace is not None:
+        os.environ["DPEX_TRACE"] = str(Path(given.trace).expanduser().absolute())
+    return _start(given, options)
+
+
+def _diagnose(given: argparse.Namespace) -> int:
+    atexit.register(_say_if_nothing_was_served, os.getpid())
+    return _start(given, _options(given, command="diagnose", num_workers="keep"))
+
+
+def _say_if_nothing_was_served(pid: int) -> None:
+    if os.getpid() == pid and not has_served():
+        print("dpex diagnose: no DataLoader was iterated in this process", file=sys.stderr)
+
+
+def _options(given: argparse.Namespace, **own: Any) -> RunOptions:
+    return RunOptions(
+        html=_absolute(given.html),
+        json=_absolute(given.json),
+        full=given.full,
+        script=("-m", *_words(given)) if given.is_module else _words(given),
+        prefix=sys.prefix,
+        root=ROOT,
+        **own,
+    )
+
+
+def _words(given: argparse.Namespace) -> tuple[str, ...]:
+    """The script and its arguments."""
+    return tuple(given.script[1:] if given.script[0] == "--" else given.script)
+
+
+def _absolute(name: str | None) -> str | None:
+    return None if name is None else str(Path(name).expanduser().absolute())
+
+
+def _start(given: argparse.Namespace, options: RunOptions) -> int:
+    script, *arguments = _words(given)
+    if not given.is_module and not os.access(script, os.R_OK):
+        reason = "it is not to be read" if Path(script).exists() else "there is none"
+        print(f"dpex {options.command}: can't open file {script!r}: {reason}", file=sys.stderr)
+        return 2
+    begin(options, os.environ)
+    (run_module if given.is_module else run_script)(script, arguments)
+    return 0

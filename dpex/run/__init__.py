@@ -1,1 +1,1 @@
-"""Running unmodified scripts with dpex, and diagnosing PyTorch's own loader."""
+"""Run unmodified scripts with dpex behind their loaders, and report on the loaders at the end."""

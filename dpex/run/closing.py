@@ -1,52 +1,63 @@
-"""What ``dpex run`` says at the end: a line for each loader that it served.
+"""What ``dpex run`` and ``dpex diagnose`` say when a process ends: a line per loader, and the report of one.
 
-A loader that is made anew for each pass, with the same kind of dataset, batch size and workers, is one loader here.
-Nothing that goes wrong here ends or changes a run, and a process that a signal ends says nothing.
+The report is about the loader in which most time passed. A loader that is made anew for each pass, with the same kind
+of dataset, batch size and workers, is one loader here. Nothing that goes wrong here ends or changes a run, and a
+process that a signal ends says nothing.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import shlex
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dpex.autotune.types import Decision
 from dpex.diagnose.diagnosis import Diagnosis
 from dpex.diagnose.source import DiagnosisSource
+from dpex.diagnose.what_if import TUNERS
+from dpex.loader.at_exit import free_path
 from dpex.loader.proxies import describe
 from dpex.measure.readable import percent, rounded
+from dpex.run.options import RunOptions
 from dpex.system.cpus import rank
 
 _SHOWN = 6
 """Loaders that get a line each: those in which most time passed."""
-_pid = 0
 
 
 @dataclass(kw_only=True)
-class _Served:
-    """A loader of the script. given: its number of workers there; served_by: that of its proxy, unless it is tuned.
-    first, last: what the first and the latest of its proxies counted."""
+class Served:
+    """A loader of the script that dpex served.
+
+    words: the loader in words. given: its number of workers in the script. served_by: that of its proxy, unless it is
+    tuned. first, last: the counts of its first and of its latest proxy.
+    """
 
     loader: weakref.ref[Any]
     kind: tuple[Any, ...]
-    told: str
+    words: str
     given: int
+    served_by: int | None
     rank: int
     first: DiagnosisSource
     last: DiagnosisSource
-    served_by: int | None = None
 
 
-_served: list[_Served] = []
+_served: list[Served] = []
+_pid = 0
 
 
-def note(loader: Any, given: int, source: DiagnosisSource, torch_rank: int, served_by: int | str | None = None) -> None:
-    """An iterator of this loader was made, which the script gives so many workers, and which so many serve."""
-    _begin()
+def note(loader: Any, proxy: Any, torch_rank: int, options: RunOptions) -> None:
+    """An iterator of this loader was made, by this proxy."""
+    _begin(options)
+    given, source = int(loader.num_workers), proxy._diagnosis_source()
     kind = (type(loader.dataset), loader.batch_size, given)
     for served in _served:
         known = served.loader()
@@ -54,63 +65,75 @@ def note(loader: Any, given: int, source: DiagnosisSource, torch_rank: int, serv
             served.loader, served.last = weakref.ref(loader), source
             return
     _served.append(
-        _Served(
+        Served(
             loader=weakref.ref(loader),
             kind=kind,
-            told=describe(loader),
+            words=describe(loader),
             given=given,
+            served_by=None if proxy._is_auto else proxy.num_workers,
             rank=max(rank(os.environ), torch_rank),
             first=source,
             last=source,
-            served_by=served_by if isinstance(served_by, int) else None,
         )
     )
 
 
-def _begin() -> None:
-    """Have the lines said at the end of this process; a forked one begins anew."""
+def has_served() -> bool:
+    """Return True if any loader was served in this process."""
+    return _pid == os.getpid()
+
+
+def _begin(options: RunOptions) -> None:
+    """Have this process report when it ends; a forked process begins anew."""
     global _pid
-    if _pid == os.getpid():
+    if has_served():
         return
     _pid = os.getpid()
     _served.clear()
     from multiprocessing import parent_process, util
 
     if parent_process() is None:
-        atexit.register(say_all)
-    else:  # a process of ``multiprocessing`` ends without what others do at their end
-        util.Finalize(None, say_all, exitpriority=-100)
+        atexit.register(report_all, options)
+    else:  # a process of ``multiprocessing`` ends without calling what is registered by `atexit`
+        util.Finalize(None, report_all, (options,), exitpriority=-100)
 
 
-def say_all() -> None:
-    """Say what was served; once, and only in rank 0."""
-    served, _served[:] = list(_served) if _pid == os.getpid() else [], []
+def report_all(options: RunOptions) -> None:
+    """Report on all loaders, once. Only rank 0 prints."""
+    served, _served[:] = list(_served) if has_served() else [], []
     try:
-        for line in lines([one for one in served if one.rank == 0]):
-            print(f"dpex run: {line}", file=sys.stderr, flush=True)
+        found = [(one, one.last.diagnose()) for one in served]
+        found = sorted((pair for pair in found if pair[1].facts.batches), key=lambda pair: -pair[1].facts.wall_s)
+        for _, diagnosis in found:
+            write(options, diagnosis)
+        shown = [pair for pair in found if pair[0].rank == 0]
+        if shown and not options.quiet:
+            print("\n".join(lines(options, shown)), file=sys.stderr, flush=True)
     except Exception as error:
-        print(f"dpex run: nothing is known of the loaders: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"dpex {options.command}: no report: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def lines(served: list[_Served]) -> Iterator[str]:
-    """A line for each loader that delivered batches by workers, and one for those that are left out."""
-    found = [(one, one.last.diagnose()) for one in served]
-    found = sorted((pair for pair in found if pair[1].facts.batches), key=lambda pair: -pair[1].facts.wall_s)
+def lines(options: RunOptions, found: Sequence[tuple[Served, Diagnosis]]) -> Iterator[str]:
+    """What is printed of these loaders, the one in which most time passed first."""
     for one, diagnosis in found[:_SHOWN]:
-        yield _line(one, diagnosis)
+        yield f"dpex {options.command}: {_line(one, diagnosis)}"
     if len(found) > _SHOWN:
-        yield f"{len(found) - _SHOWN} more loaders were served, in which less time passed"
+        yield f"dpex {options.command}: {len(found) - _SHOWN} more loaders were served, in which less time passed"
+    diagnosis = found[0][1]
+    yield ""
+    yield diagnosis.full if options.full else str(diagnosis)
+    yield from command_lines(options, diagnosis)
 
 
-def _line(served: _Served, diagnosis: Diagnosis) -> str:
+def _line(served: Served, diagnosis: Diagnosis) -> str:
     facts = diagnosis.facts
     waited = f"{_wait(served, facts.wait_ratio)}, {rounded(facts.batches / max(1e-9, facts.wall_s))} batches/s"
     if diagnosis.verdict.cause == "too-early":
         waited = f"{facts.batches} batches, too few to say how long training waited"
-    return f"{served.told}: {_workers(served)}, {waited}. First: {diagnosis.advice}"
+    return f"{served.words}: {_workers(served)}, {waited}"
 
 
-def _workers(served: _Served) -> str:
+def _workers(served: Served) -> str:
     given = f"{served.given} worker{'' if served.given == 1 else 's'}"
     tuner = served.last.tuner
     if tuner is None:
@@ -120,8 +143,8 @@ def _workers(served: _Served) -> str:
     return f"{given} became {tuner.settings}"
 
 
-def _wait(served: _Served, ratio: float) -> str:
-    """The wait, and where decisions were judged, how it began and ended."""
+def _wait(served: Served, ratio: float) -> str:
+    """The wait, and where decisions were judged, the wait in the first and in the last measured window."""
     first, last = _decisions(served.first), _decisions(served.last)
     outcomes = [one.outcome for one in last if one.outcome is not None]
     if not first or not outcomes or "wait" not in first[0].evidence:
@@ -134,3 +157,32 @@ def _wait(served: _Served, ratio: float) -> str:
 
 def _decisions(source: DiagnosisSource) -> Sequence[Decision]:
     return [] if source.tuner is None else source.tuner.decisions
+
+
+def command_lines(options: RunOptions, diagnosis: Diagnosis) -> list[str]:
+    """Where the first advice is a setting that the tuner finds by itself: the command that has it tuned."""
+    setting = diagnosis.recommendation
+    if diagnosis.facts.is_tuned or setting is None or setting.kind not in TUNERS or not setting.settings.workers:
+        return []
+    more = [] if diagnosis.facts.workers else ["--also-in-process"]
+    command = shlex.join(["dpex", "run", *more, *options.script])
+    return ["dpex finds that by itself, and adapts it as the work changes:", f"  {command}"]
+
+
+def write(options: RunOptions, diagnosis: Diagnosis) -> None:
+    """Write the report where ``--html`` and ``--json`` ask for it; other ranks only write names with ``{rank}``."""
+
+    def page(path: Path) -> None:
+        path.write_text(diagnosis.html(command_lines(options, diagnosis)), encoding="utf-8", errors="backslashreplace")
+
+    def data(path: Path) -> None:
+        path.write_text(json.dumps(diagnosis.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+    asked: tuple[tuple[str | None, Callable[[Path], None]], ...] = ((options.html, page), (options.json, data))
+    for name, write_to in asked:
+        if name and (diagnosis.facts.rank == 0 or "{rank}" in name):
+            path = free_path(name, diagnosis.facts.rank)
+            try:
+                write_to(path)
+            except OSError as error:
+                print(f"dpex {options.command}: {path} cannot be written: {error}", file=sys.stderr)

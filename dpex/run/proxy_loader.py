@@ -42,13 +42,11 @@ def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> 
         return torchs(loader)
     reason = why_not(loader)
     if reason is not None:
-        _say(f"dpex run: PyTorch's own iterators serve {describe(loader)}: {reason}")
+        _say(f"dpex {options.command}: PyTorch's own iterators serve {describe(loader)}: {reason}")
         return torchs(loader)
     proxy = stand_in(loader, options)
     made = proxy._get_iterator()
-    if not options.quiet:
-        source, torch_rank = proxy._diagnosis_source(), getattr(made, "_rank", 0)
-        note(loader, int(loader.num_workers), source, torch_rank, proxy.num_workers)
+    note(loader, proxy, getattr(made, "_rank", 0), options)
     return made
 
 
@@ -69,12 +67,14 @@ def stand_in(loader: Any, options: RunOptions) -> ProxyLoader:
 
 
 def _new(loader: Any, given: int, workers: Count, options: RunOptions) -> ProxyLoader:
-    return ProxyLoader(
+    proxy = ProxyLoader(
         loader.dataset,
         num_workers=workers,
         prefetch_factor=loader.prefetch_factor if given and workers else None,
         **options.loader_options(workers),
     )
+    proxy._runtime.is_diagnosed = True  # batches made in the training process are counted, too
+    return proxy
 
 
 def _hint(loader: Any) -> None:

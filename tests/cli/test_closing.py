@@ -11,7 +11,8 @@ import pytest
 from dpex.autotune.types import Decision, Outcome, Settings
 from dpex.diagnose.diagnosis import Diagnosis, diagnose
 from dpex.run import closing
-from dpex.run.closing import _Served, lines, note, say_all
+from dpex.run.closing import Served, lines, note, report_all
+from dpex.run.options import RunOptions
 from tests.unit.diagnose.test_verdict import PLANTED
 
 FACTS = PLANTED["reading"][2]
@@ -53,76 +54,98 @@ class Loader:
 
     batch_size = 4
 
-    def __init__(self) -> None:
-        self.dataset = [1]
+    def __init__(self, num_workers: int = 2) -> None:
+        self.dataset, self.num_workers = [1], num_workers
 
 
-def served(source: Any, given: int = 2, first: Any = None) -> _Served:
+class Proxy:
+    """What of a proxy is read."""
+
+    _is_auto, num_workers = False, 2
+
+    def _diagnosis_source(self) -> Source:
+        return Source()
+
+
+def served(source: Any, given: int = 2, first: Any = None, served_by: int | None = None) -> Served:
     loader = weakref.ref(Loader())
-    return _Served(loader=loader, kind=(), told="a D of a R", given=given, rank=0, first=first or source, last=source)
-
-
-def test_workers_and_the_wait_from_what_to_what_and_what_to_do_next() -> None:
-    (line,) = lines([served(Source(tuner=Tuner(0.63, 0.11)))])
-    before, after = line.split(" First: ")
-    assert before == (
-        "a D of a R: 2 workers became 7 local, prefetch 14, wait 61 % in all, 63 % at first and 11 % at the end, "
-        "40 batches/s."
+    return Served(
+        loader=loader,
+        kind=(),
+        words="a D of a R",
+        given=given,
+        served_by=served_by,
+        rank=0,
+        first=first or source,
+        last=source,
     )
-    assert after.endswith(".")
+
+
+def printed(*loaders: Served, **options: Any) -> list[str]:
+    return list(lines(RunOptions(**options), [(one, one.last.diagnose()) for one in loaders]))
+
+
+def test_workers_and_the_wait_from_what_to_what_and_the_report_with_what_to_do_first() -> None:
+    line, _, report, *_ = printed(served(Source(tuner=Tuner(0.63, 0.11))))
+    assert line == (
+        "dpex run: a D of a R: 2 workers became 7 local, prefetch 14, wait 61 % in all, 63 % at first and 11 % at the "
+        "end, 40 batches/s"
+    )
+    assert report == str(diagnose(FACTS))
+    assert "\nFirst: " in report
+    assert len(printed(served(Source()), full=True)[2]) > len(report)
 
 
 def test_a_loader_that_was_made_anew_is_told_of_from_its_first_pass_to_its_last() -> None:
-    first = Source(tuner=Tuner(0.8, 0.5))
-    (line,) = lines([served(Source(tuner=Tuner(0.3, 0.02)), first=first)])
+    line, *_ = printed(served(Source(tuner=Tuner(0.3, 0.02)), first=Source(tuner=Tuner(0.8, 0.5))))
     assert "80 % at first and 2 % at the end" in line
 
 
-def test_a_number_that_stays_is_not_said_to_become_something() -> None:
-    (line,) = lines([served(Source(tuner=Tuner(0.5, 0.5)), given=7)])
-    assert line.startswith(f"a D of a R: 7 workers, wait {100 * FACTS.wait_ratio:.0f} %, 40 batches/s.")
-    (line,) = lines([served(Source(), given=1)])
-    assert line.startswith("a D of a R: 1 worker, ")
-
-
-def test_numbers_are_those_of_the_script_and_those_that_served() -> None:
-    """Of a number that is tuned nothing is said as if the script gave it."""
-    facts = replace(FACTS, is_tuned=True, pools={})
-    (line,) = lines([served(Source(tuner=Tuner(0.5, 0.5), facts=facts))])
-    assert "num_workers=" not in line
-    fixed = served(Source())
-    fixed.served_by = 4
-    (line,) = lines([fixed])
-    assert line.startswith("a D of a R: 2 workers became 4, ")
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (served(Source(tuner=Tuner(0.5, 0.5)), given=7), "7 workers"),
+        (served(Source(), given=1), "1 worker"),
+        (served(Source(), served_by=4), "2 workers became 4"),
+    ],
+)
+def test_a_number_that_stays_is_not_said_to_become_something(loader: Served, words: str) -> None:
+    line, *_ = printed(loader)
+    assert line == f"dpex run: a D of a R: {words}, wait {100 * FACTS.wait_ratio:.0f} %, 40 batches/s"
 
 
 def test_a_run_that_was_too_short_is_said_to_be() -> None:
-    (line,) = lines([served(Source(facts=replace(FACTS, batches=2)))])
-    assert ": 2 workers, 2 batches, too few to say how long training waited. First: Let training run" in line
+    line, _, report, *_ = printed(served(Source(facts=replace(FACTS, batches=2))))
+    assert line.endswith(": 2 workers, 2 batches, too few to say how long training waited")
+    assert "First: Let training run" in report
 
 
-def test_loaders_in_which_most_time_passed_come_first_and_few_are_shown() -> None:
-    many = [replace(FACTS, work_s=FACTS.work_s + number) for number in range(9)]
-    told = list(lines([served(Source(facts=facts), given=number) for number, facts in enumerate(many)]))
-    assert [line.split(": ")[1].split()[0] for line in told[:6]] == ["8", "7", "6", "5", "4", "3"]
-    assert told[6:] == ["3 more loaders were served, in which less time passed"]
+def test_advice_that_the_tuner_follows_by_itself_comes_with_its_command() -> None:
+    *_, why, command = printed(served(Source()), command="diagnose", script=("train.py", "--name", "a b"))
+    assert why == "dpex finds that by itself, and adapts it as the work changes:"
+    assert command == "  dpex run train.py --name 'a b'"
 
 
-def test_loaders_without_batches_are_left_out() -> None:
-    assert list(lines([served(Source(facts=replace(FACTS, batches=0)))])) == []
+def test_few_loaders_are_shown_and_one_is_reported_on() -> None:
+    told = printed(*(served(Source(), given=number) for number in range(9)), command="diagnose")
+    assert [line.split(": ")[2].split()[0] for line in told[:6]] == ["0", "1", "2", "3", "4", "5"]
+    assert told[6:8] == ["dpex diagnose: 3 more loaders were served, in which less time passed", ""]
+    assert sum(line.startswith("dpex diagnosis of") for line in told) == 1
 
 
 def test_other_ranks_say_nothing_and_a_loader_made_anew_is_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(closing, "_served", [])
-    monkeypatch.setattr(closing, "_begin", lambda: None)
     monkeypatch.setattr(closing, "_pid", closing.os.getpid())
+    options = RunOptions()
     for rank in (0, 0, 1):
-        note(Loader(), 2 + rank, Source(), rank)  # type: ignore[arg-type]
-    say_all()
-    (line,) = capsys.readouterr().err.splitlines()
+        loader = Loader(2 + rank)
+        note(loader, Proxy(), rank, options)
+    report_all(options)
+    line, *_ = lines_ = capsys.readouterr().err.splitlines()
     package = __name__.partition(".")[0]
     assert line.startswith(f"dpex run: a Loader ({package}) of a list: 2 workers, ")
-    say_all()
+    assert sum("dpex run: a Loader" in one for one in lines_) == 1
+    report_all(options)
     assert capsys.readouterr().err == ""

@@ -12,12 +12,13 @@ import pytest
 
 from tests.cli.commands import SCRIPTS, dpex, python
 from tests.cli.test_run_command import CASES
+from tests.cli.test_run_training import ITERATORS
 
 NOTHING = "dpex diagnose: no DataLoader was iterated in this process\n"
 
 
-SOME = ("a status", "an error", "Ctrl-C", "a signal", "atexit")
-"""One for each way to end. `test_run_command` has all cases: scripts are run by the same function."""
+SOME = ("an error", "Ctrl-C", "a signal")
+"""`test_run_command` has all cases: scripts are run by the same function."""
 
 
 @pytest.mark.parametrize(("source", "status"), [CASES[name] for name in SOME], ids=SOME)
@@ -32,18 +33,13 @@ def test_a_script_ends_as_under_python(source: str, status: int, tmp_path: Path)
     assert (ours.stdout, ours.stderr) == (plain.stdout, plain.stderr + said)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    done = dpex("diagnose", "nothing.py", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == "dpex diagnose: can't open file 'nothing.py': there is none\n"
-
-
 def test_batches_classes_and_random_numbers_are_pytorchs() -> None:
     plain, ours = python("train.py"), dpex("diagnose", "train.py")
     assert ours.returncode == 0, ours.stderr
-    assert json.loads(ours.stdout) == json.loads(plain.stdout)
-    assert json.loads(ours.stdout)["iterator"] == "torch.utils.data.dataloader"
-    assert "dpex diagnosis of PyTorch's loader" in ours.stderr
+    expected, found = json.loads(plain.stdout), json.loads(ours.stdout)
+    assert (expected.pop("iterator"), found.pop("iterator")) == ("torch.utils.data.dataloader", ITERATORS)
+    assert found == expected
+    assert ours.stderr.count("dpex diagnosis of") == 1
 
 
 def diagnosed(tmp_path: Path, *words: str) -> dict[str, Any]:
@@ -68,23 +64,14 @@ PLANTED = [
 @pytest.mark.alone
 @pytest.mark.parametrize(("arguments", "cause"), PLANTED)
 def test_the_cause_is_found(arguments: str, cause: str, tmp_path: Path) -> None:
-    words = ("waits.py", *arguments.split())
-    found = diagnosed(tmp_path, *words)
+    found = diagnosed(tmp_path, "waits.py", *arguments.split())
     is_held = found["verdict"]["held_ratio"] > 0.05  # other programs hold the CPUs that the step needs
     assert found["verdict"]["cause"] in (cause, *["crowding"] * (is_held and cause == "consumer")), found
     pool = "inline" if arguments.startswith("0") else "local"
     assert found["facts"]["pools"][pool]["tickets"] == found["facts"]["batches"]
     assert found["facts"]["batch_bytes"] == 24
     names = [one["name"] for one in found["facts"]["transforms"]]
-    assert names == ["Samples.__getitem__", "Samples.__getitem__ > prepared", "collate"]
-    ours = found["with_dpex"]
-    if cause == "storage":
-        assert ours["wait"] < found["facts"]["wait_ratio"]
-        assert ours["rate"] > 1.1 * found["what_if"]["rate"]
-        more = "--also-in-process " if pool == "inline" else ""
-        assert ours["command"] == f"dpex run {more}{' '.join(words)}"
-    if found["verdict"]["cause"] == "consumer":
-        assert ours is None
+    assert names[:2] == ["Samples.__getitem__", "Samples.__getitem__ > prepared"]
 
 
 @pytest.mark.long
@@ -94,18 +81,16 @@ def test_streams_and_spawned_workers_are_counted_too(kind: str, tmp_path: Path) 
     shares = {cause: share for cause, share in found["verdict"]["shares"].items() if cause != "startup"}
     assert max(shares, key=shares.__getitem__) == "storage"
     assert found["verdict"]["cause"] in ("storage", "mixed", *["startup"] * (kind == "Spawned")), found
-    assert (found["facts"]["transforms"] is None) == (kind == "Stream")
     assert found["facts"]["pools"]["local"]["load_s"] >= 2.4
-    if kind == "Stream":
-        assert found["with_dpex"] is None  # the number of workers decides what is read
 
 
 def test_the_report_is_one_screen_on_stderr_and_ends_with_its_advice() -> None:
-    done = dpex("diagnose", "--no-probe", "waits.py", "0", "0.02", "0", "0.001")
-    title, *lines, command = done.stderr.splitlines()
+    done = dpex("diagnose", "waits.py", "0", "0.02", "0", "0.001")
+    line, _, title, *lines, command = done.stderr.splitlines()
+    assert line.startswith("dpex diagnose: a DataLoader of a Samples: 0 workers, wait ")
     assert len(lines) < 24
     assert "How do we know" not in done.stderr
-    assert title.startswith("dpex diagnosis of PyTorch's loader (Samples, batch size 2): 60 batches")
+    assert title.startswith("dpex diagnosis of loader (Samples, batch size 2): 60 batches")
     assert "STORAGE-BOUND READING" in done.stderr
     told = " ".join(done.stderr.split())
     assert re.search(
@@ -118,7 +103,6 @@ def test_the_report_is_one_screen_on_stderr_and_ends_with_its_advice() -> None:
 def test_too_little_is_said_to_be_too_little(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, "waits.py", "0", "0", "0", "0.001", "5")
     assert found["verdict"]["cause"] == "too-early"
-    assert found["with_dpex"] is None
     assert found["advice"] == "Let training run for longer, and ask again."
 
 
@@ -139,34 +123,12 @@ def test_a_place_that_cannot_be_written_to_ends_nothing(tmp_path: Path) -> None:
     assert "cannot be written" in done.stderr
 
 
-FAILS = """
-from torch.utils.data import DataLoader
-class Rows:
-    def __len__(self):
-        return 4
-    def __getitem__(self, index):
-        return [0, 1][index]
-for batch in DataLoader(Rows(), num_workers={workers}):
-    print(batch)
-"""
-
-
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 1])
-def test_an_error_of_the_dataset_ends_the_script_as_under_python(workers: int, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(FAILS.format(workers=workers))
-    plain, ours = python("script.py", cwd=tmp_path), dpex("diagnose", "--full", "script.py", cwd=tmp_path)
-    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
-    assert plain.returncode == 1
-    assert "IndexError: list index out of range" in ours.stderr
-    assert "the dataset alone raised IndexError" in ours.stderr
-
-
 @pytest.mark.long
 def test_ranks_of_a_launcher_are_measured_and_one_speaks() -> None:
     launch = f"-m torch.distributed.run --standalone --nproc-per-node=2 --no-python {sys.executable} -m dpex"
     done = python(*launch.split(), "diagnose", str(SCRIPTS / "ddp.py"))
     assert done.returncode == 0, done.stderr
-    assert "by torch.utils.data.dataloader torch.utils.data.dataloader" in done.stdout
+    assert f"by {ITERATORS} {ITERATORS}" in done.stdout
     assert done.stderr.count("dpex diagnosis of") == 1
 
 

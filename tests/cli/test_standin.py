@@ -53,7 +53,7 @@ def test_workers_by_what_the_script_gave(options: RunOptions, given: int, iterab
 
 
 def test_options_travel_as_text() -> None:
-    options = RunOptions(num_workers=3, distribute_mode="auto", memory_budget=10, prefix="/x", root="/y")
+    options = RunOptions(num_workers=3, distribute_mode="auto", memory_budget=10, script=("a.py", "-x"), root="/y")
     assert RunOptions.from_text(options.to_text()) == options
 
 

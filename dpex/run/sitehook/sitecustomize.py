@@ -34,7 +34,7 @@ def _take_over() -> None:
         runoptions = importlib.import_module("dpex.run.options")
     finally:
         sys.path.pop()
-    takeover.install(runoptions.read(text))
+    takeover.install(runoptions.RunOptions.from_text(text))
 
 
 _leave_path()

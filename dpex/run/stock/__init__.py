@@ -1,1 +1,0 @@
-"""PyTorch's own DataLoader, counted and reported on."""
