@@ -188,7 +188,7 @@ def test_what_a_worker_took_and_did_not_write_down_before_it_died_is_found_by_co
         os.kill(second, signal.SIGCONT)
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 2)
         found = driver.of(WorkerGone)[1]
-        assert (found.lost, found.guilty, found.expected) == ((7,), None, True)
+        assert (found.lost, found.working_on, found.expected) == ((7,), None, True)
         assert {made.number for made in driver.of(TicketMade)} == {8}
         assert not queue.groups
         driver.listen_until(lambda: pool.counts.running == 2)
@@ -216,7 +216,7 @@ def test_a_ticket_is_held_guilty_of_its_worker_s_death_but_not_of_the_template_s
         os.kill(driver.pids()[0] if whose == "the worker" else pool._source._process.pid, signal.SIGKILL)
         driver.listen_until(lambda: driver.of(WorkerGone))
         (gone,) = driver.of(WorkerGone)
-        assert (gone.lost, gone.guilty) == ((5,), 5 if whose == "the worker" else None)
+        assert (gone.lost, gone.working_on) == ((5,), 5 if whose == "the worker" else None)
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_a_worker_that_cannot_be_started_costs_those_that_run_nothing(gate: Path
         gate.touch()
         pool.resize(4)
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 3)
-        assert [(gone.lost, gone.guilty, gone.expected) for gone in driver.of(WorkerGone)] == [((), None, True)] * 3
+        assert [(gone.lost, gone.working_on, gone.expected) for gone in driver.of(WorkerGone)] == [((), None, True)] * 3
         assert (pool.counts.most, pool.counts.running, pool.counts.requested) == (1, 1, 1)
         assert "Resource temporarily unavailable" in pool.counts.why_most
         (note,) = driver.of(Notice)

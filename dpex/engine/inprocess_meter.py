@@ -35,7 +35,6 @@ class InlineMeter:
 
     Args:
         auto_collation: An index is a list of samples.
-        gpu: Measures the GPU's stall, or None.
         dataset: The dataset whose transforms are timed now and then, if there is a ``timer``.
         timer: Times the transforms of a batch.
     """

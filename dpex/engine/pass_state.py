@@ -45,30 +45,26 @@ Drawn = tuple[SamplerStart, Iterator[Any]] | None
 
 @dataclass(frozen=True, kw_only=True)
 class PassState:
-    """The state of a pass.
-
-    Attributes:
-        base_seed: The base seed of the iterator.
-        start: Random states before the first draw. Once the pass ``has_finished``, the present states of the loader's
-            own generators.
-        point: The next batch, and the states of logical workers.
-        batches: Batches delivered so far.
-        sampler: The state of a stateful sampler, and the number of batches that it was taken after.
-        dataset: The state of a dataset that is read in the training process.
-        fetcher: The fetcher of that dataset, from which its state is read later.
-        has_finished: The loop over the pass has ended.
-        persists: The next epoch belongs to the same iterator.
-    """
+    """The state of a pass."""
 
     base_seed: int
+    """The base seed of the iterator."""
     start: SamplerStart
+    """Random states before the first draw, or, once the pass has finished, those of the loader's own generators now."""
     point: ResumePoint
+    """The next batch, and the states of logical workers."""
     batches: int
+    """Batches delivered so far."""
     sampler: tuple[int, Any] | None = None
+    """The number of batches after which a stateful sampler was asked, and its state."""
     dataset: DatasetState | None = None
+    """The state of a dataset that is read in the training process."""
     fetcher: Any = None
+    """The fetcher of that dataset, from which its state is read later."""
     has_finished: bool = False
+    """The loop over the pass has ended."""
     persists: bool = False
+    """The next epoch belongs to the same iterator."""
 
     def next_epoch(self) -> ResumePoint:
         """Return where the next epoch of the same iterator begins."""

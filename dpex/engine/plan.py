@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan:
-    """Options of an engine, which do not change while it lives.
-
-    Attributes:
-        make_pool: Makes the pool of a name, with a number of workers.
-        samples: The policy for samples that cannot be loaded.
-        splitting: See `dpex.schedule.engine_state`.
-        pass_batches: Batches of a whole pass, 0 if unknown.
-        starts_anew: Each pass starts workers of its own.
-    """
+    """Options of an engine, which do not change while it lives."""
 
     logicals: int
     iterable: bool
@@ -38,14 +30,19 @@ class EnginePlan:
     may_read_ahead: bool
     memory_budget: int | None
     make_pool: Callable[[str, int], WorkerPool]
+    """Makes the pool of a name, with a number of workers."""
     samples: SamplePolicy = AS_TORCH
+    """The policy for samples that cannot be loaded."""
     splitting: Splitting | None = None
+    """Receives the finding of the first stream; None: all logical workers take part."""
     pinner: Pinner | None = None
     feed: Feed | None = None
     gpu: GpuStall[Any] | None = None
     metered: bool = False
     pass_batches: int = 0
+    """Batches of a whole pass, 0 if unknown."""
     starts_anew: bool = False
+    """Each pass starts workers of its own."""
 
     def state(self, sizes: Sizes) -> EngineState:
         """Return the state of an engine that begins with ``sizes``."""

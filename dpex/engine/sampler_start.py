@@ -1,4 +1,4 @@
-"""Random states from which a sampler draws its order, and the rest of that order for a run that resumes within it.
+"""Random states from which samplers draw their order, and the rest of an order for a run that resumes within it.
 
 torch's samplers draw their order at once, from a generator of their own or from torch's global one. So the states
 before the first draw and the number of delivered batches describe a pass. A run that resumes skips the delivered
@@ -65,17 +65,14 @@ def _is_among(sampler: Any, kinds: tuple[type, ...]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerStart:
-    """Random states before the first draw of a pass.
-
-    Attributes:
-        generators: States of generators that loader and samplers have for themselves, by name.
-        epochs: Epochs of samplers that have ``set_epoch``, by name.
-        shared: States of the global generators from which a sampler may draw, by name.
-    """
+    """Random states before the first draw of a pass."""
 
     generators: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """States of generators that loader and samplers have for themselves, by name."""
     epochs: Mapping[str, int] = field(default_factory=dict)
+    """Epochs of samplers that have ``set_epoch``, by name."""
     shared: Mapping[str, Any] = field(default_factory=dict)
+    """States of the global generators from which a sampler may draw, by name."""
 
     @classmethod
     def now(

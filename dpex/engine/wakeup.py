@@ -1,7 +1,8 @@
-"""What the consumer sleeps on: the pools' descriptors, and a wakeup that any thread may ring.
+"""The wait of the consumer: for the pools' descriptors, and for a wakeup that any thread may ring.
 
-`watch` and `sleep` are for one thread at a time. A ring while nobody sleeps ends the next sleep at once; several are
-one. The lock may be taken again by the thread that holds it, as a garbage collection or a signal may ring anywhere.
+`Wakeup.watch` and `Wakeup.sleep` are for one thread at a time. A ring while no thread sleeps ends the next sleep at
+once. Several rings count as one. The lock may be taken again by the thread that holds it, as a garbage collection or a
+signal may ring anywhere.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class Wakeup:
         self._poll = select.poll()
 
     def ring(self) -> None:
-        """Wake who sleeps; nothing once it is closed."""
+        """Wake the thread that sleeps. Does nothing once this is closed."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._descriptor, 1)
 
     def watch(self, descriptors: Iterable[int]) -> None:
-        """From now on these wake, too, whenever they are readable; no others."""
+        """From now on, end a sleep when one of these descriptors is readable, and no other."""
         watched = (self._descriptor, *descriptors)
         if watched != self._watched:
             self._watched, self._poll = watched, select.poll()
@@ -39,20 +40,20 @@ class Wakeup:
                 self._poll.register(descriptor, select.POLLIN)
 
     def sleep(self, limit_s: float) -> None:
-        """Until something wakes, or for that long."""
+        """Sleep until a descriptor is readable or a thread rings, at most for ``limit_s`` seconds."""
         for descriptor, _ in self._poll.poll(limit_s * 1000 + 0.5):
             if descriptor == self._descriptor:
                 self._was_rung = True
 
     def clear(self) -> None:
-        """What the last sleep was ended for by a ring, if it was, has been heard."""
+        """Forget the ring that has ended the last sleep, if one has."""
         if self._was_rung:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._descriptor)
             self._was_rung = False
 
     def close(self) -> None:
-        """Give the descriptor back; idempotent."""
+        """Close the descriptor; idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -41,7 +41,7 @@ class WorkerUp:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``guilty``: the ticket it was working on.
+    """The end of a worker. ``lost``: the tickets of ``epoch`` that it held. ``working_on``: the one that it was making.
 
     ``expected``: it left because it was asked to. ``why``: a sentence for the user. ``hung``: it was ended because the
     sample at that place of the ticket took too long.
@@ -51,7 +51,7 @@ class WorkerGone:
     worker: int
     epoch: int
     lost: tuple[int, ...]
-    guilty: int | None
+    working_on: int | None
     expected: bool
     why: str
     pid: int | None = None

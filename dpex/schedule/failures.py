@@ -72,7 +72,7 @@ class Failures:
         """Let what it held be made again. Return the number of these tickets, and those that are given up."""
         held = sum(ticket is not None and ticket.issued for ticket in map(schedule.ticket, event.lost))
         if event.hung is None:
-            given_up = schedule.lost(event.lost, event.guilty)
+            given_up = schedule.lost(event.lost, event.working_on)
         else:
             given_up = self._without_what_hangs(schedule, event, event.hung)
             schedule.lost(number for number in event.lost if number not in {ticket.number for ticket in given_up})
@@ -90,7 +90,7 @@ class Failures:
 
     def _without_what_hangs(self, schedule: Schedule, event: WorkerGone, place: int) -> list[Ticket]:
         """Leave a sample that hung in several workers out of its ticket. Return the ticket if that cannot be done."""
-        ticket = None if event.guilty is None else schedule.ticket(event.guilty)
+        ticket = None if event.working_on is None else schedule.ticket(event.working_on)
         if ticket is None or not ticket.issued:
             return []
         workers = self._hung_in.setdefault((event.epoch, ticket.number, place), set())

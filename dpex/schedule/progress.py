@@ -121,19 +121,16 @@ class TicketRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class LogicalPoint:
-    """The progress of a logical worker, by the batches that were delivered.
-
-    Attributes:
-        state: As a worker reported it; None: as at its start.
-        again: Tickets that it made after that state, to be made once more.
-        batches: Batches of this epoch, for a stream whose dataset has no state.
-        has_ended: The stream has no more.
-    """
+    """The progress of a logical worker, by the batches that were delivered."""
 
     state: Any = None
+    """The state that a worker reported; None: as at its start."""
     again: tuple[MadeTicket, ...] = ()
+    """Tickets that it made after that state, to be made once more."""
     batches: int = 0
+    """Batches of this epoch, for a stream whose dataset has no state."""
     has_ended: bool = False
+    """The stream has no more batches."""
 
     def going_on(self, epoch: int, first: int) -> LogicalPoint:
         """Return the point for a pass that goes on at ticket ``first``.
@@ -239,23 +236,19 @@ class LogicalLog:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """The progress of a pass, by the batches that were delivered.
-
-    Attributes:
-        epoch: The epoch of the iterator, as persistent workers have several.
-        first: The number of the next batch.
-        ahead: Batches after ``first`` that were delivered before it, out of order.
-        turn: The logical worker whose turn it is.
-        logicals: The point of each logical worker; empty where any worker makes any ticket.
-        streams: The number of streams that an iterable dataset is read in, as in `dpex.schedule.streams`. Unless these
-            are all, ``logicals`` holds the first alone.
-        read: The point of the pass that this one draws from in place of a sampler, if it does.
-    """
+    """The progress of a pass, by the batches that were delivered."""
 
     epoch: int = 0
+    """The epoch of the iterator, as persistent workers have several."""
     first: int = 0
+    """The number of the next batch."""
     ahead: frozenset[int] = field(default_factory=frozenset)
+    """Batches after the next one that were delivered before it, out of order."""
     turn: int = 0
+    """The logical worker whose turn it is."""
     logicals: tuple[LogicalPoint, ...] = ()
+    """The point of each logical worker; empty where any worker makes any ticket."""
     streams: int = ALL
+    """The number of streams of an iterable dataset, as in `dpex.schedule.streams`."""
     read: ResumePoint | None = None
+    """The point of the pass that this one draws from in place of a sampler, if it does."""

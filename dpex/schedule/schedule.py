@@ -259,17 +259,17 @@ class Schedule:
             self._close(ticket)
             self._dropped += 1
 
-    def lost(self, numbers: Iterable[int], guilty: int | None = None) -> list[Ticket]:
+    def lost(self, numbers: Iterable[int], working_on: int | None = None) -> list[Ticket]:
         """Take back tickets of a worker that died. Return those that are out of tries.
 
         Args:
             numbers: The tickets that it held.
-            guilty: The ticket that it was making.
+            working_on: The ticket that it was making.
         """
         given_up: list[Ticket] = []
         tickets = [t for n in numbers if (t := self._open.get(n)) is not None and t.issued]
         for ticket in sorted(tickets, reverse=True):
-            ticket.deaths += ticket.number == guilty
+            ticket.deaths += ticket.number == working_on
             if ticket.deaths >= self.max_tries:
                 given_up.append(ticket)
             else:

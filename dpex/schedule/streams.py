@@ -46,19 +46,16 @@ ALL, ONE, UNKNOWN = 0, 1, -1
 
 @dataclass(frozen=True, kw_only=True)
 class Streams:
-    """A number of streams.
-
-    Attributes:
-        count: The number of streams.
-        reason: The reason, as a clause.
-        why: The number and the reason, in sentences.
-        is_certain: All begin at once; else there are ``count`` only if the first shows that the dataset splits itself.
-    """
+    """A number of streams, and its reason."""
 
     count: int
+    """The number of streams."""
     reason: str
+    """The reason, as a clause."""
     why: str
+    """The number and the reason, in sentences."""
     is_certain: bool = True
+    """All begin at once; else there are several only if the first shows that the dataset splits itself."""
 
     @property
     def number(self) -> str:

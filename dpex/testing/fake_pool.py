@@ -247,11 +247,13 @@ class FakePool:
     def _bury(self, worker: _Worker) -> None:
         del self._workers[worker.number]
         lost = worker.held(self._epoch)
-        guilty = None if worker.group is None or worker.group.epoch != self._epoch else lost[0]
+        working_on = None if worker.group is None or worker.group.epoch != self._epoch else lost[0]
         self.crashes += 1
         self._count()
         why = f"worker {worker.number} of the {self.name} pool was killed"
-        self._events.append(WorkerGone(self.name, worker.number, self._epoch, lost, guilty, False, why, worker.number))
+        self._events.append(
+            WorkerGone(self.name, worker.number, self._epoch, lost, working_on, False, why, worker.number)
+        )
         self._lose_the_rest()
         self.resize(self.counts.wanted)
 

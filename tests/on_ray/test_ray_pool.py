@@ -169,7 +169,7 @@ def test_a_killed_worker_loses_its_tickets_and_is_replaced(tmp_path):
         assert gone.worker in workers
         assert not gone.expected
         assert gone.pid == pids[0]
-        assert gone.guilty is None or gone.guilty in gone.lost
+        assert gone.working_on is None or gone.working_on in gone.lost
         assert str(gone.pid) in gone.why
         assert driver.pool.crashes <= 1
         samples.let_go()
@@ -190,7 +190,7 @@ def test_a_killed_agent_loses_its_tickets_without_blame_and_is_replaced(tmp_path
         (agent,) = driver.agent_processes()
         agent.kill()
         driver.listen_until(lambda: len(driver.of(WorkerGone)) == 2)
-        assert not any(gone.expected or gone.guilty is not None for gone in driver.of(WorkerGone))
+        assert not any(gone.expected or gone.working_on is not None for gone in driver.of(WorkerGone))
         assert not driver.made
         assert sorted(driver.lost()) == list(range(8))
         samples.let_go()

@@ -96,7 +96,7 @@ def test_a_broken_connection_costs_its_agent_and_nothing_else():
         driver.listen_until(lambda: driver.of(WorkerGone))
         (gone,) = driver.of(WorkerGone)
         assert "its connection ended" in gone.why
-        assert gone.guilty is None
+        assert gone.working_on is None
         assert not gone.expected
         driver.wait_up(1)
         driver.make([[(number, [number] * 8)] for number in gone.lost])

@@ -483,9 +483,9 @@ class LocalPool:
         never_began = code > 0 and worker.stage not in RUNNING
         expected = code == 0 and worker.stage not in STAYING
         lost, working_on = self._bury(worker)
-        guilty = None if expected or by_source else working_on
+        working_on = None if expected or by_source else working_on
         hung, why = worker.hung or (None, how_it_ended(pid, code))
-        self._tell_end(worker, why, lost, guilty, expected=expected, pid=pid, hung=hung)
+        self._tell_end(worker, why, lost, working_on, expected=expected, pid=pid, hung=hung)
         if self._closed:
             return
         if never_began and not self._starter.is_quick and not self.counts.running and self.failed is None:
@@ -505,14 +505,14 @@ class LocalPool:
         worker: LocalWorkerHandle | None,
         why: str,
         lost: tuple[int, ...] = (),
-        guilty: int | None = None,
+        working_on: int | None = None,
         *,
         expected: bool = True,
         pid: int | None = None,
         hung: int | None = None,
     ) -> None:
         number = -1 if worker is None else worker.number
-        self._events.append(WorkerGone(self.name, number, self._epoch, lost, guilty, expected, why, pid, hung))
+        self._events.append(WorkerGone(self.name, number, self._epoch, lost, working_on, expected, why, pid, hung))
 
     def _bury(self, worker: LocalWorkerHandle) -> tuple[tuple[int, ...], int | None]:
         """Forget a worker; return the tickets it held, and the one it was working on."""

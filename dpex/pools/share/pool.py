@@ -332,13 +332,13 @@ class SharedPool:
         self,
         worker: int,
         keys: list[tuple[int, int]],
-        guilty: int | None,
+        working_on: int | None,
         expected: bool,
         why: str,
         pid: int | None,
     ) -> None:
         lost = tuple(key[1] for key in keys if self._held.pop(key, None) is not None and key[0] == self._epoch)
-        blamed = guilty if guilty in lost else None
+        blamed = working_on if working_on in lost else None
         self._events.append(WorkerGone(self.name, worker, self._epoch, lost, blamed, expected, why, pid))
 
     def _hear_made(self, results: list[tuple[bytes, bool]]) -> None:

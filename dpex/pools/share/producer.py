@@ -10,7 +10,7 @@ It ends with its last connection: then there is nobody to make anything for. It 
 Messages of a training, pickled: ``("hello", facts, kept_bytes)``, ``("resize", wanted)``, ``("tickets", epoch,
 [(number, index), ...])``, ``("taken", [(epoch, number), ...])``, ``("epoch", number)``. What it is told, marshalled:
 ``("refused", why)``, ``("status", fields of a `PoolReport`)``, ``("segments", ...)`` with descriptors, ``("forget",
-numbers)``, ``("made", [(data of a `MadeBatch`, is_first), ...])``, ``("gone", worker, lost, guilty, expected, why,
+numbers)``, ``("made", [(data of a `MadeBatch`, is_first), ...])``, ``("gone", worker, lost, working_on, expected, why,
 pid)``, ``("notice", text, is_warning)``.
 """
 
@@ -250,7 +250,7 @@ class Producer:
         missed = self._cache.lost(keys)
         for subscriber in self._subscribers.values():
             lost = missed.get(subscriber.number, [])
-            subscriber.tell("gone", event.worker, lost, event.guilty, event.expected, event.why, event.pid)
+            subscriber.tell("gone", event.worker, lost, event.working_on, event.expected, event.why, event.pid)
 
     def _hand_on_tickets(self) -> None:
         """Give workers as much as they need to be busy, the lowest numbers first."""

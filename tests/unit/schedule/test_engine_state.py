@@ -76,12 +76,12 @@ class Table:
         self,
         worker: int,
         *lost: int,
-        guilty: int | None = None,
+        working_on: int | None = None,
         expected: bool = False,
         epoch: int = 0,
         now: float = 0.0,
     ) -> Any:
-        gone = WorkerGone("local", worker, epoch, lost, guilty, expected, f"worker {worker} was killed")
+        gone = WorkerGone("local", worker, epoch, lost, working_on, expected, f"worker {worker} was killed")
         return self.tell(gone, now)
 
     def result(self) -> Any:
@@ -447,7 +447,7 @@ def test_datasets_are_asked_for_their_states_from_the_first_wish_on() -> None:
     assert table.answer(table.state.logicals.ask_states()) == [AskState("local", 0, 0), AskState("local", 1, 1)]
     assert table.answer(table.state.logicals.ask_states()) == []
     table.tell(Snapshot(0, *START, None))
-    table.dies(0, 0, guilty=0)
+    table.dies(0, 0, working_on=0)
     table.report(workers=(1, 2))
     answer = table.answer(table.state.issue(0.0, starving=True))
     assert [each for each in answer if isinstance(each, AskState)] == [AskState("local", 2, 0)]
@@ -649,7 +649,7 @@ def test_what_a_worker_held_of_an_earlier_epoch_is_nobodys_loss() -> None:
     table.send(2)
     table.answer(table.state.begin_epoch())
     table.send(2)
-    assert table.dies(0, 0, 1, guilty=0, epoch=0) == [Say("worker 0 was killed. The epoch goes on.")]
+    assert table.dies(0, 0, 1, working_on=0, epoch=0) == [Say("worker 0 was killed. The epoch goes on.")]
     assert (table.send(), table.state.failures.remade, table.state.placement.load) == ([], 0, {"local": 2})
 
 
@@ -665,9 +665,9 @@ def test_a_ticket_that_was_with_three_workers_as_they_died_is_given_up_and_not_c
     table = Table()
     table.send(2)
     for _ in range(table.state.schedule.max_tries - 1):
-        table.dies(0, 0, 1, guilty=0)
+        table.dies(0, 0, 1, working_on=0)
         table.send()
-    assert table.dies(0, 0, 1, guilty=0) == []
+    assert table.dies(0, 0, 1, working_on=0) == []
     assert table.state.failures.remade == 2 + 2 + 1
     assert table.send() == [("local", None, [1])]
     error = table.result()

@@ -118,7 +118,7 @@ def test_who_is_killed_loses_what_it_held_of_this_epoch_and_another_takes_its_pl
     pool.work(tickets=1 if shared else 2)
     pool.kill(0)
     (gone,) = told(pool, WorkerGone)
-    assert (gone.epoch, gone.lost, gone.guilty, gone.expected) == (1, (1, 2), 1, False)
+    assert (gone.epoch, gone.lost, gone.working_on, gone.expected) == (1, (1, 2), 1, False)
     assert (pool.crashes, pool.workers(), pool.counts.running) == (1, [1], 0)
 
 

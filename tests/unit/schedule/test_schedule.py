@@ -134,8 +134,8 @@ class ScheduleMachine(RuleBasedStateMachine):
     def lost(self, data: st.DataObject) -> None:
         any_number = st.integers(0, len(self.fates) + 1)
         numbers = data.draw(st.lists(any_number, unique=True, max_size=5))
-        guilty = data.draw(st.none() | any_number)
-        self.lose(numbers, guilty)
+        working_on = data.draw(st.none() | any_number)
+        self.lose(numbers, working_on)
 
     @precondition(lambda self: self.numbers(OUT))
     @rule(data=st.data())
@@ -143,17 +143,17 @@ class ScheduleMachine(RuleBasedStateMachine):
         numbers = data.draw(st.lists(st.sampled_from(self.numbers(OUT)), unique=True, min_size=1))
         self.lose(numbers, numbers[0])
 
-    def lose(self, numbers: list[int], guilty: int | None) -> None:
+    def lose(self, numbers: list[int], working_on: int | None) -> None:
         hit = sorted(set(numbers) & set(self.numbers(OUT)))
         given_up = set()
         for number in hit:
             fate = self.fates[number]
-            fate.deaths += number == guilty
+            fate.deaths += number == working_on
             if fate.deaths >= self.max_tries:
                 given_up.add(number)
             else:
                 fate.at = WAITING
-        assert {t.number for t in self.schedule.lost(numbers, guilty)} == given_up
+        assert {t.number for t in self.schedule.lost(numbers, working_on)} == given_up
 
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
@@ -330,7 +330,7 @@ def test_lost_tickets_are_issued_again_before_later_ones() -> None:
     schedule = Schedule(prefetch=5)
     drawn(schedule, 5)
     schedule.take(3)
-    assert schedule.lost([2, 0], guilty=0) == []
+    assert schedule.lost([2, 0], working_on=0) == []
     assert [t.number for t in schedule.take(5)] == [0, 2, 3, 4]
 
 
@@ -349,7 +349,7 @@ def test_only_the_guilty_ticket_has_a_try_less() -> None:
     given_up: list[int] = []
     for _ in range(2):
         schedule.take(2)
-        given_up += [t.number for t in schedule.lost([0, 1], guilty=1)]
+        given_up += [t.number for t in schedule.lost([0, 1], working_on=1)]
     assert given_up == [1]
     assert [t.deaths for t in map(schedule.ticket, (0, 1)) if t is not None] == [0, 2]
 
@@ -367,7 +367,7 @@ def test_a_failure_is_delivered_at_its_place() -> None:
     schedule = Schedule(prefetch=3, max_tries=1)
     drawn(schedule, 3)
     schedule.take(3)
-    (hopeless,) = schedule.lost([1], guilty=1)
+    (hopeless,) = schedule.lost([1], working_on=1)
     schedule.done(2, "c")
     schedule.done(hopeless.number, "failure")
     schedule.done(0, "a")
