@@ -85,7 +85,6 @@ def guardian_class(session: str = "") -> Any:  # noqa: C901  (the key of the cac
                 import dpex.pools.agent.main  # noqa: F401
             except Exception as error:
                 return *me, f"dpex cannot be imported there: {type(error).__name__}: {error}"
-            self.stop()
             read, write = os.pipe()
             self._report, report = os.pipe()
             self._tunnel, theirs = socket.socketpair()

@@ -54,21 +54,21 @@ class GuardedNode:
 
     Attributes:
         key: The agent, as in `Reservation.agent`.
-        number: The agent's number, a new one each time that an agent is started.
+        number: The agent's number for the pool.
         place: The node's name for people, "" while it is not known.
         pid: The guardian's process.
         refs: What was shipped there last; ``shipment`` is its number, and ``path`` where it lies.
-        is_open: The pool knows that the agent is ready.
+        is_open: True once the pool knows that the agent is ready.
         room: The number of workers that the pool knows that it may have.
         runs: Workers that the pool knows of.
-        served: Some did, since the agent was started.
+        served: True once a worker has run.
         idle_since: When it was first seen without a reservation, None if it has one.
     """
 
     key: str
     node: str
     guardian: Any
-    number: int = -1
+    number: int
     pid: int = 0
     place: str = ""
     path: str = ""
@@ -331,7 +331,7 @@ class RayNodes(Nodes):
             if (error := future.exception()) is None:
                 then(future.result())
             else:
-                self._guardian_died(node, reason_of(error))
+                self._failed_on(node, f"its guardian ended: {reason_of(error)}")
 
     def _tell(self, news: NodeNews) -> None:
         if self._parked_at is None:
@@ -383,18 +383,12 @@ class RayNodes(Nodes):
     # -- agents --------------------------------------------------------------------------------------------------
 
     def _new_node(self, reservation: Reservation) -> None:
+        """Start a guardian, and by that an agent, where room was reserved."""
         assert reservation.agent is not None
         assert reservation.node is not None
-        node = GuardedNode(reservation.agent, reservation.node, self._room.way.guardian(reservation))
-        self._nodes[node.key] = node
-        self._start(node)
-        self._ship(node)
-
-    def _start(self, node: GuardedNode) -> None:
-        self._numbers.pop(node.number, None)
         number, self._next_number = self._next_number, self._next_number + 1
-        self._numbers[number] = node
-        node.number, node.is_open, node.runs, node.served, node.link = number, False, 0, False, None
+        node = GuardedNode(reservation.agent, reservation.node, self._room.way.guardian(reservation), number)
+        self._nodes[node.key] = self._numbers[number] = node
         server = None if node.node in self._cluster.unreached else self._server
 
         def started(answer: tuple[str, int, str]) -> None:
@@ -404,7 +398,7 @@ class RayNodes(Nodes):
                 self._notice(text)
                 self._set_aside(number, text)
                 return
-            self._ask(node, node.guardian.watch.remote(), lambda end: self._agent_ended(node, number, *end))
+            self._ask(node, node.guardian.watch.remote(), lambda end: self._agent_ended(node, *end))
             if server is None:
                 tunnel = open_tunnel(node.guardian)
                 self._linked(number, AgentLink(tunnel, self._cluster.memory, is_tunnel=True))
@@ -412,6 +406,7 @@ class RayNodes(Nodes):
 
         address = None if server is None else tuple(server.address_of(number))
         self._ask(node, node.guardian.start.remote(address), started)
+        self._ship(node)
 
     def _linked(self, number: int, link: AgentLink) -> None:
         if (node := self._numbers.get(number)) is None:
@@ -440,19 +435,22 @@ class RayNodes(Nodes):
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
-    def _agent_ended(self, node: GuardedNode, number: int, code: int, why: str) -> None:
-        if node.number != number:
-            return
-        has_failed = code not in (0, UNREACHED)
-        if not has_failed:
+    def _agent_ended(self, node: GuardedNode, code: int, why: str) -> None:
+        if code in (0, UNREACHED):
             broke = "the connection that carried them broke"
             self._go_through_ray(node, f"it cannot reach {why}" if code else broke)
-        text = why or f"its process ended with {'exit code' if code >= 0 else 'signal'} {abs(code)}"
-        self._tell(NodeNews("lost", number, node.place, why=text))
-        if has_failed and not node.served:
-            self._start_failed(f"the agent on node {node.name} ended before any worker ran: {text}")
-        if not self._gave_up and not (has_failed and self._leave_alone(node, f"its agent ended: {text}")):
-            self._start(node)
+            self._drop(node, why or broke)
+        else:
+            text = why or f"its process ended with {'exit code' if code >= 0 else 'signal'} {abs(code)}"
+            self._failed_on(node, f"its agent ended: {text}")
+
+    def _failed_on(self, node: GuardedNode, why: str) -> None:
+        """Drop a node whose agent or guardian has ended; unless it is left alone, the next turn starts others."""
+        if not node.served:
+            self._start_failed(f"no worker ran on node {node.name}: {why}")
+        if not self._leave_alone(node, why):
+            self._drop(node, why)
+        self._looked_at = 0.0
 
     def _leave_alone(self, node: GuardedNode, why: str) -> bool:
         """Count a failure on a node; return True if it was one too many. The only node is never left alone."""
@@ -469,15 +467,8 @@ class RayNodes(Nodes):
             self._cluster.unreached.add(node.node)
             self._notice(f"batches from node {node.place} travel through Ray's object store: {why}", warning=False)
 
-    def _guardian_died(self, node: GuardedNode, why: str) -> None:
-        if not node.served:
-            self._start_failed(f"the agent on node {node.name} could not be started: {why}")
-        if not self._leave_alone(node, f"its guardian ended: {why}"):
-            self._drop(node, why)
-        self._looked_at = 0.0
-
     def _drop(self, node: GuardedNode, why: str) -> None:
-        """Forget a node whose guardian is no more, or is not wanted any more."""
+        """End a node's guardian, and by that its agent, and forget both."""
         self._numbers.pop(node.number, None)
         if self._nodes.get(node.key) is node:
             del self._nodes[node.key]
