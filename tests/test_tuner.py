@@ -765,21 +765,20 @@ def test_what_the_system_refuses_is_learnt_as_a_limit(parts: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "capacity", "ranks", "granted", "requested", "running", "expected"),
+    ("free", "capacity", "granted", "requested", "running", "expected"),
     [
-        (8, 8, 1, None, 0, 0, (8, 0)),
-        (8, 8, 2, None, 1, 1, (3, 0)),
-        (8, 8, 2, 5, 1, 1, (4, 0)),  # granted more than an even share
-        (8, 8, 1, 2, 3, 3, (0, 0)),  # and less than it has: that is no lack of place
-        (1, 8, 1, None, 5, 0, (1, 0)),  # some of the five are starting
-        (0, 4, 1, None, 7, 5, (0, 2)),  # a node has gone, and one of the five runs on the trainer's
-        (0, 0, 1, None, 3, 0, (0, 3)),
+        (8, 8, None, 0, 0, (8, 0)),
+        (8, 8, 5, 1, 1, (4, 0)),
+        (8, 8, 2, 3, 3, (0, 0)),  # granted less than it has: that is no lack of place
+        (1, 8, None, 5, 0, (1, 0)),  # some of the five are starting
+        (0, 4, None, 7, 5, (0, 2)),  # a node has gone, and one of the five runs on the trainer's
+        (0, 0, None, 3, 0, (0, 3)),
     ],
 )
 def test_room_on_the_cluster(
-    free: int, capacity: int, ranks: int, granted: int | None, requested: int, running: int, expected: tuple[int, int]
+    free: int, capacity: int, granted: int | None, requested: int, running: int, expected: tuple[int, int]
 ) -> None:
-    room = RemoteRoom(None, world_size=ranks, every_s=1e9)
+    room = RemoteRoom(None, every_s=1e9)
     room._look = lambda: (free, capacity)  # type: ignore[method-assign]
     reported: list[Claim] = []
     room._share.report = lambda claim, **_: (reported.append(claim), granted)[1]  # type: ignore[assignment, misc]

@@ -261,9 +261,7 @@ def new_tuner(options: SizeOptions, ray_remote_args: Mapping[str, Any] | None) -
     if options.may_be_remote:
         from dpex.pools.ray.room import RemoteRoom
 
-        world_size = os.environ.get("WORLD_SIZE", "1")
-        ranks = int(world_size) if world_size.isdigit() else 1
-        room = RemoteRoom(ray_remote_args, world_size=ranks, weight=config.cluster_weight, every_s=ROOM_EVERY_S)
+        room = RemoteRoom(ray_remote_args, weight=config.cluster_weight, every_s=ROOM_EVERY_S)
     limits = options.limits()
     return Tuner(config, options.start(limits), limits, room=room)
 

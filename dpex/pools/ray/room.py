@@ -1,7 +1,6 @@
 """The number of remote workers that a loader may ask for: free ones, up to the loader's share of the cluster.
 
-All loaders that tune themselves on one cluster divide it (see `dpex.pools.ray.shares`). Where the actor for that cannot
-be had, the ranks of a job divide the cluster equally.
+All loaders that tune themselves on one cluster divide it (see `dpex.pools.ray.shares`).
 
 A cluster is asked to grow by placement groups without a place, which are demand that an autoscaler adds nodes for.
 `dpex.pools.ray.demand` says how many, and when they go back.
@@ -28,17 +27,13 @@ class RemoteRoom:
     """See the module; a `dpex.schedule.room.Room`.
 
     Args:
-        world_size: Ranks of this job, which divide the cluster equally while there are no shares.
         weight: This loader's share relative to that of others.
         every_s: Seconds between two looks at the cluster.
     """
 
-    def __init__(
-        self, ray_remote_args: Mapping[str, Any] | None, *, world_size: int, weight: float = 1.0, every_s: float
-    ) -> None:
+    def __init__(self, ray_remote_args: Mapping[str, Any] | None, *, weight: float = 1.0, every_s: float) -> None:
         options = actor_options(ray_remote_args)
         self._needs = needs_of(options)
-        self._world_size = max(1, world_size)
         self._every_s = every_s
         self._looked_at = -math.inf
         self._found: tuple[int, int] | None = None
@@ -60,9 +55,7 @@ class RemoteRoom:
                 self._granted = None if self._found is None else self._report(wanted, *self._found)
             if self._found is None:
                 return None
-            free, capacity = self._found
-            most = capacity // self._world_size if self._granted is None else capacity
-            return room_found(wanted, free, most, self._granted, message)
+            return room_found(wanted, *self._found, self._granted, message)
 
     def rest(self) -> None:
         """See `dpex.schedule.room.Room.rest`."""
