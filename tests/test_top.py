@@ -147,16 +147,12 @@ def test_a_narrow_terminal() -> None:
     assert max(len(line) for line in shown(watched(), width=40).splitlines()) <= 40
 
 
-def test_frames_are_put_together_and_a_new_process_begins_anew() -> None:
-    one = watched()
-    for number in range(2, 100):
-        one.take(state(number))
-    assert one.column("train", "number") == list(range(40, 100))
-    one.take(state(99))
-    assert one.column("train", "number")[-2:] == [98, 99]
-    assert one.since == 99
+def test_a_new_process_at_an_address_begins_anew() -> None:
+    one = watched(number=99)
+    assert (one.since, one.diagnoses) == (98, {"train": DIAGNOSED})
     one.take(state(1, pid="2"))
-    assert one.column("train", "number") == [1]
+    assert (one.since, one.diagnoses) == (0, {})
+    assert "Not diagnosed yet." in shown(one)
 
 
 # -- whom it asks ------------------------------------------------------------------------------------------------------
@@ -191,7 +187,7 @@ def test_processes_come_and_go(directory: Path) -> None:
     announce(directory, 2, rank="1")
     watch.turn()
     assert [url.partition("1:")[2] for url in sorted(asked)] == [
-        *("1/api/state?since=0", "1/api/state?since=7", "2/api/state?since=0")
+        *("1/api/state?since=0", "1/api/state?since=6", "2/api/state?since=0")
     ]
     first.unlink()
     watch.turn()
@@ -298,7 +294,7 @@ def test_once_without_anybody(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_it_follows_until_it_is_to_stop(
     trained: DpexDataLoader[Any], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    monkeypatch.setattr("dpex.cli.terminal.EVERY_S", 0.01)
+    monkeypatch.setattr("dpex.cli.common.EVERY_S", 0.01)
     out, stop = StringIO(), threading.Event()
     options = main.parser().parse_args(["top"])
     console = Console(file=out, width=100, height=40, force_terminal=terminal)

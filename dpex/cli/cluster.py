@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dpex.cli.terminal import follow
+from dpex.cli import common
 from dpex.errors import ClusterError
 from dpex.pools.ray.shares import Claim
 from dpex.system.ray_package import is_ray_connected
@@ -102,9 +102,8 @@ def _loaders_table(loaders: Mapping[str, tuple[Claim, int]]) -> Table:
 
 def register(subparsers: Any) -> None:
     """Add this command."""
-    found = subparsers.add_parser(
-        "cluster", help="watch a Ray cluster: who has its workers, and who waits for more", description=_DESCRIPTION
-    )
+    summary = "watch a Ray cluster: who has its workers, and who waits for more"
+    found = common.add(subparsers, "cluster", summary=summary, description=_DESCRIPTION)
     found.add_argument("--address", help="address of the cluster (default: $RAY_ADDRESS, else the one on this machine)")
     found.add_argument("--once", action="store_true", help="print it once and exit")
     found.set_defaults(command=run)
@@ -125,5 +124,5 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
     if options.once:
         console.print(_look())
         return 0
-    follow(_look, console, stop)
+    common.follow(_look, console, stop)
     return 0

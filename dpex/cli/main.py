@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import dpex
 
-COMMANDS = ("run", "top", "cluster", "replay.command")
+COMMANDS = ("run", "top", "cluster", "replay")
 """Modules of this package, in the order of the help."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of all commands."""
+    """Return the parser of all commands."""
     found = argparse.ArgumentParser(
         prog="dpex",
         description="PyTorch's DataLoader with workers that are tuned, here or on a Ray cluster, and that explain why "
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return int(options.command(options))
-    except BrokenPipeError:  # whoever read this has read enough
+    except BrokenPipeError:  # the reader, such as `head`, has read enough
         sys.stderr.close()
         return 141
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dpex.cli import subcommand
+from dpex.cli import common
 from dpex.errors import ClusterError, OptionError
 from dpex.options import byte_count, checked
 from dpex.run.install import ROOT, begin, has_served
@@ -69,7 +69,7 @@ examples:
 def register(subparsers: Any) -> None:
     """Add both subcommands."""
     summary = "run a script with dpex behind its loaders"
-    parser = subcommand.add(subparsers, "run", summary=summary, description=_RUN, epilog=_RUN_MORE)
+    parser = common.add(subparsers, "run", summary=summary, description=_RUN, epilog=_RUN_MORE)
     parser.add_argument(
         "--num-workers", type=_workers, default="auto", metavar="N|auto|keep", help="see below (default: auto)"
     )
@@ -103,7 +103,7 @@ def register(subparsers: Any) -> None:
     parser.set_defaults(command=lambda given: _run_tuned(parser, given))
 
     summary = "run a script as it is, and say why it waits for data"
-    parser = subcommand.add(subparsers, "diagnose", summary=summary, description=_DIAGNOSE, epilog=_DIAGNOSE_MORE)
+    parser = common.add(subparsers, "diagnose", summary=summary, description=_DIAGNOSE, epilog=_DIAGNOSE_MORE)
     _add_report_and_script(parser)
     parser.set_defaults(command=_diagnose)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import ssl
 import sys
@@ -28,29 +27,25 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from dpex.cli.terminal import follow
+from dpex.cli import common
 from dpex.measure.readable import duration, fine_percent
 from dpex.schedule.names import WORKER_POOLS
 from dpex.system.directories import own_directories, to_look_in
 from dpex.system.user_warnings import forgive
 from dpex.telemetry.discovery import ScrapeTarget, targets
 
-"""The pages themselves are fresh every second."""
 DIAGNOSED_EVERY = 5
-"""A diagnosis is asked for at every so-manyth turn, as it changes slowly and costs the training process time."""
+"""A diagnosis is asked for at every fifth turn, as it changes slowly and costs the training process time."""
 PATIENCE_S = 2.0
 """A process that does not answer in time is shown as silent, and the others are not kept waiting."""
-KEEP = 60
-"""Frames for the course of each loader: a minute."""
 DECISIONS = 4
-"""Of each loader, the latest."""
+"""The latest decisions of each loader that are shown."""
 AT_ONCE = 16
 """Processes that are asked at the same time."""
 MOST_SAID = 1000
 """Bytes of a refusal that are shown."""
 STYLES = {"early": "dim", "good": "green", "fair": "yellow", "bad": "red"}
 NOTHING = "-"
-BLOCKS = " ▁▂▃▄▅▆▇█"
 NOBODY = (
     "No training process is announced in {place}. Start one with DPEX_METRICS_PORT=0 in its environment, or with "
     "DpexDataLoader(..., metrics_port=0), or give its address: dpex top http://127.0.0.1:PORT"
@@ -67,36 +62,29 @@ Ask = Callable[[str], State]
 
 @dataclass
 class WatchedProcess:
-    """A process: what it said last, the frames and diagnoses of its loaders, and whether it still answers."""
+    """A process: its last answer, the diagnoses of its loaders by name, and why it does not answer, if so."""
 
     url: str
     labels: Mapping[str, str] = field(default_factory=dict)
     state: State | None = None
-    frames: dict[str, list[list[Any]]] = field(default_factory=dict)
     diagnoses: dict[str, State] = field(default_factory=dict)
     error: str = ""
 
     @property
     def since(self) -> int:
-        """The latest frame that is known."""
-        return int(self.state["number"]) if self.state is not None else 0
+        """The frame before the latest one that is known: an answer then has at least one."""
+        return max(0, int(self.state["number"]) - 1) if self.state is not None else 0
 
     def take(self, state: State) -> None:
-        """What it says now."""
+        """Keep this answer. Another process may have begun to serve at the same address."""
         if self.state is not None and self.state["process"] != state["process"]:
-            self.frames, self.diagnoses = {}, {}
-        for loader in state["loaders"]:
-            kept = self.frames.setdefault(loader["name"], [])
-            last = kept[-1][0] if kept else 0
-            kept += [frame for frame in loader["frames"] if frame[0] > last]
-            del kept[:-KEEP]
+            self.diagnoses = {}
         self.state, self.error = state, ""
 
-    def column(self, loader: str, name: str) -> list[Any]:
-        """That column of the loader's frames."""
+    def latest(self, loader: State, column: str) -> int:
+        """Return that column of the loader's latest frame; 0 if there is none yet."""
         assert self.state is not None
-        place = self.state["columns"].index(name)
-        return [frame[place] for frame in self.frames.get(loader, [])]
+        return int(loader["frames"][-1][self.state["columns"].index(column)]) if loader["frames"] else 0
 
 
 class ProcessWatch:
@@ -110,7 +98,7 @@ class ProcessWatch:
         self._turns = 0
 
     def turn(self) -> None:
-        """Ask all of them what is new; who was seen once and is no more stays, as gone."""
+        """Ask all processes for their state. One that was seen once and has gone stays, as gone."""
         found = [ScrapeTarget(url=url, labels={}, path=Path()) for url in self._urls] or targets(*self._directories)
         for target in found:
             one = self.watched.setdefault(target.url, WatchedProcess(target.url))
@@ -129,21 +117,18 @@ class ProcessWatch:
 
     def _ask_one(self, one: WatchedProcess) -> None:
         try:
-            state = self._ask(f"{one.url}/api/state?since={one.since}")
-            if one.state is not None and one.state["process"] != state["process"]:
-                state = self._ask(f"{one.url}/api/state")
-            one.take(state)
+            one.take(self._ask(f"{one.url}/api/state?since={one.since}"))
         except NO_ANSWER as error:
             one.error = _why_not(error)
             return
         if self._turns % DIAGNOSED_EVERY == 0 or not one.diagnoses:
-            with contextlib.suppress(*NO_ANSWER):  # whoever is gone will be said to be, a second later
+            with contextlib.suppress(*NO_ANSWER):  # a process that has gone is shown as gone a second later
                 found = self._ask(f"{one.url}/diagnosis.json?stretch=recent")
                 one.diagnoses = {diagnosed["name"]: diagnosed for diagnosed in found["loaders"]}
 
 
 def _why_not(error: Exception) -> str:
-    """An answer that is none says what to do, such as which name the endpoint must be told."""
+    """Return the reason in words; a refusal says which name the endpoint has to be asked by."""
     if isinstance(error, urllib.error.HTTPError):
         with contextlib.suppress(OSError, ValueError):
             return f"no answer: {error.read(MOST_SAID).decode(errors='replace').strip() or error.reason}"
@@ -152,7 +137,7 @@ def _why_not(error: Exception) -> str:
 
 
 def asking(context: ssl.SSLContext | None) -> Ask:
-    """How endpoints are asked."""
+    """Return a function that asks an endpoint."""
 
     def ask(url: str) -> State:
         with urllib.request.urlopen(url, timeout=PATIENCE_S, context=context) as answer:
@@ -165,14 +150,14 @@ def asking(context: ssl.SSLContext | None) -> Ask:
 
 
 def screen(watched: Sequence[WatchedProcess], place: str) -> RenderableType:
-    """All of it."""
+    """Return the panels of all processes; ``place`` is where they are announced."""
     if not watched:
         return Text(NOBODY.format(place=place))
     return Group(*(panel(one) for one in watched))
 
 
 def panel(one: WatchedProcess) -> Panel:
-    """One process."""
+    """Return the panel of a process."""
     process = one.state["process"] if one.state is not None else one.labels
     words = [f"{word} {process[name]}" for word, name in _WHO if process.get(name)]
     title = Text(_plain(" · ".join([*words, one.url])))
@@ -197,7 +182,7 @@ def _loader(one: WatchedProcess, loader: State) -> RenderableType:
     if found is not None and found["level"] != "early":
         told = (("first", found["shown"]["first"]), ("to end it", found["shown"].get("end", "")))
         rows += [(name, Text(_plain(text))) for name, text in told if text]
-    rows += [("wait", Text.assemble((_percent(now["wait_ratio"]), style), "  ", _line(one, loader)))]
+    rows += [("wait", Text(_percent(now["wait_ratio"]), style))]
     if now["gpu_stall_ratio"] is not None:
         rows.append(("GPU stall", Text(f"{_percent(now['gpu_stall_ratio'])} of the time")))
     rows += [
@@ -224,18 +209,6 @@ def _said(loader: State, found: State | None) -> str:
     return f"{shown['sentence']}{sure}{idle}"
 
 
-def _line(one: WatchedProcess, loader: State) -> Text:
-    """The share of waiting, a character a second."""
-    name = loader["name"]
-    spent = zip(*(one.column(name, part) for part in ("wait_s", "transfer_s", "work_s")), strict=True)
-    return Text("".join(_block(wait_s, wait_s + transfer_s + work_s) for wait_s, transfer_s, work_s in spent), "red")
-
-
-def _block(part_s: float, total_s: float) -> str:
-    share = part_s / total_s if total_s > 0 else 0.0
-    return BLOCKS[min(8, math.ceil(8 * share - 0.05))]
-
-
 def _speed(loader: State) -> str:
     now = loader["now"]
     if now["batches_per_second"] is None:
@@ -247,20 +220,15 @@ def _speed(loader: State) -> str:
 def _workers(one: WatchedProcess, loader: State) -> str:
     parts = []
     for pool in WORKER_POOLS:
-        running, wanted = (_last(one, loader, f"{pool}_{level}") for level in ("running", "wanted"))
+        running, wanted = (one.latest(loader, f"{pool}_{level}") for level in ("running", "wanted"))
         if running or wanted:
             parts.append(f"{running} {pool}" + (f" ({wanted} wanted)" if wanted != running else ""))
     return ", ".join(parts) or "none; the training process makes the batches"
 
 
 def _queue(one: WatchedProcess, loader: State) -> str:
-    made = _last(one, loader, "local_in_flight") + _last(one, loader, "remote_in_flight")
-    return f"{_last(one, loader, 'ready')} ready, {made} being made, prefetch {_last(one, loader, 'prefetch')}"
-
-
-def _last(one: WatchedProcess, loader: State, column: str) -> int:
-    values = one.column(loader["name"], column)
-    return int(values[-1]) if values else 0
+    made = one.latest(loader, "local_in_flight") + one.latest(loader, "remote_in_flight")
+    return f"{one.latest(loader, 'ready')} ready, {made} being made, prefetch {one.latest(loader, 'prefetch')}"
 
 
 def _stages(stages_s: Mapping[str, float | None]) -> str:
@@ -288,7 +256,7 @@ def _clock(at: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what a terminal would obey."""
+    """Return the text without characters that control a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -297,9 +265,8 @@ def _plain(text: str) -> str:
 
 def register(subparsers: Any) -> None:
     """Add this command."""
-    found = subparsers.add_parser(
-        "top", help="watch the training processes: whether each one waits for data, and why", description=_DESCRIPTION
-    )
+    summary = "watch the training processes: whether each one waits for data, and why"
+    found = common.add(subparsers, "top", summary=summary, description=_DESCRIPTION)
     found.add_argument(
         "url", nargs="*", help="address of a live page (default: all training processes that are announced)"
     )
@@ -333,5 +300,5 @@ def run(options: argparse.Namespace, console: Console | None = None, stop: threa
     if options.once:
         console.print(look())
         return 0 if any(not one.error for one in watch.watched.values()) else 1
-    follow(look, console, stop)
+    common.follow(look, console, stop)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,11 +18,10 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.law import law_for
 from dpex.autotune.trace import Header, Recorder, RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Sample, Settings
+from dpex.cli import recorded_run
 from dpex.cli.main import parser
-from dpex.cli.replay import again
-from dpex.cli.replay.again import load, parse_changes, replay
-from dpex.cli.replay.command import run
-from dpex.cli.replay.text import quantity, report, summary
+from dpex.cli.recorded_run import load, parse_changes, replay
+from dpex.cli.replay import quantity, report, run
 from dpex.schedule.json_values import line
 
 ROOT = Path(__file__).parents[2]
@@ -136,26 +134,6 @@ def test_a_run_is_explained(shift: Path) -> None:
     assert rows[0].count("#") > rows[len(rows) // 3].count("#")
 
 
-def test_figures_of_a_run(shift: Path) -> None:
-    trace = load(str(shift))
-    run = summary(trace)
-    assert run.windows == len(trace.samples)
-    assert run.batches == sum(sample.batches for sample in trace.samples)
-    assert run.seconds == pytest.approx(30, abs=1.1)
-    assert run.first == Settings(local=2, prefetch=4)
-    assert run.last == trace.decisions[-1].new
-    assert 0 < run.wait < 1
-
-
-def test_every_window_is_listed_on_request(shift: Path) -> None:
-    trace = load(str(shift))
-    _, without = shown(shift)
-    _, lines = shown(shift, "--windows")
-    assert len(lines) - len(without) == len(trace.samples) + 3
-    marked = [text for text in lines if text.endswith(" *")]
-    assert len(marked) == len(trace.decisions)
-
-
 def test_what_was_never_judged_is_said_to_be_so(shift: Path) -> None:
     trace = load(str(shift))
     bare = replace(trace, decisions=tuple(replace(each, outcome=None) for each in trace.decisions))
@@ -168,7 +146,6 @@ def test_a_trace_without_windows_is_explained(tmp_path: Path) -> None:
     code, lines = shown(path)
     assert code == 0
     assert any("no window was recorded" in text for text in lines)
-    assert shown(path, "--windows", "--json")[0] == 0
 
 
 def test_a_torn_trace_is_replayed_and_said_to_be_torn(shift: Path) -> None:
@@ -222,23 +199,10 @@ def test_another_law_decides_otherwise(shift: Path, monkeypatch: pytest.MonkeyPa
         def step(self, _: Sample) -> None:
             return None
 
-    monkeypatch.setattr(again, "law_for", Still)
+    monkeypatch.setattr(recorded_run, "law_for", Still)
     code, lines = shown(shift)
     assert code == 1
     assert "    replayed  nothing" in lines
-
-
-def test_for_programs(shift: Path) -> None:
-    trace = load(str(shift))
-    code, lines = shown(shift, "--json", "--set", "max_local=4")
-    told = json.loads("\n".join(lines))
-    assert code == 1
-    assert told["changes"] == {"max_local": 4}
-    assert told["summary"]["windows"] == len(trace.samples)
-    decided = told["decisions"]
-    assert [each["recorded"]["at"] for each in decided if each["recorded"]] == [each.at for each in trace.decisions]
-    assert told["first_difference"] == decided[0]["window"]
-    assert json.loads("\n".join(shown(shift, "--json")[1]))["first_difference"] is None
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.trace import FORMAT, VERSION, Header, Recorder, RecordingLaw, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample, Settings
-from dpex.cli.replay.reading import Trace, read
+from dpex.cli.recorded_run import Trace, read
 from dpex.errors import TraceError
 from dpex.measure.samples import MachineSample, PoolSample
 from dpex.schedule.json_values import line, plain

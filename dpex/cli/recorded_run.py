@@ -1,15 +1,22 @@
-"""Read the trace of a run, see `dpex.autotune.trace`. PURE."""
+"""A recorded run: read its trace (see `dpex.autotune.trace`), and show its windows to laws made anew.
+
+From the first decision that differs on, that is no more than an indication: the windows stay as they were recorded,
+under the recorded settings.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
+from dpex.autotune.config import AutotuneConfig
+from dpex.autotune.law import law_for
 from dpex.autotune.trace import FORMAT, VERSION, Header, TraceOrigin
 from dpex.autotune.types import Decision, Outcome, Sample
-from dpex.errors import TraceError
+from dpex.errors import OptionError, TraceError
 from dpex.schedule.json_values import build
 
 
@@ -40,7 +47,7 @@ class Trace:
 
     @property
     def samples(self) -> list[Sample]:
-        """Of all sections."""
+        """The samples of all sections."""
         return [step.sample for section in self.sections for step in section.steps]
 
 
@@ -153,3 +160,81 @@ class _Reader:
         if not isinstance(number, int) or not 0 <= number < len(self._decisions):
             raise ValueError(f"an outcome of decision {number}, and there are {len(self._decisions)}")
         return number
+
+
+# -- decided again -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedWindow:
+    """A sample, its number (from 1 on), the decision that was recorded on it, and the decision made on it now."""
+
+    number: int
+    sample: Sample
+    recorded: Decision | None
+    replayed: Decision | None
+
+    @property
+    def is_same(self) -> bool:
+        """Return True if both are the same change for the same reason, or none; words and predictions may differ."""
+        return _essence(self.recorded) == _essence(self.replayed)
+
+
+def _essence(decision: Decision | None) -> object:
+    return None if decision is None else (decision.old, decision.new, decision.reason)
+
+
+def replay(trace: Trace, changes: Mapping[str, Any] | None = None) -> list[ReplayedWindow]:
+    """Show all samples to laws made anew, under the recorded configuration with these ``changes``.
+
+    Raises:
+        OptionError: the changes do not go with the recorded configuration.
+    """
+    windows: list[ReplayedWindow] = []
+    for section in trace.sections:
+        for step, replayed in zip(section.steps, _decide(section, changes or {}), strict=True):
+            recorded = None if step.decision is None else trace.decisions[step.decision]
+            number = len(windows) + 1
+            windows.append(ReplayedWindow(number=number, sample=step.sample, recorded=recorded, replayed=replayed))
+    return windows
+
+
+def _decide(section: TraceSection, changes: Mapping[str, Any]) -> list[Decision | None]:
+    """Return the decision of a new law on each sample, with the outcome that the law found later."""
+    origin = section.origin
+    law = law_for(replace(origin.config, **changes), origin.start)
+    decided = [law.step(step.sample) for step in section.steps]
+    judged = iter(law.decisions)
+    return [None if decision is None else next(judged) for decision in decided]
+
+
+def load(path: str) -> Trace:
+    """Read a trace file.
+
+    Raises:
+        TraceError: it cannot be opened or read.
+    """
+    try:
+        with Path(path).open("rb") as lines:
+            return read(lines, path)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}; give a file written by AutotuneConfig(trace=...)") from error
+
+
+def parse_changes(texts: Iterable[str]) -> dict[str, Any]:
+    """``["max_local=4"]`` → ``{"max_local": 4}``; ranges are checked when a configuration is made.
+
+    Raises:
+        OptionError: no knob of that name, or nothing that could be a value.
+    """
+    knobs = [field.name for field in fields(AutotuneConfig) if field.name != "trace"]
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name not in knobs or not equals:
+            raise OptionError(f"--set {text}: give KNOB=VALUE, with one of {', '.join(knobs)}")
+        try:
+            changes[name] = None if value == "None" else json.loads(value)
+        except ValueError:
+            raise OptionError(f"--set {text}: give a number, or None") from None
+    return changes

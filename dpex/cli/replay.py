@@ -1,18 +1,63 @@
-"""A recorded run in plain words: how it went, what was decided and why, and whether it is decided so again. PURE."""
+"""``dpex replay``: a recorded run as text, its decisions explained, and decided again."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Decision, Sample, Settings
-from dpex.cli.replay.again import ReplayedWindow
-from dpex.cli.replay.reading import Trace
+from dpex.cli import common
+from dpex.cli.recorded_run import ReplayedWindow, Trace, load, parse_changes, replay
+from dpex.errors import OptionError, TraceError
 from dpex.measure.readable import duration, fine_percent, rounded, size
+
+_DESCRIPTION = """
+Explain a recorded run as text: its course, the decisions with their reasons and outcomes, and whether this version of
+dpex makes the same decisions on its windows.
+"""
+_EPILOG = """\
+exit status:
+  0  this version of dpex makes the same decisions
+  1  it makes others
+  2  the trace or an option cannot be used
+
+examples:
+  DPEX_TRACE=run-{rank}.jsonl python train.py
+  dpex replay run-0.jsonl
+  dpex replay run-0.jsonl --set max_local=4
+"""
+
+
+def register(subparsers: Any) -> None:
+    """Add the subcommand."""
+    summary_line = "explain a recorded run, and decide it again"
+    parser = common.add(subparsers, "replay", summary=summary_line, description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("trace", metavar="TRACE", help="a file written by AutotuneConfig(trace=...) or DPEX_TRACE")
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="try another configuration")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, write: Callable[[str], object] = print) -> int:
+    """Print the report; returns the exit status that the help lists."""
+    try:
+        changes = parse_changes(options.set)
+        trace = load(options.trace)
+        windows = replay(trace, changes)
+    except (TraceError, OptionError) as error:
+        print(f"dpex replay: {error}", file=sys.stderr)
+        return 2
+    for line in report(trace, windows, changes):
+        write(line)
+    return int(not all(window.is_same for window in windows))
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
 
 _ROWS = 12
 """Lines of the course of a run: it fits on a screen."""
@@ -21,47 +66,6 @@ _BAR = 20
 _WIDTH = 116
 """Columns of the text."""
 _TIMELINE = "{:>15}  {:>10}  {:>5}  {:20}  {:>7}  {:20}  {}"
-_WINDOW = "{:>5} {:>8} {:>7} {:>7} {:>8} {:>5} {:>5} {:>5}  {:>6} {:>6}  {:>7} {:>7}  {:>8} {:>7} {:>7} {:>8}  {}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """A run in figures. seconds: from the first window's beginning to the last one's end; measured_s: in windows.
-
-    wait: share of the measured time lost to loading. last: the settings after the last decision; None if there is no
-    window and hence nothing is known.
-    """
-
-    seconds: float
-    measured_s: float
-    windows: int
-    batches: int
-    wait: float
-    decisions: int
-    undone: int
-    first: Settings
-    last: Settings | None
-
-
-def summary(trace: Trace) -> Summary:
-    """The run in figures."""
-    samples, decisions = trace.samples, trace.decisions
-    lost, measured, total = _times(samples)
-    last = samples[-1].settings if samples else None
-    final_steps = [step for section in trace.sections for step in section.steps][-1:]
-    if final_steps and final_steps[0].decision is not None:
-        last = decisions[final_steps[0].decision].new
-    return Summary(
-        seconds=samples[-1].at - samples[0].at + samples[0].seconds if samples else 0.0,
-        measured_s=measured,
-        windows=len(samples),
-        batches=sum(sample.batches for sample in samples),
-        wait=lost / total if total > 0 else 0.0,
-        decisions=len(decisions),
-        undone=sum(d.outcome is not None and not d.outcome.kept for d in decisions),
-        first=trace.sections[0].origin.start,
-        last=last,
-    )
 
 
 def _times(samples: Sequence[Sample]) -> tuple[float, float, float]:
@@ -70,53 +74,54 @@ def _times(samples: Sequence[Sample]) -> tuple[float, float, float]:
     return lost, sum(sample.seconds for sample in samples), lost + sum(sample.work_s for sample in samples)
 
 
-def report(
-    trace: Trace, windows: Sequence[ReplayedWindow], changes: Mapping[str, Any], *, every_window: bool = False
-) -> Iterator[str]:
-    """The lines to show."""
+def report(trace: Trace, windows: Sequence[ReplayedWindow], changes: Mapping[str, Any]) -> Iterator[str]:
+    """Return the lines to show."""
     yield from _head(trace)
     yield from _timeline(windows)
-    if every_window:
-        yield from _window_table(windows)
-    yield from _decisions(trace, windows)
+    yield from _decisions(windows)
     yield from _verdict(windows, changes)
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-def head_facts(trace: Trace) -> Iterator[str]:
-    """When, where and by what the run was recorded, and what is known of the process."""
-    header, machine = trace.header, trace.header.machine
+def _head(trace: Trace) -> Iterator[str]:
+    """When, where and by what the run was recorded, how long it was, and its settings."""
+    header, machine, samples = trace.header, trace.header.machine, trace.samples
     where = f" on {machine['name']}" if "name" in machine else ""
     yield f"Recorded {_date(header.started_s)}{where} by dpex {header.dpex}"
-    yield from (f"{name.replace('_', ' ')} {value}" for name, value in machine.items() if name != "name")
-
-
-def _head(trace: Trace) -> Iterator[str]:
-    run = summary(trace)
-    first, *facts = head_facts(trace)
-    yield first
-    if facts:
-        yield from _wrapped("  process   ", ", ".join(facts))
+    facts = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items() if name != "name")
+    yield from _wrapped("  process   ", facts) if facts else ()
     if trace.is_torn:
         yield "  note      the last line is incomplete (the run was killed, or the disk was full) and was left out"
-    if not run.windows:
+    if not samples:
         yield "  no window was recorded: the run was too short, or everything was fixed by resize()"
     else:
-        rate = run.batches / run.measured_s if run.measured_s else 0.0
-        yield f"  run       {run.seconds:.1f} s, {run.measured_s:.1f} s of it measured in {run.windows} windows"
-        yield f"  batches   {run.batches}, {rounded(rate)}/s; {fine_percent(run.wait)} of the time was lost to loading"
+        lost_s, measured_s, total_s = _times(samples)
+        seconds = samples[-1].at - samples[0].at + samples[0].seconds
+        batches, wait = sum(sample.batches for sample in samples), lost_s / total_s if total_s > 0 else 0.0
+        rate = batches / measured_s if measured_s else 0.0
+        yield f"  run       {seconds:.1f} s, {measured_s:.1f} s of it measured in {len(samples)} windows"
+        yield f"  batches   {batches}, {rounded(rate)}/s; {fine_percent(wait)} of the time was lost to loading"
     for number, section in enumerate(trace.sections):
         origin = section.origin
         at = f" from {section.steps[0].sample.at:.1f} s on" if number and section.steps else ""
         why = f" ({origin.why})" if origin.why else ""
         yield f"  {'renewed ' if number else 'settings'}  {origin.start}{at}{why}"
-        said = [*_said(origin.limits), *_not_default(origin.config)]
-        if said:
-            yield from _wrapped("            given: ", ", ".join(said))
-    if run.last is not None and run.last != run.first:
-        yield f"  at last   {run.last}"
+        given = [*_limits(origin.limits), *_not_default(origin.config)]
+        yield from _wrapped("            given: ", ", ".join(given)) if given else ()
+    last = _last_settings(trace)
+    if last != trace.sections[0].origin.start:
+        yield f"  at last   {last}"
+
+
+def _last_settings(trace: Trace) -> Settings:
+    """The settings after the last decision."""
+    steps = [step for section in trace.sections for step in section.steps]
+    if not steps:
+        return trace.sections[0].origin.start
+    decision = steps[-1].decision
+    return steps[-1].sample.settings if decision is None else trace.decisions[decision].new
 
 
 def _date(seconds: float) -> str:
@@ -126,7 +131,7 @@ def _date(seconds: float) -> str:
         return f"{seconds:g} s after 1970"
 
 
-def _said(limits: Mapping[str, Any]) -> Iterator[str]:
+def _limits(limits: Mapping[str, Any]) -> Iterator[str]:
     for name, value in limits.items():
         if isinstance(value, Mapping):
             yield from (f"{name} {inner}={count}" for inner, count in value.items())
@@ -174,48 +179,15 @@ def _running(sample: Sample) -> int:
     return sample.local.running + sample.remote.running
 
 
-def _window_table(windows: Sequence[ReplayedWindow]) -> Iterator[str]:
-    heads = ("#", "at", "length", "batches", "rate", "wait", "own", "work", "ready", "flight")
-    pools = ("local", "remote", "busy", "CPU", "others", "free", "settings")
-    yield ""
-    yield _WINDOW.format(*heads, *pools)
-    for window in windows:
-        sample, machine = window.sample, window.sample.machine
-        pools_of = (sample.local, sample.remote)
-        tickets = sum(pool.tickets for pool in pools_of)
-        times = (sum(pool.busy_s for pool in pools_of), sum(pool.cpu_s for pool in pools_of))
-        busy, cpu = (duration(each / tickets) if tickets else "" for each in times)
-        total = sample.wait_s + sample.own_s + sample.work_s
-        shares = (fine_percent(each / total) if total else "" for each in (sample.wait_s, sample.own_s, sample.work_s))
-        yield _WINDOW.format(
-            window.number,
-            f"{sample.at:.2f} s",
-            f"{sample.seconds:.2f} s",
-            sample.batches,
-            f"{sample.rate:.3g}/s",
-            *shares,
-            sample.ready,
-            sample.in_flight,
-            *(f"{pool.running}/{pool.requested}" for pool in (sample.local, sample.remote)),
-            busy,
-            cpu,
-            f"{machine.others:.2f}",
-            "" if machine.memory_free is None else size(machine.memory_free),
-            f"{sample.settings}{' *' if window.recorded else ''}",
-        )
-    yield "      pools: running/requested; busy and CPU: of a batch in its worker; others: CPUs; *: decided after it"
-
-
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 
-def _decisions(trace: Trace, windows: Sequence[ReplayedWindow]) -> Iterator[str]:
+def _decisions(windows: Sequence[ReplayedWindow]) -> Iterator[str]:
+    decided = [(window, window.recorded) for window in windows if window.recorded is not None]
     yield ""
-    decided = [window for window in windows if window.recorded is not None]
     yield f"Decisions: {len(decided) or 'none'}"
-    for number, window in enumerate(decided, 1):
-        if window.recorded is not None:
-            yield from _explain(number, window, window.recorded)
+    for number, (window, decision) in enumerate(decided, 1):
+        yield from _explain(number, window, decision)
 
 
 def _explain(number: int, window: ReplayedWindow, decision: Decision) -> Iterator[str]:

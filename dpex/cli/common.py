@@ -1,0 +1,56 @@
+"""The parser and the screen that commands share; short, as they share no more."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import textwrap
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+COLUMNS = 80
+"""Help is read in terminals, and many are no wider."""
+EVERY_S = 1.0
+"""Seconds between two drawings of a screen: what it shows is measured once a second."""
+
+
+def add(subparsers: Any, name: str, *, summary: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
+    """Add a subcommand whose help begins with a description and ends with ``epilog``, such as examples.
+
+    Args:
+        subparsers: Those of the command ``dpex``.
+        name: The subcommand.
+        summary: Its line in the help of ``dpex`` itself.
+        description: One paragraph; it is wrapped.
+        epilog: Lines that are shown as they are.
+    """
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(description.strip(), COLUMNS),
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser
+
+
+def follow(draw: Callable[[], RenderableType], console: Console, stop: threading.Event | None) -> None:
+    """Draw again and again, until ``stop`` is set or Ctrl-C; line by line where there is no terminal."""
+    stop = stop or threading.Event()
+    live = None
+    if console.is_terminal:
+        live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+    with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
+        while True:
+            drawn = draw()
+            if live is None:
+                console.print(drawn)
+            else:
+                live.update(drawn, refresh=True)
+            if stop.wait(EVERY_S):
+                return
