@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
     from dpex.device.feed import Feed
     from dpex.loader.runtime import LoaderRuntime
+    from dpex.pools.base import MakesPool
     from dpex.schedule.prefetch import Sizes
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
@@ -137,6 +138,12 @@ class DpexDataLoader(LoaderOptions, Resumable, ReportingLoader, DataLoader[T_co]
     """
 
     _source: Source | None = None
+    local_pool: ClassVar[MakesPool | None] = None
+    """Makes the pool of this machine's workers from their setup and their number, in place of dpex's processes.
+
+    A subclass may set it, see [Use workers of your own](../how-to/own-workers.md). It needs ``seeding="batch"`` and a
+    map-style dataset.
+    """
 
     @names_its_options
     def __init__(

@@ -135,6 +135,11 @@ def test_planted_bottlenecks_are_diagnosed(run: Run) -> None:
     assert out.count("First: ") == 2
 
 
+def test_a_pool_of_threads_makes_torchs_batches(run: Run) -> None:
+    out, _ = run("thread_pool.py")
+    assert "the same batches" in out
+
+
 def test_auto_stopped_by_ctrl_c_shows_what_it_saw() -> None:
     started = start("auto.py", "--seconds", "60")
     assert started.stdout is not None

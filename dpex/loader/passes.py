@@ -74,6 +74,7 @@ def pool_factory(loader: Any, runtime: LoaderRuntime) -> PoolFactory:
         )
     return PoolFactory(
         share=share,
+        own_pool=type(loader).local_pool,
         multiprocessing_context=loader.multiprocessing_context,
         head_address=loader.head_address,
         ray_remote_args=loader.cluster_config.ray_remote_args,

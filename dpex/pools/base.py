@@ -1,10 +1,12 @@
-"""What every pool offers, and what it tells the epoch that drives it.
+"""The interface between the engine and a pool of workers, and the counts that every pool keeps.
 
-A pool runs *workers* (processes or threads, here or on other machines). Under ``seeding="batch"`` the epoch hands
-tickets to the pool, which gives them to whichever worker is free. With logical workers (``seeding="worker"``, streams)
-the epoch assigns each logical worker to a worker and addresses tickets to it.
+A pool runs *workers*: processes or threads, on this machine or on others. Under ``seeding="batch"`` the engine hands
+tickets to the pool, which gives each of them to any free worker. With logical workers (``seeding="worker"``, streams)
+the engine assigns each logical worker to a worker and addresses tickets to it.
 
-All calls come from the thread that drives the epoch. A pool never blocks but in `close`.
+All calls come from the thread that drives the engine. Only `WorkerPool.close` may block.
+
+`dpex.DpexDataLoader.local_pool` takes a pool of the user's own. The names in ``__all__`` are public for that.
 """
 
 from __future__ import annotations
@@ -14,20 +16,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dpex._torch import ExceptionWrapper
+from dpex.errors import InternalError
+from dpex.measure.batch_times import BatchTimes
 from dpex.measure.pool_times import PoolTimes
-from dpex.schedule.events import PoolEvent
+from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.schedule import Ticket
 from dpex.schedule.streams import ALL
+from dpex.worker.fetch import Fetcher
+from dpex.worker.outcome import Failure, where
+from dpex.worker.setup import WorkerSetup
 from dpex.worker.states import RngState
+
+__all__ = [
+    "BatchTimes",
+    "Fetcher",
+    "Notice",
+    "PoolCounts",
+    "PoolEvent",
+    "PoolTimes",
+    "Ticket",
+    "TicketMade",
+    "WorkerGone",
+    "WorkerPool",
+    "WorkerSetup",
+    "WorkerUp",
+    "failure",
+]
+
+
+def failure(worker: int) -> Failure:
+    """Return the value that stands for a batch whose making raised the exception that is being handled."""
+    return Failure(ExceptionWrapper(where=where(worker)))
 
 
 @dataclass(kw_only=True)
 class PoolCounts:
     """Workers by stage: ``wanted`` by the user or tuner, ``requested`` from the system, ``running`` now.
 
-    ``most``: how many the system allows, once it refused one, and ``why_most``. Asking for a number tries anew.
-    ``left_alone``: nodes of the cluster that get no workers for a while, and why; ``failed``: the latest reason of each
-    node that ever was.
+    ``most``: the number that the system allows, once it has refused a worker, and ``why_most``. `WorkerPool.resize`
+    tries anew. ``left_alone``: nodes of the cluster that get no workers for a while, and why. ``failed``: the latest
+    reason of each node that has been left alone.
     """
 
     wanted: int = 0
@@ -39,38 +68,50 @@ class PoolCounts:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def leave_alone(self, place: str, why: str) -> None:
-        """A node is left alone from now on; without a reason, it is not any more. Others may read meanwhile."""
+        """Give a node no workers from now on; without a reason, give it some again. Other threads may read this."""
         others = {name: known for name, known in self.left_alone.items() if name != place}
         self.left_alone = {**others, place: why} if why else others
         if why:
             self.failed = {**self.failed, place: why}
 
 
+class MakesPool(Protocol):
+    """Makes a pool, such as the class of one."""
+
+    def __call__(self, setup: WorkerSetup, workers: int, /) -> WorkerPool:
+        """Return a pool that has requested ``workers``."""
+
+
 class WorkerPool(Protocol):
-    """A place where tickets are turned into batches."""
+    """A place where tickets are turned into batches.
+
+    A class that derives from this one inherits what holds for workers that are alike (``seeding="batch"``): no logical
+    workers, and no crashes. `examples/thread_pool.py` is such a pool.
+    """
 
     name: str
     counts: PoolCounts
     times: PoolTimes
-    failed: str | None
+    failed: str | None = None
     """Why no worker can be had at present, or None."""
-
-    def resize(self, wanted: int) -> None:
-        """Ask for that many workers; `WorkerUp` and `WorkerGone` events follow. A leaving worker finishes what it
-        holds.
-
-        With logical workers a pool only grows, as each of them stays on its worker.
-        """
 
     @property
     def crashes(self) -> int:
         """Unexpected ends of workers since the last result of any."""
+        return 0
+
+    def resize(self, wanted: int) -> None:
+        """Request ``wanted`` workers; `WorkerUp` and `WorkerGone` follow. A leaving worker finishes what it holds.
+
+        With logical workers a pool only grows, as each of them stays on its worker.
+        """
 
     def at_work(self) -> int:
-        """Workers that have something to do, at most."""
+        """Return the maximum number of workers that are busy."""
+        return self.counts.running
 
     def workers(self) -> list[int]:
-        """Workers that are up and not leaving, by id."""
+        """Return the workers that are up and not leaving, by id."""
 
     def send(
         self,
@@ -81,10 +122,14 @@ class WorkerPool(Protocol):
         *,
         again: bool = False,
     ) -> bool:
-        """Hand over tickets as one message; False if it cannot take them now (nothing was taken then).
+        """Hand over tickets as one message; return False, and take nothing, if there is no room now.
 
-        Once they are handed over there is something in ``sent``, whatever exception may follow. ``again``: their
-        batches are there already, and only the random states that they leave behind are wanted.
+        Args:
+            tickets: The tickets, whose numbers are unique in an epoch.
+            epoch: The pass that they belong to.
+            worker: The worker that makes them; None: any.
+            sent: Gets an item once the tickets are handed over, whatever exception may follow.
+            again: The batches are there already, and only the random states that they leave behind are wanted.
         """
 
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
@@ -92,19 +137,23 @@ class WorkerPool(Protocol):
 
         ``streams``: as in `dpex.schedule.streams`; where it is `UNKNOWN`, `SplittingKnown` follows.
         """
+        raise InternalError(f"{type(self).__name__} has no logical workers")
 
     def ask_state(self, worker: int, logical: int) -> None:
-        """Have ``worker`` ask the dataset of ``logical`` for its state, after what it was sent so far and from then on;
-        `Snapshot` follows, and `Notice` if that fails."""
+        """Ask for the state of the dataset of ``logical``, after the tickets sent so far and from then on.
+
+        `Snapshot` follows, and `Notice` if that fails.
+        """
+        raise InternalError(f"{type(self).__name__} has no logical workers")
 
     def new_epoch(self, epoch: int) -> None:
-        """Results of earlier epochs are discarded from now on."""
+        """Begin pass ``epoch``. Results of earlier passes need not be made any more, and are ignored."""
 
     def descriptors(self) -> list[int]:
-        """File descriptors that turn readable when `poll` has something."""
+        """Return file descriptors that turn readable when `poll` has something."""
 
     def poll(self) -> deque[PoolEvent]:
-        """What happened, without waiting: the pool's own, out of which the caller takes what it has dealt with."""
+        """Return the events so far, without waiting, in the pool's deque. The caller removes those it has handled."""
 
     def close(self, grace_s: float) -> None:
         """End every worker within about ``grace_s`` seconds; idempotent."""

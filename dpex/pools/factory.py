@@ -1,4 +1,4 @@
-"""Makes pools when they are first needed; knows the loader's options, but not the loader (no cycle keeps it alive)."""
+"""Makes pools when they are first needed. It knows the loader's options, and does not keep the loader alive."""
 
 from __future__ import annotations
 
@@ -6,28 +6,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dpex.errors import OptionError
 from dpex.schedule.names import LOCAL
 
 if TYPE_CHECKING:
-    from dpex.pools.base import WorkerPool
+    from dpex.pools.base import MakesPool, WorkerPool
     from dpex.pools.share.opening import Share
     from dpex.worker.setup import WorkerSetup
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolFactory:
-    """How this loader starts workers."""
+    """Starts the workers of a loader.
+
+    own_pool: Makes the pool of local workers, if the loader's class has one of its own (`DpexDataLoader.local_pool`).
+    counts_from_zero: The sampler is one of torch's for map-style data, so that 0 is an index every node can be probed
+    with.
+    """
 
     multiprocessing_context: Any
     head_address: str
     ray_remote_args: Mapping[str, Any] | None
     compression: str | None
     share: Share | None
+    own_pool: MakesPool | None
     counts_from_zero: bool
-    """The sampler is one of torch's for map-style data, so that 0 is an index every node can be probed with."""
 
     def __call__(self, name: str, count: int, setup: WorkerSetup, shared_queue: bool) -> WorkerPool:
-        """The pool ``name`` ("local" or "remote") with ``count`` workers on their way."""
+        """Return the pool ``name`` ("local" or "remote"), which has requested ``count`` workers.
+
+        Raises:
+            OptionError: A pool of the class's own would need logical workers.
+        """
+        if name == LOCAL and self.own_pool is not None:
+            if not shared_queue:
+                raise OptionError(
+                    "local_pool: its workers are all alike, so the loader needs seeding='batch' and a map-style dataset"
+                )
+            return self.own_pool(setup, count)
         if name == LOCAL:
             from dpex.pools.local.clean_fork_server import starter_for, usable_context
             from dpex.pools.local.pool import LocalPool

@@ -22,7 +22,7 @@ from dpex.errors import InternalError, ShareError
 from dpex.measure.batch_times import batch_times
 from dpex.measure.pool_times import PoolTimes
 from dpex.pools.agent.pool import RemoteResult
-from dpex.pools.base import PoolCounts
+from dpex.pools.base import PoolCounts, WorkerPool
 from dpex.pools.local.fork_server import keep_from_templates
 from dpex.pools.local.handles import ProcessHandle
 from dpex.pools.local.shared_queue import pack, write
@@ -34,8 +34,6 @@ from dpex.pools.share.subscriber import BUFFER_BYTES
 from dpex.schedule.events import Notice, PoolEvent, TicketMade, WorkerGone, WorkerUp
 from dpex.schedule.names import LOCAL
 from dpex.schedule.schedule import Ticket
-from dpex.schedule.streams import ALL
-from dpex.worker.states import RngState
 
 CONNECTIONS_IN_A_ROW = 4
 """Producers that may end before a batch came of any."""
@@ -82,7 +80,7 @@ class SharePlan:
             self.start(listener)
 
 
-class SharedPool:
+class SharedPool(WorkerPool):
     """See the module; implements `dpex.pools.base.WorkerPool`.
 
     Raises:
@@ -91,12 +89,11 @@ class SharedPool:
     """
 
     name = LOCAL
+    crashes = 0
 
     def __init__(self, plan: SharePlan, first_workers: int) -> None:
         self.counts = PoolCounts()
         self.times = PoolTimes()
-        self.failed: str | None = None
-        self.crashes = 0
         self.handles: list[ProcessHandle] = []
         self._plan = plan
         self._refused: str | None = None
@@ -228,14 +225,6 @@ class SharedPool:
         if self.failed is None:
             self._put("epoch", epoch)
 
-    def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:
-        """There are no logical workers: ``seeding="batch"`` has none."""
-        raise InternalError("a shared pool has no logical workers")
-
-    def ask_state(self, worker: int, logical: int) -> None:
-        """See `adopt`."""
-        raise InternalError("a shared pool has no logical workers")
-
     # -- what is heard -------------------------------------------------------------------------------------------
 
     def workers(self) -> list[int]:
@@ -243,10 +232,6 @@ class SharedPool:
         if self.failed is not None:
             return []
         return [handle.worker for handle in self.handles] or list(range(self.counts.wanted))
-
-    def at_work(self) -> int:
-        """Workers that have something to do, at most."""
-        return self.counts.running
 
     def descriptors(self) -> list[int]:
         """See `WorkerPool.descriptors`."""
@@ -350,23 +335,11 @@ class SharedPool:
             if (epoch, number) not in self._held:
                 continue
             self._connections = 0
-            self._count(epoch, number, worker, RemoteResult(kind, node, slots), kind == END, *rest)
+            times = batch_times(*rest)
+            self.times.count(times)  # for each training that gets the batch, as each would have made it
+            self._events.append(TicketMade(epoch, number, worker, RemoteResult(kind, node, slots), kind == END, times))
             self.times.shared += not is_first
             del self._held[epoch, number]
-
-    def _count(
-        self,
-        epoch: int,
-        number: int,
-        worker: int,
-        value: Callable[[], Any],
-        is_end: bool,
-        fields: tuple[Any, ...],
-    ) -> None:
-        """Count a result, and tell of it. It counts for each training that gets it, as each would have made it."""
-        times = batch_times(fields)
-        self.times.count(times)
-        self._events.append(TicketMade(epoch, number, worker, value, is_end, times))
 
     # -- closing -------------------------------------------------------------------------------------------------
 
