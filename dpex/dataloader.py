@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
 from dpex._torch import HAS_IN_ORDER, BaseDataLoaderIter
 from dpex.autotune.config import AutotuneConfig
 from dpex.device.arguments import parse
-from dpex.loader import at_exit
 from dpex.loader.checks import check_samples, check_share, check_tuned, start_fork_server_early
-from dpex.loader.diagnosing import exported_counts
 from dpex.loader.rebuilt import Source, own_number, remember, source_of
-from dpex.loader.reporting import ReportingLoader
 from dpex.loader.resumable import Resumable
-from dpex.loader.sizing import (
-    TORCH_PREFETCH_FACTOR,
-    SizeOptions,
-    new_tuner,
-    size_options,
-    stay_in_process_if_daemonic,
-    streams_of,
-    worker_count,
-)
+from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of, worker_count
 from dpex.options import (
     DEFAULTS,
     ClusterConfig,
@@ -46,13 +34,14 @@ from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.tuner import Tuner
-    from dpex.device.feed import Feed
+    from dpex.autotune.types import Decision
+    from dpex.diagnose.diagnosis import Diagnosis
+    from dpex.diagnose.source import DiagnosisSource
     from dpex.loader.runtime import LoaderRuntime
     from dpex.pools.base import MakesPool
     from dpex.schedule.prefetch import Sizes
-    from dpex.telemetry.loader_metrics import LoaderMetrics
+    from dpex.stats import LoaderStats
 
-logger = logging.getLogger("dpex")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -62,7 +51,7 @@ def _new_runtime() -> LoaderRuntime:
     return LoaderRuntime()
 
 
-class DpexDataLoader(LoaderOptions, Resumable, ReportingLoader, DataLoader[T_co]):
+class DpexDataLoader(LoaderOptions, Resumable, DataLoader[T_co]):
     """A drop-in `torch.utils.data.DataLoader` whose workers may be anywhere and change while training runs.
 
     It takes torch's arguments in torch's order and with torch's meaning, and the keyword-only ones of dpex. Each
@@ -233,7 +222,7 @@ class DpexDataLoader(LoaderOptions, Resumable, ReportingLoader, DataLoader[T_co]
         check_share(self)
         check_tuned(self)
         check_samples(self)
-        if size_options(self).is_tuned:
+        if Sizing(self).is_tuned:
             from dpex.autotune.runtime.recorder import check as check_trace
 
             check_trace(self.autotune or AutotuneConfig(), os.environ)
@@ -246,8 +235,6 @@ class DpexDataLoader(LoaderOptions, Resumable, ReportingLoader, DataLoader[T_co]
         source = self._source
         if source is not None:  # the constructor has ended
             if attr == "num_workers":
-                from dpex.loader.resizing import fix_workers
-
                 fix_workers(self, val)
             elif attr == "timeout":
                 val = own_number(val)
@@ -262,61 +249,9 @@ class DpexDataLoader(LoaderOptions, Resumable, ReportingLoader, DataLoader[T_co]
         self._source = remember(self, DpexDataLoader)
 
     def _get_iterator(self) -> BaseDataLoaderIter:
-        if self.device is None:
-            return self._iterator_with(None)
-        from dpex.device.feed import open_feed
-        from dpex.device.torch_iterators import have_fed
-        from dpex.engine.with_workers import _DpexDataLoaderIter
+        from dpex.loader.passes import begin
 
-        feed = open_feed(self.device, self.device_config.budget_bytes, self.device_config.transform)
-        iterator = self._iterator_with(feed)
-        if feed is None or isinstance(iterator, _DpexDataLoaderIter):
-            return iterator
-        return have_fed(iterator, feed, self.device_config.transform)
-
-    def _iterator_with(self, feed: Feed | None) -> BaseDataLoaderIter:
-        """One pass; an iterator of workers takes the feed itself."""
-        from dpex.loader.passes import iterator_class, pool_factory, torchs_seeded_iterator
-
-        stay_in_process_if_daemonic(self)
-        options = size_options(self)
-        tuner, sizes = self._tuning(options), self._current_sizes(options)
-        if options.is_piped:
-            return super()._get_iterator()
-        is_batch_seeded = options.seeding == "batch" and not options.is_iterable
-        if sizes.remote == 0 and tuner is None and options.why_torch is not None:
-            logger.info("PyTorch's own iterators make the batches: %s", options.why_torch)
-            return torchs_seeded_iterator(self) if is_batch_seeded else super()._get_iterator()
-        if self.num_workers == 0:
-            return self._inline_iterator()
-        self.check_worker_number_rationality()
-        on_cluster = sizes.remote > 0 or (tuner is not None and options.is_remote)
-        if on_cluster:
-            self._runtime.hold_cluster(self.head_address)
-        metrics = self._metrics(on_cluster=on_cluster)
-        kind = iterator_class(options)
-        self._watch_for_end()
-        make_pool, counters = pool_factory(self, self._runtime), self._runtime.counters
-        resume = self._runtime.take_resume()
-        iterator = kind(self, make_pool, sizes, tuner, metrics, counters, feed=feed, resume=resume)
-        self._runtime.iterators.add(iterator)
-        return self._runtime.latest(iterator)
-
-    def _inline_iterator(self) -> BaseDataLoaderIter:
-        from dpex.loader.passes import inline_iterator
-
-        runtime, metrics = self._runtime, self._metrics(on_cluster=False)
-        is_counted = metrics is not None or runtime.is_diagnosed or at_exit.is_wanted(os.environ)
-        if is_counted:
-            self._watch_for_end()
-        return runtime.latest(inline_iterator(self, runtime, metrics, is_counted=is_counted))
-
-    def _watch_for_end(self) -> None:
-        if at_exit.is_wanted(os.environ) and get_worker_info() is None:
-            at_exit.watch(self._runtime.counters, self._diagnosis_source().diagnose, os.environ)
-
-    def _metrics(self, *, on_cluster: bool) -> LoaderMetrics | None:
-        return exported_counts(self, self._runtime, on_cluster=on_cluster)
+        return begin(self, super()._get_iterator)
 
     def close(self) -> None:
         """End all workers of all iterators of this loader. It may be called repeatedly, and the loader iterated anew.
@@ -338,20 +273,11 @@ class DpexDataLoader(LoaderOptions, Resumable, ReportingLoader, DataLoader[T_co]
         if self.num_workers != self._chosen:
             super().check_worker_number_rationality()
 
-    def _tuning(self, options: SizeOptions | None = None) -> Tuner | None:
-        """The tuner of this loader, if it is tuned."""
-        runtime = self._runtime
-        if runtime.tuner is None:
-            options = options or size_options(self)
-            runtime.tuner = new_tuner(options, self.cluster_config.ray_remote_args) if options.is_tuned else None
-        return runtime.tuner
+    def _tuning(self) -> Tuner | None:
+        return Sizing(self).tuner()
 
-    def _current_sizes(self, options: SizeOptions | None = None) -> Sizes:
-        options = options or size_options(self)
-        tuner = self._tuning(options)
-        if tuner is not None:
-            return tuner.sizes
-        return self._sizes if self._sizes is not None else options.fixed()
+    def _current_sizes(self) -> Sizes:
+        return Sizing(self).current()
 
     def resize(self, local: int | None = None, remote: int | None = None, prefetch: int | None = None) -> None:
         """Change the number of workers and the prefetch at once, also in the middle of an epoch and from any thread.
@@ -384,6 +310,76 @@ class DpexDataLoader(LoaderOptions, Resumable, ReportingLoader, DataLoader[T_co]
             ...     print(loader.stats().batches)
             100
         """
-        from dpex.loader.resizing import resize
+        Sizing(self).resize(local, remote, prefetch)
 
-        resize(self, local, remote, prefetch)
+    def stats(self) -> LoaderStats:
+        """Return a snapshot of the latest iterator: workers by pool, batches in flight, bytes and times.
+
+        The figures of an iterator that has ended stay, whether it ended by itself, by ``break`` or by `close`.
+
+        Returns:
+            A value that is safe to keep; see `LoaderStats`.
+        """
+        return self._runtime.last_stats.read()
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What the tuner decided for this loader so far, and why; the oldest decision comes first.
+
+        The list is empty for a loader that is not tuned. Its ``repr`` is a line for each. See `dpex.Decision`.
+        """
+        from dpex.loader.shown import DecisionList
+
+        return DecisionList(self._runtime.decisions)
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of the live page, such as ``"http://127.0.0.1:9400/"``, from the first ``iter()`` until the loader is
+        closed; None where no metrics are served."""
+        return self._runtime.metrics_url
+
+    def diagnose(self, *, reset: bool = False) -> Diagnosis:
+        """Explain why training waits for data, if it does, where the time goes, and what would change it.
+
+        It may be called from any thread, also in the middle of an epoch. With ``num_workers=0``, ``seeding="worker"``
+        and no metrics, measuring begins with the first call, or with ``DPEX_DIAGNOSE``.
+
+        Args:
+            reset: Whether the next diagnosis is about what comes from now on. Otherwise it is about all epochs since
+                the loader was made.
+
+        Returns:
+            A verdict with its evidence, what to do first, and what would end the wait. It shows itself as a report of
+            one screen; ``full`` is the report with all tables.
+
+        Examples:
+            >>> import torch
+            >>> from torch.utils.data import TensorDataset
+            >>> from dpex import DpexDataLoader
+            >>> with DpexDataLoader(TensorDataset(torch.arange(6)), num_workers=1) as loader:
+            ...     for batch in loader:
+            ...         pass
+            ...     print(loader.diagnose().verdict.title)
+            too early to say
+        """
+        source = self._diagnosis_source()
+        self._runtime.is_diagnosed = True
+        found = source.diagnose()
+        if reset:
+            self._runtime.counters.restart()
+        return found
+
+    def __repr__(self) -> str:
+        from dpex.loader.shown import loader_text
+
+        return loader_text(self) or object.__repr__(self)
+
+    def _repr_html_(self) -> str:
+        from dpex.loader.shown import loader_html
+
+        return loader_html(self)
+
+    def _diagnosis_source(self) -> DiagnosisSource:
+        from dpex.loader.passes import diagnosis_source
+
+        return diagnosis_source(self)

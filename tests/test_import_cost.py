@@ -15,17 +15,17 @@ FOR_THE_CLASS = (
     *("dpex.schedule", "dpex.schedule.names", "dpex.schedule.prefetch", "dpex.schedule.probing"),
     *("dpex.schedule.sample_policy", "dpex.schedule.seeding", "dpex.schedule.streams"),
     *("dpex.system", "dpex.system.cpus", "dpex.system.ray_package", "dpex.system.user_warnings"),
-    *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose", "dpex.loader.at_exit"),
+    *("dpex.autotune", "dpex.autotune.config", "dpex.diagnose"),
     *("dpex.device", "dpex.device.arguments"),
-    *("dpex.loader", "dpex.loader.checks", "dpex.loader.diagnosing", "dpex.loader.hook"),
-    *("dpex.loader.proxies", "dpex.loader.rebuilt", "dpex.loader.reporting", "dpex.loader.resumable"),
+    *("dpex.loader", "dpex.loader.checks", "dpex.loader.hook"),
+    *("dpex.loader.proxies", "dpex.loader.rebuilt", "dpex.loader.resumable"),
     "dpex.loader.sizing",
 )
 """All that ``from dpex import DpexDataLoader`` may load."""
 FOR_AN_EPOCH = (
     *("dpex.schedule.*", "dpex.engine.*", "dpex.measure.*", "dpex.profile.*", "dpex.system.*", "dpex.transport.*"),
     *("dpex.worker.*", "dpex.stats", "dpex._ray"),
-    *("dpex.loader.passes", "dpex.loader.runtime"),
+    *("dpex.loader.at_exit", "dpex.loader.passes", "dpex.loader.runtime"),
     *("dpex.pools", "dpex.pools.base", "dpex.pools.factory", "dpex.pools.local.*"),
 )
 """What making the loader and one epoch with two local workers may load beside that; ``*``: all of a package.

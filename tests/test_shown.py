@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from dpex import DpexDataLoader
 from dpex.autotune.types import Decision, Outcome, Settings
-from dpex.loader.decision_list import DecisionList
+from dpex.loader.shown import DecisionList
 from tests.unit.diagnose.test_report import Tags
 
 DECISION = Decision(

@@ -1,49 +1,86 @@
-"""What one pass over a loader is made of: its iterator where there are no workers of dpex's own, else its pools."""
+"""One pass over a loader: the iterator that makes the batches, its pools, and the destination of its counts."""
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import get_worker_info
+
 from dpex._torch import BaseDataLoaderIter, DatasetKind
-from dpex.loader.sizing import SizeOptions, is_split
+from dpex.loader import at_exit
+from dpex.loader.sizing import Sizing, is_split, stay_in_process_if_daemonic
+from dpex.options import MetricsConfig
+from dpex.schedule.names import encodable
 
 if TYPE_CHECKING:
-    from dpex.engine.in_process import _DpexInlineDataLoaderIter
-    from dpex.engine.with_workers import _DpexDataLoaderIter
-    from dpex.loader.runtime import LoaderRuntime
+    from dpex.device.feed import Feed
+    from dpex.diagnose.source import DiagnosisSource
     from dpex.pools.factory import PoolFactory
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
-
-def inline_iterator(
-    loader: Any, runtime: LoaderRuntime, metrics: LoaderMetrics | None, *, is_counted: bool
-) -> _DpexInlineDataLoaderIter:
-    """Return an iterator whose batches are made in the training process; counted where somebody wants to know."""
-    from dpex.engine import in_process
-
-    arenas, resume = runtime.arenas, runtime.take_resume()
-    iterator = (
-        in_process._MeteredInlineDataLoaderIter(loader, arenas, resume, metrics, runtime.counters)
-        if is_counted
-        else in_process._DpexInlineDataLoaderIter(loader, arenas, resume)
-    )
-    iterator.seed_batches()
-    return iterator
+logger = logging.getLogger("dpex")
+Torchs = Callable[[], BaseDataLoaderIter]
 
 
-def iterator_class(options: SizeOptions) -> type[_DpexDataLoaderIter]:
-    """The class of iterators that have workers of dpex's own."""
-    if options.is_split:
+def begin(loader: Any, torchs: Torchs) -> BaseDataLoaderIter:
+    """Return the iterator of a new pass. torchs: torch's own method for it, bound to the loader."""
+    if loader.device is None:
+        return _iterator(loader, torchs, None)
+    from dpex.device.feed import open_feed
+    from dpex.device.torch_iterators import have_fed
+    from dpex.engine.with_workers import _DpexDataLoaderIter
+
+    transform = loader.device_config.transform
+    feed = open_feed(loader.device, loader.device_config.budget_bytes, transform)
+    iterator = _iterator(loader, torchs, feed)
+    if feed is None or isinstance(iterator, _DpexDataLoaderIter):  # which takes the feed itself
+        return iterator
+    return have_fed(iterator, feed, transform)
+
+
+def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderIter:
+    stay_in_process_if_daemonic(loader)
+    sizing = Sizing(loader)
+    tuner, sizes = sizing.tuner(), sizing.current()
+    if sizing.is_piped:
+        return torchs()
+    if sizes.remote == 0 and tuner is None and sizing.why_torch is not None:
+        logger.info("PyTorch's own iterators make the batches: %s", sizing.why_torch)
+        is_batch_seeded = loader.seeding == "batch" and not sizing.is_iterable
+        return _torchs_seeded(loader) if is_batch_seeded else torchs()
+    if loader.num_workers == 0:
+        return _in_process(loader)
+    loader.check_worker_number_rationality()
+    runtime = loader._runtime
+    on_cluster = sizes.remote > 0 or (tuner is not None and sizing.fixed().remote > 0)
+    if on_cluster:
+        runtime.hold_cluster(loader.head_address)
+    metrics = _exported(loader, on_cluster=on_cluster)
+    _watch_for_end(loader)
+    make_pool, counters, resume = _pool_factory(loader), runtime.counters, runtime.take_resume()
+    kind = _kind(sizing)
+    iterator = kind(loader, make_pool, sizes, tuner, metrics, counters, feed=feed, resume=resume)
+    runtime.iterators.add(iterator)
+    latest: BaseDataLoaderIter = runtime.latest(iterator)
+    return latest
+
+
+def _kind(sizing: Sizing) -> Any:
+    """Return the class of iterators that have workers of dpex's own."""
+    if sizing.is_split:
         from dpex.loader.split_iterator import SplitDataLoaderIter
 
         return SplitDataLoaderIter
     from dpex.engine.with_workers import _DpexDataLoaderIter, _DpexMapDataLoaderIter
 
-    return _DpexDataLoaderIter if options.is_iterable else _DpexMapDataLoaderIter
+    return _DpexDataLoaderIter if sizing.is_iterable else _DpexMapDataLoaderIter
 
 
-def torchs_seeded_iterator(loader: Any) -> BaseDataLoaderIter:
-    """torch's own for ``seeding="batch"``."""
+def _torchs_seeded(loader: Any) -> BaseDataLoaderIter:
+    """Return an iterator of torch's own whose batches have the seeds of ``seeding="batch"``."""
     from dpex.worker.torch_workers import SeededInProcessIter, SeededWorkersIter
 
     if loader.num_workers == 0:
@@ -52,23 +89,40 @@ def torchs_seeded_iterator(loader: Any) -> BaseDataLoaderIter:
     return SeededWorkersIter(loader)
 
 
-def pool_factory(loader: Any, runtime: LoaderRuntime) -> PoolFactory:
-    """How this loader starts workers."""
+def _in_process(loader: Any) -> BaseDataLoaderIter:
+    """Return an iterator that makes its batches in the training process; it counts only if the counts have a reader."""
+    from dpex.engine import in_process
+
+    runtime, metrics = loader._runtime, _exported(loader, on_cluster=False)
+    arenas, resume = runtime.arenas, runtime.take_resume()
+    iterator: in_process._DpexInlineDataLoaderIter
+    if metrics is not None or runtime.is_diagnosed or at_exit.is_wanted(os.environ):
+        _watch_for_end(loader)
+        iterator = in_process._MeteredInlineDataLoaderIter(loader, arenas, resume, metrics, runtime.counters)
+    else:
+        iterator = in_process._DpexInlineDataLoaderIter(loader, arenas, resume)
+    iterator.seed_batches()
+    latest: BaseDataLoaderIter = runtime.latest(iterator)
+    return latest
+
+
+def _pool_factory(loader: Any) -> PoolFactory:
     from dpex.engine.drawing import draws_ahead_safely
     from dpex.pools.factory import PoolFactory
     from dpex.worker.own_generators import registered, warn_of_unseeded
 
-    is_first = not runtime.passes
-    if is_first and loader.seeding == "batch" and (loader._dataset_kind == DatasetKind.Map or is_split(loader)):
+    runtime, config = loader._runtime, loader.worker_config
+    is_first, is_map = not runtime.passes, loader._dataset_kind == DatasetKind.Map
+    if is_first and loader.seeding == "batch" and (is_map or is_split(loader)):
         warn_of_unseeded(loader.dataset, loader.collate_fn, registered())
     runtime.passes += 1
     share = None
-    if loader.worker_config.share is not None:
+    if config.share is not None:
         from dpex.pools.share.opening import Share
 
         share = Share(
-            name=loader.worker_config.share,
-            kept_bytes=loader.worker_config.share_bytes,
+            name=config.share,
+            kept_bytes=config.share_bytes,
             passes_before=runtime.passes - 1,
             index_sampler=loader._index_sampler,
         )
@@ -79,5 +133,54 @@ def pool_factory(loader: Any, runtime: LoaderRuntime) -> PoolFactory:
         head_address=loader.head_address,
         ray_remote_args=loader.cluster_config.ray_remote_args,
         compression=loader.cluster_config.compression,
-        counts_from_zero=loader._dataset_kind == DatasetKind.Map and draws_ahead_safely(loader._index_sampler),
+        counts_from_zero=is_map and draws_ahead_safely(loader._index_sampler),
     )
+
+
+# -- counts ------------------------------------------------------------------------------------------------------------
+
+
+def _watch_for_end(loader: Any) -> None:
+    if at_exit.is_wanted(os.environ) and get_worker_info() is None:
+        at_exit.watch(loader._runtime.counters, diagnosis_source(loader).diagnose, os.environ)
+
+
+def _exported(loader: Any, *, on_cluster: bool) -> LoaderMetrics | None:
+    """Return the metrics that this loader's iterators count for; None if they are not exported."""
+    config = loader.metrics_config if loader.metrics_port is None else MetricsConfig(port=loader.metrics_port)
+    info = (type(loader.dataset).__name__, str(loader.batch_size), loader.seeding)
+    metrics: LoaderMetrics | None = loader._runtime.metrics(config, loader.name, info, on_cluster=on_cluster)
+    if metrics is not None:
+        metrics.tuner, metrics.case = loader._runtime.tuner, diagnosis_source(loader)
+    return metrics
+
+
+def diagnosis_source(loader: Any) -> DiagnosisSource:
+    """Return the counts of all iterators so far, and facts of the loader. It keeps no loader alive."""
+    from dpex.diagnose.source import Context, DiagnosisSource
+    from dpex.profile.live_timer import SWITCH, is_switched_on
+    from dpex.system.cpus import rank
+
+    runtime, sizing = loader._runtime, Sizing(loader)
+    context = Context(
+        name=encodable(loader.name or ""),
+        rank=rank(os.environ),
+        dataset=encodable(type(loader.dataset).__name__),
+        batch_size=str(loader.batch_size),
+        is_tuned=runtime.tuner is not None,
+        keeps_workers=sizing.is_iterable,
+        has_cluster=sizing.may_be_remote,
+        starts_anew=not loader.persistent_workers,
+        note=_why_unmeasured(loader, sizing),
+        untimed="" if is_switched_on(os.environ) else f"${SWITCH} forbids it",
+    )
+    return DiagnosisSource(book=runtime.counters, context=context, tuner=runtime.tuner)
+
+
+def _why_unmeasured(loader: Any, sizing: Sizing) -> str:
+    """Return what is not measured, and why, for a report without a counted batch."""
+    if sizing.why_torch is not None or sizing.is_piped:
+        return "anything: PyTorch's own iterators make the batches of this loader"
+    if not loader._runtime.is_diagnosed and loader.num_workers == 0:
+        return "passes before this call: without workers it is measured from now on, or with DPEX_DIAGNOSE=1"
+    return "anything: no batch was delivered yet"

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dpex.errors import StateError
-from dpex.loader.sizing import size_options
+from dpex.loader.sizing import Sizing
 from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
@@ -117,12 +117,12 @@ class Resumable:
 
 def _why_not(loader: Any) -> str:
     """Why a loader cannot tell where it stands, if so."""
-    options = size_options(loader)
-    if options.is_piped:
+    sizing = Sizing(loader)
+    if sizing.is_piped:
         return "DataPipes are PyTorch's to read"
-    if options.is_split and not loader.in_order:
+    if sizing.is_split and not loader.in_order:
         return "with in_order=False what is decoded is delivered in another order than it was read: give in_order=True"
-    return "" if options.why_torch is None else f"PyTorch's own iterators make the batches ({options.why_torch})"
+    return "" if sizing.why_torch is None else f"PyTorch's own iterators make the batches ({sizing.why_torch})"
 
 
 def _check_version(state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How a loader is shown in a terminal and a notebook. It reads, and never makes the loader wait."""
+"""The text and HTML of a loader and of its decisions, for terminals and notebooks. Nothing here makes a loader wait."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dpex.autotune.law.wording import brought
 from dpex.autotune.types import Decision
-from dpex.measure.readable import duration, percent
+from dpex.measure.readable import duration, percent, rounded
 
 if TYPE_CHECKING:
     from dpex.stats import LoaderStats
@@ -21,7 +22,7 @@ _STYLE = """
 
 
 def loader_html(loader: Any) -> str:
-    """What a notebook shows of a loader: settings, state, and the last decisions."""
+    """Return the HTML of a loader for a notebook: settings, state, and the last decisions."""
     title, stats = loader.name or type(loader.dataset).__name__, loader.stats()
     parts = [
         f"<style>{_STYLE}</style>",
@@ -64,3 +65,21 @@ def _latest(decisions: Sequence[Decision]) -> Iterator[str]:
     first = max(0, len(decisions) - _DECISIONS)
     for number, one in enumerate(decisions[first:], first + 1):
         yield f'<p><span class="faint">{number}, after {duration(one.at)}:</span> {escape(one.text)}</p>'
+
+
+class DecisionList(list[Decision]):
+    """A list of decisions whose ``repr`` is a line for each."""
+
+    def __repr__(self) -> str:
+        lines = [f"{number}. {_described(one)}" for number, one in enumerate(self, 1)]
+        return "\n".join(lines) or "no decisions"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f'<li title="{escape(one.text)}">{escape(_described(one))}</li>' for one in self)
+        return f"<ol>{rows}</ol>" if rows else "<p>no decisions</p>"
+
+
+def _described(one: Decision) -> str:
+    """A decision on one line: what changed and why, what it should bring, and what it brought."""
+    expected = f"{rounded(one.predicted_rate)} batches/s with a wait of {percent(one.predicted_wait)}"
+    return f"{one.old} → {one.new} ({one.reason}): expected {expected}; {brought(one)}"

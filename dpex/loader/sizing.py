@@ -1,7 +1,7 @@
-"""How many workers a loader has, where they are, and its prefetch: as its arguments say, as `resize` says, or tuned.
+"""The number of a loader's workers, their place, and its prefetch: from its arguments, by `resize`, or tuned.
 
-`SizeOptions` is what the arguments say. It is made anew whenever it is asked for, as frameworks set attributes of a
-loader, and what it concludes depends on nothing else but the system and the environment.
+`Sizing` reads a loader's attributes. It is made anew for each question, as frameworks set attributes of a loader. Its
+answers depend on nothing else but the system and the environment.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 from torch.utils.data.graph import traverse_dps
@@ -20,13 +19,14 @@ from torch.utils.data.graph import traverse_dps
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import FixedWorkersError, OptionError
-from dpex.options import LoaderOptions, Seeding, check_count
+from dpex.options import LoaderOptions, check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE
 from dpex.schedule.prefetch import Sizes
 from dpex.schedule.probing import attribute
 from dpex.schedule.streams import Streams, choose, plural
 from dpex.system.cpus import rank_cpus, static_worker_count
 from dpex.system.ray_package import is_ray_connected
+from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.autotune.runtime.allowed import Limits
@@ -36,119 +36,170 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dpex")
 TORCH_PREFETCH_FACTOR = 2
-"""What torch fills in; frameworks hand it back when they rebuild a loader, so it counts as not given."""
+"""torch's default. Frameworks pass it on when they rebuild a loader, so it counts as left out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SizeOptions:
-    """See the module, and `dpex.DpexDataLoader` for what is named as there.
+class Sizing:
+    """The sizes of one loader, whose attributes it reads.
 
-    is_iterable: each worker reads a stream of the dataset. is_split: workers read its streams, and others decode.
-    is_piped: it is a DataPipe. may_be_remote: workers may be on the cluster; is_remote: a fixed number of them is.
-    streams: where dpex chose their number. pins: what `resize` fixed, by name.
+    Attributes:
+        is_split: Workers read the streams of the dataset, and others decode.
+        is_iterable: Each worker reads a stream of the dataset, and decodes it.
+        is_piped: The dataset is a DataPipe.
+        may_be_remote: Workers may be on the cluster.
     """
 
-    num_workers: int
-    is_auto: bool
-    prefetch_factor: int | None
-    is_prefetch_given: bool
-    seeding: Seeding
-    is_iterable: bool
-    is_split: bool
-    is_piped: bool
-    may_be_remote: bool
-    is_remote: bool
-    local_engine: Literal["dpex", "torch"]
-    autotune: AutotuneConfig | Literal[False] | None
-    streams: Streams | None
-    memory_budget: int | None
-    pins: Mapping[str, int]
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._workers = int(loader.num_workers)
+        self.is_split = is_split(loader)
+        self.is_iterable = loader._dataset_kind == DatasetKind.Iterable and not self.is_split
+        self.is_piped = isinstance(loader.dataset, (IterDataPipe, MapDataPipe))
+        self.may_be_remote = loader.distribute_mode is not False
 
     @property
     def why_torch(self) -> str | None:
-        """Why PyTorch's own iterators do the local work, if they do."""
-        if self.local_engine == "torch":
+        """The reason for PyTorch's own iterators to do the local work; None if they do not."""
+        if self._loader.worker_config.local_engine == "torch":
             return "local_engine='torch'"
         return f"dpex's own workers need Linux, and this is {sys.platform}" if sys.platform != "linux" else None
 
     @property
     def is_tuned(self) -> bool:
         """Return True if a tuner changes the sizes."""
-        if self.autotune is False or (self.autotune is None and not self.is_auto):
+        autotune = self._loader.autotune
+        if autotune is False or (autotune is None and not self._loader._is_auto):
             return False
         if not self.may_be_remote and is_daemonic():
             return False
-        if self.num_workers == 0 or self.seeding == "worker" or self.is_piped:
+        if self._workers == 0 or self._loader.seeding == "worker" or self.is_piped:
             return False
         return self.why_torch is None
 
     @property
     def are_workers_fixed(self) -> bool:
         """Return True if what is read, or the random numbers, depend on which worker makes a batch."""
-        return self.seeding == "worker" or self.is_iterable
+        return self._loader.seeding == "worker" or self.is_iterable
+
+    def tuner(self) -> Tuner | None:
+        """Return the loader's tuner, if it is tuned."""
+        runtime = self._loader._runtime
+        if runtime.tuner is None and self.is_tuned:
+            runtime.tuner = self._new_tuner()
+        tuner: Tuner | None = runtime.tuner
+        return tuner
+
+    def _new_tuner(self) -> Tuner:
+        from dpex.autotune.runtime.tuner import ROOM_EVERY_S, Tuner
+
+        room, config = None, self._loader.autotune or AutotuneConfig()
+        if self.may_be_remote:
+            from dpex.pools.ray.room import RemoteRoom
+
+            args = self._loader.cluster_config.ray_remote_args
+            room = RemoteRoom(args, weight=config.cluster_weight, every_s=ROOM_EVERY_S)
+        limits = self.limits()
+        return Tuner(config, self.start(limits), limits, room=room)
+
+    def current(self) -> Sizes:
+        """Return the sizes as they are now."""
+        tuner = self.tuner()
+        if tuner is not None:
+            return tuner.sizes
+        resized: Sizes | None = self._loader._sizes
+        return self.fixed() if resized is None else resized
 
     def fixed(self) -> Sizes:
-        """The sizes of a loader that is not tuned."""
-        workers = self.num_workers
-        prefetch = workers * (self.prefetch_factor or 0) if self.is_prefetch_given else None
-        return Sizes(
-            local=0 if self.is_remote else workers, remote=workers if self.is_remote else 0, prefetch=prefetch or None
-        )
+        """Return the sizes that the arguments of a loader say, which is not tuned."""
+        loader, workers = self._loader, self._workers
+        is_remote = is_ray_connected() if loader.distribute_mode == "auto" else self.may_be_remote
+        prefetch = workers * (loader.prefetch_factor or 0) if loader._prefetch_is_given else None
+        return Sizes(local=0 if is_remote else workers, remote=workers if is_remote else 0, prefetch=prefetch or None)
 
     def limits(self) -> Limits:
-        """What tuning may not go beyond, whatever its configuration allows."""
+        """Return the limits of tuning beside those of its configuration."""
         from dpex.autotune.runtime.allowed import Limits
 
+        loader = self._loader
         return Limits(
             streams=self._why_streams(),
             reading=self._why_reading(),
-            memory_budget=self.memory_budget,
-            prefetch_factor=self.prefetch_factor if self.is_prefetch_given else None,
-            pins={**self.pins, LOCAL: 0} if is_daemonic() else self.pins,
+            memory_budget=loader.worker_config.memory_budget,
+            prefetch_factor=loader.prefetch_factor if loader._prefetch_is_given else None,
+            pins={**loader._pins, LOCAL: 0} if is_daemonic() else loader._pins,
         )
 
+    def _chosen_streams(self) -> Streams | None:
+        streams: Streams | None = self._loader._streams if self._loader._is_auto else None
+        return streams
+
     def _why_streams(self) -> str:
-        """Why the number of workers stays as it is, where each reads a stream; "" where it is tuned."""
+        """Return why the number of workers stays the same, if each reads a stream; "" if it is tuned."""
         if not self.is_iterable:
             return ""
-        if self.streams is not None and self.is_auto:
-            return self.streams.why
+        streams = self._chosen_streams()
+        if streams is not None:
+            return streams.why
         return (
-            f"The dataset is read in {self.num_workers} streams, as num_workers says. The number decides what each "
+            f"The dataset is read in {self._workers} streams, as num_workers says. The number decides what each "
             "worker reads, so it stays the same; only the prefetch is tuned."
         )
 
     def _why_reading(self) -> str:
-        """How many workers read for those that decode, and why so many; "" where nobody does."""
+        """Return the number of workers that read for those that decode, with its reason; "" if there are none."""
         if not self.is_split:
             return ""
-        number = f"The dataset is read in {plural(self.num_workers, 'stream')}, as num_workers says."
-        if self.streams is not None and self.is_auto:
-            number = self.streams.number
+        streams = self._chosen_streams()
+        number = f"The dataset is read in {plural(self._workers, 'stream')}, as num_workers says."
         return (
-            f"{number} That number decides what is read, so it is not tuned. What is read is decoded by other workers, "
-            "whose number is tuned."
+            f"{number if streams is None else streams.number} That number decides what is read, so it is not tuned. "
+            "Other workers, whose number is tuned, decode what is read."
         )
 
     def start(self, limits: Limits) -> Settings:
-        """Where tuning begins."""
+        """Return the settings that tuning begins with."""
         from dpex.autotune.runtime.allowed import cold_start
         from dpex.autotune.types import Settings
 
-        if self.is_auto and not limits.streams:
+        if self._loader._is_auto and not limits.streams:
             start = cold_start()
         else:
             sizes = self.fixed()
-            prefetch = max(1, self.num_workers * (self.prefetch_factor or TORCH_PREFETCH_FACTOR))
+            prefetch = max(1, self._workers * (self._loader.prefetch_factor or TORCH_PREFETCH_FACTOR))
             start = Settings(local=sizes.local, remote=sizes.remote, prefetch=prefetch)
         pins = limits.pins or {}
         local, remote = pins.get(LOCAL, start.local), pins.get(REMOTE, start.remote)
         return Settings(local=local, remote=remote, prefetch=pins.get("prefetch", start.prefetch))
 
+    # -- resizing ------------------------------------------------------------------------------------------------------
+
+    def resize(self, local: int | None, remote: int | None, prefetch: int | None) -> None:
+        """See `dpex.DpexDataLoader.resize`."""
+        loader, now = self._loader, self.current()
+        fixed = self.fixed_by_resize(now, local, remote, prefetch)
+        sizes = self.resized(now, fixed)
+        tuner = self.tuner()
+        if tuner is not None:
+            loader._pins |= fixed
+            tuner.pin(loader._pins)
+            sizes = tuner.sizes
+        else:
+            loader._sizes = sizes
+        engines = [iterator._engine for iterator in list(loader._runtime.iterators)]
+        has_moved = (sizes.local, sizes.remote) != (now.local, now.remote)
+        if has_moved and self.are_workers_fixed and not all(engine.closed for engine in engines):
+            warn(
+                f"resize() to {sizes.local} local and {sizes.remote} remote workers takes effect with the next "
+                "iterator. Under seeding='worker', and for iterable datasets, the workers of a running iterator stay "
+                "where they are; with persistent_workers=True, all epochs have the same iterator."
+            )
+        for engine in engines:
+            engine.resize(sizes)
+
     def fixed_by_resize(
         self, now: Sizes, local: int | None, remote: int | None, prefetch: int | None
     ) -> dict[str, int]:
-        """What a call of ``resize`` fixes, by name: what it names, and where the total is fixed the rest of that, too.
+        """Return the sizes that a call of ``resize`` fixes, by name; if the total is fixed, both counts of workers.
 
         Raises:
             OptionError: A count makes no sense.
@@ -157,7 +208,7 @@ class SizeOptions:
         check_count("local", local)
         check_count("remote", remote)
         check_count("prefetch", prefetch, least=1)
-        if self.num_workers == 0:
+        if self._workers == 0:
             raise FixedWorkersError(
                 "resize() of a loader with num_workers=0, which makes its batches in the training process: make a new "
                 "loader with at least one worker, or with num_workers='auto'"
@@ -168,10 +219,10 @@ class SizeOptions:
         return {knob: count for knob, count in counts if count is not None}
 
     def resized(self, now: Sizes, fixed: Mapping[str, int]) -> Sizes:
-        """The sizes of now with those that are fixed by name.
+        """Return the sizes of now with those that are fixed by name.
 
         Raises:
-            FixedWorkersError: Nobody could carry that out.
+            FixedWorkersError: Local workers are PyTorch's.
             OptionError: No worker would be left.
         """
         sizes = Sizes(
@@ -194,7 +245,7 @@ class SizeOptions:
         return sizes
 
     def _split_of_fixed(self, now: Sizes, local: int | None, remote: int | None) -> tuple[int, int]:
-        total = self.num_workers
+        total = self._workers
         if local is None and remote is None:
             return now.local, now.remote
         if local is None:
@@ -204,16 +255,40 @@ class SizeOptions:
         if local + remote != total or min(local, remote) < 0:
             raise FixedWorkersError(
                 f"resize(local={local}, remote={remote}) asks for {local + remote} workers, but seeding="
-                f"{self.seeding!r} ties the random state to num_workers={total} logical workers. The next iterator may "
-                'have them elsewhere, but not another number of them. With seeding="batch" any number gives the same '
-                "batches"
+                f"{self._loader.seeding!r} ties the random state to num_workers={total} logical workers. The next "
+                "iterator may have them elsewhere, but not another number of them. With seeding='batch' any number "
+                "gives the same batches"
             )
         return local, remote
 
 
+def fix_workers(loader: Any, count: Any) -> None:
+    """End tuning, as ``loader.num_workers`` is about to be set: the number holds from the next ``iter()`` on.
+
+    Raises:
+        OptionError: The number is a word.
+    """
+    if isinstance(count, str):
+        raise OptionError(
+            f"loader.num_workers = {count!r}: assign a whole number; to have the number tuned, make the loader with "
+            "num_workers='auto'"
+        )
+    if Sizing(loader).is_tuned:
+        warn(
+            f"num_workers={count} was assigned to a loader that is tuned. It has that many workers from the next "
+            "iter() on, and nothing is tuned any more. To limit the tuning instead, make the loader with "
+            f"num_workers='auto', autotune=AutotuneConfig(max_local={count})",
+            UserWarning,
+        )
+    loader._is_auto = False
+    if isinstance(loader.autotune, AutotuneConfig):
+        loader.autotune = False
+    loader._sizes, loader._pins = None, {}
+    loader._runtime.dismiss_tuner()
+
+
 def is_split(loader: Any) -> bool:
-    """Whether some workers read the loader's streams and others decode: under ``seeding="batch"`` it does not matter
-    who decodes."""
+    """Return True if some workers read the loader's streams and others decode, which ``seeding="batch"`` allows."""
     may_be_split = (
         loader._dataset_kind == DatasetKind.Iterable
         and loader.seeding == "batch"
@@ -229,45 +304,8 @@ def is_split(loader: Any) -> bool:
     return isinstance(loader.dataset, DecodedStream)
 
 
-def size_options(loader: Any) -> SizeOptions:
-    """What a loader's arguments say now."""
-    is_remote = is_ray_connected() if loader.distribute_mode == "auto" else bool(loader.distribute_mode)
-    splits = is_split(loader)
-    return SizeOptions(
-        num_workers=int(loader.num_workers),
-        is_auto=loader._is_auto,
-        prefetch_factor=loader.prefetch_factor,
-        is_prefetch_given=loader._prefetch_is_given,
-        seeding=loader.seeding,
-        is_iterable=loader._dataset_kind == DatasetKind.Iterable and not splits,
-        is_split=splits,
-        is_piped=isinstance(loader.dataset, (IterDataPipe, MapDataPipe)),
-        may_be_remote=loader.distribute_mode is not False,
-        is_remote=is_remote,
-        local_engine=loader.worker_config.local_engine,
-        autotune=loader.autotune,
-        streams=loader._streams,
-        memory_budget=loader.worker_config.memory_budget,
-        pins=loader._pins,
-    )
-
-
-def new_tuner(options: SizeOptions, ray_remote_args: Mapping[str, Any] | None) -> Tuner:
-    """The tuner of a loader with these options."""
-    from dpex.autotune.runtime.tuner import ROOM_EVERY_S, Tuner
-
-    room = None
-    config = options.autotune or AutotuneConfig()
-    if options.may_be_remote:
-        from dpex.pools.ray.room import RemoteRoom
-
-        room = RemoteRoom(ray_remote_args, weight=config.cluster_weight, every_s=ROOM_EVERY_S)
-    limits = options.limits()
-    return Tuner(config, options.start(limits), limits, room=room)
-
-
 def is_daemonic() -> bool:
-    """Whether this process may not have children by `multiprocessing`: of a `Pool`, or a worker of torch's."""
+    """Return True if this process may not have children by `multiprocessing`: of a `Pool`, or a worker of torch's."""
     return multiprocessing.current_process().daemon
 
 

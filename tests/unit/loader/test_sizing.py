@@ -3,51 +3,61 @@
 from __future__ import annotations
 
 import multiprocessing
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.utils.data.datapipes.map import SequenceWrapper
 
+from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
 from dpex.errors import FixedWorkersError, OptionError
-from dpex.loader.sizing import SizeOptions
+from dpex.loader.sizing import Sizing
+from dpex.options import WorkerConfig
 from dpex.schedule.prefetch import Sizes
 from dpex.schedule.streams import Streams
 
 PLAIN: dict[str, Any] = {
     "num_workers": 3,
-    "is_auto": False,
     "prefetch_factor": 2,
-    "is_prefetch_given": False,
     "seeding": "batch",
-    "is_iterable": False,
-    "is_split": False,
-    "is_piped": False,
-    "may_be_remote": False,
-    "is_remote": False,
-    "local_engine": "dpex",
+    "dataset": [],
+    "distribute_mode": False,
+    "worker_config": WorkerConfig(),
     "autotune": None,
-    "streams": None,
-    "memory_budget": None,
-    "pins": {},
+    "_dataset_kind": DatasetKind.Map,
+    "_is_auto": False,
+    "_prefetch_is_given": False,
+    "_streams": None,
+    "_sizes": None,
+    "_runtime": SimpleNamespace(tuner=None, iterators=[]),
 }
-TUNED = {"is_auto": True}
+TUNED = {"_is_auto": True}
+REMOTE = {"distribute_mode": True}
+STREAM = {"_dataset_kind": DatasetKind.Iterable}
+TORCHS = {"worker_config": WorkerConfig(local_engine="torch")}
 STREAMS = Streams(count=3, reason="the dataset names 3 shards", why="The dataset names 3 shards.")
 NOW = Sizes(local=3, remote=0, prefetch=None)
 
 
-def options(**changes: Any) -> SizeOptions:
-    return SizeOptions(**{**PLAIN, **changes})
+def options(*, is_split: bool = False, **changes: Any) -> Sizing:
+    """The sizing of a loader that has `PLAIN`'s attributes with these changes."""
+    found = Sizing(SimpleNamespace(**{**PLAIN, "_pins": {}, **changes}))
+    if is_split:
+        found.is_split, found.is_iterable = True, False
+    return found
 
 
 @pytest.mark.parametrize(
     ("changes", "sizes"),
     [
         ({}, Sizes(local=3, remote=0, prefetch=None)),
-        ({"is_prefetch_given": True, "prefetch_factor": 5}, Sizes(local=3, remote=0, prefetch=15)),
-        ({"is_remote": True, "may_be_remote": True}, Sizes(local=0, remote=3, prefetch=None)),
+        ({"_prefetch_is_given": True, "prefetch_factor": 5}, Sizes(local=3, remote=0, prefetch=15)),
+        (REMOTE, Sizes(local=0, remote=3, prefetch=None)),
         ({"num_workers": 0, "prefetch_factor": None}, Sizes(local=0, remote=0, prefetch=None)),
-        ({"num_workers": 0, "is_prefetch_given": True, "prefetch_factor": 4}, Sizes(local=0, remote=0, prefetch=None)),
+        ({"num_workers": 0, "_prefetch_is_given": True, "prefetch_factor": 4}, Sizes(local=0, remote=0, prefetch=None)),
     ],
 )
 def test_sizes_of_a_loader_that_is_not_tuned(changes: dict[str, Any], sizes: Sizes) -> None:
@@ -62,10 +72,10 @@ def test_sizes_of_a_loader_that_is_not_tuned(changes: dict[str, Any], sizes: Siz
         ({"autotune": AutotuneConfig()}, True),
         ({**TUNED, "autotune": False}, False),
         ({**TUNED, "seeding": "worker"}, False),
-        ({**TUNED, "is_piped": True}, False),
-        ({**TUNED, "is_iterable": True}, True),
-        ({**TUNED, "is_iterable": True, "num_workers": 0}, False),
-        ({**TUNED, "local_engine": "torch"}, False),
+        ({**TUNED, "dataset": SequenceWrapper([1])}, False),
+        ({**TUNED, **STREAM}, True),
+        ({**TUNED, **STREAM, "num_workers": 0}, False),
+        ({**TUNED, **TORCHS}, False),
     ],
 )
 def test_which_loaders_are_tuned(changes: dict[str, Any], is_tuned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,33 +93,33 @@ def test_other_systems_have_torchs_workers(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_daemonic_process_has_remote_workers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     assert not options(**TUNED).is_tuned
-    found = options(**TUNED, may_be_remote=True)
+    found = options(**TUNED, **REMOTE)
     assert found.is_tuned
     assert found.limits().pins == {"local": 0}
 
 
 def test_tuning_begins_with_the_number_that_was_given_and_what_was_fixed() -> None:
-    given = options(autotune=AutotuneConfig(), prefetch_factor=4, pins={"prefetch": 9})
+    given = options(autotune=AutotuneConfig(), prefetch_factor=4, _pins={"prefetch": 9})
     assert given.start(given.limits()) == Settings(local=3, remote=0, prefetch=9)
-    cold = options(**TUNED, pins={"local": 2, "remote": 1})
+    cold = options(**TUNED, _pins={"local": 2, "remote": 1})
     assert cold.start(cold.limits()).local == 2
     assert cold.start(cold.limits()).remote == 1
 
 
 def test_streams_keep_their_number_and_the_reason_is_told() -> None:
     assert options(**TUNED).limits().streams == ""
-    assert options(**TUNED, is_iterable=True, streams=STREAMS).limits().streams == STREAMS.why
-    split = options(**TUNED, is_split=True, streams=STREAMS).limits()
+    assert options(**TUNED, **STREAM, _streams=STREAMS).limits().streams == STREAMS.why
+    split = options(**TUNED, is_split=True, _streams=STREAMS).limits()
     assert split.streams == ""
     assert split.reading.startswith("The dataset is read in 3 streams, as the dataset names 3 shards.")
-    assert "in 3 streams, as num_workers says" in options(is_iterable=True, streams=STREAMS).limits().streams
-    given = options(**TUNED, is_iterable=True, streams=STREAMS)
+    assert "in 3 streams, as num_workers says" in options(**STREAM, _streams=STREAMS).limits().streams
+    given = options(**TUNED, **STREAM, _streams=STREAMS)
     assert given.start(given.limits()) == Settings(local=3, remote=0, prefetch=6)
 
 
 def test_a_prefetch_that_was_asked_for_is_a_limit() -> None:
     assert options().limits().prefetch_factor is None
-    assert options(is_prefetch_given=True, prefetch_factor=7).limits().prefetch_factor == 7
+    assert options(_prefetch_is_given=True, prefetch_factor=7).limits().prefetch_factor == 7
 
 
 @pytest.mark.parametrize(
@@ -119,7 +129,7 @@ def test_a_prefetch_that_was_asked_for_is_a_limit() -> None:
         ({}, (7, None, 3), {"local": 7, "prefetch": 3}),
         ({"seeding": "worker"}, (1, None, None), {"local": 1, "remote": 2}),
         ({"seeding": "worker"}, (None, 3, None), {"local": 0, "remote": 3}),
-        ({"is_iterable": True}, (None, None, 4), {"local": 3, "remote": 0, "prefetch": 4}),
+        (STREAM, (None, None, 4), {"local": 3, "remote": 0, "prefetch": 4}),
     ],
 )
 def test_what_a_resize_fixes(changes: dict[str, Any], named: Any, fixed: dict[str, int]) -> None:
@@ -142,11 +152,48 @@ def test_a_resize_that_cannot_be_had_is_refused(named: Any, error: type[Exceptio
 
 def test_torchs_workers_cannot_be_resized() -> None:
     with pytest.raises(FixedWorkersError, match="local_engine='torch'"):
-        options(local_engine="torch").resized(NOW, {"local": 2})
-    assert options(local_engine="torch").resized(NOW, {"local": 0, "remote": 2}).remote == 2
+        options(**TORCHS).resized(NOW, {"local": 2})
+    assert options(**TORCHS).resized(NOW, {"local": 0, "remote": 2}).remote == 2
 
 
 def test_what_a_resize_does_not_fix_stays() -> None:
     assert options().resized(Sizes(local=3, remote=1, prefetch=8), {"remote": 0}) == Sizes(
         local=3, remote=0, prefetch=8
     )
+
+
+# -- iterators that run ------------------------------------------------------------------------------------------------
+
+
+class Running:
+    """An engine that takes down what it is asked for."""
+
+    def __init__(self, *, closed: bool = False) -> None:
+        self.closed = closed
+        self.asked: list[Sizes] = []
+
+    def resize(self, sizes: Sizes) -> None:
+        self.asked.append(sizes)
+
+
+def resize(*engines: Running, sizes: tuple[int | None, int | None, int | None], **changes: Any) -> Sizing:
+    runtime = SimpleNamespace(tuner=None, iterators=[SimpleNamespace(_engine=engine) for engine in engines])
+    sizing = options(**REMOTE, **changes, _runtime=runtime)
+    sizing.resize(*sizes)
+    return sizing
+
+
+@pytest.mark.parametrize("changes", [{"seeding": "worker"}, STREAM])
+def test_workers_that_stay_are_warned_of(changes: dict[str, Any]) -> None:
+    ended, running = Running(closed=True), Running()
+    with pytest.warns(RuntimeWarning, match="to 2 local and 1 remote workers takes effect with the next iterator"):
+        sizing = resize(ended, running, sizes=(2, 1, None), **changes)
+    assert ended.asked == running.asked == [sizing.current()] == [Sizes(local=2, remote=1, prefetch=None)]
+
+
+def test_no_warning_is_given_where_all_takes_effect_at_once() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resize(Running(), sizes=(2, 1, None), seeding="batch")
+        resize(Running(), sizes=(None, None, 7), seeding="worker")
+        resize(Running(closed=True), sizes=(2, 1, None), seeding="worker")
