@@ -93,10 +93,6 @@ class ProcessNodes:
         """See `Nodes.room`."""
         return self.given[agent]
 
-    def give_back(self, agent: int) -> None:
-        """See `Nodes.give_back`."""
-        self.given[agent] -= 1
-
     def runs(self, agent: int, workers: int) -> None:
         """Nobody else wants the room."""
 

@@ -22,7 +22,6 @@ from dpex.measure.batch_times import batch_times
 from dpex.measure.pool_times import PoolTimes
 from dpex.measure.sums import LinkSums, NodeStats, node_sums
 from dpex.pools.agent.nodes import AgentLink, Arrived, NodeNews, Nodes, wake_nobody
-from dpex.pools.agent.tcp import TcpCounts
 from dpex.pools.base import PoolCounts
 from dpex.pools.local.worker_process import BATCH, END
 from dpex.schedule.events import (
@@ -388,8 +387,8 @@ class RemotePool:
         if results:
             self._made(agent, results, arrived, delay)
         if traffic is not None:
-            counts = TcpCounts(*traffic)
-            self._add(agent, LinkSums(**counts._asdict()), links=1, round_trip_s=counts.round_trip_s)
+            counts = LinkSums(**traffic)
+            self._add(agent, counts, links=1, round_trip_s=counts.round_trip_s)
         for event in events:
             self._take(agent, event_of(*event))
         if failed is not None and agent.number in self._agents:

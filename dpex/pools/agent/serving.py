@@ -228,7 +228,7 @@ class Agent:
     def _put(self, events: list[tuple[Any, ...]]) -> None:
         failed, delay = self._reported or (None, None)
         found = self._traffic.news()
-        traffic = None if found is None else tuple(found)
+        traffic = None if found is None else vars(found)
         header = ("report", self._number, self._results, events, failed, delay, traffic)
         self._writer.put(header, self._buffers)
         self._results, self._buffers = [], []

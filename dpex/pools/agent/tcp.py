@@ -1,11 +1,11 @@
-"""Read what the kernel counts of a TCP connection (Linux, ``TCP_INFO``)."""
+"""Read what the kernel counts of a TCP connection (Linux, ``TCP_INFO``), apart from the code that serves over it."""
 
 from __future__ import annotations
 
 import socket
 import struct
-from typing import NamedTuple
 
+from dpex.measure.sums import LinkSums
 from dpex.system.clock import Clock, monotonic
 
 LOOK_EVERY_S = 0.25
@@ -20,28 +20,7 @@ _PER_S = 1_000_000
 """The kernel counts microseconds."""
 
 
-class TcpCounts(NamedTuple):
-    """Counts of what one end of a connection has sent since it began.
-
-    sent_bytes: bytes that the other end has acknowledged. resent_bytes: bytes that were sent again. sending_s: seconds
-    in which something was under way. round_trip_s: the shortest round trip, which is one without queueing.
-    """
-
-    sent_bytes: int
-    resent_bytes: int
-    sending_s: float
-    round_trip_s: float
-
-    def since(self, earlier: TcpCounts) -> TcpCounts:
-        """Return the counts since an earlier reading, with the round trip of this one."""
-        sent, resent, sending_s = (now - then for now, then in zip(self[:3], earlier[:3], strict=True))
-        return TcpCounts(int(sent), int(resent), sending_s, self.round_trip_s)
-
-
-NO_COUNTS = TcpCounts(0, 0, 0.0, 0.0)
-
-
-def tcp_counts(connection: socket.socket) -> TcpCounts | None:
+def tcp_counts(connection: socket.socket) -> LinkSums | None:
     """Return the counts of a connection; None if it is no TCP connection, or the kernel does not count them."""
     try:
         found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
@@ -50,13 +29,16 @@ def tcp_counts(connection: socket.socket) -> TcpCounts | None:
     return counts_in(found)
 
 
-def counts_in(found: bytes) -> TcpCounts | None:
+def counts_in(found: bytes) -> LinkSums | None:
     """Return the counts in a ``struct tcp_info``, None if it ends before them."""
     if len(found) < _AT_RESENT + 8:
         return None
     acked, busy, resent = (struct.unpack_from("@Q", found, at)[0] for at in (_AT_ACKED, _AT_BUSY, _AT_RESENT))
     latest, least = (struct.unpack_from("@I", found, at)[0] for at in (_AT_RTT, _AT_LEAST_RTT))
-    return TcpCounts(acked, resent, busy / _PER_S, (latest if least == _UNKNOWN_RTT else least) / _PER_S)
+    round_trip = latest if least == _UNKNOWN_RTT else least
+    return LinkSums(
+        links=1, sent_bytes=acked, resent_bytes=resent, sending_s=busy / _PER_S, round_trip_s=round_trip / _PER_S
+    )
 
 
 class TrafficMeter:
@@ -66,9 +48,9 @@ class TrafficMeter:
         self._connection = connection
         self._clock = clock
         self._looked_at = 0.0
-        self._counts = NO_COUNTS
+        self._counts = LinkSums()
 
-    def news(self) -> TcpCounts | None:
+    def news(self) -> LinkSums | None:
         """Return what was carried since the last look; None if it is too early, or the connection is not counted."""
         now = self._clock()
         if now - self._looked_at < LOOK_EVERY_S:

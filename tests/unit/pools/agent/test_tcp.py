@@ -1,13 +1,15 @@
-"""What the kernel counts of a TCP connection, and differences of that."""
+"""What the kernel counts of a TCP connection."""
 
 from __future__ import annotations
 
 import socket
 import struct
+from dataclasses import replace
 
 from waiting import until
 
-from dpex.pools.agent.tcp import LOOK_EVERY_S, TcpCounts, TrafficMeter, counts_in, tcp_counts
+from dpex.measure.sums import LinkSums
+from dpex.pools.agent.tcp import LOOK_EVERY_S, TrafficMeter, counts_in, tcp_counts
 
 
 def test_the_kernel_counts_what_a_connection_carries() -> None:
@@ -38,15 +40,14 @@ def test_the_fields_are_those_of_linux() -> None:
         struct.pack_into("@Q", whole, at, value)
     struct.pack_into("@I", whole, 68, 5000)
     struct.pack_into("@I", whole, 148, 4000)
-    assert counts_in(bytes(whole)) == TcpCounts(1000, 200, 2.0, 0.004)
+    counts = LinkSums(links=1, sent_bytes=1000, resent_bytes=200, sending_s=2.0, round_trip_s=0.004)
+    assert counts_in(bytes(whole)) == counts
     struct.pack_into("@I", whole, 148, 0xFFFFFFFF)
-    assert counts_in(bytes(whole)) == TcpCounts(1000, 200, 2.0, 0.005)
+    assert counts_in(bytes(whole)) == replace(counts, round_trip_s=0.005)
     assert counts_in(bytes(whole[:192])) is None
 
 
 def test_news_are_of_what_was_sent_since_the_last_look() -> None:
-    earlier, later = TcpCounts(100, 10, 1.0, 0.01), TcpCounts(300, 20, 2.5, 0.02)
-    assert later.since(earlier) == TcpCounts(200, 10, 1.5, 0.02)
     now = [100.0]
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         meter = TrafficMeter(client, lambda: now[0])
