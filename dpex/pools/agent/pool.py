@@ -218,14 +218,14 @@ class RemotePool:
         self.counts.wanted = wanted
         self._nodes.want(wanted)
         for agent in self._agents.values():
-            self._tell_room(agent)
-        self._hear_nodes()
+            self._send_room(agent)
+        self._take_news()
 
     def _at(self, worker: int) -> tuple[AgentHandle | None, int]:
         number, local = divmod(worker, WORKERS_AN_AGENT)
         return self._agents.get(number), local
 
-    def _hear_nodes(self) -> None:
+    def _take_news(self) -> None:
         for news in self._nodes.news():
             if news.kind == "ready":
                 self._open(news)
@@ -237,7 +237,7 @@ class RemotePool:
                 self._fail(news.why, news.for_good)
             elif (agent := self._agents.get(news.agent)) is not None:
                 if news.kind == "room":
-                    self._tell_room(agent)
+                    self._send_room(agent)
                 else:
                     self._lose(agent, news.why)
         self._count()
@@ -251,9 +251,9 @@ class RemotePool:
         agent = self._agents[news.agent] = AgentHandle(number=news.agent, place=place, link=link)
         self._put(agent, "open", self._number, order)
         self._put(agent, "epoch", self._epoch)
-        self._tell_room(agent)
+        self._send_room(agent)
 
-    def _tell_room(self, agent: AgentHandle) -> None:
+    def _send_room(self, agent: AgentHandle) -> None:
         """Let an agent know how many workers it may have; it keeps up that number by itself."""
         room = self._nodes.room(agent.number)
         if room != agent.room:
@@ -358,17 +358,17 @@ class RemotePool:
             return self._events
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._woken)
-        self._hear_nodes()
+        self._take_news()
         for agent in list(self._agents.values()):
-            self._hear(agent)
+            self._read(agent)
         self._count()
         return self._events
 
-    def _hear(self, agent: AgentHandle) -> None:
+    def _read(self, agent: AgentHandle) -> None:
         link = agent.link
         has_ended = link.ended  # before what arrived is read: there is nothing after it then
         while link.arrived:
-            self._hear_frame(agent, link.arrived.popleft())
+            self._take_frame(agent, link.arrived.popleft())
         if agent.number not in self._agents:
             return
         if has_ended:
@@ -377,7 +377,7 @@ class RemotePool:
         elif not link.flush():
             self._watch(agent)
 
-    def _hear_frame(self, agent: AgentHandle, arrived: Arrived) -> None:
+    def _take_frame(self, agent: AgentHandle, arrived: Arrived) -> None:
         """Take in a frame of an agent of another machine; see `dpex.pools.agent.serving`."""
         _, pool, results, events, failed, delay, traffic = arrived.header
         if pool != self._number:

@@ -270,7 +270,7 @@ class RayNodes(Nodes):
             room = self._room.of(node.key)
             if node.is_open and room != node.room:
                 node.room = room
-                self._tell(NodeNews("room", node.number))
+                self._report(NodeNews("room", node.number))
 
     def _reaches_head(self) -> bool:
         """Return False while Ray's control service does not answer; its loss and its return are reported."""
@@ -304,9 +304,9 @@ class RayNodes(Nodes):
         """Have no workers on nodes that failed repeatedly, which the pool learns, or cannot serve the dataset."""
         before, self._left_alone = self._left_alone, self._cluster.failing.left_alone(monotonic())
         for gone in [left for node, left in before.items() if node not in self._left_alone]:
-            self._tell(NodeNews("left alone", place=gone.place))
+            self._report(NodeNews("left alone", place=gone.place))
         for left in [left for node, left in self._left_alone.items() if before.get(node) != left]:
-            self._tell(NodeNews("left alone", place=left.place, why=left.why))
+            self._report(NodeNews("left alone", place=left.place, why=left.why))
         unfit = {node: why for (node, kind), why in self._cluster.unfit.items() if kind == self._kind}
         self._room.avoid({**{node: left.why for node, left in self._left_alone.items()}, **unfit})
 
@@ -324,27 +324,27 @@ class RayNodes(Nodes):
 
     def _ask(self, node: GuardedNode, call: Any, then: Callable[[Any], None]) -> None:
         """Have the answer of a guardian's call come to this thread."""
-        call.future().add_done_callback(lambda future: self._do(lambda: self._hear(node, future, then)))
+        call.future().add_done_callback(lambda future: self._do(lambda: self._answered(node, future, then)))
 
-    def _hear(self, node: GuardedNode, future: Any, then: Callable[[Any], None]) -> None:
+    def _answered(self, node: GuardedNode, future: Any, then: Callable[[Any], None]) -> None:
         if self._nodes.get(node.key) is node:
             if (error := future.exception()) is None:
                 then(future.result())
             else:
                 self._failed_on(node, f"its guardian ended: {reason_of(error)}")
 
-    def _tell(self, news: NodeNews) -> None:
+    def _report(self, news: NodeNews) -> None:
         if self._parked_at is None:
             self._news.append(news)
             self._wake()
 
     def _notice(self, why: str, *, warning: bool = True) -> None:
-        self._tell(NodeNews("notice", why=why, warning=warning))
+        self._report(NodeNews("notice", why=why, warning=warning))
 
     def _fail(self, why: str, *, for_good: bool = False) -> None:
         if why != self._failed:
             self._failed = why
-            self._tell(NodeNews("failed", why=why, for_good=for_good or self._gave_up))
+            self._report(NodeNews("failed", why=why, for_good=for_good or self._gave_up))
 
     @property
     def _gave_up(self) -> bool:
@@ -402,7 +402,7 @@ class RayNodes(Nodes):
             if server is None:
                 tunnel = open_tunnel(node.guardian)
                 self._linked(number, AgentLink(tunnel, self._cluster.memory, is_tunnel=True))
-            self._tell_if_ready(node)
+            self._report_if_ready(node)
 
         address = None if server is None else tuple(server.address_of(number))
         self._ask(node, node.guardian.start.remote(address), started)
@@ -413,7 +413,7 @@ class RayNodes(Nodes):
             link.close()
             return
         node.link = link
-        self._tell_if_ready(node)
+        self._report_if_ready(node)
 
     def _ship(self, node: GuardedNode) -> None:
         number, self._shipments = self._shipments, self._shipments + 1
@@ -422,16 +422,16 @@ class RayNodes(Nodes):
         def shipped(path: str) -> None:
             if number == node.shipment:
                 node.path = path
-                self._tell_if_ready(node)
+                self._report_if_ready(node)
 
         if node.refs:
             self._ask(node, node.guardian.ship.remote(number, node.refs), shipped)
 
-    def _tell_if_ready(self, node: GuardedNode) -> None:
+    def _report_if_ready(self, node: GuardedNode) -> None:
         if node.place and node.path and node.link is not None and not node.is_open and self._parked_at is None:
             node.is_open = True
             probe = (node.node, self._kind) not in self._cluster.probed
-            self._tell(NodeNews("ready", node.number, node.place, node.link, node.path, probe))
+            self._report(NodeNews("ready", node.number, node.place, node.link, node.path, probe))
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
@@ -474,7 +474,7 @@ class RayNodes(Nodes):
             del self._nodes[node.key]
         end(node.guardian)
         self._room.free(lambda one: one.handle is node.guardian)
-        self._tell(NodeNews("lost", node.number, node.place, why=why))
+        self._report(NodeNews("lost", node.number, node.place, why=why))
 
     def _start_failed(self, why: str) -> None:
         self._failed_starts += not any(node.runs for node in self._nodes.values())
