@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from dpex import AutotuneConfig, DpexDataLoader
-from dpex.schedule.streams import choose, named_shards
+from dpex.loader.stream_count import choose, named_shards
 
 
 class Shards(IterableDataset[torch.Tensor]):

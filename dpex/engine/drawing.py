@@ -24,7 +24,6 @@ from torch.utils.data import (
 )
 
 from dpex.engine.read_batches import RETURNED_AT_MOST, ReadBatches
-from dpex.engine.sampler_start import hold
 from dpex.errors import InterruptedSamplerError
 from dpex.schedule.engine_state import EngineState
 from dpex.schedule.progress import ResumePoint
@@ -64,10 +63,8 @@ def _as_drawn(index: Any) -> Any:
 class AsDrawn:
     """The indices of a sampler, each as it was when it was drawn; none is lost to an exception of a signal handler."""
 
-    _sampler: Any
-
     def __init__(self, sampler: Any) -> None:
-        hold(self, "_sampler", sampler)
+        self._sampler = sampler
         self._drawn: list[Any] = []
 
     def __iter__(self) -> AsDrawn:
@@ -100,7 +97,7 @@ class Drawing:
             self._sampler, self._readings = iter(()), sampler
         else:
             self._readings = None
-            hold(self, "_sampler", sampler)
+            self._sampler = sampler
         self.drawn.clear()
         self._lost_to = None
 

@@ -18,7 +18,6 @@ from dpex._torch import DatasetKind, MapDatasetFetcher, SingleProcessDataLoaderI
 from dpex.engine.inprocess_meter import InlineMeter
 from dpex.engine.pass_state import Drawn, begin_pass, go_on_in_process, in_process_state, point_for, recorder_of
 from dpex.engine.sample_errors import NO_ERRORS, SampleErrors
-from dpex.engine.sampler_start import hold
 from dpex.measure.ledger import LastReading
 from dpex.schedule.instructions import Raise, Say
 from dpex.schedule.progress import ResumePoint
@@ -69,7 +68,7 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
             self._dataset_fetcher = GuardedFetcher(self._dataset_fetcher, loader.sample_policy, int(self._base_seed))
         recorder = self._recorder = recorder_of(self, loader)
         indices = recorder.begin(self._sampler_iter, resume, self._drawn)
-        hold(self, "_sampler_iter", _without(self._first.ahead, self._first.first, indices))
+        self._sampler_iter = _without(self._first.ahead, self._first.first, indices)
         self._drawn = None
         if resume is not None:
             go_on_in_process(self, resume)

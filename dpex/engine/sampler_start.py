@@ -7,7 +7,6 @@ batches without reading any data: those of torch's `BatchSampler` at once, those
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -128,37 +127,20 @@ def _epochs_of(index_sampler: Any) -> dict[str, int]:
 
 
 class FirstDraw:
-    """The iterator of a sampler that calls ``note`` before the first draw, and is then replaced by the sampler's own,
-    so that later draws cost nothing more."""
+    """The iterator of a sampler. It calls ``note`` before the first draw."""
 
     def __init__(self, sampler: Iterator[Any], note: Callable[[], None]) -> None:
         self._sampler = sampler
         self._note: Callable[[], None] | None = note
-        self._holder: Any = None
-        self._name = ""
-
-    def held_by(self, holder: Any, name: str) -> None:
-        """Set the attribute in which this is replaced."""
-        self._holder, self._name = weakref.ref(holder), name
 
     def __iter__(self) -> FirstDraw:
         return self
 
     def __next__(self) -> Any:
-        note, self._note = self._note, None
-        if note is not None:
+        if self._note is not None:
+            note, self._note = self._note, None
             note()
-            holder = self._holder and self._holder()
-            if holder is not None:
-                setattr(holder, self._name, self._sampler)
         return next(self._sampler)
-
-
-def hold(holder: Any, name: str, indices: Any) -> None:
-    """Set that attribute to ``indices``. A `FirstDraw` is replaced there after its first draw."""
-    setattr(holder, name, indices)
-    if isinstance(indices, FirstDraw):
-        indices.held_by(holder, name)
 
 
 class Begun:

@@ -26,7 +26,7 @@ from dpex.system.user_warnings import warn
 
 if TYPE_CHECKING:
     from dpex.loader.runtime import LoaderRuntime
-    from dpex.schedule.streams import Streams
+    from dpex.loader.stream_count import Streams
 
 _TORCHS_MODULE = "torch.utils.data.dataloader"
 _OWN = {*TAKEN_OVER, "_iterator", "_begun", "_runtime", "_source"} - {"timeout", "in_order"}

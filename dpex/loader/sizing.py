@@ -19,11 +19,12 @@ from torch.utils.data.graph import traverse_dps
 from dpex._torch import DatasetKind
 from dpex.autotune.config import AutotuneConfig
 from dpex.errors import FixedWorkersError, OptionError
+from dpex.loader.stream_count import Streams, choose
+from dpex.measure.readable import plural
 from dpex.options import LoaderOptions, check_count
 from dpex.schedule.names import KNOBS, LOCAL, REMOTE
 from dpex.schedule.prefetch import Sizes
 from dpex.schedule.probing import attribute
-from dpex.schedule.streams import Streams, choose, plural
 from dpex.system.cpus import rank_cpus, static_worker_count
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn

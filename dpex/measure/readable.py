@@ -59,3 +59,8 @@ def remainder(whole_s: float, *parts_s: float) -> float:
         0.0
     """
     return max(0.0, whole_s - sum(parts_s))
+
+
+def plural(count: int, what: str) -> str:
+    """Return a count and what is counted: "1 stream", "2 streams"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"

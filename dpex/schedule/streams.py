@@ -1,16 +1,7 @@
-"""The number of streams that an iterable dataset is read in. PURE.
+"""The streams that an iterable dataset is read in, while it is not known whether it splits itself. PURE.
 
-Each worker iterates the dataset for itself, and its samples may depend on the number of workers. So the number decides
-what is read. Under ``num_workers="auto"`` it is chosen once (`choose`), from values that are equal for all ranks, and
-is never tuned:
-
-- It is `AutotuneConfig.max_streams`. Without that, it is one for each CPU of this rank (the CPUs that the process may
-  use, shared among the ranks of this machine).
-- It is at most the number of shards that the dataset names, as further streams would have nothing to read. A pipeline
-  of webdataset names its URLs. If it gives each rank some of them, the number that every rank has counts.
-
-A dataset that names its shards splits itself. Any other dataset would yield each sample once per stream unless it
-splits itself by its place among the workers. It then reads that place (``id`` or ``num_workers`` of
+Each worker iterates the dataset for itself. A dataset that does not split itself by its place among the workers would
+yield each sample once per stream. A dataset that does reads that place (``id`` or ``num_workers`` of
 ``get_worker_info()``) before it yields its first sample. Therefore the first stream begins alone:
 
 - If its place is read before its first sample, all streams take part. The first one has read what they read.
@@ -18,143 +9,17 @@ splits itself by its place among the workers. It then reads that place (``id`` o
   stream would yield it again. From then on ``num_workers`` is 1 there: a dataset that splits itself later reads all
   remaining samples.
 
-What was found holds for all later epochs of the same iterator, whose workers may have kept what they read. A loader
-whose dataset does not split itself reads one stream from then on; one whose dataset does has this found out again in
-each iterator. No other rank is asked. Ranks on machines with different CPUs choose different numbers unless
-``max_streams`` is given.
+The finding holds for all later epochs of the same iterator, whose workers may have kept what they read. A loader whose
+dataset does not split itself reads one stream from then on. If the dataset splits itself, each iterator finds this out
+again. No other rank is asked. `dpex.loader.stream_count` chooses the number of streams of a dataset that splits itself.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from dpex.schedule.probing import attribute
-
-logger = logging.getLogger("dpex")
-
-NAMES_OF_SHARDS = ("num_shards", "n_shards")
-"""Attributes by which datasets (those of Hugging Face, for one) tell how many shards there are for this rank."""
-_LIST_OF_URLS, _SPLITS_BY_RANK = "SimpleShardList", "split_by_node"
-"""Names in webdataset: the class that lists each URL once, and the function that gives each rank some of them."""
 
 ALL, ONE, UNKNOWN = 0, 1, -1
 """The number of streams that a dataset is read in: one for each logical worker, one, or not known yet."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Streams:
-    """A number of streams, and its reason."""
-
-    count: int
-    """The number of streams."""
-    reason: str
-    """The reason, as a clause."""
-    why: str
-    """The number and the reason, in sentences."""
-    is_certain: bool = True
-    """All begin at once; else there are several only if the first shows that the dataset splits itself."""
-
-    @property
-    def number(self) -> str:
-        """The number of streams, as a sentence."""
-        return _number(self.count, self.reason, is_certain=self.is_certain)
-
-
-def named_shards(dataset: Any, ranks: int = 1) -> int | None:
-    """Return the number of shards that a dataset names for each of the ``ranks``; None if it names none."""
-    for name in NAMES_OF_SHARDS:
-        try:
-            value = getattr(dataset, name, None)
-        except Exception as error:  # a property may do anything, and nothing depends on it
-            logger.info("auto: %s of the dataset could not be read (%r)", name, error)
-            continue
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return _for_every_rank(dataset, value)
-    return _listed_urls(dataset, ranks)
-
-
-def _for_every_rank(dataset: Any, shards: int) -> int:
-    """Return the shards that every rank has, if Hugging Face's ``split_dataset_by_node`` gives some ranks one more."""
-    ranks = attribute(dataset, "_distributed")
-    if attribute(ranks, "strategy", "") != "shards":
-        return shards
-    return int(max(1, dataset._ex_iterable.num_shards // ranks.world_size))
-
-
-def _listed_urls(dataset: Any, ranks: int) -> int | None:
-    """Return the URLs of a webdataset pipeline (1.0) for each rank; None of one that draws them without an end."""
-    stages = attribute(dataset, "pipeline")
-    if not isinstance(stages, list) or not stages or type(stages[0]).__name__ != _LIST_OF_URLS:
-        return None
-    urls = getattr(stages[0], "urls", None)
-    if not isinstance(urls, list) or not urls:
-        return None
-    is_split = any(getattr(stage, "__name__", "") == _SPLITS_BY_RANK for stage in stages)
-    return max(1, len(urls) // ranks) if is_split else len(urls)
-
-
-def choose(
-    dataset: Any,
-    cpus: int,
-    most: int | None,
-    environ: Mapping[str, str],
-    *,
-    is_split: bool = False,
-    why_one: str = "",
-) -> Streams:
-    """Choose the number of streams under ``num_workers="auto"``; see the module.
-
-    Args:
-        dataset: The dataset.
-        cpus: CPUs of this rank.
-        most: ``AutotuneConfig.max_streams``.
-        environ: A launcher's environment.
-        is_split: The dataset is known to split itself, although it names no shards.
-        why_one: Why it cannot be found out whether it splits itself, as a clause; it is read in one stream then.
-    """
-    count, shards = cpus if most is None else most, named_shards(dataset, _ranks(environ))
-    reason = f"this rank has {plural(cpus, 'CPU')}" if most is None else f"max_streams={most} says so"
-    is_split = is_split or shards is not None
-    if shards is not None and shards < count:
-        count, reason = shards, f"the dataset names {plural(shards, 'shard')}"
-    elif why_one and count > 1 and not is_split:
-        count, reason = 1, why_one
-    is_certain = is_split or count == 1
-    why = (
-        f"{_number(count, reason, is_certain=is_certain)} The number decides what each worker reads, so it is not "
-        "tuned; only the prefetch is."
-    )
-    if most is None and shards != count and _spans_machines(environ):
-        why += " Where machines differ in CPUs, give AutotuneConfig(max_streams=...): all ranks need the same number."
-    return Streams(count=count, reason=reason, why=why, is_certain=is_certain)
-
-
-def _number(count: int, reason: str, *, is_certain: bool) -> str:
-    if is_certain:
-        return f"The dataset is read in {plural(count, 'stream')}, as {reason}."
-    return (
-        f"The dataset is read in {plural(count, 'stream')}, as {reason}, if it reads id or num_workers of "
-        "get_worker_info() before its first sample, and in one stream if not."
-    )
-
-
-def _ranks(environ: Mapping[str, str]) -> int:
-    world = environ.get("WORLD_SIZE", "")
-    return int(world) if world.isdigit() and int(world) else 1
-
-
-def _spans_machines(environ: Mapping[str, str]) -> bool:
-    """Return True if a launcher says that there are ranks on other machines."""
-    world, local = environ.get("WORLD_SIZE", ""), environ.get("LOCAL_WORLD_SIZE", "")
-    return world.isdigit() and local.isdigit() and int(world) > int(local)
-
-
-def plural(count: int, what: str) -> str:
-    """Return a count and what is counted: "1 stream", "2 streams"."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 @dataclass(kw_only=True)

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dpex.autotune.law.evidence import Record
 from dpex.autotune.law.model import Model
 from dpex.autotune.types import Decision, Reason, Sample, Settings, Signal
-from dpex.measure.readable import duration, percent, rounded, size
+from dpex.measure.readable import duration, percent, plural, rounded, size
 from dpex.schedule.names import WORKER_POOLS
-from dpex.schedule.streams import plural
 
 _WAITS: Mapping[Signal, str] = {
     "wait": "the training loop waits for data",

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from dpex.pools.local.worker_life import ASKED, Stage
 from dpex.pools.local.worker_process import BATCH, END, receive
 from dpex.schedule.schedule import Ticket
-from dpex.schedule.worker_life import ASKED, Stage
 from dpex.transport.arena import Segment, SegmentSpec, open_segment
 from dpex.transport.codec import Decoder
 from dpex.worker.outcome import Failure, StreamEnd

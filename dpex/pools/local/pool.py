@@ -27,6 +27,7 @@ from dpex.pools.local.fork_server import private_pair
 from dpex.pools.local.handles import LocalResult, LocalWorkerHandle, ProcessHandle, how_it_ended
 from dpex.pools.local.shared_queue import BOARD_BYTES, Board, TicketQueue, hang_up, pack, write
 from dpex.pools.local.starter import Starter
+from dpex.pools.local.worker_life import ENDS, IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING, UP
 from dpex.pools.local.worker_process import END, TICKET_BYTES
 from dpex.schedule.events import (
     Notice,
@@ -42,7 +43,6 @@ from dpex.schedule.failures import CRASHES_IN_A_ROW
 from dpex.schedule.names import LOCAL
 from dpex.schedule.schedule import Ticket
 from dpex.schedule.streams import ALL
-from dpex.schedule.worker_life import ENDS, IS_ASKED_TO_LEAVE, LIFE, RUNNING, SERVES, STAYING, UP
 from dpex.system.clock import monotonic
 from dpex.worker.states import RngState
 

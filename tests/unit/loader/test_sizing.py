@@ -15,9 +15,9 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.autotune.types import Settings
 from dpex.errors import FixedWorkersError, OptionError
 from dpex.loader.sizing import Sizing
+from dpex.loader.stream_count import Streams
 from dpex.options import WorkerConfig
 from dpex.schedule.prefetch import Sizes
-from dpex.schedule.streams import Streams
 
 PLAIN: dict[str, Any] = {
     "num_workers": 3,

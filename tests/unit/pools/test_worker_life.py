@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from dpex.schedule.worker_life import (
+from dpex.pools.local.worker_life import (
     ENDS,
     GONE,
     IS_ASKED_TO_LEAVE,
