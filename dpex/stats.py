@@ -96,7 +96,7 @@ class LoaderStats:
             "workers",
             " + ".join(f"{pool.running} {name}" for name, pool in self.pools.items() if pool.running) or "0",
         )
-        yield "queue", f"{self.ready} ready, {self.in_flight} being made, prefetch {self.prefetch}"
+        yield "queue", f"{self.ready} ready, {self.in_flight} in flight, prefetch {self.prefetch}"
         if self.batch_bytes:
             yield "a batch", size(self.batch_bytes)
         for name in ("deaths", "remade", "late", "failed_samples"):

@@ -115,7 +115,7 @@ def test_all_there_is_to_see() -> None:
         *(
             "1,234 batches",
             "2 local (5 wanted)",
-            "3 ready, 0 being made, prefetch 10",
+            "3 ready, 0 in flight, prefetch 10",
             "load 246 ms, transform 500 µs",
         ),
         *("40 % of the time is lost (too few). Wait: expected ", "measured 4.0 %: kept"),

@@ -228,7 +228,7 @@ def _workers(one: WatchedProcess, loader: State) -> str:
 
 def _queue(one: WatchedProcess, loader: State) -> str:
     made = one.latest(loader, "local_in_flight") + one.latest(loader, "remote_in_flight")
-    return f"{one.latest(loader, 'ready')} ready, {made} being made, prefetch {one.latest(loader, 'prefetch')}"
+    return f"{one.latest(loader, 'ready')} ready, {made} in flight, prefetch {one.latest(loader, 'prefetch')}"
 
 
 def _stages(stages_s: Mapping[str, float | None]) -> str:

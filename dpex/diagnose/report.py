@@ -13,7 +13,7 @@ from dpex.diagnose.causes import CAUSES, HELD, STEP, TOO_EARLY, Cause
 from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts
 from dpex.diagnose.verdict import Evidence, Verdict
 from dpex.diagnose.what_if import WORTH, Prediction
-from dpex.measure.readable import duration, percent, rounded, size
+from dpex.measure.readable import duration, fine_percent, percent, rounded, size
 from dpex.schedule.names import INLINE, LOCAL, REMOTE
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _where_time_goes(facts: Facts, verdict: Verdict) -> ReportSection:
     rows = tuple(
         (part.name, duration(part.ratio * facts.wall_s), percent(part.ratio))
         for part in parts(facts, verdict)
-        if part.ratio >= 0.001 or part.cause == STEP.key
+        if part.ratio >= 0.005 or part.cause == STEP.key
     )
     return ReportSection(title=WHERE_TIME_GOES, header=("the training loop", "seconds", "of its time"), rows=rows)
 
@@ -252,7 +252,7 @@ def _stage_rows(pool: PoolFacts) -> Iterator[tuple[str, ...]]:
     for stage, wall_s, cpu_s in stages:
         if wall_s and wall_s / total >= 0.001:
             cpu = "" if cpu_s is None else duration(cpu_s / pool.tickets)
-            yield stage, duration(wall_s / pool.tickets), cpu, percent(wall_s / total)
+            yield stage, duration(wall_s / pool.tickets), cpu, fine_percent(wall_s / total)
 
 
 def _transforms(facts: Facts) -> ReportSection:
@@ -264,7 +264,7 @@ def _transforms(facts: Facts) -> ReportSection:
             str(one.calls),
             duration(one.wall_s / max(1, one.calls)),
             duration(one.cpu_s / max(1, one.calls)),
-            percent(one.all_wall_s / total),
+            fine_percent(one.all_wall_s / total),
         )
         for one in known
     )

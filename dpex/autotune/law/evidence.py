@@ -156,7 +156,7 @@ class Record:
 
     def __init__(self, constants: Constants) -> None:
         self._rows: deque[tuple[int, int, float]] = deque(maxlen=constants.recent)
-        self.seconds = self.wait_s = self.queued_s = self.head_s = self.busy_s = 0.0
+        self.seconds = self.wait_s = self.own_s = self.queued_s = self.head_s = self.busy_s = 0.0
         self.wall = Mean(constants.recent)
         self.net = Mean(constants.recent)
         self.calm = 0
@@ -168,6 +168,7 @@ class Record:
         self._rows.append((sample.batches, made, sample.seconds))
         self.seconds += sample.seconds
         self.wait_s += sample.wait_s
+        self.own_s += sample.own_s
         self.head_s += sample.head_s
         self.queued_s += sample.machine.trainer_queued_s or 0.0
         self.busy_s += local.busy_s + remote.busy_s
@@ -180,7 +181,7 @@ class Record:
 
     @property
     def wait(self) -> float:
-        """Share of the time that the training loop waited."""
+        """Share of the time that the training loop was blocked in ``next()``."""
         return self.wait_s / self.seconds if self.seconds else 0.0
 
     @property

@@ -469,7 +469,7 @@ class Law:
     def _decided(self, sample: Sample, new: Settings, reason: Reason) -> Decision:
         model = self.model
         rate = model.rate(new).value if model is not None else 0.0
-        wait = model.wait(new).value if model is not None else 0.0
+        wait = wording.expected_wait(model.wait(new).value, self._record, sample) if model is not None else 0.0
         evidence = wording.evidence(model, self._record, sample) if model is not None else {}
         decision = Decision(
             at=sample.at,

@@ -32,10 +32,21 @@ def evidence(model: Model, record: Record, sample: Sample) -> dict[str, float]:
 
 
 def measured(record: Record, sample: Sample) -> dict[str, float]:
-    """Rate and wait under the present setting; those of the latest window before the first one that counts for it."""
+    """Return rate and wait under the present setting; before the first window that counts, those of the latest one.
+
+    The wait is all time in ``next()``. More workers shorten only the part in which the training loop is blocked there.
+    """
     if len(record):
-        return {"rate": record.rate()[0], "wait": min(1.0, record.wait)}
-    return {"rate": sample.rate, "wait": min(1.0, sample.wait_s / max(1e-9, sample.seconds))}
+        return {"rate": record.rate()[0], "wait": min(1.0, (record.wait_s + record.own_s) / record.seconds)}
+    return {"rate": sample.rate, "wait": min(1.0, (sample.wait_s + sample.own_s) / max(1e-9, sample.seconds))}
+
+
+def expected_wait(blocked: float, record: Record, sample: Sample) -> float:
+    """Return the share of the time in ``next()`` if the training loop is blocked there for the share ``blocked``."""
+    wait_s, own_s, seconds = (
+        (record.wait_s, record.own_s, record.seconds) if len(record) else (sample.wait_s, sample.own_s, sample.seconds)
+    )
+    return blocked + (1.0 - blocked) * min(1.0, own_s / max(1e-9, seconds - wait_s))
 
 
 def named(settings: Settings) -> str:

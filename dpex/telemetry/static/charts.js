@@ -44,7 +44,7 @@ const CHARTS = {
     format: count, top: 2, stepped: true, whole: true,
     series: [
       { label: "ready", color: "blue", fill: true, always: true, values: (c) => c.ready },
-      { label: "being made", color: "amber", always: true, values: (c) => c.local_in_flight.map((v, i) => v + c.remote_in_flight[i]) },
+      { label: "in flight", color: "amber", always: true, values: (c) => c.local_in_flight.map((v, i) => v + c.remote_in_flight[i]) },
       { label: "prefetch", color: "gray", dashed: true, always: true, values: (c) => c.prefetch },
     ],
   },

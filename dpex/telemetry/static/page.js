@@ -96,7 +96,7 @@ function showLoader(loader) {
       (missing > 0 ? `; ${count(missing)} more starting` : "") +
       (now.network_ratio === null ? "" : `; ${count(Math.round(now.network_bytes_per_second / 1e6))} MB/s from there, the network is in use for ${percent(Math.min(1, now.network_ratio))} of the time`));
   put("ready", last("prefetch") ? `${count(last("ready"))} of ${count(last("prefetch"))}` : count(last("ready")));
-  put("ready-note", `${count(last("local_in_flight") + last("remote_in_flight"))} being made; ${count(loader.batches)} delivered so far`);
+  put("ready-note", `${count(last("local_in_flight") + last("remote_in_flight"))} in flight; ${count(loader.batches)} delivered so far`);
 
   const range = Number(document.querySelector("[name=range]:checked").value);
   for (const plot of plots) plot.show(columns, range);
@@ -201,7 +201,7 @@ function row(kind, values) {
 }
 
 function showParts(parts) {
-  const shown = parts.filter(({ cause, ratio }) => ratio >= 0.0005 || (cause === "consumer" && parts.length > 1));
+  const shown = parts.filter(({ cause, ratio }) => ratio >= 0.005 || (cause === "consumer" && parts.length > 1));
   $("no-parts").hidden = shown.length > 0;
   $("parts").replaceChildren(...shown.map(({ cause, name, ratio, colour }) => {
     const item = element("li");
