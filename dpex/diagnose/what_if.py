@@ -319,9 +319,9 @@ class Run:
             yield self._on_device("cheaper", "the device transform at half its cost", saved_s)
         elif late == device.COPIES:
             saved_s = (1.0 - QUARTER) * (self.facts.feed_copy_s or 0.0)
-            yield self._on_device("narrow", "a quarter of the bytes (uint8 until the device transform)", saved_s)
+            yield self._on_device("narrow", "a quarter of the bytes (uint8 until the device)", saved_s)
         elif found["transfer"] > least_s:
-            change = "a quarter of the bytes (uint8 until the device transform)"
+            change = "a quarter of the bytes (uint8 until the device)"
             if self.found.place("transfer") == "taking batches in":  # views of tensors take none of it
                 change = "tensors instead of Python objects, at a quarter of the time"
             yield self._quicker("narrow", change, (1.0 - QUARTER) * found["transfer"])

@@ -49,7 +49,7 @@ def test_a_loop_that_goes_by_its_copies_is_not_said_to_train_at_its_limit() -> N
     assert "copying one takes 24.5 ms" in found.verdict.sentence
     assert "waiting for the device's batches 60 %" in told(found)
     assert found.recommendation is not None
-    assert found.advice.startswith("a quarter of the bytes (uint8 until the device transform): ")
+    assert found.advice.startswith("a quarter of the bytes (uint8 until the device): ")
     assert found.recommendation.rate == pytest.approx(2.5 * 40, rel=0.03)
 
 
