@@ -30,15 +30,15 @@ class LoaderStats:
         head_s: The part of ``wait_s`` in which later batches were ready and the next one was not.
         work_s: Wall seconds between two calls of ``next()``. They are the training loop's, not the GPU's.
         first_batch_s: Seconds from ``iter()`` to the first batch.
-        gpu_stall_s: Seconds in which the GPU's stream was idle for want of data. The first batch of an epoch is left
+        gpu_stall_s: Seconds in which the GPU's stream was idle without data. The first batch of an epoch is left
             out, and the last few are not yet known. None without a GPU.
         deaths: The number of workers that ended unexpectedly.
         remade: The number of batches that were made again for them.
         late: The number of batches that other machines owed, or did not take, for too long, and that were made on this
             one.
         failed_samples: The number of samples that could not be loaded, see `SamplePolicy`.
-        pools: What is known of each worker pool, by its name: "local", "remote" and, for batches made in the training
-            process, "inline".
+        pools: Counts and times of each worker pool, by its name: "local", "remote" and "inline", which is the training
+            process.
 
     Examples:
         >>> import torch

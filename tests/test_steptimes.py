@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from dpex.measure.batch_times import BatchTimes, StepRow
-from dpex.measure.sampling import DEAR, FIRST_S, SamplingSchedule
+from dpex.measure.sampling import FIRST_S, REST, SamplingSchedule
 from dpex.profile import call_timer, live_timer
 from dpex.profile.call_timer import Costs, StepWatch
 from dpex.profile.live_timer import TicketTimer
@@ -614,7 +614,7 @@ def test_looking_costs_half_a_hundredth(each_s: float, extra_ratio: float) -> No
     chosen, cost_s = looked_at(seconds, each_s, extra_ratio)
     assert 0 not in chosen
     assert chosen
-    assert cost_s <= seconds / DEAR + extra_ratio * each_s  # the last is not paid for yet
+    assert cost_s <= seconds / REST + extra_ratio * each_s  # the last is not paid for yet
 
 
 def test_dozens_in_a_short_run_and_no_end_of_them_in_a_long_one() -> None:
@@ -653,4 +653,4 @@ def test_the_clock_of_a_worker() -> None:
             timer.end()
             timed += 1
     assert timer.taken == timed
-    assert 10 <= timed <= 2000 * 0.01 / (DEAR * 0.003)
+    assert 10 <= timed <= 2000 * 0.01 / (REST * 0.003)

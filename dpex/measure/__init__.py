@@ -1,1 +1,1 @@
-"""Where the training loop's time goes, and how it is sampled."""
+"""The times of batches, the time of the training loop, and the cause of each wait."""

@@ -22,7 +22,7 @@ _LOADED = 8
 
 
 class BatchTimes(NamedTuple):
-    """What making one batch took. CPU seconds include those of libraries' threads, so they may exceed the wall seconds.
+    """The times of one batch. CPU seconds include those of libraries' threads, so they may exceed the wall seconds.
 
     Attributes:
         samples: Samples in the batch.
@@ -80,7 +80,7 @@ NO_TIMES = BatchTimes()
 
 @dataclass(frozen=True, kw_only=True)
 class StageSums(Record):
-    """What making batches took, stage by stage, over all who made them."""
+    """Times of batches by stage, added up over all workers of a pool."""
 
     tickets: int = counter("The number of batches that were made.")
     load_s: float = counter(
@@ -107,7 +107,7 @@ class StageSums(Record):
 
     @property
     def busy_s(self) -> float:
-        """Wall time that workers were at work."""
+        """Wall seconds for which workers were busy."""
         return self.load_s + self.collate_s + self.encode_s
 
     @property

@@ -1,7 +1,7 @@
-"""Where the consumer's time goes, counted as it goes by, and what one look at an engine shows.
+"""Count the consumer's time, which is the training loop's: waiting in ``next()``, busy there, and between two calls.
 
-The consumer's thread writes, any other may read: what `Tally.times` says is right to within the moment that passes
-meanwhile. The first call of a pass is left out: the time it takes is the start's, not the work's.
+The consumer's thread writes and any other may read. The first call of a pass is counted apart, because its time belongs
+to the start and not to the work.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from dpex.schedule.prefetch import Sizes
 
 LONG_S = 0.5
-"""A wait that took so long without an end is put down by the batch before, so that what is counted keeps up."""
+"""A wait that is longer, in seconds, gets its cause from the batch before, so that the counts keep up."""
 WAIT_BUCKETS = (0.00005, 0.0002, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 """Upper bounds of the histogram of waits, seconds."""
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
-"""The same for steps, and for batches in workers."""
+"""Upper bounds of the histograms of steps, and of batches in workers, seconds."""
 QUEUE_ASKED_S = 0.005
 """Asking the kernel for the run queue takes up to 7 µs: it is asked in calls of ``next()`` after a step this long."""
 
@@ -46,32 +46,42 @@ QUEUE_ASKED_S = 0.005
 class Times(Record):
     """The consumer's time so far, without the first batch of each pass."""
 
-    batches: int = counter("Batches that it got.")
+    batches: int = counter("Batches that the consumer got.")
     wait_s: float = counter("Seconds in which it was blocked in ``next()``.", "seconds")
-    own_s: float = counter("Seconds in which it was busy there.", "seconds")
+    own_s: float = counter("Seconds in which it was busy in ``next()``.", "seconds")
     work_s: float = counter("Seconds between two calls.", "seconds")
-    head_s: float = counter("What of the wait had later batches ready, and the next one in turn not.", "seconds")
-    work_squared: float = counter("The squares of the steps, added up.", default=0.0)
+    head_s: float = counter(
+        "Seconds of the wait in which later batches were ready and the next one was not.", "seconds"
+    )
+    work_squared: float = counter("The sum of the squares of the steps.", default=0.0)
 
     @property
     def seconds(self) -> float:
-        """All of it but the time between passes."""
+        """Seconds in passes."""
         return self.wait_s + self.own_s + self.work_s
 
 
 class Tally:
-    """Sums of the consumer's seconds, and what its waits are put down to (see `causes`).
+    """Sums of the consumer's seconds, and the causes of its waits (see `dpex.measure.wait_causes`).
 
-    ``entered_at``, ``blocked_at``, ``returned_at``: when the present stay inside ``next()``, the wait in it, or the
-    step after it began; 0: there is none. ``starting``: the present call is the first of a pass. ``cause``: of the
-    present wait. ``named_s``: what of the present call has its cause, or will have it (``pending_s``) once the batch is
-    here. ``causes``: seconds by cause. ``waits``, ``steps``: histograms, kept where ``detailed``. ``errors``: those
-    that came out of ``next()``, by kind. ``idle_ratio``: part of the workers without anything to do as the present wait
-    began; ``head_idle_s``, ``other_idle_s``: waits times that, the first where later batches were ready. ``queue``: how
-    long the consumer's thread has been on run queues, None if unknown; ``queued_s``: of that, the seconds inside
-    ``next()``, after steps of `QUEUE_ASKED_S` or more. ``seqlock``: keeps readers out while seconds are on their way
-    from what is under way to the sums. `enter` and `leave` begin and end their change without a call, as they run for
-    each batch.
+    `enter` and `leave` run for each batch, so they begin and end their change of ``seqlock`` without a call.
+
+    Attributes:
+        entered_at: Start of the present stay in ``next()``; 0 outside it.
+        blocked_at: Start of the present wait; 0 without one.
+        returned_at: Start of the present step; 0 in ``next()`` and between passes.
+        starting: True in the first call of a pass.
+        cause: Cause of the present wait.
+        named_s: Seconds of the present call that have a cause.
+        pending_s: Seconds of these that get their cause from the awaited batch.
+        causes: Seconds by cause.
+        waits: Histogram of waits, if ``detailed``; so is ``steps``.
+        errors: Errors that came out of ``next()``, by kind.
+        idle_ratio: Share of the workers that were idle when the present wait began.
+        head_idle_s: Waits with later batches ready, each times its ``idle_ratio``.
+        other_idle_s: All other waits, each times its ``idle_ratio``.
+        queue: Returns the seconds of the consumer's thread on run queues, or None.
+        queued_s: Seconds on run queues inside ``next()``, after steps of `QUEUE_ASKED_S` or more.
     """
 
     __slots__ = (
@@ -106,7 +116,7 @@ class Tally:
     # -- calls of next() ---------------------------------------------------------------------------------------------
 
     def enter(self, now: float) -> None:
-        """The consumer asks for a batch."""
+        """Begin a call of ``next()`` at ``now``."""
         seqlock = self.seqlock
         seqlock.changes |= 1
         self.entered_at = now
@@ -124,7 +134,7 @@ class Tally:
         seqlock.changes = (seqlock.changes | 1) + 1
 
     def leave(self, opened: float, now: float, *, over: bool) -> None:
-        """It has got one, which it began to take in at ``opened`` (0: there was none), or the pass is ``over``."""
+        """End the call at ``now``, or the pass if ``over``. ``opened``: when opening its batch began; 0: no batch."""
         seqlock = self.seqlock
         seqlock.changes |= 1
         entered = self.entered_at
@@ -170,7 +180,7 @@ class Tally:
     # -- waits in them -----------------------------------------------------------------------------------------------
 
     def block(self, now: float, cause: int, idle_ratio: float = 0.0) -> None:
-        """The consumer begins to wait, while this part of the workers has nothing to do."""
+        """Begin a wait, while the share ``idle_ratio`` of the workers is idle."""
         self.idle_ratio = idle_ratio
         if self.pending_s > LONG_S:
             self.explain(self._latest)
@@ -178,7 +188,7 @@ class Tally:
         self.blocked_at = now
 
     def unblock(self, now: float) -> None:
-        """It waits no longer."""
+        """End the wait."""
         self.seqlock.begin()
         self._unblock(now)
         self.seqlock.end()
@@ -203,24 +213,24 @@ class Tally:
             self.pending_s += waited
 
     def explain(self, times: BatchTimes | None) -> None:
-        """Put down what is pending to the stages of that batch."""
+        """Give the pending seconds the causes that the stages of the awaited batch say; None: not known."""
         self._latest = times or self._latest
         pending_s, self.pending_s = self.pending_s, 0.0
         for cause, seconds in split(pending_s, times):
             self.causes[cause] += seconds
 
     def busy(self, cause: int, began: float, ended: float) -> None:
-        """The consumer has drawn, or handed out work, and nothing else meanwhile.
+        """Count seconds in which the consumer drew from the sampler or handed out work.
 
-        Another thread may have done so: what it did while the consumer was not in ``next()``, or waited there, took
-        none of the consumer's time.
+        Another thread may have done so. While the consumer was outside ``next()``, or waited there, that took none of
+        its time and is not counted.
         """
         if 0.0 < self.entered_at <= began and not self.blocked_at and not self.starting:
             self.causes[cause] += ended - began
             self.named_s += ended - began
 
     def made_here(self, load_s: float, load_cpu_s: float, collate_s: float) -> None:
-        """The consumer has made a batch itself."""
+        """Count a batch that the consumer has made itself."""
         if not self.starting:
             causes = self.causes
             transform_s = load_cpu_s if load_cpu_s < load_s else load_s
@@ -232,12 +242,12 @@ class Tally:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def away_s(self, now: float) -> float:
-        """How long the present step has taken so far."""
+        """Return the seconds of the present step so far."""
         returned_at = self.returned_at
         return 0.0 if self.entered_at or not returned_at else max(0.0, now - returned_at)
 
     def times(self, now: float) -> Times:
-        """So far, what is under way included."""
+        """Return the times so far, the present stay or step included."""
         return self.seqlock.read(lambda: self._times(now))
 
     def _times(self, now: float) -> Times:
@@ -264,9 +274,9 @@ class Tally:
         )
 
     def sums(self, now: float, **others: Any) -> Sums:
-        """All that is counted here, and those fields of `Sums` that others count.
+        """Return all counts, with the fields of `Sums` that others count.
 
-        Of what is under way, only what has its cause already is in it: so no part of it ever shrinks.
+        Of the present wait only the seconds with a known cause are included, so that no count ever shrinks.
         """
         return self.seqlock.read(lambda: self._sums(now, others))
 
@@ -301,17 +311,24 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLook:
-    """An engine at one moment: sums since it was made, and what there is now.
+    """An engine at one moment: sums since it was made, and its present state.
 
-    resizing: a request for other sizes was not granted yet. refused: why there can be no remote worker, if so.
-    most_local: how many local workers the system allows, and why, once it refused one. away_s: how long the consumer
-    has been between two calls, 0 inside ``next()`` and between passes. pids: local workers. thread: the consumer's
-    native id, 0 if unknown. gpu_stall_s: see `dpex.system.gpu.stall`; None: no GPU. gpu_steps,
-    gpu_step_s: steps of its stream, and their seconds. feed_wait_s: the stream
-    waited for batches that were made and not on the device yet. nodes: machines of the cluster. pass_batches: batches
-    of a whole pass, 0 if unknown. start_s: seconds from the beginning of the latest pass to its first batch, 0 before
-    that. starts_anew: each pass starts workers of its own. has_one_stream: an iterable dataset turned out to have a
-    single stream.
+    Attributes:
+        resizing: A request for other sizes was not granted yet.
+        refused: The reason why no remote worker can start, if so.
+        most_local: The number of local workers that the system allows, and why, once it refused one.
+        away_s: Seconds of the present step; 0 inside ``next()`` and between passes.
+        pids: Processes of local workers.
+        thread: The consumer's native thread id, 0 if unknown.
+        gpu_stall_s: See `dpex.system.gpu.stall`; None without a GPU.
+        gpu_steps: Steps of the GPU's stream.
+        gpu_step_s: Seconds of these steps.
+        feed_wait_s: Seconds in which the stream waited for batches that were made and not on the device yet.
+        nodes: Machines of the cluster.
+        pass_batches: Batches of a whole pass, 0 if unknown.
+        start_s: Seconds from the beginning of the latest pass to its first batch, 0 before that.
+        starts_anew: Each pass starts workers of its own.
+        has_one_stream: An iterable dataset has a single stream.
     """
 
     at: float

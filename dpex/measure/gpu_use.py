@@ -1,6 +1,6 @@
-"""What NVML said of the GPU while a loader was tuned: for how long it ran kernels, and what held its clocks back. PURE.
+"""NVML's readings while a loader was tuned: how long the GPU ran kernels, and reasons that held its clocks back. PURE.
 
-A training that has ended leaves an idle GPU behind, so this is summed while passes run, window by window.
+A training that has ended leaves an idle GPU, so windows are added up only while passes run.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """Sums over windows in which NVML answered.
+    """Sums over the windows for which NVML had readings.
 
     Attributes:
-        seconds: The time of these windows.
-        busy_s: In which some kernel ran.
-        supplied_s: The time of those windows at whose end batches were ready.
-        supplied_busy_s: In which, of that, some kernel ran.
-        held_back_s: The time of those windows at whose end the GPU's clocks were held back, by the reason.
+        seconds: Seconds of these windows.
+        busy_s: Seconds in which a kernel ran.
+        supplied_s: Seconds of the windows at whose end batches were ready.
+        supplied_busy_s: Seconds of those in which a kernel ran.
+        held_back_s: Seconds of the windows at whose end the GPU's clocks were held back, by reason.
     """
 
     seconds: float = 0.0
@@ -46,7 +46,7 @@ class GpuUse:
 
     @property
     def supplied_busy_ratio(self) -> float | None:
-        """The same of the time in which batches were ready; None if there is none."""
+        """Share of the time with batches ready in which a kernel ran; None without such a time."""
         return self.supplied_busy_s / self.supplied_s if self.supplied_s > 0 else None
 
     @property

@@ -1,5 +1,5 @@
-"""Keeps what iterators counted once they are gone. Reading takes no lock that an iterator could wait for. PURE but for
-its lock."""
+"""Keep the counts of iterators that have ended. Reading takes no lock that an iterator could wait for. PURE but for its
+lock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class LastReading(Generic[T]):
-    """What ``read`` returns while its source lives, and what it returned last once that has ended.
+    """The present value of a source, and its last value once it has ended.
 
     `end` takes no lock, as a garbage collection may call it anywhere.
     """
@@ -35,11 +35,11 @@ class LastReading(Generic[T]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the value will stay as it is."""
+        """True if the value does not change any more."""
         return self._read is None
 
     def read(self) -> T:
-        """The present value, or the last one."""
+        """Return the present value, or the last one."""
         read = self._read
         return self._last[0] if read is None else read()
 
@@ -49,17 +49,17 @@ class Entry(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether its counts will stay as they are."""
+        """True if the counts do not change any more."""
 
     def read(self) -> Sums:
-        """Its counts."""
+        """Return the counts."""
 
 
 E = TypeVar("E", bound=Entry)
 
 
 class Ledger(Generic[E]):
-    """The counts of several iterators as one. ``join``: how two become one, `Sums.plus` or `Sums.then`."""
+    """The counts of several iterators together. ``join`` adds two, as `Sums.plus` or `Sums.then`."""
 
     def __init__(self, join: Callable[[Sums, Sums], Sums]) -> None:
         self._join = join
@@ -68,11 +68,11 @@ class Ledger(Generic[E]):
 
     @property
     def entries(self) -> tuple[E, ...]:
-        """Those that were not folded yet."""
+        """Iterators that are still read one by one."""
         return self._state[1]
 
     def add(self, entry: E) -> None:
-        """Count this one too; those that have ended are folded into one value."""
+        """Count another iterator. Those that have ended are joined into one value."""
         with self._lock:
             past, entries = self._state
             ended = [other for other in entries if other.has_ended]
@@ -80,12 +80,12 @@ class Ledger(Generic[E]):
             self._state = (past, (*(other for other in entries if other not in ended), entry))
 
     def read(self) -> Sums:
-        """All of it now."""
+        """Return the sum of all counts."""
         past, entries = self._state
         return reduce(self._join, [entry.read() for entry in entries], past)
 
     def clear(self) -> tuple[E, ...]:
-        """Forget those that have ended; returns the others."""
+        """Forget the iterators that have ended; return the others."""
         with self._lock:
             alive = tuple(entry for entry in self._state[1] if not entry.has_ended)
             self._state = (Sums(), alive)

@@ -1,4 +1,4 @@
-"""Add up the times of the batches that one worker pool, or the training process, has made.
+"""Add up the times of the batches that a worker pool, or the training process, has made.
 
 The thread that takes batches in counts them. Any thread may read: it sees all batches up to some moment.
 """

@@ -1,8 +1,7 @@
 """Numbers as people read them, the same in all reports, decisions and messages. PURE.
 
-Three digits are shown, and all of those before the decimal point. A space separates a number from its unit. Each clock
-has an error of its own, so a part may be measured as longer than the whole: every difference of two measured times that
-a person may read, or that decides something, goes through `remainder`.
+Three digits are shown, and all of those before the decimal point. A space separates a number from its unit. Clocks
+have errors, so a part may be measured as longer than the whole. Therefore `remainder` subtracts measured times.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def size(nbytes: float) -> str:
 
 
 def remainder(whole_s: float, *parts_s: float) -> float:
-    """Return what is left of a time without its parts, in seconds; 0 where these were measured as longer than it.
+    """Subtract parts from a time, in seconds; 0 if the parts were measured as longer than the time.
 
     Examples:
         >>> remainder(2.0, 0.5, 0.25)

@@ -1,8 +1,8 @@
 """Counts that know how they add up. PURE.
 
 A record is a frozen dataclass whose fields are declared with `counter`, `level`, `state`, `histogram`, `by_name` or
-`few_of_many`. The declaration says what is counted, in which unit, in which stage of a batch, and under which metric it
-is exported. What follows from the declarations is written once, here: the sum of two records (`Record.plus`,
+`few_of_many`. The declaration has the meaning, the unit, the stage of a batch and the exported metric. All that follows
+from declarations is written once, here: the sum of two records (`Record.plus`,
 `Record.then`), what is new since an earlier one (`Record.since`), and a smaller value with some of the fields
 (`Record.narrowed`).
 """
@@ -23,7 +23,7 @@ _DECLARED = "declared"
 
 
 class Rule(NamedTuple):
-    """How two values of a field become one.
+    """The functions that join two values of a field.
 
     plus: of two records of the same time. then: of one record and a later one. since: of a record and an earlier one.
     """
@@ -35,7 +35,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """What is declared of a field.
+    """The declaration of a field.
 
     stage: of a batch, where the field is about one. metric: the name that it is exported under, "" if it is not.
     how_to_read: what the metric's values mean to the user. label: the value of the metric's last label, where several
@@ -59,23 +59,23 @@ class Record:
 
     @classmethod
     def declared(cls) -> Mapping[str, Quantity]:
-        """What is declared of each field, in order; a name, say, is a field of which nothing is declared."""
+        """Return the declarations by field, in order. Fields without one, such as a name, are left out."""
         return _declared(cls)  # type: ignore[arg-type]  # a class can be hashed, whatever its values can
 
     def plus(self: _R, other: Record) -> _R:
-        """Both together, of the same time: levels add up as counts do."""
+        """Return the sum of two records of the same time. Levels add up as counts do."""
         return _joined(self, other, "plus")
 
     def then(self: _R, later: _R) -> _R:
-        """One after the other: counts add up, levels and states are those of the later one."""
+        """Return the sum of this record and a later one. Levels and states are those of the later one."""
         return _joined(self, later, "then")
 
     def since(self: _R, earlier: _R) -> _R:
-        """What was counted since then. No count is below 0, whichever moment the earlier one is from."""
+        """Return the counts since an earlier record. No count is below 0, whatever the earlier record is."""
         return _joined(self, earlier, "since")
 
     def at_rest(self: _R) -> _R:
-        """The same when nothing goes on any more: levels are 0."""
+        """Return this record with all levels 0, as when everything has ended."""
         found: dict[str, Any] = {}
         for name, quantity in self.declared().items():
             value = getattr(self, name)
@@ -86,7 +86,7 @@ class Record:
         return replace(self, **found)
 
     def narrowed(self, kind: type[_T], **others: Any) -> _T:
-        """A value of another class with what this one knows of its fields, and with these others."""
+        """Return a value of class ``kind`` with the fields that this record has, and with ``others``."""
         names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
         return kind(**{**{name: getattr(self, name) for name in names if hasattr(self, name)}, **others})
 
@@ -98,7 +98,7 @@ def _declared(record: type[Record]) -> Mapping[str, Quantity]:
 
 @cache
 def _joins(record: Any, other: Any, how: str) -> list[tuple[str, Callable[[Any, Any], Any]]]:
-    """The fields that both have, and what joins them."""
+    """Return the fields that both records have, with the functions that join them."""
     return [(name, getattr(one.rule, how)) for name, one in record.declared().items() if name in other.declared()]
 
 
@@ -145,8 +145,7 @@ def _each_grown(now: tuple[int, ...], earlier: tuple[int, ...]) -> tuple[int, ..
 
 
 def _all_names(how: str, join: Callable[[Any, Any], Any]) -> Callable[[Mapping[str, Any], Mapping[str, Any]], Any]:
-    """Join what has the same name. What has no counterpart stays as it is, but for what a later record lacks: of that
-    there is nothing any more."""
+    """Join values of the same name. Others stay as they are; records that a later mapping lacks are at rest."""
 
     def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         def alone(name: str, value: Any) -> Any:
@@ -176,39 +175,39 @@ _BY_NAME = Rule(_all_names("plus", _added), _all_names("then", _added), _all_nam
 
 
 def counter(what: str, unit: Unit = "", *, default: Any = 0, **more: str) -> Any:
-    """A count, or a sum of seconds or bytes: it only grows. Its default may be None: not measured."""
+    """Declare a count, or a sum of seconds or bytes, which only grows. Its default may be None: not measured."""
     if unit == "seconds" and default == 0:
         default = 0.0
     return _field(_COUNTER, what, unit, more, default=default)
 
 
 def level(what: str, unit: Unit = "", *, default: Any = 0, **more: str) -> Any:
-    """What there is now of something that adds up over iterators at the same time."""
+    """Declare a present number, which adds up over iterators that run at the same time."""
     return _field(_LEVEL, what, unit, more, default=default)
 
 
 def state(what: str, unit: Unit = "", *, default: Any = 0, **more: str) -> Any:
-    """How something is now, which does not add up."""
+    """Declare a present state, which does not add up."""
     return _field(_STATE, what, unit, more, default=default)
 
 
 def latest(what: str, unit: Unit = "seconds", **more: str) -> Any:
-    """When something happened last, by the monotonic clock; 0: not yet."""
+    """Declare the time of the latest event by the monotonic clock; 0: no event yet."""
     return _field(Rule(max, max, _as_it_is), what, unit, more, default=0.0)
 
 
 def histogram(what: str, **more: str) -> Any:
-    """Numbers of things by buckets of their size, the unbounded bucket last."""
+    """Declare counts by bucket, the unbounded bucket last."""
     return _field(_HISTOGRAM, what, "seconds", more, default=())
 
 
 def by_name(what: str, unit: Unit = "", *, is_text: bool = False, **more: str) -> Any:
-    """Counts, or records, by name; or texts, of which the later one is kept."""
+    """Declare counts or records by name; or texts, of which the later one is kept."""
     return _field(_TEXT_BY_NAME if is_text else _BY_NAME, what, unit, more, default_factory=dict)
 
 
 def few_of_many(what: str, join: Callable[[Any, Any], Any], unit: Unit = "", **more: str) -> Any:
-    """Some of many values, which ``join`` chooses out of those of two records; they are never subtracted."""
+    """Declare some of many values. ``join`` chooses among those of two records; they are never subtracted."""
     return _field(Rule(join, join, _as_it_is), what, unit, more, default=())
 
 

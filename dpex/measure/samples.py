@@ -1,4 +1,4 @@
-"""What is measured in a window of one worker pool, and of the trainer's machine. Times are seconds, sizes bytes."""
+"""Measurements of a window: of one worker pool, and of the trainer's machine. Times are seconds, sizes bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpex.measure.sums import LinkSums
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSample(LinkSums):
-    """One pool in a window; sums are over the ``tickets`` whose results came in it."""
+    """A pool in a window. Sums are over the ``tickets`` whose results came in it."""
 
     requested: int = level("Workers asked of the system, those running included.")
     running: int = level("Workers that take tickets.")
@@ -31,30 +31,35 @@ class PoolSample(LinkSums):
     room: int | None = state("Further workers there would be place for, None if unknown.", default=None)
     unplaced: int = state("How many of those requested the cluster has no place for.")
     granted: int | None = state(
-        "Workers that this loader may have beside the others on the cluster, None if nobody divides it.", default=None
+        "Workers that this loader may have beside the others on the cluster, None if the cluster is not divided.",
+        default=None,
     )
 
     def since(self, earlier: PoolSample) -> PoolSample:
-        """What the pool did between two looks."""
+        """Return the difference to an earlier sample."""
         found = super().since(earlier)
         return replace(found, services_s=self.services_s[-found.tickets :] if found.tickets else ())
 
     @property
     def busy_s(self) -> float:
-        """Wall time workers were at work."""
+        """Wall seconds for which workers were busy."""
         return self.load_s + self.collate_s + self.encode_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSample:
-    """The trainer's machine. cpus: what this process may use (affinity, cgroup quota, its share among local ranks).
+    """The trainer's machine in a window.
 
-    others: CPUs out of these that programs of others kept busy. runnable: threads of anybody that have or want a CPU at
-    the end of the window, None if unknown or not comparable with ``cpus``. trainer_cpu_s: CPU time of the training
-    process in the window. trainer_queued_s: for how long its training thread could have run and had no CPU, None if
-    unknown.
-    memory_free: bytes that batches and workers may take beyond those they have (below 0: they have too many), None if
-    unknown. batch_budget: bytes of batches in flight at most. worker_bytes: memory of a local worker, 0 if unknown.
+    Attributes:
+        cpus: CPUs that this process may use, by affinity, cgroup quota and its share among local ranks.
+        others: CPUs of these that other programs kept busy.
+        trainer_cpu_s: CPU seconds of the training process.
+        trainer_queued_s: Seconds in which its training thread could have run and had no CPU, None if unknown.
+        memory_free: Bytes that batches and workers may still take, below 0 if they have too many; None if unknown.
+        batch_budget: The largest number of bytes of batches in flight.
+        worker_bytes: Memory of a local worker, 0 if unknown.
+        runnable: Threads of all programs that have or want a CPU at the end of the window; None if unknown, or not
+            comparable with ``cpus``.
     """
 
     cpus: float = 1.0

@@ -11,29 +11,31 @@ from random import Random
 from typing import Any, NamedTuple
 
 KEPT = 512
-"""Values that are kept of many: their median is then known to within two points of rank."""
+"""Values that are kept of many. Their median is known to within two points of rank."""
 SLOWEST = 8
-"""How many are kept of what took longest."""
+"""Number of slowest samples that are kept."""
 LONGEST_TEXT = 120
 """Characters of an index: longer ones are cut."""
 SAMPLE_S = 50e-6
 """Single samples are timed while they take longer than that: reading the clock, 0.1 µs, is nothing beside it."""
 FIRST_S = 0.02
-"""Nothing is looked at closely before that: a pass of a few tiny batches would pay more than it is worth."""
-DEAR = 200.0
-"""Looking closely is paid for by as many times that long without."""
+"""Seconds before the first close look. A pass of a few tiny batches would pay more than the look is worth."""
+REST = 200.0
+"""Time without a look, as a multiple of the cost of the look before."""
 _PART = 8.0
-"""The longer nothing was looked at, the longer the next look may wait: by this part of that time."""
+"""A look may wait for this part of the time since the first one."""
 _LONGEST_S = 60.0
-"""A look at least once in that time."""
+"""The longest time between two looks, seconds."""
 _BY = 16
-"""Up to so many batches are passed by before a look, by chance, so that looks do not keep step with the work."""
+"""The most batches that are skipped before a look, at random, so that looks have no rhythm in common with the work."""
 
 
 class Reservoir:
-    """Each value that comes by is among the kept with the same chance. Of periodic values every so-manyth would be no
-    fair choice. How many pass by until the next is kept is drawn at once (Li, "Reservoir-Sampling Algorithms of Time
-    Complexity O(n(1 + log(N/n)))", 1994, algorithm L), so that most cost a comparison.
+    """A sample of `KEPT` values, in which each value has the same chance.
+
+    Taking each n-th value would be no fair choice if values are periodic. The number of values to skip is drawn at once
+    (Li, "Reservoir-Sampling Algorithms of Time Complexity O(n(1 + log(N/n)))", 1994, algorithm L). So most values cost
+    one comparison.
 
     due: the number, counted from 1, of the next value to `keep`.
     """
@@ -47,7 +49,7 @@ class Reservoir:
         self._weight = 1.0
 
     def keep(self, value: float) -> None:
-        """The value that is due."""
+        """Keep the value that is due."""
         if len(self.kept) < KEPT:
             self.kept.append(value)
         else:
@@ -59,13 +61,12 @@ class Reservoir:
         self.due += 1 + int(log(self._drawn()) / log1p(-self._weight))
 
     def _drawn(self) -> float:
-        """Between 0 and 1, and neither."""
+        """Return a random number between 0 and 1, and neither."""
         return self._random() or 0.5
 
 
 class SlowIndex(NamedTuple):
-    """A dataset index, as text, of which a sample took long: seconds at the worst, of all ``times`` that it was among
-    the slowest together, and how often that was."""
+    """A dataset index, as text, whose sample was slow ``times`` times: the longest time, and the sum of these times."""
 
     seconds: float
     shown: str
@@ -74,7 +75,7 @@ class SlowIndex(NamedTuple):
 
 
 class SlowestSamples:
-    """The indices of the samples that took longest, each once. Told by one thread, read by any."""
+    """The indices of the slowest samples, each once. One thread adds, any may read."""
 
     __slots__ = ("_known", "least_s")
 
@@ -83,7 +84,7 @@ class SlowestSamples:
         self._known: dict[str, SlowIndex] = {}
 
     def add(self, seconds: float, indices: Any, at: int) -> None:
-        """One that took longer than ``least_s``, and is the one at that place of its batch's ``indices``."""
+        """Add the sample at place ``at`` of its batch's ``indices``, which took longer than ``least_s``."""
         for index in islice(indices, at, at + 1):
             text = as_text(index)
             found = merged([*self._known.values(), SlowIndex(seconds, text, 1, seconds)])
@@ -92,19 +93,19 @@ class SlowestSamples:
                 self.least_s = found[-1].seconds
 
     def found(self) -> tuple[SlowIndex, ...]:
-        """Slowest first."""
+        """Return them, the slowest first."""
         return tuple(self._known.values())
 
 
 class FailedSample(NamedTuple):
-    """A sample that could not be had: the dataset index, and the error, as text."""
+    """A sample that could not be loaded: the dataset index, and the error, as text."""
 
     shown: str
     error: str
 
 
 def merged(slow: Iterable[SlowIndex]) -> tuple[SlowIndex, ...]:
-    """Each index once, the `SLOWEST` of them, slowest first."""
+    """Return the `SLOWEST` slowest indices, each once, the slowest first."""
     known: dict[str, SlowIndex] = {}
     for one in slow:
         other = known.get(one.shown)
@@ -116,7 +117,7 @@ def merged(slow: Iterable[SlowIndex]) -> tuple[SlowIndex, ...]:
 
 
 def as_text(index: Any) -> str:
-    """What a dataset was asked for, for people; of what cannot be shown, its type."""
+    """Return a dataset index as text, or its type if it cannot be shown."""
     try:
         return str(as_int(index))
     except Exception:
@@ -129,14 +130,13 @@ def as_text(index: Any) -> str:
 
 
 class SamplingSchedule:
-    """When to look closely at one of many things that follow each other, as looking costs time.
+    """Choose the batches of a sequence that are looked at closely, as a look costs time.
 
-    The first is left out, and all that begins within `FIRST_S` of it. Then one is looked at whenever the time since the
-    last is `DEAR` times what looking at that one cost, and an eighth of the time since the first, a minute at most: so
-    there are dozens in a short run, and no end of them in a long one. Which of the next few it is then is left to
-    chance, so that what comes at regular intervals is met as often as it comes.
+    None is chosen within `FIRST_S` of the first. The next look is due after `REST` times the cost of the last one, and
+    after an eighth of the time since the first batch, a minute at most. So a short run has dozens of looks, and a long
+    one has ever more. The choice among the next few batches is random, so that looks have no rhythm of the work.
 
-    due: nothing is looked at before; compare it, and ask `comes` only from then on.
+    due: Time of the next look. Compare it, and call `comes` only from then on.
     """
 
     __slots__ = ("_began", "_pass_by", "_random", "due", "taken")
@@ -149,7 +149,7 @@ class SamplingSchedule:
         self._random = Random(0).random
 
     def comes(self, now: float) -> bool:
-        """Whether what begins now is to be looked at; `took` must follow."""
+        """Return True if the batch that begins now is looked at; then call `took` when it has ended."""
         if self._began is None:
             self._began = now
             self.due = now + FIRST_S
@@ -160,8 +160,8 @@ class SamplingSchedule:
         return True
 
     def took(self, now: float, extra_s: float) -> None:
-        """It was, and that cost so much."""
+        """End a look, which cost ``extra_s`` seconds."""
         self.taken += 1
         since_s = now - (self._began or now)
-        self.due = now + max(DEAR * extra_s, min(_LONGEST_S, since_s / _PART))
+        self.due = now + max(REST * extra_s, min(_LONGEST_S, since_s / _PART))
         self._pass_by = int(self._random() * min(_BY, self.taken + 1))

@@ -32,11 +32,11 @@ class Seqlock:
         self._given_up = -1
 
     def begin(self) -> None:
-        """A change begins; one that was given up begins again."""
+        """Begin a change; one that was given up begins again."""
         self.changes |= 1
 
     def end(self) -> None:
-        """It is over."""
+        """End a change."""
         self.changes = (self.changes | 1) + 1
 
     def read(self, values: Callable[[], Found], token: Callable[[], object] = lambda: None) -> Found:

@@ -1,8 +1,8 @@
-"""What is counted of batches, of the workers that make them and of the training loop that gets them: each field once.
+"""Counts of batches, of the workers that make them and of the training loop that gets them, each declared once.
 
 `dpex.measure.pool_times.PoolTimes` and `dpex.measure.consumer_time.Tally` count. These records are their counts at one
-moment, and all that is told of a run is derived from them: ``stats()``, the exported metrics, a window of the tuner's,
-the facts of a diagnosis. Seconds are sums since the iterator was made. PURE but for random numbers.
+moment. ``stats()``, the exported metrics, the windows of the tuner and the facts of a diagnosis derive from them.
+Seconds are sums since the iterator was made. PURE but for random numbers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SERVICES_KEPT = 1024
 FAILED_KEPT = 20
 """Samples that could not be loaded of which index and error are kept."""
 LEAST_SPREAD = 4
-"""Values that a spread can be told of."""
+"""The least number of values that have a spread."""
 _LOOP = "dpex_consumer_seconds_total"
 _FEED = "dpex_device_feed_seconds_total"
 
 
 def chosen(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    """Some of both, `SERVICES_KEPT` at most."""
+    """Return values of both, `SERVICES_KEPT` at most."""
     known = [*one, *other]
     return tuple(random.Random(0).sample(known, SERVICES_KEPT) if len(known) > SERVICES_KEPT else known)
 
@@ -45,7 +45,7 @@ def _latest_failed(one: Sequence[FailedSample], other: Sequence[FailedSample]) -
 
 
 def relative_spread(count: int, total: float, squares: float) -> float | None:
-    """Standard deviation over mean, of so many values with this sum and sum of squares; None if they are too few."""
+    """Return the standard deviation over the mean, from the sum and the sum of squares; None for too few values."""
     if count < LEAST_SPREAD or total <= 0:
         return None
     return math.sqrt(max(0.0, squares * count / total**2 - 1.0))
@@ -90,20 +90,20 @@ class LinkSums(Record):
 
     @property
     def loss(self) -> float:
-        """The part of what was sent that was sent again, 0 to 1."""
+        """Share of the bytes that were sent again, 0 to 1."""
         return self.resent_bytes / max(1, self.sent_bytes + self.resent_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStats(LinkSums):
-    """One machine of the cluster; counts and times are sums since its first batch."""
+    """A machine of the cluster; counts and times are sums since its first batch."""
 
     tickets: int = counter("Batches that were made there.")
     busy_s: float = counter("Wall seconds for them.", "seconds")
     cpu_s: float = counter("CPU seconds for them.", "seconds")
     queued_s: float = counter("Seconds in which its workers could have run and had no CPU.", "seconds")
     asked_s: float = counter(
-        "What of the wall seconds the run queues are of: all of it, unless the kernel there does not tell.", "seconds"
+        "Wall seconds for which run queues are known: all, unless the kernel there does not tell.", "seconds"
     )
 
 
@@ -118,7 +118,7 @@ def node_sums(busy_s: float, cpu_s: float, tickets: int, delay: float | None) ->
 
 @dataclass(frozen=True, kw_only=True)
 class PoolStats(StageSums, LinkSums):
-    """One worker pool, or the training process itself ("inline"): the value of `LoaderStats.pools`.
+    """A worker pool, or the training process itself ("inline"): the value of `LoaderStats.pools`.
 
     Counts and times are sums over the batches that it has made. `declared()` says what each field means.
     """
@@ -166,7 +166,9 @@ class PoolStats(StageSums, LinkSums):
         how_to_read="A slow rise is a leak, the out-of-memory killer or preempted nodes; the log says why each died.",
     )
     queued_s: float = counter("Seconds in which workers could have run and had no CPU.", "seconds")
-    queue_known_s: float = counter("What of ``load_s`` that is of: all, unless the kernel does not tell.", "seconds")
+    queue_known_s: float = counter(
+        "Seconds of ``load_s`` for which that is known: all, unless the kernel does not tell.", "seconds"
+    )
     steps: Mapping[str, StepSums] = by_name("Transforms and other steps, of the batches in which they were timed.")
     nodes: Mapping[str, NodeStats] = by_name("Machines of the cluster.")
     failed_nodes: Sequence[str] = few_of_many("Why nodes of the cluster were left alone.", _all_of_both)
@@ -199,9 +201,9 @@ class RunSums(Record):
     transfer_s: float = counter("Seconds in which it took batches in.", "seconds", metric=_LOOP, label="transfer")
     work_s: float = counter("Seconds between two calls of ``next()``.", "seconds", metric=_LOOP, label="work")
     head_idle_s: float = counter(
-        "Waits with later batches ready, times the part of the workers that had nothing to do.", "seconds"
+        "Waits with later batches ready, times the share of the workers that were idle.", "seconds"
     )
-    other_idle_s: float = counter("The same of all other waits.", "seconds")
+    other_idle_s: float = counter("All other waits, times the share of the workers that were idle.", "seconds")
     loop_queued_s: float = counter(
         "Seconds inside ``next()`` in which the training thread could have run and had no CPU.", "seconds"
     )
@@ -259,7 +261,7 @@ class RunSums(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Sums(RunSums):
-    """One iterator, or several together: the training loop, the queue, the pools, and the machine meanwhile."""
+    """An iterator, or several together: the training loop, the queue, the pools, and the machine meanwhile."""
 
     waits: tuple[int, ...] = histogram(
         "Waiting time of one batch, the first of each pass left out.",

@@ -1,7 +1,7 @@
 """Time known steps where they are called, for one batch, without changing any of them.
 
-While a batch is made, its thread has a profile function (``sys.setprofile``), which is told of each call in it. A step
-is recognised by the code that runs when it is called, and by the object that it is called on. Nothing of the dataset is
+While a batch is made, its thread has a profile function (``sys.setprofile``), which is notified of each call. A step is
+recognised by the code that runs when it is called, and by the object that it is called on. Nothing of the dataset is
 replaced or patched: code that inspects a transform, its class or its attributes finds them unchanged.
 
 Callables that run no Python code, such as a ufunc or a ``functools.partial`` of a built-in function, cause no event and
@@ -127,7 +127,7 @@ class StepWatch:
         self._events = 0
         self._hook = self._make_hook()
 
-    # -- what is known -----------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------------
 
     def add(self, step: Any, label: str) -> None:
         """Time the calls of ``step``, if they cause events."""

@@ -50,7 +50,7 @@ def _holds_datasets(value: Any) -> bool:
 
 
 def label(step: Any) -> str:
-    """What a step is called: a function's name, or a class's."""
+    """Return the name of a step: of a function, or of a class."""
     if isinstance(step, functools.partial):
         return label(step.func)
     name = getattr(step, "__name__", None)
@@ -58,7 +58,7 @@ def label(step: Any) -> str:
 
 
 def _labelled(steps: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """Each with its label; those that share a name get numbers."""
+    """Yield each step with its label; steps of the same name get numbers."""
     seen: Counter[str] = Counter()
     for step in steps:
         name = label(step)
@@ -77,7 +77,7 @@ def watch_of(dataset: Any, cpu: Callable[[], float]) -> StepWatch | None:
 
 
 class _TransformFinder:
-    """Goes through a dataset's steps, once each."""
+    """Visits the steps of a dataset, each once."""
 
     def __init__(self, dataset: Any, watch: StepWatch) -> None:
         self._watch = watch

@@ -1,9 +1,9 @@
-"""Times the transforms of a dataset where they are, for one batch now and then.
+"""Time the transforms of a dataset in some of the batches.
 
-They are found by `dpex.profile.discover` and timed by `dpex.profile.call_timer`, which changes none of them: state,
-random numbers and batches are those of an untimed batch, and nobody can see the difference.
+`dpex.profile.discover` finds them and `dpex.profile.call_timer` times them without changing them. State, random numbers
+and batches are those of an untimed batch.
 
-`TicketTimer` belongs to one thread. What a batch is not timed for costs one comparison with `TicketTimer.due`.
+A `TicketTimer` belongs to one thread. A batch that is not timed costs one comparison with `TicketTimer.due`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dpex.profile.discover import label, watch_of
 
 COLLATE = "collate"
 MOST_ROWS = 64
-"""Of one batch: the costliest. What others took counts as the dataset's own."""
+"""The most steps of a batch that are reported, the costliest. The time of others counts as the dataset's own."""
 SWITCH = "DPEX_TIME_TRANSFORMS"
 """Environment variable; "0": transforms are never timed."""
 _COLLATE_HERE = "\0collate"
 
 
 def is_switched_on(environ: Any) -> bool:
-    """Whether transforms may be timed."""
+    """Return True if transforms may be timed."""
     return bool(environ.get(SWITCH, "") != "0")
 
 
@@ -59,7 +59,7 @@ class TicketTimer:
         return self._occasions.taken
 
     def begin(self, now: float, dataset: Any) -> bool:
-        """Whether the batch that begins now is timed."""
+        """Return True if the batch that begins now is timed."""
         occasions = self._occasions
         if not occasions.comes(now):
             self.due = occasions.due
@@ -76,7 +76,7 @@ class TicketTimer:
         return True
 
     def collating(self, collate_fn: Callable[[Any], Any], data: Any) -> Any:
-        """``collate_fn(data)``, told apart from what the dataset does."""
+        """Return ``collate_fn(data)``, timed as a step of its own."""
         watch = self._watch
         assert watch is not None
         load_cost_s = watch.cost_s
@@ -86,7 +86,7 @@ class TicketTimer:
             self._costs_s = load_cost_s, watch.cost_s - load_cost_s
 
     def end(self) -> None:
-        """The batch is made, or has failed; idempotent."""
+        """End a batch that was made or has failed; idempotent."""
         watch, self._watch = self._watch, None
         if watch is None:
             return
@@ -130,7 +130,7 @@ class TicketTimer:
 
 
 def _within(rows: list[StepRow], wall_s: float, cpu_s: float) -> list[StepRow]:
-    """The rows, made smaller in proportion where they are more than the whole: what timing cost is estimated."""
+    """Return the rows, scaled down if their sum exceeds the whole, as the cost of timing is an estimate."""
     wall, cpu = _share(wall_s, sum(row[2] for row in rows)), _share(cpu_s, sum(row[3] for row in rows))
     return [(name, calls, own_s * wall, own_cpu_s * cpu) for name, calls, own_s, own_cpu_s in rows]
 

@@ -1,8 +1,8 @@
-"""CPU clocks that count what making a batch costs, with the threads that libraries start for it (codecs, BLAS).
+"""Measure the CPU time of a batch, with that of the threads that libraries start for it (codecs, BLAS).
 
-* A worker that has its process to itself reads the process's clock (`time.process_time`).
-* In the training process other threads belong to the training step, to other loaders and to dpex as well.
-  `HelperThreads` compares, now and then, what each thread does during a step and while the next batch is made.
+A worker reads the clock of its process, `time.process_time`. In the training process, other threads belong to the
+training step, to other loaders and to dpex. There, for some of the batches, `HelperThreads` compares the CPU time of
+each thread during a step with that while the next batch is made.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from typing import NamedTuple
 from dpex.measure.readable import remainder
 
 TINY_S = 0.0003
-"""Beside a ticket that takes less, reading a CPU clock, up to 1 µs, is not nothing."""
+"""Seconds of a ticket below which reading a CPU clock, up to 1 µs, is a noticeable cost."""
 CPU_CLOCK_EVERY = 16
-"""Of tiny tickets the clock is read for each so-manyth, which makes it a sixteenth as dear."""
+"""Tiny tickets for each reading of the clock."""
 LOOK_EVERY_S = 0.25
-"""How often helpers of the training process are looked for, unless that took more than `LOOK_SHARE` of the time."""
+"""Seconds between two looks for helpers, or more if looks would take more than `LOOK_SHARE` of the time."""
 LOOK_SHARE = 0.002
 """The share of the time that looking for helpers may take."""
 LEAST_MAKING_S = 0.0005
-"""A batch that takes less gives no thread time to help; of those nothing is looked at."""
+"""Seconds of a batch below which no thread has time to help, so that none is looked for."""
 SPIN_S = 0.005
-"""OpenMP's threads spin for some milliseconds after the step's last parallel region (GOMP_SPINCOUNT), as if at work."""
+"""OpenMP's threads spin for some milliseconds after the last parallel region of a step (GOMP_SPINCOUNT)."""
 _IDLE_S, _IDLE_SHARE = 0.0001, 0.02
 _KEPT = 0.9
-"""What is left of the past with each batch that is looked at: the latest ten count."""
+"""Weight of the past for each batch that is looked at: about the latest ten count."""
 _TASKS = Path("/proc/self/task")
 
 
 class SampledCpu:
-    """CPU seconds of one ticket after the other, by ``clock``, a system call. Of tiny tickets it is read for each
-    `CPU_CLOCK_EVERY`-th, which stands for all."""
+    """Measure the CPU seconds of tickets by ``clock``, a system call.
+
+    Of tiny tickets the clock is read for each `CPU_CLOCK_EVERY`-th, which stands for all.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -45,13 +47,13 @@ class SampledCpu:
         self._ratio = 1.0
 
     def begin(self) -> float:
-        """A ticket begins; returns the time."""
+        """Begin a ticket; return the time."""
         if not self._unclocked:
             self._began_s = self._clock()
         return time.perf_counter()
 
     def end(self, wall_s: float) -> float:
-        """It ended, and took so long; returns its CPU seconds."""
+        """End a ticket that took ``wall_s``; return its CPU seconds."""
         if self._unclocked:
             cpu_s = wall_s * self._ratio
         else:
@@ -74,12 +76,11 @@ class ThreadSighting(NamedTuple):
 
 
 class HelperThreads:
-    """What other threads of the training process compute for the batches that the calling thread makes there.
+    """CPU time of other threads for the batches that the calling thread makes in the training process.
 
-    ``each_s``: their CPU seconds for a batch, on average; on a busy machine these vary less than wall time does. Call
-    `begin` before a making while ``is_looking``, and `end` after one then or once ``due`` has come. A thread helps that
-    rests during the step, or works for much longer while the batch is made than it did during the step and would spin
-    afterwards. Threads of dpex's own are left out.
+    ``each_s`` is the mean of their CPU seconds for a batch. Call `begin` before a batch while ``is_looking``, and `end`
+    after it then or once ``due`` has come. A thread helps if it rests during the step, or if it computes much longer
+    while the batch is made than during the step and the spinning after it. dpex's own threads are left out.
     """
 
     def __init__(
@@ -99,12 +100,12 @@ class HelperThreads:
         self.due = 0.0
 
     def begin(self) -> None:
-        """The making of a batch begins."""
+        """Begin a batch."""
         seen = self._seen()
         self._begun = self._process_s() - self._thread_s(), seen
 
     def end(self, now: float, made_s: float) -> None:
-        """It has ended at ``now``, after so many seconds."""
+        """End a batch at ``now``, which took ``made_s``."""
         begun, self._begun = self._begun, None
         if begun is not None:
             self.is_looking = False
@@ -140,17 +141,17 @@ class HelperThreads:
         self.each_s = self._helped_s / self._batches
 
     def ratio(self, made_s: float) -> float:
-        """CPU seconds of helpers for each second of a batch that took so long to make."""
+        """Return the CPU seconds of helpers for each second of a batch that took ``made_s``."""
         return self.each_s / made_s if made_s >= LEAST_MAKING_S else 0.0
 
 
 def _helps(making_s: float, step_s: float) -> bool:
-    """Whether a thread helps that used so much CPU while a batch was made, and so much in the step before it."""
+    """Return True for a thread that helps, by its CPU seconds while a batch was made and in the step before."""
     return step_s <= _IDLE_S + _IDLE_SHARE * making_s or making_s > step_s + SPIN_S
 
 
 def other_threads() -> ThreadSighting:
-    """The threads of this process but for the calling one; none where the system does not tell."""
+    """Return the threads of this process but for the calling one; none if the system does not list them."""
     own = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("dpex-")}
     found: dict[int, float] = {}
     try:

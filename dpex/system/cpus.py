@@ -1,4 +1,4 @@
-"""How many CPUs this process may really use: affinity, cgroup quota, and the other ranks on this machine.
+"""Count the CPUs that this process may use, by affinity, cgroup quota, and the other ranks on this machine.
 
 The parsers take text, so that they can be tested on any machine.
 """
@@ -46,7 +46,7 @@ def _read(path: Path) -> str | None:
 
 
 def cgroup_cpus(root: Path = _CGROUP_ROOT, proc_self_cgroup: str | None = None) -> float | None:
-    """The tightest CPU quota on the way from this process's cgroup up to the root, or None when there is none."""
+    """The tightest CPU quota on the way from this process's cgroup up to the root, or None without a quota."""
     if proc_self_cgroup is None:
         proc_self_cgroup = _read(Path("/proc/self/cgroup")) or ""
     quotas = [_quota_v2(place) for place in _upwards(root, cgroup_path(proc_self_cgroup))]
@@ -75,7 +75,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def rank(environ: Mapping[str, str]) -> int:
-    """Of this training process among all, as launchers tell it; 0 when unsaid."""
+    """Return the rank of this training process among all, as launchers set it; 0 if they did not."""
     said = (environ.get(name, "") for name in _RANKS)
     return next((int(value) for value in said if value.isascii() and value.isdigit()), 0)
 

@@ -1,12 +1,12 @@
-"""Directories in which processes find each other: which are this user's own, and which are safe to write into.
+"""Directories in which processes find each other: those of this user, and those that are safe to write into.
 
-In those of `own_directories` processes announce their metrics. They stay when nothing lies in them, as Prometheus
-watches them and containers mount them. In those of `job_directories` lies what only a group of trainings reads. They
-are made when they are needed, and the process that removes the last file removes them, too.
+Processes announce their metrics in `own_directories`. These stay when they are empty, as Prometheus watches them and
+containers mount them. Groups of trainings use `job_directories`. These are made when they are needed, and the process
+that removes the last file removes them, too.
 
-Whoever can change such a directory decides what Prometheus and ``dpex top`` ask, and a symbolic link in a place where
-everybody may make one leads writers astray. So a directory is opened once, checked as it was opened, and files are made
-in that very one. What is this user's own is made so that nobody else can enter it.
+A user who can change such a directory decides which addresses Prometheus and ``dpex top`` ask, and a symbolic link of
+another user leads writers astray. So a directory is opened once and checked as it was opened, and files are made in the
+opened directory. Directories of this user are made with access for this user alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REMEDY = f"remove it, or give a directory of yours by MetricsConfig(directory=.
 
 
 def own_directories(environment: Mapping[str, str]) -> list[Path]:
-    """This user's own, the usual one first; the next is used where somebody else was there before.
+    """Return the directories of this user, the usual one first; the next is used if another user has taken a name.
 
     The first goes with the session, the second with the machine's temporary files, the last is in the home directory.
     """
@@ -42,19 +42,19 @@ def own_directories(environment: Mapping[str, str]) -> list[Path]:
 
 
 def job_directories(environment: Mapping[str, str]) -> list[Path]:
-    """Those that last as long as something lies in them, in the order of `own_directories`."""
+    """Return the directories that are removed when they are empty, in the order of `own_directories`."""
     names = {"metrics": "jobs"}
     return [path.with_name(names.get(path.name, f"{path.name}-jobs")) for path in own_directories(environment)]
 
 
 def to_look_in(environment: Mapping[str, str]) -> list[Path]:
-    """Where processes may be announced: ``$DPEX_METRICS_DIR``, or of this user's own those that are safe."""
+    """Return the directories of announcements: ``$DPEX_METRICS_DIR``, or the safe ones of `own_directories`."""
     given = environment.get(DIRECTORY_VARIABLE)
     return [Path(given)] if given else [path for path in own_directories(environment) if is_safe(path)]
 
 
 def is_safe(own: Path) -> bool:
-    """Whether that is a directory that only this user can change."""
+    """Return True for a directory that only this user can change."""
     try:
         with opened(own, own=True):
             return True
@@ -63,7 +63,7 @@ def is_safe(own: Path) -> bool:
 
 
 def _is_mine(path: Path) -> bool:
-    """XDG_RUNTIME_DIR may be that of whoever called su, or of another machine."""
+    """Return True for a path of this user; XDG_RUNTIME_DIR may belong to the user who called su."""
     try:
         return path.stat().st_uid == os.getuid()
     except OSError:
@@ -79,7 +79,7 @@ def prepare(directory: Path, *, own: bool) -> None:
 
 @contextlib.contextmanager
 def opened(directory: Path, *, own: bool) -> Iterator[int]:
-    """Its descriptor. With ``own`` it must be this user's alone to change, else at least nobody's but the owner's.
+    """Yield the descriptor of a directory. With ``own``, only this user may be able to change it, else only its owner.
 
     Raises:
         OSError: it cannot be opened. PermissionError: it is not safe; the message says why, and what to do.
@@ -121,7 +121,7 @@ def _check(directory: Path, found: os.stat_result, *, own: bool) -> None:
     if own and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"others may change what is in {directory}: chmod it to 700, or {_REMEDY}")
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        raise PermissionError(f"everybody may change what is in {directory}: chmod it, or {_REMEDY}")
+        raise PermissionError(f"all users may change what is in {directory}: chmod it, or {_REMEDY}")
 
 
 def write(directory: Path, name: str, text: str, *, own: bool) -> None:
@@ -141,7 +141,7 @@ def write(directory: Path, name: str, text: str, *, own: bool) -> None:
 
 
 def read(path: Path) -> str:
-    """What a file of such a directory holds; others may have put anything there, and nothing is waited for.
+    """Return the text of a file of such a directory, without waiting. Other users may have put anything there.
 
     Raises OSError, also for what is no file, and ValueError for what is too long or no text.
     """

@@ -1,4 +1,4 @@
-"""How state survives an exception that a signal handler raises: Ctrl-C in a notebook, a time limit by SIGALRM.
+"""Keep state whole under an exception that a signal handler raises: Ctrl-C in a notebook, a time limit by SIGALRM.
 
 CPython runs signal handlers in the main thread, as a function begins, after a call, and at each turn of a loop; an
 exception of theirs comes out there. A program that catches it and goes on must find every batch, each once, and every
@@ -55,7 +55,7 @@ def with_lock(lock: Any, body: Callable[[bool], None], limit_s: float = 0.0) -> 
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether a signal handler raised this, so that what it came out of may be sound."""
+    """Return True if a signal handler raised this error, so that the interrupted code may be sound."""
     if not isinstance(error, Exception):
         return True
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
@@ -63,7 +63,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def has_ended(sampler: Any) -> bool:
-    """Whether this iterator is a generator that will yield nothing more, or wraps one as ``_sampler``."""
+    """Return True for an ended generator, and for an iterator that wraps one as ``_sampler``."""
     for _ in range(_MOST_WRAPPED):
         sampler = getattr(sampler, "_sampler", sampler)
     return isinstance(sampler, GeneratorType) and sampler.gi_frame is None

@@ -1,8 +1,8 @@
 """Processes: a descriptor that shows the end of one, and what a forked child must not use of its parent's.
 
 A child inherits every iterator that is alive. If it read from one, it would take its parent's messages, and a lock that
-another thread held during the fork is never released there. So an object that belongs to one process is told in each
-child that it was inherited, before any of the child's own code runs. Comparing process ids instead would cost a system
+another thread held during the fork is never released there. So `watch` calls a method of such objects in each
+child, before any of the child's own code runs. Comparing process ids instead would cost a system
 call for each batch.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 
 
 def pidfd(pid: int) -> int:
-    """A descriptor that turns readable when that process ends; -1 where there is none."""
+    """Return a descriptor that turns readable when that process ends; -1 if the system has no such descriptor."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -25,7 +25,7 @@ class ProcessOwned(Protocol):
     """Something that belongs to the process that made it."""
 
     def inherited(self) -> None:
-        """This process is a forked child of the owner. No lock may be taken: nobody might release it."""
+        """Run in a forked child of the owner. Take no lock: another thread of the parent may hold it."""
 
 
 _owned: weakref.WeakSet[ProcessOwned] = weakref.WeakSet()

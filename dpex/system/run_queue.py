@@ -1,11 +1,10 @@
-"""How long workers and the training thread could have run and had no CPU, as the kernel counts it per thread.
+"""Measure the time in which workers and the training thread could have run and had no CPU, by the kernel's counts.
 
-``/proc/<pid>/task/<tid>/schedstat`` holds nanoseconds on a CPU, nanoseconds on a run queue, and slices. Where the
-kernel does not keep it, nothing is known. Of many workers some are asked, and stand for all.
+``/proc/<pid>/task/<tid>/schedstat`` holds nanoseconds on a CPU, nanoseconds on a run queue, and slices. Some kernels do
+not keep it. Of many workers, some are read and stand for all.
 
-What is told is a ratio, `RunQueueTimes.delay`: in a window of time other batches may be at work than those whose
-results came in it, so that seconds on run queues cannot be taken off their wall times, but in proportion to their CPU
-times they can.
+The result is a ratio, `RunQueueTimes.delay`. In a window, workers also make batches whose results come later. So
+seconds on run queues cannot be subtracted from the wall times of batches, but they can in proportion to CPU times.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from typing import NamedTuple
 from dpex.system.clock import monotonic
 
 _ASKED = 16
-"""Processes that are asked, evenly spread where there are more."""
+"""The most processes that are read, evenly spread."""
 _THREADS_ASKED = 128
-"""Of one process; a thread takes some 10 µs."""
+"""The most threads of a process that are read; one takes 10 µs."""
 _PROC = Path("/proc")
 LOOK_EVERY_S = 0.25
 """Seconds between two looks of a meter."""
@@ -39,15 +38,15 @@ class RunQueueTimes(NamedTuple):
 
     @property
     def delay(self) -> float:
-        """Seconds on run queues for each second on a CPU. Work that took so much CPU time queued in proportion."""
+        """Seconds on run queues for each second on a CPU."""
         return self.queued_s / self.cpu_s if self.cpu_s > 0 else 0.0
 
     def plus(self, other: RunQueueTimes) -> RunQueueTimes:
-        """Both together."""
+        """Return the sum."""
         return RunQueueTimes(self.cpu_s + other.cpu_s, self.queued_s + other.queued_s)
 
     def since(self, then: RunQueueTimes) -> RunQueueTimes:
-        """What came after ``then``."""
+        """Return the times since ``then``."""
         return RunQueueTimes(max(0.0, self.cpu_s - then.cpu_s), max(0.0, self.queued_s - then.queued_s))
 
 
@@ -64,10 +63,10 @@ class Queued:
     trainer: RunQueueTimes | None = None
 
     def since(self, then: Queued) -> RunQueueGrowth:
-        """What ran between two looks; of threads that have ended in between nothing is known.
+        """Return the times between two looks. Threads that have ended in between are left out.
 
-        Processes that were not asked before count with all they did: in the window in which workers begin there are no
-        others, and it is the first that decisions rest on.
+        Processes that were not read before count with all their times. In the first window of workers there are no
+        others, and decisions rest on it.
         """
         known = [_grown(then.by_pid.get(pid, {}), threads) for pid, threads in self.by_pid.items()]
         workers = total(known) if known else None
@@ -77,12 +76,12 @@ class Queued:
 
     @property
     def workers(self) -> RunQueueTimes | None:
-        """All that the workers' threads did since each began; None: not known."""
+        """Times of the workers' threads since each began; None: not known."""
         return total(ran for threads in self.by_pid.values() for ran in threads.values()) if self.by_pid else None
 
 
 class RunQueueGrowth(NamedTuple):
-    """What ran for a while: the workers that were asked, all threads of this process, and its training thread."""
+    """Times between two looks: of the workers that were read, all threads of this process, and its training thread."""
 
     workers: RunQueueTimes | None
     here: RunQueueTimes | None
@@ -94,18 +93,18 @@ def _grown(then: Mapping[int, RunQueueTimes], now: Mapping[int, RunQueueTimes]) 
 
 
 def total(rans: Iterable[RunQueueTimes]) -> RunQueueTimes:
-    """All of them together."""
+    """Return the sum of all."""
     return reduce(RunQueueTimes.plus, rans, NOTHING)
 
 
 def parse_schedstat(text: str) -> RunQueueTimes:
-    """From a ``schedstat``'s text."""
+    """Return the times in a ``schedstat``'s text."""
     cpu_ns, queued_ns = text.split()[:2]
     return RunQueueTimes(int(cpu_ns) * 1e-9, int(queued_ns) * 1e-9)
 
 
 def look(pids: Collection[int], thread: int, proc: Path = _PROC) -> Queued:
-    """Now; ``thread`` is the training thread's native id, 0 if unknown."""
+    """Read the times; ``thread`` is the training thread's native id, 0 if unknown."""
     step = max(1, len(pids) // _ASKED)
     by_pid = {}
     for pid in sorted(pids)[::step][:_ASKED]:
@@ -118,7 +117,7 @@ def look(pids: Collection[int], thread: int, proc: Path = _PROC) -> Queued:
 
 
 class OwnQueue:
-    """How long the calling thread has been on run queues: 1 to 7 µs a question. Used by one thread at a time."""
+    """Seconds of the calling thread on run queues. A reading takes 1 to 7 µs. Used by one thread at a time."""
 
     _close_fd = staticmethod(os.close)
     """Kept here: the last one may end after the interpreter has cleared this module."""
@@ -129,7 +128,7 @@ class OwnQueue:
         self._fd = -1
 
     def seconds(self) -> float | None:
-        """Since the thread began; None: not known."""
+        """Return the seconds since the thread began; None: not known."""
         try:
             if self._thread != threading.get_native_id():
                 self._open(threading.get_native_id())
@@ -146,14 +145,14 @@ class OwnQueue:
         self._thread = thread
 
     def close(self) -> None:
-        """Idempotent; a later question opens it again."""
+        """Close the file; a later reading opens it again. Idempotent."""
         if self._fd >= 0:
             self._close_fd(self._fd)
         self._fd, self._thread = -1, 0
 
 
 def _process(tasks: Path) -> dict[int, RunQueueTimes]:
-    """Its threads; library threads come and go, so one may end before it is asked."""
+    """Return the times by thread. Threads of libraries come and go, so one may end before it is read."""
     found = {}
     for task in islice(tasks.iterdir(), _THREADS_ASKED):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

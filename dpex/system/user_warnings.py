@@ -1,4 +1,4 @@
-"""What is said to people: warnings that point at the user's own line, and text on terminals that lack letters."""
+"""Warnings that point at the user's own line, and text on terminals that lack letters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_first(about: str) -> bool:
 
 
 _said: set[str] = set()
-"""What `is_first` was called with."""
+"""Arguments of `is_first` so far."""
 
 
 def forgive(stream: TextIO) -> None:

@@ -183,7 +183,7 @@ def test_what_is_the_users_own_is_nobody_elses_to_read(tmp_path: Path) -> None:
 
 def test_a_directory_everybody_may_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError, match=f"everybody may change what is in {tmp_path}: chmod it.*directory=..."):
+    with pytest.raises(PermissionError, match=f"all users may change what is in {tmp_path}: chmod it.*directory=..."):
         Announcement(tmp_path, "127.0.0.1:9", LABELS)
     tmp_path.chmod(0o1777)
     Announcement(tmp_path, "127.0.0.1:9", LABELS).withdraw()
@@ -261,7 +261,7 @@ def test_metrics_go_on_without_a_directory(
     assert list(loader)
     with urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=60) as answer:
         assert b"dpex_batches_total" in answer.read()
-    assert f"which serves at 127.0.0.1:{exporter.port}: everybody may change what is in {tmp_path}" in caplog.text
+    assert f"which serves at 127.0.0.1:{exporter.port}: all users may change what is in {tmp_path}" in caplog.text
     loader.close()
 
 

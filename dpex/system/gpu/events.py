@@ -1,7 +1,7 @@
 """CUDA events as marks for `stall`, on the current stream of the calling thread. Initialises nothing.
 
 The device is the current one; if nothing in this process has used that, the only one that was used, if there is one (a
-script that says ``"cuda:1"`` everywhere). An event on a device that nobody uses would cost hundreds of megabytes there.
+script that says ``"cuda:1"`` everywhere). An event on an unused device would cost hundreds of megabytes there.
 """
 
 from __future__ import annotations

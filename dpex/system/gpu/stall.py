@@ -10,13 +10,12 @@ one's entry. This is the slower of the GPU's work and the launching of it, so it
 loop that runs ahead of the GPU, which a clock of the host cannot tell from one whose steps are short, takes on the
 stream what it takes on the GPU.
 
-What this cannot see: work on other streams (the GPU may be busy while this stream is idle, so this is the stream's
-stall and the most that the GPU's can be), the copy to the device that comes after, and a thread that feeds the same
-stream while another is inside ``next()``. That would lengthen the time between the marks, so no stall is counted as
-longer than the stay.
+Work on other streams is not seen: the GPU may be busy while this stream is idle, so this is an upper limit of the GPU's
+stall. The copy to the device that follows is not seen either. A thread that feeds the same stream while another is
+inside ``next()`` would lengthen the time between the marks. So no stall is counted as longer than the visit.
 
-Marking a visit takes 25 to 100 µs, which is much for a loop whose steps take 1 ms. A meter that is given a ``share``
-marks visits for about that share of the loop's time, and skips the others:
+Marking a visit takes 25 to 100 µs, which is much for a loop whose steps take 1 ms. With a ``share``, marks take about
+that share of the loop's time, and other visits are skipped.
 
 * After a marked visit others are skipped until the cost of its marks is that share of the time since. A loop with long
   steps has every visit marked.
@@ -42,12 +41,12 @@ from dpex.system.clock import monotonic
 logger = logging.getLogger("dpex")
 
 PENDING = 64
-"""Visits that may wait to be read. Is the GPU so many steps behind, then it does not stall, and none is added."""
+"""Visits that may wait to be read. A GPU that is as many steps behind does not stall, and no visit is added."""
 AT_ONCE = 4
 """Visits read per call, at most."""
 ABSENCE_S = 1.0
 ABSENCE_STEPS = 10.0
-"""What takes so long, and so many times what steps took so far, is no step: an evaluation, a checkpoint."""
+"""A time of this many seconds, and this many mean steps, is no step but an evaluation or a checkpoint."""
 ABSENCES_APART = 10
 """Steps there must be between two absences: else steps have become that slow."""
 
@@ -67,22 +66,22 @@ class Events(Protocol[Mark]):
     """Marks on a stream; `dpex.system.gpu.events` has the real ones."""
 
     def is_open(self) -> bool:
-        """Whether there is a stream that may be marked, and marks that may be asked about, at this moment."""
+        """Return True if the stream may be marked, and marks be queried, at this moment."""
 
     def record(self, like: Mark | None = None) -> Mark:
         """Mark the stream that this thread feeds, or the one that ``like`` is on."""
 
     def is_passed(self, mark: Mark) -> bool:
-        """Whether the stream has come to this mark; does not wait."""
+        """Return True if the stream has passed this mark; do not wait."""
 
     def apart_s(self, first: Mark, second: Mark) -> float:
-        """Seconds of the stream between two marks that are passed."""
+        """Return the seconds of the stream between two marks that are passed."""
 
     def share_stream(self, first: Mark, second: Mark) -> bool:
-        """Whether both are on the same stream."""
+        """Return True if both are on the same stream."""
 
     def reuse(self, mark: Mark) -> None:
-        """Nobody needs it any more."""
+        """Take back a mark that is not used any more."""
 
 
 class GpuSteps(NamedTuple):
@@ -97,7 +96,7 @@ class GpuSteps(NamedTuple):
 
     @property
     def mean_s(self) -> float:
-        """0 if there was none."""
+        """Mean seconds of a step; 0 without steps."""
         return self.seconds / self.number if self.number else 0.0
 
 
@@ -241,7 +240,7 @@ class GpuStall(Generic[Mark]):
         return None
 
     def leave(self, entered: Mark | None, inside_s: float, *, starting: bool, over: bool) -> None:
-        """It returns after ``inside_s``; ``starting``: for the first time in this pass, ``over``: for the last."""
+        """End a visit that took ``inside_s``. ``starting``: the first one of this pass, ``over``: the last one."""
         if self._has_failed:
             return
         if self._is_skipping:

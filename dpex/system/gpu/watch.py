@@ -1,9 +1,8 @@
-"""One thread per process that asks NVML about its GPUs once a second, for whoever wants to know.
+"""A thread per process that reads NVML once a second, for all users of its samples.
 
-The thread ("dpex-nvml") starts once there is a user and this process uses CUDA (seen when a user comes or looks), and
-ends with the last user. So there is none where torch was built without CUDA, nor on a machine without a GPU. It owns
-the `Reader`; users read the latest samples without waiting. A user who forgets to say that it is done is noticed when
-it dies.
+The thread ("dpex-nvml") starts once there is a user and this process uses CUDA, and ends with the last user. It does
+not start if torch was built without CUDA, nor on a machine without a GPU. It owns the `Reader`. Users read the latest
+samples without waiting, and leave by `GpuView.close` or with their garbage collection.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from collections.abc import Callable
 from dpex.system.gpu.nvml import GpuSample, Reader, may_have_gpu, uses_cuda
 
 PERIOD_S = 1.0
-"""NVML's utilisation is that of a sixth of a second to a second: asking more often tells nothing new."""
+"""Seconds between readings. NVML's utilisation is a mean over a sixth of a second to a second."""
 JOIN_S = 2.0
-"""A driver that hangs is not waited for."""
+"""The longest wait for the end of the thread, seconds: a driver may hang."""
 
 
 class _Run:
-    """What the thread and its users share."""
+    """The state that the thread and its users share."""
 
     def __init__(self, reader: Reader, period_s: float) -> None:
         self.latest: tuple[GpuSample, ...] = ()
@@ -43,7 +42,7 @@ def _watch(run: _Run, reader: Reader, period_s: float) -> None:
 
 
 class GpuView:
-    """One user's view of the GPUs."""
+    """The GPUs, for one user."""
 
     def __init__(self, watcher: GpuWatcher) -> None:
         self._watcher = watcher
@@ -61,7 +60,7 @@ class GpuView:
         return sum(known) / len(known) if known else None
 
     def close(self) -> None:
-        """This user is done; with the last one the thread ends. Idempotent."""
+        """End the use; the thread ends with the last user. Idempotent."""
         self._end()
         self._watcher._await_end()
 
@@ -89,7 +88,7 @@ class GpuWatcher:
         self._is_hopeless = False
 
     def view(self) -> GpuView:
-        """For a new user."""
+        """Return a view for a new user."""
         if self._pid != os.getpid():
             self._forget()
         view = GpuView(self)
@@ -133,5 +132,5 @@ watcher = GpuWatcher()
 
 
 def view() -> GpuView | None:
-    """The GPUs of this process, for a new user; None where torch was built without CUDA."""
+    """Return a view of the GPUs of this process; None if torch was built without CUDA."""
     return watcher.view() if may_have_gpu() else None
