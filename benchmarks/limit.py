@@ -50,7 +50,7 @@ def _work(
 ) -> None:
     """One process: batches per second, sent when the window is over."""
     torch.set_num_threads(1)
-    from dpex.transport.heap import learn  # not at the top: an older dpex that is compared has none
+    from dpex.transport.memory import learn  # not at the top: an older dpex that is compared has none
 
     learn(KEPT_BYTES)
     batches, read = bare_batches(dataset, batch_size, first=number * len(dataset) // 64), USES[use]  # type: ignore[arg-type]

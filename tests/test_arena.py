@@ -88,7 +88,7 @@ def test_size_classes_are_few() -> None:
 
 def test_both_sides_see_the_same_bytes(arena: Arena, taker: Taker) -> None:
     base, ref = place(arena, 7)
-    arena.lend(ref)
+    arena.hand_over(ref)
     view = taker.view(ref, BIG)
     assert (view == 7).all()
     view[0] = 9
@@ -97,7 +97,7 @@ def test_both_sides_see_the_same_bytes(arena: Arena, taker: Taker) -> None:
 
 def test_a_slot_is_reused_only_when_both_sides_let_go(arena: Arena, taker: Taker) -> None:
     base, ref = place(arena, 1)
-    arena.lend(ref)
+    arena.hand_over(ref)
     view = taker.view(ref, BIG)
     others = [place(arena, 2) for _ in range(4)]
     del base
@@ -115,7 +115,7 @@ def test_a_slot_is_reused_only_when_both_sides_let_go(arena: Arena, taker: Taker
 def test_a_slot_on_its_way_is_not_reused(arena: Arena) -> None:
     """The maker let go before the taker has looked."""
     base, ref = place(arena, 1)
-    arena.lend(ref)
+    arena.hand_over(ref)
     del base
     assert ref not in [other for _, other in [place(arena, 2) for _ in range(10)]]
 
@@ -131,7 +131,7 @@ def test_steady_traffic_needs_no_new_memory(arena: Arena, taker: Taker) -> None:
     sizes = set()
     for number in range(500):
         base, ref = place(arena, number % 256)
-        arena.lend(ref)
+        arena.hand_over(ref)
         del base
         window = [*window[-3:], taker.view(ref, BIG)]
         if number > 20:
@@ -156,7 +156,7 @@ def test_steady_traffic_needs_no_new_memory(arena: Arena, taker: Taker) -> None:
 )
 def test_whatever_views_the_slot_holds_it(arena: Arena, taker: Taker, derive: Any) -> None:
     base, ref = arena.array(BIG)
-    arena.lend(ref)
+    arena.hand_over(ref)
     derived = derive(taker.view(ref, BIG))
     del base
     segment = arena._segments[ref.segment]
@@ -167,7 +167,7 @@ def test_whatever_views_the_slot_holds_it(arena: Arena, taker: Taker, derive: An
 
 def test_the_last_of_several_views_frees(arena: Arena, taker: Taker) -> None:
     base, ref = arena.array(BIG)
-    arena.lend(ref)
+    arena.hand_over(ref)
     first = torch.frombuffer(taker.view(ref, BIG), dtype=torch.uint8)
     second = first[5:]
     del base, first
@@ -225,7 +225,7 @@ def test_a_slot_that_the_taker_holds_is_not_lent_again(arena: Arena, taker: Take
     tensor = arena.tensor((BIG,), torch.uint8)
     ref = arena.find(tensor.data_ptr())
     assert ref is not None
-    arena.lend(ref)
+    arena.hand_over(ref)
     view = taker.view(ref, BIG)
     assert arena.find(tensor.data_ptr()) is None
     del view
@@ -250,7 +250,7 @@ def in_a_fork(body: Any) -> int:
 
 def test_views_that_die_in_a_forked_child_free_nothing(arena: Arena, taker: Taker) -> None:
     base, ref = place(arena, 5)
-    arena.lend(ref)
+    arena.hand_over(ref)
     held = [base, taker.view(ref, BIG)]
     del base
     assert in_a_fork(held.clear) == 0
@@ -262,7 +262,7 @@ def test_views_that_die_in_a_forked_child_free_nothing(arena: Arena, taker: Take
 
 def test_a_forked_child_frees_what_it_took_itself(arena: Arena, taker: Taker) -> None:
     base, ref = place(arena, 5)
-    arena.lend(ref)
+    arena.hand_over(ref)
     assert in_a_fork(lambda: taker.view(ref, BIG)) == 0
     assert arena._segments[ref.segment].flags[2 * ref.slot : 2 * ref.slot + 2].tolist() == [1, 0]
     del base
@@ -271,7 +271,7 @@ def test_a_forked_child_frees_what_it_took_itself(arena: Arena, taker: Taker) ->
 def test_the_makers_end_leaves_the_takers_view(taker: Taker) -> None:
     arena = Arena(taker.announce)
     base, ref = place(arena, 42)
-    arena.lend(ref)
+    arena.hand_over(ref)
     view = taker.view(ref, BIG)
     del arena, base
     taker.segments.clear()
@@ -313,7 +313,7 @@ def test_batches_that_are_kept_take_the_memory_of_their_slots(arena: Arena, take
     kept = []
     for number in range(3000):
         base, ref = place(arena, number % 256, 2 * PAGE_BYTES)
-        arena.lend(ref)
+        arena.hand_over(ref)
         kept.append(taker.view(ref, 2 * PAGE_BYTES))
         del base
     slots = sum(spec.slots for spec in taker.specs)
@@ -328,7 +328,7 @@ def test_free_slots_among_kept_ones_are_found(arena: Arena, taker: Taker) -> Non
     kept = {}
     for number in range(1000):
         base, ref = place(arena, 1, 2 * PAGE_BYTES)
-        arena.lend(ref)
+        arena.hand_over(ref)
         kept[number] = taker.view(ref, 2 * PAGE_BYTES)
         del base
     slots = sum(spec.slots for spec in taker.specs)
@@ -392,7 +392,7 @@ def test_free_slots_give_their_pages_back_and_get_others_when_they_are_taken(tak
     try:
         made = [place(arena, value, 4 << 20) for value in (1, 2, 3)]
         ref = made[0][1]
-        arena.lend(ref)
+        arena.hand_over(ref)
         lent = taker.view(ref, 4 << 20)
         made.clear()  # two are free
         before = taken()
@@ -414,7 +414,7 @@ def test_a_held_segment_is_never_given_up(arena: Arena, taker: Taker, side: str)
     base, ref = place(arena, 6, 8 << 20)
     held = base
     if side == "taker":
-        arena.lend(ref)
+        arena.hand_over(ref)
         held = taker.view(ref, 8 << 20)
     del base
     for _ in range(4 * arena_module._TRIM_EVERY):

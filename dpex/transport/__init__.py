@@ -1,1 +1,1 @@
-"""How batches travel: encoding, shared memory, and parcels of Python objects."""
+"""Transport of batches: encoding, shared memory, frames, and pickles of datasets."""

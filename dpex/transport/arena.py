@@ -1,4 +1,4 @@
-"""Shared memory that is faulted in once and lent to batches again and again.
+"""Shared memory that is faulted in once and reused for batch after batch.
 
 A *segment* is one anonymous shared file (``memfd_create``: no name to leak, no limit by ``/dev/shm``), divided into
 equal *slots*. Its first pages hold two bytes a slot: "held by the maker" and "held by the taker". A slot is free when
@@ -27,36 +27,29 @@ import numpy as np
 import torch
 
 from dpex.transport import descendants
-from dpex.transport.heap import LARGEST_LEARNT, learn
-from dpex.transport.memory_map import advise, map_memory
+from dpex.transport.memory import LARGEST_LEARNT, advise, learn, map_memory
 
 PAGE_BYTES = mmap.PAGESIZE
-_MADV_POPULATE_READ = 22
-"""Of linux/mman.h; Python has no name for it."""
-_MADV_POPULATE_WRITE = 23
-"""The same."""
-_MADV_HUGEPAGE = 14
-"""The same."""
-_MADV_REMOVE = 9
-"""The same. Takes the pages out of the file, so that no process keeps them."""
+# Advice of linux/mman.h, for which Python has no names. `_MADV_REMOVE` takes the pages away from all processes.
+_MADV_REMOVE, _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 9, 14, 22, 23
 _SEGMENT_BYTES = 4 << 20
-"""Small slots share segments of that size: each segment costs a mapping on either side."""
+"""Bytes of a segment that small slots share: each segment costs a mapping on either side."""
 _LARGE_BYTES = 1 << 20
-"""Slots from there on have sizes that fit closely, as memory is what they cost."""
+"""Slots of this size or more have sizes that fit closely, to save memory."""
 _TRIM_EVERY = 128
-"""Slots taken between two looks at what could be given back."""
+"""Slots taken between two searches for unused segments."""
 _MAKER, _TAKER = 0, 1
 
 
 class SlotRef(NamedTuple):
-    """Where bytes lie: segment id and slot number."""
+    """The place of a buffer: segment id and slot number."""
 
     segment: int
     slot: int
 
 
 class SegmentSpec(NamedTuple):
-    """What the taker must know to map a segment."""
+    """The facts with which the taker maps a segment."""
 
     segment: int
     size: int
@@ -74,10 +67,10 @@ def slot_class(nbytes: int) -> int:
 
 
 def tensor_over(base: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A flat tensor over the bytes of ``base``, which lives as long as the tensor's storage does.
+    """Return a flat tensor over the bytes of ``base``, which lives as long as the tensor's storage does.
 
-    `torch.frombuffer` alone keeps ``base`` only as long as the storage has these bytes: ``share_memory_``, or a queue
-    that the tensor is put in, gives the storage other ones, while an array made by ``numpy()`` still reads the old.
+    `torch.frombuffer` alone keeps ``base`` only as long as the storage has these bytes. ``share_memory_``, or a queue
+    that the tensor is put in, gives the storage other bytes, while an array of ``numpy()`` still reads the old ones.
     """
     flat = torch.frombuffer(base, dtype=dtype)
     flat.untyped_storage()._dpex_base = base  # type: ignore[attr-defined]
@@ -85,7 +78,7 @@ def tensor_over(base: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def memory_behind(tensor: torch.Tensor) -> Any | None:
-    """The whole map that the bytes of a tensor lie in, if that is a segment's; None of any other tensor."""
+    """Return the whole map that the bytes of a tensor lie in, if a segment does; None of any other tensor."""
     if tensor.layout is not torch.strided:
         return None
     memory = getattr(getattr(tensor.untyped_storage(), "_dpex_base", None), "base", None)
@@ -130,9 +123,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Segment:
-    """One mapped file; ``side`` says whose byte of a slot this process clears.
+    """A mapped file with slots.
 
-    Without ``shared`` the memory is private, and a forked process has a copy of it.
+    Args:
+        spec: Its size and slots.
+        memory: The map.
+        side: The byte of a slot that this process clears: the maker's or the taker's.
+        shared: False if the memory is private, so that a forked process has a copy of it.
     """
 
     def __init__(self, spec: SegmentSpec, memory: Any, side: int, *, shared: bool = True) -> None:
@@ -148,7 +145,7 @@ class Segment:
             descendants.watch(self)
 
     def view(self, slot: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The first ``nbytes`` bytes of a slot as a writable uint8 array; this side's byte clears when it dies."""
+        """Return the first ``nbytes`` of a slot as a writable uint8 array; this side's byte clears when it dies."""
         base = np.frombuffer(self._memory, np.uint8, nbytes, self._data + slot * self.spec.slot_bytes)
         if descendants.forks:
             descendants.look()
@@ -157,11 +154,11 @@ class Segment:
         return base
 
     def offset(self, slot: int) -> int:
-        """Where a slot begins in the file, in bytes."""
+        """Return the byte of the file at which a slot begins."""
         return self._data + slot * self.spec.slot_bytes
 
     def free_slot(self) -> int | None:
-        """A slot that neither side holds, the first after the one found before; None if there is none."""
+        """Return a slot that neither side holds, the first after the one found before; None if all are held."""
         flags, at = self.flags, self._next
         if flags[2 * at] or flags[2 * at + 1]:
             if b"\0\0" not in bytes(flags):
@@ -175,7 +172,7 @@ class Segment:
         return at
 
     def is_free(self, slot: int) -> bool:
-        """Neither side holds the slot."""
+        """Return True if neither side holds the slot."""
         return not self.flags[2 * slot] and not self.flags[2 * slot + 1]
 
     def advise(self, slot: int, advice: int) -> bool:
@@ -187,7 +184,7 @@ class Segment:
         self.flags[2 * slot + side] = value
 
     def all_free(self) -> bool:
-        """No slot is held by anybody."""
+        """Return True if neither side holds any slot."""
         return not any(self.flags)
 
 
@@ -226,7 +223,7 @@ class Arena:
         """Free slots that have no pages."""
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor in a slot of its own."""
+        """Return an uninitialised tensor in a slot of its own."""
         count = 1
         for extent in shape:
             count *= extent
@@ -234,7 +231,7 @@ class Arena:
         return tensor_over(base, dtype).view(shape)
 
     def array(self, nbytes: int) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], SlotRef]:
-        """An uninitialised uint8 array of ``nbytes`` (at least 1) bytes in a slot of its own, and where that is."""
+        """Return an uninitialised uint8 array of ``nbytes`` (at least 1) in a slot of its own, and its place."""
         ref = self._free_slot(slot_class(nbytes))
         segment = self._segments[ref.segment]
         if ref in self._empty:
@@ -246,7 +243,7 @@ class Arena:
         return base, ref
 
     def find(self, address: int) -> SlotRef | None:
-        """The slot that starts at ``address`` and is held by the maker alone, or None."""
+        """Return the slot that starts at ``address``, if the maker alone holds it, or None."""
         placed = self._placed.get(address)
         if placed is None:
             return None
@@ -254,16 +251,16 @@ class Arena:
         flags = self._segments[ref.segment].flags
         return ref if flags[2 * ref.slot + _MAKER] and not flags[2 * ref.slot + _TAKER] else None
 
-    def lend(self, ref: SlotRef) -> None:
-        """The taker holds the slot from now on, until its own views are gone."""
+    def hand_over(self, ref: SlotRef) -> None:
+        """Have the taker hold the slot until its own views are gone."""
         self._segments[ref.segment].set(ref.slot, _TAKER, 1)
 
     def take_back(self, ref: SlotRef) -> None:
-        """Undo `lend` for a batch that was not sent."""
+        """Undo `hand_over` for a batch that was not sent."""
         self._segments[ref.segment].set(ref.slot, _TAKER, 0)
 
     def retired(self) -> list[int]:
-        """Ids of segments given up since the last call; the taker forgets them too."""
+        """Return the ids of segments given up since the last call; the taker forgets them too."""
         gone, self._retired = self._retired, []
         return gone
 
@@ -347,7 +344,7 @@ class ArenaCache:
         self._idle: list[Arena] = []
 
     def borrow(self, owner: Any) -> Arena:
-        """An arena for ``owner``; it comes back when the owner dies."""
+        """Return an arena for ``owner``; it comes back when the owner dies."""
         arena = self._idle.pop() if self._idle else Arena(shared=False)
         weakref.finalize(owner, self._idle.append, arena).atexit = False
         return arena

@@ -59,7 +59,7 @@ class Placer(Protocol):
 
     def array(self, nbytes: int) -> tuple[np.ndarray[Any, Any], Any]: ...
     def find(self, address: int) -> Any: ...
-    def lend(self, ref: Any) -> None: ...
+    def hand_over(self, ref: Any) -> None: ...
     def take_back(self, ref: Any) -> None: ...
 
 
@@ -92,7 +92,7 @@ class Encoder:
         self._storages: set[int] = set()
         self._seen: set[int] = set()
         self._keep: list[Any] = []
-        self._lent: list[Any] = []
+        self._handed_over: list[Any] = []
 
     def encode(self, batch: Any) -> Node:
         """Return the batch as a tree for `marshal`; the taker holds the slots in it from now on."""
@@ -113,17 +113,17 @@ class Encoder:
             self._reset()
             return self._pickled(batch)
 
-    def _lend(self, ref: Any) -> None:
+    def _hand_over(self, ref: Any) -> None:
         assert self._placer is not None
-        self._placer.lend(ref)
-        self._lent.append(ref)
+        self._placer.hand_over(ref)
+        self._handed_over.append(ref)
 
     def _take_back(self) -> None:
         """Free the slots of a message that is not sent: no taker would do it."""
-        for ref in self._lent:
+        for ref in self._handed_over:
             assert self._placer is not None
             self._placer.take_back(ref)
-        self._lent.clear()
+        self._handed_over.clear()
 
     def _node(self, value: Any) -> Node:
         kind = type(value)
@@ -179,7 +179,7 @@ class Encoder:
             return None
         self.nbytes += nbytes
         self._keep.append(owner)
-        self._lend(ref)
+        self._hand_over(ref)
         return (_SLOT, *ref, nbytes)
 
     def _copy(self, source: np.ndarray[Any, Any]) -> Node:
@@ -204,7 +204,7 @@ class Encoder:
     def _slot(self, nbytes: int) -> tuple[np.ndarray[Any, Any], Node]:
         assert self._placer is not None
         base, ref = self._placer.array(nbytes)
-        self._lend(ref)
+        self._hand_over(ref)
         self._keep.append(base)
         return base, (_SLOT, *ref, nbytes)
 

@@ -2,11 +2,11 @@
 
 A process that is forked from this one inherits its views of shared slots and may read them for as long as it lives.
 So a fork while slots are in use opens a pipe: the child keeps the writing end, and so do its own children; here the
-reading end tells when none of them is left. Until then a slot that was in use at the fork stays lent.
+reading end shows when none of them is left. Until then a slot that was in use at the fork stays in use.
 
-Nothing happens where nobody forks. While a forked process lives, this one keeps one descriptor for it and asks about
-it when a slot is taken or let go of. A program that a process executes does not inherit the pipe. If there is no
-descriptor left for a pipe, the slots in use then are never given back: memory is lost rather than a batch changed.
+Without a fork nothing happens. While a forked process lives, this one keeps one descriptor for it and polls it when a
+slot is taken or released. A program that a process executes does not inherit the pipe. If there is no descriptor left
+for a pipe, the slots in use then are never released: memory is lost rather than a batch changed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 
 
 class Fork:
-    """One fork, and the slots that were let go of here and may still be read there."""
+    """A fork, and the slots that were released here and may still be read there."""
 
     def __init__(self) -> None:
         self.age = math.inf
-        """Whatever is younger is not known to the child; while the fork is going on, nothing is."""
+        """The child does not know views that are younger. While the fork goes on, no view counts as younger."""
         self.thread = threading.get_ident()
         self.kept: list[tuple[float, Any, int]] = []
         try:
@@ -35,9 +35,9 @@ class Fork:
 
 
 forks: list[Fork] = []
-"""Those of which some process is left, as far as is known."""
+"""The forks of which some process may be left."""
 age = 0.0
-"""Grows with each fork; a view that is made now is of this age."""
+"""The number of forks so far: the age of a view that is made now."""
 
 _segments: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[int] = []
@@ -45,12 +45,12 @@ _looking = threading.Lock()
 
 
 def watch(segment: Any) -> None:
-    """Have forks regarded while ``segment`` (shared memory, whose ``flags`` tell which slots are in use) lives."""
+    """Have forks look at ``segment`` while it lives: shared memory, whose ``flags`` show the slots in use."""
     _segments.add(segment)
 
 
 def clear(born: float, flags: Any, at: int) -> None:
-    """Set ``flags[at]`` to 0 as soon as no process is left that was forked since the view was made."""
+    """Set ``flags[at]`` to 0 once no process is left that was forked since the view was made."""
     for fork in forks:
         if born < fork.age:
             fork.kept.append((born, flags, at))
@@ -59,7 +59,7 @@ def clear(born: float, flags: Any, at: int) -> None:
 
 
 def look() -> None:
-    """Give back what was kept for processes that are gone."""
+    """Release the slots that were kept for processes that are gone."""
     if not _looking.acquire(blocking=False):
         return
     try:
@@ -81,7 +81,7 @@ def _ended() -> list[Fork]:
 
 
 def forget_inherited() -> None:
-    """This process will not read what it inherited: a process of dpex's own."""
+    """Close the pipes to the parent: dpex's own processes do not read slots that they inherited."""
     while _inherited:
         os.close(_inherited.pop())
 
@@ -103,7 +103,7 @@ def _after_fork_here() -> None:
 
 
 def _after_fork_there() -> None:
-    """Keep what tells the parent of this process, and nothing else: slots in use are the parent's to give back."""
+    """Keep the pipes to the parent, and nothing else: the parent releases the slots in use."""
     global _looking
     _looking = threading.Lock()
     for fork in forks:

@@ -39,7 +39,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def is_plain(value: Any) -> bool:
-    """Whether this is a tensor of which memory, number type, shape and strides are all there is to tell."""
+    """Return True for a tensor that consists of memory, number type, shape and strides, and nothing else."""
     return (
         type(value) is torch.Tensor
         and value.layout is torch.strided
@@ -62,33 +62,27 @@ class BufferSpan(NamedTuple):
     at: int
 
 
-class _Marker(bytearray):
-    """Stands in a pickle for the memory of a storage."""
-
-    memory: Memory
-
-
 class Memory:
     """A storage on its way into a pickle, and the spans of it that views need."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage
         self._spans: list[tuple[int, int]] = []
-        self._marker = _Marker(b"\0")
-        self._marker.memory = self
+        self.marker = bytearray(1)
+        """Stands in the pickle for the storage's memory."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _as_loaded, (pickle.PickleBuffer(self._marker),)
+        return _as_loaded, (pickle.PickleBuffer(self.marker),)
 
     def need(self, storage: torch.UntypedStorage, start: int, end: int) -> None:
-        """These bytes of ``storage`` are viewed, which begins where this one does but may be longer."""
+        """Note that a tensor views these bytes of ``storage``, which begins where this one does but may be longer."""
         if storage.nbytes() > self._storage.nbytes():
             self._storage = storage
         self._spans.append((start, end))
 
     @property
     def address(self) -> int:
-        """Where the storage begins."""
+        """The address of the storage's first byte."""
         return self._storage.data_ptr()
 
     def pieces(self) -> list[BufferSpan]:
@@ -104,30 +98,35 @@ class Memory:
         return pieces
 
     def array(self) -> Bytes:
-        """All bytes of the storage, where they lie."""
+        """Return all bytes of the storage as a view."""
         whole = torch.empty(0, dtype=torch.uint8, device="cpu")
         return whole.set_(self._storage, 0, (self._storage.nbytes(),), (1,)).numpy()
 
 
 Buffer = Memory | Bytes
-"""What lies beside a pickle: a storage, or the bytes of an array."""
+"""A buffer beside a pickle: a storage, or the bytes of an array."""
 
 
 class BufferTable:
-    """What of one batch lies beside its pickle, for picklers: use as ``buffer_callback`` and ``reducer_override``."""
+    """The buffers beside the pickle of a batch, for picklers: use as ``buffer_callback`` and ``reducer_override``.
+
+    It knows the markers of its memories, and they do not know it. A cycle would keep storages, and so slots, until the
+    next garbage collection.
+    """
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
         self._by_address: dict[int, Memory] = {}
+        self._by_marker: dict[int, Memory] = {}
 
     def keep(self, buffer: pickle.PickleBuffer) -> None:
-        """Note what the next buffer of the pickle is."""
+        """Note the next buffer of the pickle."""
         raw = buffer.raw()
-        owner = raw.obj
-        self.buffers.append(owner.memory if isinstance(owner, _Marker) else np.frombuffer(raw, np.uint8))
+        memory = self._by_marker.get(id(raw.obj))
+        self.buffers.append(np.frombuffer(raw, np.uint8) if memory is None else memory)
 
     def reduce(self, obj: Any) -> Any:
-        """How to pickle ``obj``, or NotImplemented if it is nothing of PyTorch's on the CPU."""
+        """Return the reduction of ``obj``, or NotImplemented if it is not PyTorch's, or not on the CPU."""
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj) if obj.device.type == "cpu" else NotImplemented
         if isinstance(obj, torch.UntypedStorage):
@@ -179,11 +178,12 @@ class BufferTable:
         return whole_storage, (memory,)
 
     def _memory(self, storage: torch.UntypedStorage) -> Memory:
-        """One for all views of these bytes, and for an empty storage one of its own."""
+        """Return the same object for all views of these bytes, and a new one for an empty storage."""
         address = storage.data_ptr()
         known = self._by_address.get(address) if address else None
         if known is None:
             known = self._by_address[address] = Memory(storage)
+            self._by_marker[id(known.marker)] = known
         return known
 
 
@@ -216,14 +216,14 @@ class LoadedMemory:
         self._shifts = [at - start for start, _, at in pieces]
 
     def element(self, dtype: torch.dtype, offset: int) -> int:
-        """Where the first element of a view is now, that was at ``offset``; 0 where no byte was needed."""
+        """Return the new place of the first element of a view that was at ``offset``; 0 if no byte was needed."""
         start = offset * dtype.itemsize
         span = bisect_right(self._starts, start) - 1
         return (start + self._shifts[span]) // dtype.itemsize if span >= 0 else 0
 
 
 def load(header: Any, buffers: Sequence[Any]) -> Any:
-    """The batch; ``buffers`` are its arrays' bytes and, for each storage, a `LoadedMemory`."""
+    """Return the batch. ``buffers`` are its arrays' bytes and, for each storage, a `LoadedMemory`."""
     return pickle.loads(header, buffers=buffers)
 
 
@@ -251,7 +251,7 @@ def rebuild_view(
 
 
 _REQUIRES_GRAD = 6
-"""Which argument of `rebuild_view` says whether the tensor requires a gradient."""
+"""The argument of `rebuild_view` that is true if the tensor requires a gradient."""
 
 
 def rebuild_leaf(rebuild: Any, kind: type, args: Any, state: Any) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""What happens inside a worker: seed, load, collate, time."""
+"""The code inside a worker: seed, load, collate, time, streams, and samples that fail."""

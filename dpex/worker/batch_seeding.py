@@ -1,11 +1,11 @@
 """``seeding="batch"``: every ticket is made from random states that are a function of its seed alone.
 
-A seed has 63 bits. Each of the three global generators, which are Mersenne Twisters, is seeded by its own public
-function: `random` by the whole seed, NumPy by its upper 32 bits, torch by the whole seed, of which its Mersenne Twister
-takes the lower 32 bits. NumPy and torch fill the 624 words of a state in the same way, which is why they take different
-bits; `random` has a way of its own. ``torch.initial_seed()`` is the ticket's seed.
+A seed has 63 bits. The three global generators are Mersenne Twisters, and each is seeded by its own public function:
+`random` by the whole seed, NumPy by its upper 32 bits, torch by the whole seed, of which it takes the lower 32 bits.
+NumPy and torch fill the 624 words of a state in the same way, so they get different bits; `random` has another way.
+``torch.initial_seed()`` is the ticket's seed.
 
-Seeding sets all of each state, also what is left of a pair of normal numbers. It takes 8 µs in all.
+Seeding sets all of each state, with the second number of a pair of normal numbers. It takes 8 µs in all.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dpex.schedule.seeding import GOLDEN_GAMMA, MIX, epoch_key
 from dpex.worker.rng_state import KeptStates
 
 _TORCHS_BITS = 31
-"""Bits of a seed that torch has for itself, so that NumPy takes the other 32."""
+"""The lower bits of a seed, which torch takes. NumPy takes the other 32."""
 _AT_ONCE = 256
-"""Seeds of consecutive tickets that are computed together, with NumPy. One alone takes as long as 20 of these."""
+"""Seeds of consecutive tickets that NumPy computes together. Python takes as long for one seed as NumPy for 20."""
 
 Result = TypeVar("Result")
 _numpy_random: Any = np.random
@@ -39,7 +39,7 @@ def seed_ticket(seed: int) -> None:
 
 
 def call_seeded(seed: int, call: Callable[[Any], Result], argument: Any) -> Result:
-    """Return ``call(argument)``, with the global generators set by `seed_ticket`. Afterwards they are as they were."""
+    """Return ``call(argument)``, with the global generators seeded by `seed_ticket`, and restore them afterwards."""
     before = KeptStates()
     try:
         seed_ticket(seed)
@@ -62,7 +62,7 @@ class TicketSeeds:
         self._seeds: list[int] = []
 
     def of(self, number: int, epoch: int) -> int:
-        """The seed of ticket ``number``."""
+        """Return the seed of ticket ``number``."""
         at = number - self._first
         if epoch != self._epoch or not 0 <= at < _AT_ONCE:
             first = number - number % _AT_ONCE
@@ -74,7 +74,7 @@ class TicketSeeds:
 
 
 def _ticket_seeds(key: int, first: int) -> list[int]:
-    """`ticket_seed` of `_AT_ONCE` numbers from ``first`` on; integers of 64 bits overflow as they should."""
+    """Return `ticket_seed` of `_AT_ONCE` numbers from ``first`` on. Integers of 64 bits overflow as intended."""
     values: Any = np.arange(first + 1, first + 1 + _AT_ONCE, dtype=np.uint64) * GOLDEN_GAMMA + np.uint64(key)
     values = (values ^ (values >> 30)) * MIX[0]
     values = (values ^ (values >> 27)) * MIX[1]

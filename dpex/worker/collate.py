@@ -17,10 +17,11 @@ class ArenaCollate:
     A user's own entry for ``torch.Tensor`` in ``default_collate_fn_map`` is respected.
 
     Args:
-        arena: Where batches of more than ``least_bytes`` lie.
-        in_worker: It is used in a worker, and not in the training process.
-        threads: The number of torch's threads that stack large tensors where the batch is otherwise made by one. What
-            they copy does not depend on their number.
+        arena: The memory of large batches.
+        least_bytes: Bytes above which a batch is large.
+        in_worker: True in a worker, False in the training process.
+        threads: Returns the number of torch's threads that stack large tensors in a batch that is otherwise made by
+            one. A copy does not depend on their number.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ _AS_IMPORTED = dict(torch_collate.default_collate_fn_map)
 
 
 def _are_alike(rows: Any, size: int) -> bool:
-    """Whether these samples are plain tuples of that size, which torch's function makes a list of columns of."""
+    """Return True if these samples are plain tuples of that size, which torch's function collates by columns."""
     return set(map(type, rows)) == _TUPLE_ONLY and set(map(len, rows)) == {size}
 
 
@@ -122,6 +123,6 @@ def _plain(tensor: Any) -> bool:
 
 
 def _like(first: torch.Tensor) -> Callable[[Any], bool]:
-    """Whether stacking an item with ``first`` into memory of ``first``'s dtype is what stacking them freely gives."""
+    """Return a test of an item: stacked into memory of ``first``'s dtype, do the two give what torch gives?"""
     dtype = first.dtype
     return lambda item: _plain(item) and item.dtype == dtype and item.is_contiguous() and not item.is_conj()

@@ -1,4 +1,4 @@
-"""Which batch is being made here, for datasets that ask: `batch_seed`.
+"""The seed of the batch that is being made in this process, for datasets that ask: `batch_seed`.
 
 A worker process and the training process make one batch at a time, so its seed is kept for the process, and threads of
 the dataset's own may ask as well.
@@ -17,10 +17,11 @@ from dpex.errors import NoBatchError
 
 
 class CurrentBatch:
-    """What this process is at.
+    """The batch that is being made in this process.
 
-    seed: of the batch that is being made; None: no batch, or one that has no seed of its own.
-    is_per_batch: this is a worker of ``seeding="batch"``.
+    Attributes:
+        seed: Its seed; None: no batch is being made, or it has no seed of its own.
+        is_per_batch: True if this process is a worker of ``seeding="batch"``.
     """
 
     __slots__ = ("is_per_batch", "seed")
@@ -30,7 +31,7 @@ class CurrentBatch:
         self.is_per_batch = False
 
     def begin_worker(self, *, is_per_batch: bool) -> None:
-        """From now on this process is a worker that has made no batch yet."""
+        """Note that this process is a worker that has made no batch yet."""
         self.seed = None
         self.is_per_batch = is_per_batch
 

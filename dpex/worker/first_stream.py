@@ -1,9 +1,10 @@
-"""What ``get_worker_info()`` is in the first stream of a dataset until it is known whether that splits itself.
+"""The value of ``get_worker_info()`` in the first stream of a dataset, until it is known if the dataset splits itself.
 
-It is torch's, and notes who reads the stream's place among the others: ``id`` or ``num_workers``. It does not matter
-how it was found, by ``get_worker_info()`` under any name or in torch's module. ``seed`` and ``dataset`` tell nothing of
-other streams. A ``worker_init_fn`` knows its ``id`` without reading it, so one that takes the dataset in hand counts as
-well, unless it reads the seed, too: it seeds the dataset then. See `dpex.schedule.streams` for what follows.
+It is torch's, and notes reads of the stream's place among the others: ``id`` or ``num_workers``. They are noted
+whichever way the object was found, by ``get_worker_info()`` under any name or in torch's module. ``seed`` and
+``dataset`` say nothing of other streams. A ``worker_init_fn`` knows its ``id`` without reading it. So one that reads
+``dataset`` counts as well, unless it reads ``seed``, too: then it seeds the dataset. `dpex.schedule.streams` describes
+the consequences.
 
 Any thread of the dataset may read it.
 """
@@ -17,7 +18,7 @@ from typing import Any
 from dpex._torch import WorkerInfo
 
 PLACE = frozenset({"id", "num_workers", "__dict__", "__getstate__", "__reduce__", "__reduce_ex__"})
-"""What tells the stream's place: these, and what copies or shows all of them at once."""
+"""Attributes that show the stream's place, and those that copy or show all attributes at once."""
 
 
 class _WatchedInfo(WorkerInfo):
@@ -38,10 +39,12 @@ class FirstStream:
     """The first stream, until it is known whether the dataset splits itself.
 
     Args:
-        info: What ``get_worker_info()`` says where it does.
-        tell: Hears once whether it does, before the first batch is made.
+        info: The worker info of a dataset that splits itself.
+        tell: Called once, before the first batch is made, with True if the dataset splits itself.
 
-    ``info``: what it says now. ``shown``: what ``get_worker_info()`` returns.
+    Attributes:
+        info: The worker info with the present values.
+        shown: The value of ``get_worker_info()``.
     """
 
     def __init__(self, info: Any, tell: Callable[[bool], None]) -> None:
@@ -54,23 +57,23 @@ class FirstStream:
         self._tell = tell
 
     def note(self, name: str) -> None:
-        """An attribute of the worker info is about to be read, while it is open."""
+        """Note that an attribute of the worker info is about to be read, until `settle`."""
         with self._reading:
             if self.is_open:
                 self._read.add(name)
 
     def initialised(self) -> None:
-        """``worker_init_fn`` was called."""
+        """Note that ``worker_init_fn`` was called."""
         if "dataset" in self._read and "seed" not in self._read:
             self.note("id")
 
     def iterated(self) -> None:
-        """``iter()`` of the dataset was called."""
+        """Note that ``iter()`` of the dataset was called."""
         if self._read & PLACE:
             self.settle()
 
     def settle(self) -> None:
-        """The first sample was drawn, or there is none."""
+        """Decide, once the first sample was drawn, or the stream has ended without one."""
         with self._reading:
             if not self.is_open:
                 return

@@ -1,10 +1,10 @@
-"""What torch does by the modes of the thread that asks, as it is for the batches of one iterator.
+"""Modes of a thread that torch's results depend on: gradients, inference, autocast, default dtype.
 
 Workers inherit these modes from the thread that starts them, and batches made in the training process would have those
-of the moment. So that neither decides what a batch is, the modes in which ``iter()`` was called are kept, and every
-batch of ``seeding="batch"`` is made in them, wherever and whenever that is.
+of the moment. So that a batch depends on neither, the modes in which ``iter()`` was called are kept, and every batch of
+``seeding="batch"`` is made in them, in any process and at any time.
 
-Not among them is what a program sets once and for all: ``torch.use_deterministic_algorithms``,
+Settings that a program makes permanently are left out: ``torch.use_deterministic_algorithms``,
 ``torch.set_float32_matmul_precision``, ``torch.set_flush_denormal``. Workers have these as they were when the worker's
 parent was started.
 """
@@ -19,13 +19,13 @@ import torch
 
 from dpex._torch import is_any_autocast_enabled
 
-# Asked for each batch; found once, this takes half as long.
+# Called for each batch; without a look-up of the attribute this takes half as long.
 _has_grad, _is_inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 _default_dtype, _is_autocast = torch.get_default_dtype, torch.is_autocast_enabled
 
 
 class Modes(NamedTuple):
-    """``autocast``: on the CPU, its dtype if it is on."""
+    """The modes of a thread. ``autocast`` is its dtype on the CPU, or None if it is off."""
 
     grad: bool
     inference: bool
@@ -33,7 +33,7 @@ class Modes(NamedTuple):
     default_dtype: torch.dtype
 
     def hold(self) -> bool:
-        """Whether this thread has them."""
+        """Return True if this thread has these modes."""
         grad, inference, autocast, default_dtype = self
         return (
             _has_grad() is grad
@@ -44,7 +44,7 @@ class Modes(NamedTuple):
         )
 
     def enter(self) -> ExitStack:
-        """Have them in this thread, until what is returned is closed."""
+        """Set these modes in this thread, until the returned stack is closed."""
         stack = ExitStack()
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(self.default_dtype)
@@ -55,14 +55,14 @@ class Modes(NamedTuple):
         return stack
 
     def stay(self) -> None:
-        """Have them in this thread from now on."""
-        _kept.modes = self.enter()  # torch leaves inference mode when nobody holds its guard any more
+        """Set these modes in this thread, without an end."""
+        _kept.modes = self.enter()  # torch leaves inference mode when the last reference to its guard goes
 
 
 _kept = threading.local()
 
 
 def modes_here() -> Modes:
-    """Those of this thread."""
+    """Return the modes of this thread."""
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast, torch.get_default_dtype())

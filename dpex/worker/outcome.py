@@ -1,4 +1,4 @@
-"""What a worker makes in place of a batch: the end of a stream, or an error."""
+"""Objects in place of a batch: the end of a stream, or an error. Apart from a worker's code, which they do not need."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dpex._torch import ExceptionWrapper
 
 
 class StreamEnd:
-    """Made in place of a batch: the stream behind the ticket is exhausted."""
+    """The stream behind the ticket is exhausted."""
 
 
 class Failure:
-    """Made in place of a batch: the error, as torch wraps it, to be raised where the batch would have been."""
+    """An error, as torch wraps it, to be raised where the batch would have been."""
 
     __slots__ = ("wrapper",)
 
@@ -19,5 +19,5 @@ class Failure:
 
 
 def where(number: int) -> str:
-    """The place torch names in an error that a worker caught."""
+    """Return the place that torch names in an error that a worker caught."""
     return f"in DataLoader worker process {number}"

@@ -1,9 +1,9 @@
-"""Gets the samples of a batch one by one, also where some cannot be had, and says which these were.
+"""Loads the samples of a batch one by one, also where some fail, and reports those.
 
-A batch stays full: the place of a sample that fails is taken by another sample of the same batch ("skip"), which is
-then there twice, or by another sample of the dataset ("replace"), which is drawn by a number made of the seed, the
-index that failed and its batch. So neither the number of batches nor their order depends on what fails, ranks stay in
-step, and any worker makes the same of it. Where all samples of a batch fail, "skip" does as "replace".
+A batch stays full. Under "skip" the place of a sample that fails is taken by another sample of the same batch, which is
+then in it twice. Under "replace" it is taken by another sample of the dataset, drawn by a number made of the seed, the
+index that failed and its batch. So neither the number of batches nor their order depends on failures, ranks stay in
+step, and any worker makes the same batch. If all samples of a batch fail, "skip" works like "replace".
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from dpex.schedule.sample_policy import ALL_AT_ONCE, LeavingOut, SamplePolicy
 from dpex.worker import sample_watch
 
 TRIES = 8
-"""Samples of the dataset that are tried in place of one that failed."""
+"""Samples of the dataset that are tried in place of a failed one."""
 _MOST_LETTERS = 200
-"""Of an error's text."""
+"""Characters of an error's text that are kept."""
 
 
 class _HangsError(Exception):
-    """Loading the sample did not end, in several workers."""
+    """Loading the sample hung in several workers."""
 
 
 class SampleGuard:
-    """See the module.
+    """Loads the samples of one worker.
 
     Args:
         dataset: A map-style dataset.
-        policy: What is to be done.
-        seed: That of the iterator, for the samples that take the place of others.
+        policy: The treatment of samples that fail.
+        seed: The iterator's seed, for the samples that take the place of others.
     """
 
     def __init__(self, dataset: Any, policy: SamplePolicy, seed: int) -> None:
@@ -45,14 +45,14 @@ class SampleGuard:
         self._failed: list[tuple[str, str]] = []
 
     def taken(self) -> tuple[tuple[str, str], ...]:
-        """Index and error of the samples that failed since the last call."""
+        """Return index and error of the samples that failed since the last call."""
         if not self._failed:
             return ()
         failed, self._failed = tuple(self._failed), []
         return failed
 
     def samples(self, index: Any) -> Any:
-        """The samples of a batch; a list, unless the dataset returns something else for all of them."""
+        """Return the samples of a batch: a list, or the value that the dataset returned for all of them."""
         left_out, wanted = _apart(index)
         if self._in_bulk is not None and not left_out:
             data = self._bulk(wanted)
@@ -61,12 +61,12 @@ class SampleGuard:
         return self._one_by_one(list(wanted), left_out)
 
     def sample(self, index: Any) -> Any:
-        """A sample that is a batch by itself."""
+        """Return a sample that is a batch by itself."""
         left_out, wanted = _apart(index)
         return self._one_by_one([wanted], left_out)[0]
 
     def _bulk(self, wanted: Any) -> Any:
-        """All at once; None if that fails, so that it is to be seen which of them does."""
+        """Return all at once, or None if that fails: then each is loaded alone, to find the failing one."""
         if self._watch is not None:
             self._watch.begin(ALL_AT_ONCE, wanted, len(wanted))
         try:
@@ -115,7 +115,7 @@ class SampleGuard:
         what = str(error) if isinstance(error, _HangsError) else f"{type(error).__name__}: {error}"
         self._failed.append((as_text(index), what[:_MOST_LETTERS]))
 
-    # -- what takes their places -----------------------------------------------------------------------------------
+    # -- replacements ----------------------------------------------------------------------------------------------
 
     def _fill(self, data: list[Any], wanted: Sequence[Any], errors: dict[int, Exception]) -> None:
         good = [place for place in range(len(data)) if place not in errors]
@@ -126,7 +126,7 @@ class SampleGuard:
                 data[place] = self._another(wanted, place, error)
 
     def _another(self, wanted: Sequence[Any], place: int, error: Exception) -> Any:
-        """Another sample of the dataset. Raises the error of the sample if there is none."""
+        """Return another sample of the dataset, or raise the error of the sample if all that are tried fail."""
         size = self._size(wanted[place])
         for attempt in range(TRIES if size else 0):
             drawn = random.Random(f"{self._seed}/{wanted[0]!r}/{wanted[place]!r}/{place}/{attempt}").randrange(size)
@@ -137,7 +137,7 @@ class SampleGuard:
         raise error
 
     def _size(self, index: Any) -> int:
-        """How many samples there are, where they have whole numbers; 0: nothing can be drawn."""
+        """Return the length of a dataset whose indices are whole numbers; 0 of any other."""
         try:
             operator.index(index)
             return len(self._dataset)
@@ -146,5 +146,5 @@ class SampleGuard:
 
 
 def _apart(index: Any) -> tuple[Any, Any]:
-    """Which places are to be left out, and why; and the index itself."""
+    """Return the places to leave out with their reasons, and the index itself."""
     return (index.places, index.index) if isinstance(index, LeavingOut) else ({}, index)

@@ -1,10 +1,9 @@
-"""Ends a worker process in which loading a sample takes too long, and tells where it is.
+"""Ends a worker process in which loading a sample takes too long, and reports its stack.
 
 A thread of the worker looks a few times within the time that a sample may take. It counts its own looks, so that a
-process that was stopped, or a machine that slept, is not taken for a sample that hangs. When a sample is still the same
-after enough of them, the thread tells the place of the sample and the stack of the thread that loads it, and ends the
-process: nothing else ends code that does not return. Code that keeps the interpreter's lock keeps this thread from
-looking, too.
+process that was stopped, or a machine that slept, is not taken for a sample that hangs. If a sample is still the same
+after enough looks, the thread reports the sample's place and the stack of the thread that loads it. Then it ends the
+process: nothing else ends code that does not return. Code that keeps the interpreter's lock also stops this thread.
 """
 
 from __future__ import annotations
@@ -18,40 +17,40 @@ from collections.abc import Callable
 from typing import Any
 
 LOOKS = 4
-"""Within the time that a sample may take; it may take one more at most."""
+"""Looks within the time that a sample may take. It may take one more at most."""
 EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h."""
 _MOST_LETTERS = 4000
-"""Of a stack: its innermost frames."""
-_NOBODY = -1
+"""Characters of a stack that are reported: its innermost frames."""
+_NONE = -1
 
 
 class SampleWatch:
-    """See the module. ``tell`` gets the sample's place in its batch, its index, and the stack.
+    """The thread that watches. ``tell`` is called with the sample's place in its batch, its index, and the stack.
 
-    `begin` and `end` are called by the thread that loads samples, whose stack it is.
+    The thread that loads samples makes this object, and calls `begin` and `end`.
     """
 
     def __init__(self, timeout_s: float, tell: Callable[[int, Any, str], None]) -> None:
         self._timeout_s = timeout_s
         self._tell = tell
-        self._loading = _NOBODY
+        self._loading = _NONE
         """The number of the sample that is being loaded, counted from the process's first."""
         self._begun = 0
         self._place = 0
         self._index: Any = None
         self._looks = LOOKS
-        self._seen = _NOBODY
+        self._seen = _NONE
         self._times = 0
         self._is_ending = False
         self._thread_id = threading.get_ident()
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         threading.Thread(target=self._run, name="dpex-sample-watch", daemon=True).start()
 
     def begin(self, place: int, index: Any, samples: int = 1) -> None:
-        """A sample is loaded, or so many at once."""
+        """Note that a sample is being loaded, or ``samples`` at once."""
         self._place = place
         self._index = index
         self._looks = LOOKS * samples
@@ -59,8 +58,8 @@ class SampleWatch:
         self._loading = self._begun
 
     def end(self) -> None:
-        """It has been, or has failed."""
-        self._loading = _NOBODY
+        """Note that the sample has been loaded, or has failed."""
+        self._loading = _NONE
         while self._is_ending:
             time.sleep(0.001)  # the thread has just found that it took too long, and sends something
 
@@ -70,9 +69,9 @@ class SampleWatch:
             self.look()
 
     def look(self) -> None:
-        """See whether it is still the same sample, and end the process if it has been for too long."""
+        """End the process if the same sample has been seen at too many looks."""
         loading = self._loading
-        self._times = self._times + 1 if loading == self._seen != _NOBODY else 0
+        self._times = self._times + 1 if loading == self._seen != _NONE else 0
         self._seen = loading
         if self._times >= self._looks:
             self._end_process(loading)
@@ -90,7 +89,7 @@ class SampleWatch:
 
 
 of_process: SampleWatch | None = None
-"""The one of this process, where a worker has one."""
+"""The watch of this process, if it is a worker with a limit."""
 
 
 def begin_watch(timeout_s: float, tell: Callable[[int, Any, str], None]) -> None:

@@ -1,4 +1,4 @@
-"""What a worker is told of the loader it works for, and how its process is prepared."""
+"""The facts about a loader that its workers need, and the preparation of a worker's process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ import torch
 from dpex._torch import ExceptionWrapper
 from dpex.schedule.sample_policy import AS_TORCH, SamplePolicy
 from dpex.system.user_warnings import warn
-from dpex.transport.heap import learn
+from dpex.transport.memory import learn
 from dpex.worker.modes import Modes
 from dpex.worker.own_generators import OwnGenerators, Registered, own_generators
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup:
-    """Everything about the loader that a worker needs; the dataset and what belongs to it travel together."""
+    """The facts about a loader that a worker needs. They travel in one pickle, so that shared objects stay shared.
+
+    Attributes:
+        own_workers: The number of workers that the user asked for. An error of ``worker_init_fn`` in one of them is the
+            user's; dpex does without a further one that fails. None: all are the user's.
+        times_steps: Transforms are timed now and then; see `dpex.profile.live_timer`.
+        snapshot_every: Batches between two reports of a logical worker's state; None: reports come by time.
+        samples: The treatment of samples that fail.
+        modes: torch's modes in which batches are made; None: the worker keeps its own, as torch's workers do.
+        registered: The classes of generators that users have registered; see `dpex.worker.own_generators`.
+    """
 
     dataset: Any
     collate_fn: Callable[[Any], Any]
@@ -32,28 +42,22 @@ class WorkerSetup:
     base_seed: int
     per_batch_seed: bool
     own_workers: int | None = None
-    """How many workers the user asked for, so that an error of ``worker_init_fn`` in one of them is the user's; further
-    ones are dpex's, which does without them. None: all are the user's."""
     times_steps: bool = True
-    """Whether transforms are timed now and then; see `dpex.profile.live_timer`."""
     snapshot_every: int | None = None
-    """After how many batches a logical worker tells its state; None: it does so by time."""
     samples: SamplePolicy = AS_TORCH
-    """What is done about samples that cannot be had."""
     modes: Modes | None = None
-    """torch's modes in which batches are made; None: those that the worker has anyway, as torch's workers do."""
-
     registered: Registered = ()
-    """What reseeds generators in the dataset that users have told of; see `dpex.worker.own_generators`."""
 
     @property
     def has_own_states(self) -> bool:
-        """Whether logical workers take along the states of generators that lie in the dataset. A stream does not have
-        its batches made elsewhere unless it tells its state."""
+        """Return True if the states of generators in the dataset belong to the state of a logical worker.
+
+        A stream's do not: it can only be resumed by its own ``state_dict``.
+        """
         return not (self.per_batch_seed or self.iterable)
 
     def own_generators(self) -> OwnGenerators | None:
-        """Generators in the dataset that are reseeded for each batch, as they are now."""
+        """Find the generators in the dataset that are reseeded for each batch."""
         return own_generators(self.dataset, self.collate_fn, self.registered) if self.per_batch_seed else None
 
     def why_unfit(self, number: int, init_error: ExceptionWrapper | None) -> str:
@@ -63,13 +67,13 @@ class WorkerSetup:
         return f"worker_init_fn({number}) failed: {init_error.exc_msg.strip().splitlines()[-1]}"
 
     def enter_modes(self) -> None:
-        """Have them from now on, in this thread."""
+        """Set `modes` in this thread, without an end."""
         if self.modes is not None:
             self.modes.stay()
 
 
 def with_own_dataset(setup: WorkerSetup) -> WorkerSetup:
-    """A setup with a dataset copy of its own, shallow so that large arrays stay shared; bound methods follow it."""
+    """Return a setup with a shallow copy of the dataset, so that large arrays stay shared. Bound methods follow it."""
     try:
         dataset = copy.copy(setup.dataset)
     except Exception as error:
@@ -90,15 +94,15 @@ def _rebound(function: Any, old: Any, new: Any) -> Any:
 
 
 _LEAST_KEPT = 4 << 20
-"""Bytes; the heap of a worker keeps twice as much of what samples free, and twice a batch more."""
+"""Bytes. The heap of a worker keeps twice as much freed memory, and twice the size of a batch more."""
 
 
 def prepare_process() -> None:
-    """Give torch one thread, and have the heap keep the pages that each sample would fault in anew."""
+    """Give torch one thread, and have the heap keep the pages that samples free."""
     torch.set_num_threads(1)
     keep_for(0)
 
 
 def keep_for(batch_bytes: int) -> None:
-    """Have the heap keep what samples of batches of that size free; see `dpex.transport.heap`."""
+    """Have the heap keep the pages that samples of batches of that size free; see `dpex.transport.memory`."""
     learn(_LEAST_KEPT + batch_bytes)

@@ -1,8 +1,7 @@
-"""``seeding="batch"`` where PyTorch's own iterators make the batches: on systems other than Linux, and when asked for.
+"""``seeding="batch"`` with PyTorch's own iterators: on systems other than Linux, and with ``local_engine="torch"``.
 
-Which random states a ticket gets is a matter of whoever makes it, not of how batches travel. So torch's iterators hand
-out each index with its ticket's seed, and torch's workers set their generators before they fetch. Dataset, collate
-function and ``get_worker_info()`` are the user's own.
+torch's iterators send each index with its ticket's seed, and torch's workers seed their generators before they fetch.
+Dataset, collate function and ``get_worker_info()`` are the user's own.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from dpex.worker.own_generators import OwnGenerators, Registered, own_generators
 
 
 class _Ticket(NamedTuple):
-    """What torch's iterator sends in place of an index."""
+    """An index with the ticket's seed, which torch's iterator sends in place of the index."""
 
     seed: int
     index: Any
 
 
 class _WorkerStart:
-    """``worker_init_fn`` of such a worker: the user's, after its process was told of tickets."""
+    """``worker_init_fn`` of such a worker: prepares its process for tickets, then calls the user's."""
 
     def __init__(self, user: Callable[[int], None] | None, modes: Modes) -> None:
         self._user = user
@@ -45,7 +44,7 @@ def _seeded(fetch: Callable[[Any, Any], Any], registered: Registered) -> Callabl
     own: dict[int, OwnGenerators | None] = {}
 
     def fetch_ticket(fetcher: Any, ticket: Any) -> Any:
-        if isinstance(ticket, _Ticket):  # not of a loader that the dataset has within
+        if isinstance(ticket, _Ticket):  # else it is of another loader, which the dataset uses
             current.seed = ticket.seed
             seed_ticket(ticket.seed)
             if id(fetcher) not in own:  # there is one in a worker
@@ -59,7 +58,7 @@ def _seeded(fetch: Callable[[Any, Any], Any], registered: Registered) -> Callabl
 
 
 class SeededWorkersIter(MultiProcessingDataLoaderIter):
-    """torch's with workers. ``_worker_init_fn`` is wrapped as torch sets it, before it starts them."""
+    """torch's iterator with workers. ``_worker_init_fn`` is wrapped as torch sets it, before it starts them."""
 
     def __init__(self, loader: Any) -> None:
         self._epoch = -1
@@ -88,7 +87,7 @@ class SeededWorkersIter(MultiProcessingDataLoaderIter):
 
 
 class SeededInProcessIter(SingleProcessDataLoaderIter):
-    """torch's without workers."""
+    """torch's iterator without workers."""
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)

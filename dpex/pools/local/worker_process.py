@@ -33,7 +33,7 @@ from dpex.schedule.progress import START
 from dpex.system.cpu_clocks import SampledCpu
 from dpex.transport.arena import Arena, SegmentSpec
 from dpex.transport.codec import INLINE_BYTES, Encoder
-from dpex.transport.heap import give_back
+from dpex.transport.memory import give_back
 from dpex.transport.out_of_band import dump_batch
 from dpex.transport.pickling import cloud_dumps, dump_far
 from dpex.worker.collate import ArenaCollate

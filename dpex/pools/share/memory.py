@@ -19,7 +19,7 @@ import numpy as np
 from dpex.pools.local.handles import LocalWorkerHandle, ProcessHandle
 from dpex.transport.arena import Arena, Segment, SegmentSpec
 from dpex.transport.codec import slots_of
-from dpex.transport.memory_map import map_memory
+from dpex.transport.memory import map_memory
 
 DESCRIPTORS_A_MESSAGE = 32
 """As many as a worker sends at once; the kernel takes 253."""

@@ -1,0 +1,114 @@
+"""Memory of the C library: maps that keep no file descriptor, and the amount of freed memory that its heap keeps.
+
+**Maps.** ``mmap.mmap(fd)`` keeps a duplicate of the descriptor for as long as the map lives (``trackfd=False`` ends
+that, but only from Python 3.13 on), and a loader may have hundreds of maps.
+
+**Heap.** glibc maps blocks over a threshold of 128 KiB one by one, unmaps them when they are freed, and returns free
+memory at the end of the heap to the kernel. Each decoded sample then faults its pages in anew. glibc learns: it raises
+the threshold to the size of a mapped block that is freed, of up to 32 MiB. It then keeps twice as much at the end of
+the heap (mallopt(3)). A batch that is made in shared memory is no such block, so `learn` takes and frees a block of its
+size. Memory that the samples of one batch freed then serves the next batch. Settings of the user's (``mallopt``,
+``GLIBC_TUNABLES``) prevail: glibc learns nothing after those, and `learn` does not call ``mallopt`` if the environment
+shows them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+_LIBC: Any = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_memory(fd: int, size: int) -> Any:
+    """Map ``size`` writable bytes of the file behind ``fd`` (shared), or for ``fd=-1`` private ones.
+
+    The result offers the buffer protocol; it is unmapped when the last view of it is gone. The caller keeps the
+    descriptor.
+
+    Raises:
+        OSError: As mmap(2) does.
+        ValueError: The file is shorter than ``size``.
+    """
+    if fd >= 0 and os.fstat(fd).st_size < size:
+        raise ValueError(f"cannot map {size} bytes of a file of {os.fstat(fd).st_size}: the rest would be a bus error")
+    flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    address = _LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)}: cannot map {size} bytes of memory")
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, _LIBC.munmap, address, size).atexit = False
+    return memory
+
+
+def advise(memory: Any, advice: int, start: int = 0, nbytes: int | None = None) -> bool:
+    """Call madvise(2) for ``nbytes`` of the map from ``start`` on, both in whole pages; None means all of it.
+
+    Returns:
+        False if the kernel refused. Older kernels refuse some advice.
+    """
+    length = ctypes.sizeof(memory) if nbytes is None else nbytes
+    return int(_LIBC.madvise(ctypes.addressof(memory) + start, length, advice)) == 0
+
+
+# -- the heap ----------------------------------------------------------------------------------------------------------
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of ``mallopt``, from malloc.h."""
+LARGEST_LEARNT = (32 << 20) - (1 << 16)
+"""Bytes of the largest block that glibc learns from on 64-bit systems, without its header and rounding."""
+_MOST_KEPT = 512 << 20
+"""The maximum number of bytes that are kept at the end of the heap."""
+_USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
+"""Environment variables of glibc that have the effect of `mallopt`."""
+_learnt = 0
+
+
+def learn(nbytes: int) -> None:
+    """Have the heap keep up to twice ``nbytes`` that are freed at its end, or more if a former call asked for more."""
+    global _learnt
+    if nbytes <= _learnt:
+        return
+    _learnt = nbytes
+    with contextlib.suppress(MemoryError):
+        np.empty(min(nbytes, LARGEST_LEARNT), np.uint8)  # never written to, so that it costs no memory; freed at once
+    if nbytes > LARGEST_LEARNT and (mallopt := _function("mallopt")) is not None and not _is_set_by_user():
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, min(2 * nbytes, _MOST_KEPT))
+
+
+def give_back() -> None:
+    """Return all free pages of the heap to the kernel, which takes milliseconds. Later use faults pages in again."""
+    if (malloc_trim := _function("malloc_trim")) is not None:
+        malloc_trim(ctypes.c_size_t(0))
+
+
+def _is_set_by_user() -> bool:
+    return "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "") or any(name in os.environ for name in _USERS)
+
+
+@cache
+def _function(name: str) -> Any:
+    """Return a function of the C library, or None if it lacks it."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
