@@ -125,11 +125,11 @@ class WorkerPool(Protocol):
         """Hand over tickets as one message; return False, and take nothing, if there is no room now.
 
         Args:
-            tickets: The tickets, whose numbers are unique in an epoch.
-            epoch: The pass that they belong to.
-            worker: The worker that makes them; None: any.
-            sent: Gets an item once the tickets are handed over, whatever exception may follow.
-            again: The batches are there already, and only the random states that they leave behind are wanted.
+            tickets: Tickets of pass ``epoch``.
+            epoch: The pass. Numbers of tickets are unique in it.
+            worker: The worker that makes them. None: any.
+            sent: Gets an item once the tickets are handed over, even if an exception follows.
+            again: Only the random states after these batches are wanted.
         """
 
     def adopt(self, worker: int, logical: int, state: RngState | None, streams: int = ALL) -> None:

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class PoolFactory:
     """Starts the workers of a loader.
 
-    own_pool: Makes the pool of local workers, if the loader's class has one of its own (`DpexDataLoader.local_pool`).
-    counts_from_zero: The sampler is one of torch's for map-style data, so that 0 is an index every node can be probed
-    with.
+    own_pool: `DpexDataLoader.local_pool`. counts_from_zero: Nodes can be probed with index 0, as the sampler is one
+    of torch's for map-style data.
     """
 
     multiprocessing_context: Any

@@ -1,11 +1,11 @@
 """The clean server: a process without the trainer's threads, from which templates are forked.
 
 It is used where Ray is connected, whose threads may hold locks that a fork of the trainer would never see released.
-There is one for the whole trainer. It takes seconds to start, as it imports torch, and nobody waits for it: requests
-lie in its socket until it reads them. From then on a template comes within milliseconds.
+The trainer has one for all its loaders. It takes seconds to start, as it imports torch, and `iter()` does not wait for
+it: requests lie in its socket until it reads them. From then on a template comes within milliseconds.
 
 A request carries two descriptors: the template's control socket, and the parcel, a file in memory that is written once
-for each pool. The server ends with the trainer, and when it has been without templates for a while; a pool that is
+for each pool. The server ends with the trainer, and when it has been without templates for a while. A pool that is
 closed before the server came up ends it at once, unless another pool waits for it.
 
 The trainer's side may be used from several threads.
@@ -41,7 +41,7 @@ from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
 
 IDLE_S = 60.0
-"""How long the server stays without a template: long enough to be there for the next epoch."""
+"""Seconds for which the server stays without a template: long enough to be there for the next epoch."""
 _BOOTSTRAP = """
 import signal, sys
 for number in {sent}:
@@ -105,7 +105,7 @@ def starter_for(context: Any, plan: WorkerPlan) -> Starter:
         except Exception as error:
             warn(
                 "Ray is connected in this process, whose threads make forking it unsafe, but the dataset cannot be "
-                f"pickled ({error!r}); its workers are forked all the same"
+                f"pickled ({error!r}); its workers are forked in spite of that"
             )
     if context.get_start_method() != "fork":
         from dpex.pools.local.direct_start import DirectStarter
@@ -115,11 +115,11 @@ def starter_for(context: Any, plan: WorkerPlan) -> Starter:
 
 
 def start_early(context: Any) -> None:
-    """Start the server, if workers of that context will need it and there is none: importing torch takes seconds."""
+    """Start the server, unless it runs or workers of that context do without it: importing torch takes seconds."""
     global _server
     if not _is_needed(usable_context(context)):
         return
-    with _lock, contextlib.suppress(OSError):  # who needs it will try again, and be told
+    with _lock, contextlib.suppress(OSError):  # the pool will try again, and report the error
         if _server is None or not _server.is_there():
             _server = _CleanServer()
 
@@ -134,7 +134,7 @@ def _is_needed(context: Any) -> bool:
 
 
 class BorrowedProcess(ProcessHandle):
-    """A template that is the server's child; its ``pid`` is None until it says that it came up."""
+    """A template that is the server's child. It has a ``pid`` once it reports that it came up."""
 
     def __init__(self, server: _CleanServer | None, why_not: str = "") -> None:
         super().__init__("dpex-template")
@@ -142,7 +142,7 @@ class BorrowedProcess(ProcessHandle):
         self._why_not = why_not
 
     def came_up(self, pid: int) -> None:
-        """It said so."""
+        """Note that the template came up."""
         self.pid = pid
         if self._server is not None:
             self._server.came_up()
@@ -181,7 +181,7 @@ class _CleanServer:
         self._finalizer = weakref.finalize(self, _end, self._process, self._socket, self.owner)
 
     def is_there(self) -> bool:
-        """Whether it is this process's, and has not ended."""
+        """Return True if the server is this process's, and has not ended."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def request(self, control: socket.socket, parcel: int) -> None:
@@ -190,7 +190,7 @@ class _CleanServer:
         socket.send_fds(self._socket, [b"t"], [control.fileno(), parcel])
 
     def came_up(self) -> None:
-        """One of its templates did."""
+        """Note that a template of the server came up."""
         with _lock:
             self._up = True
             self._awaited -= 1
@@ -217,7 +217,7 @@ _lock = threading.Lock()
 
 
 def _request(control: socket.socket, parcel: int) -> _CleanServer:
-    """Ask the server for a template; starts one if there is none, or none any more."""
+    """Ask the server for a template; start a server if none runs."""
     global _server
     with _lock:
         if _server is not None and _server.owner == os.getpid():
@@ -242,7 +242,7 @@ def _end(process: subprocess.Popen[bytes], sock: socket.socket, owner: int) -> N
 
 
 def _surroundings() -> dict[str, Any]:
-    """What `multiprocessing` would tell a new process, but for the script: run again, it might start training."""
+    """Return the preparation data of `multiprocessing`, without the script: run again, it might start training."""
     found: dict[str, Any] = spawn.get_preparation_data("dpex-template")
     for name in ("init_main_from_name", "init_main_from_path"):
         found.pop(name, None)
@@ -272,7 +272,7 @@ def serve(fd: int, trainer_pid: int) -> None:
         if trainer in ready:
             break
         if not ready:
-            requests.shutdown(socket.SHUT_RD)  # the next request finds nobody; one that came just now is still read
+            requests.shutdown(socket.SHUT_RD)  # the next request finds no server; one that came just now is still read
         elif requests in ready:
             data, fds, _, _ = socket.recv_fds(requests, 1, 2)
             if not data:

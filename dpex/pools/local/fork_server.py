@@ -42,9 +42,9 @@ MESSAGE_BYTES = 1 << 18
 START_LIMIT_S = 120.0
 """Importing torch from a slow disk can take a minute; a template that is not there after this never will be."""
 _LONGEST_REASON = 4000
-"""Characters; a message of the control socket must hold it."""
+"""Characters of a reason. A message of the control socket must hold it."""
 _PR_SET_PDEATHSIG = 1
-"""Of `prctl`: the signal that this process gets when its parent ends (linux/prctl.h)."""
+"""An option of `prctl`: the signal that this process gets when its parent ends (linux/prctl.h)."""
 _trainers_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
@@ -70,7 +70,7 @@ class PackedPlan(Protocol):
 
 
 class Parcel:
-    """What the workers need: a plan that the template inherited, or the bytes of one, which each worker unpickles."""
+    """A plan that the template inherited, or the bytes of one, which each worker unpickles."""
 
     def __init__(self, plan: WorkerPlan | PackedPlan | None, data: bytes | memoryview = b"") -> None:
         self._plan: Any = plan
@@ -94,13 +94,13 @@ def template_main(
     inherited: list[socket.socket],
     survives: frozenset[int],
 ) -> None:
-    """Body of the template process: fork workers on request until told to end.
+    """Run the template process: fork workers on request until the trainer asks it to end.
 
     Args:
         control: Connected to the trainer.
         trainer_pid: The process whose end ends this one.
-        parcel: What the workers need.
-        inherited: Sockets of the trainer's that this process has if it was forked.
+        parcel: The plan of the workers.
+        inherited: Sockets of the trainer that this process has if it was forked.
         survives: Signals that end neither this process nor its workers.
     """
     signals.forget(survives)
@@ -148,7 +148,7 @@ class _Template:
         self._end(grace_s)
 
     def _obey(self) -> float | None:
-        """One request of the trainer; a number of seconds means: end, within that time."""
+        """Carry out one request of the trainer; return the seconds within which to end, if it is to end."""
         try:
             data, fds, flags, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 4)
         except ConnectionResetError:  # the trainer is gone, and had not read everything
@@ -280,9 +280,9 @@ class TemplateStarter(ABC):
 
     @abstractmethod
     def start(self, theirs: socket.socket) -> Any:
-        """A template with ``theirs`` as its control socket, as a process-like object.
+        """Start a template with ``theirs`` as its control socket; return it as a process-like object.
 
-        One that has no ``pid`` yet is on its way; it then has `came_up` and `why_not`.
+        A template without a ``pid`` is still being started. It then has `came_up` and `why_not`.
         """
 
     def close(self) -> None:  # noqa: B027  (most have nothing to close)
@@ -387,7 +387,7 @@ class TemplateHandle:
             self._control.send(pickle.dumps(("end", grace_s)))
 
     def forget(self) -> None:
-        """Leave the template to itself: it ends its workers as it was told, and then itself."""
+        """Leave the template alone: it ends its workers within the time that `end` has set, and then itself."""
         self._closed = True
         self._control.close()
         self._process.close()

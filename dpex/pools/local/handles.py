@@ -1,4 +1,4 @@
-"""Processes of this machine as the trainer sees them: any that somebody else forked for it, and the workers."""
+"""Processes of this machine as the trainer sees them: the workers, and others that it did not fork itself."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dpex.transport.codec import Decoder
 from dpex.worker.outcome import Failure, StreamEnd
 
 UNKNOWN_EXIT = 255
-"""The exit code of a child that somebody else reaped: what `asyncio` says then."""
+"""The exit code of a child that another caller has reaped, as in `asyncio`."""
 
 
 class ProcessHandle:
-    """Somebody else's child; offers what `multiprocessing.Process` offers to onlookers."""
+    """A process that another process forked for the trainer, with an interface like `multiprocessing.Process`."""
 
     def __init__(self, name: str, worker: int = -1) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class ProcessHandle:
         self.daemon = True
 
     def is_alive(self) -> bool:
-        """Whether the process runs, or is about to."""
+        """Return True if the process runs, or is about to."""
         return self.exitcode is None and (self.pid is None or not self._ends_within(0.0))
 
     def join(self, timeout: float | None = None) -> None:
@@ -69,7 +69,7 @@ class ProcessHandle:
 
 
 def ended_within(process: Any, timeout_s: float) -> bool:
-    """Wait for the end of a process of `multiprocessing`, or of a `ProcessHandle`; whether it has ended."""
+    """Wait for the end of a process of `multiprocessing` or a `ProcessHandle`; return True if it has ended."""
     process.join(timeout_s)
     _note_if_reaped(process)
     return not process.is_alive()
@@ -87,11 +87,11 @@ def exit_code(process: Any, timeout_s: float) -> int:
 
 
 def _note_if_reaped(process: Any) -> None:
-    """Have `multiprocessing` know that a child has ended where nobody can learn how.
+    """Mark a child of `multiprocessing` as ended if its exit status was lost.
 
-    The kernel keeps that from a trainer that ignores SIGCHLD, and one that waits for any child has taken it away.
-    `multiprocessing` takes such a child for alive for ever: it keeps its descriptors, and sends SIGTERM to that number
-    as the interpreter ends, whoever has it by then.
+    The kernel keeps no status for a trainer that ignores SIGCHLD, and a trainer that waits for any child has taken it.
+    `multiprocessing` would take such a child for alive: it would keep its descriptors, and send SIGTERM to its pid as
+    the interpreter ends, although another process may have that pid by then.
     """
     started = getattr(process, "_popen", None)
     if started is None or started.returncode is not None or started.method == "forkserver":  # the server's child
@@ -103,7 +103,7 @@ def _note_if_reaped(process: Any) -> None:
 
 
 class LocalWorkerHandle:
-    """One worker: its process, its socket, its segments, the tickets it was sent, and its row on the board.
+    """A worker: its process, its socket, its segments, the tickets it was sent, and its row on the board.
 
     worker_id: The ``get_worker_info().id`` in a worker of a shared queue: the lowest that was free.
     """
@@ -120,22 +120,22 @@ class LocalWorkerHandle:
         self.leased: dict[tuple[int, int], Any] = {}
         """Slots of the batch that is being decoded: were decoding broken off, they would go back and be overwritten."""
         self.outbox: deque[bytes] = deque()
-        """What is still to be sent, as its socket is full; nothing else may be sent before."""
+        """Messages that its full socket did not take. They go before any other message."""
         self.stage: Stage = ASKED
         self.hung_up = False
-        """Its end of the socket is closed; how it ended comes from the template."""
+        """The worker has closed its end of the socket. The template reports how it ended."""
         self.hung: tuple[int, str] | None = None
         """Place in its batch of the sample that takes too long, and the text of the warning; the worker ends for it."""
         self.refused: str | None = None
         """Why the worker ends without having made a batch: its ``worker_init_fn`` failed."""
         self.announces_memory = False
-        """Its next message brings descriptors: `map_announced` must be called before that is received."""
+        """The next message brings descriptors: `map_announced` must be called before it is received."""
 
     def map_announced(self, buffer: memoryview) -> None:
         """Map the segments whose descriptors come with the next message; it may be received then.
 
-        Raises OSError where there is no descriptor or address space left for them. The message stays in the socket, so
-        that nothing is lost: whoever asks again when there is room gets it.
+        Raises OSError where no descriptor or address space is left for them. The message stays in the socket, so that
+        nothing is lost, and can be received once there is room.
         """
         announced = receive(self.socket, buffer[:1], socket.MSG_PEEK)
         if announced is not None:
@@ -168,8 +168,11 @@ class LocalWorkerHandle:
 
 
 def _without_owning(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The same method for somebody whom its object owns. Else the two would own each other, and the memory of a worker
-    that has left would be mapped until Python collects garbage, which may be in a long time."""
+    """Return a method that does not keep its object alive, for a part that the object owns.
+
+    Otherwise the two would own each other, and the memory of a worker that has left would stay mapped until Python
+    collects garbage, which may take long.
+    """
     found = weakref.WeakMethod(method)
     return lambda *arguments: found()(*arguments)  # type: ignore[misc]
 
@@ -199,7 +202,7 @@ class LocalResult:
 
 
 def readable_within(fd: int, timeout_s: float | None) -> bool:
-    """Whether a descriptor (of any number, unlike with `select`) turns readable within that time."""
+    """Return True if a descriptor (of any number, unlike with `select`) turns readable within that time."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))

@@ -1,4 +1,4 @@
-"""What `multiprocessing` says in a forked worker of itself and of its parent: the same as in torch's worker.
+"""The identity and the parent that `multiprocessing` shows in a forked worker: those of a worker of torch.
 
 A worker is forked by the template, but belongs to the trainer. A dataset that picks a port or a GPU by
 ``current_process()._identity[0]``, or watches ``parent_process()``, must find what it finds in torch's workers: numbers
@@ -46,8 +46,8 @@ def take_on(kinship: Kinship, parent_pid: int, parent_fd: int) -> None:
     Args:
         kinship: Of this process.
         parent_pid: The trainer.
-        parent_fd: A pidfd of the trainer, which must stay open; negative where there is none. Then the parent of this
-            process stays the template, as nothing shows whether the trainer lives.
+        parent_fd: A pidfd of the trainer, which must stay open. Negative: the system has no pidfds, and the parent of
+            this process stays the template, as nothing shows whether the trainer lives.
     """
     here: Any = multiprocessing.current_process()
     here._name, here._identity = kinship.name, kinship.identity

@@ -1,11 +1,11 @@
 """Messages to workers, and what all workers of a pool share: the socket they take tickets from, and the board.
 
-The kernel hands each message of the shared socket to exactly one worker. Which one it was is on the *board*, a page of
-shared memory where each worker has a row (see `worker_process`); the trainer's own row tells the workers the epoch, and
-when to end.
+The kernel hands each message of the shared socket to exactly one worker. The *board* shows which one has it: a page of
+shared memory where each worker has a row (see `worker_process`). The trainer's own row holds the epoch, and shows when
+to end.
 
-A worker is asked to leave by a message in the same socket: whoever takes it, leaves. The trainer can take messages
-that nobody took yet out again; that is how a leave is cancelled.
+A request to leave is a message in the same socket: the worker that takes it leaves. To cancel a request, the trainer
+takes messages that no worker has taken out again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONGEST_MESSAGE = 100 << 10
 
 
 class Board:
-    """The page of shared memory on which workers write what they work on; a row is told by its offset."""
+    """The page of shared memory on which workers write their current ticket. A row is named by its offset."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("dpex-board")
@@ -60,7 +60,7 @@ class Board:
         return group, working_on - 1 if working_on else None
 
     def is_idle(self, row: int) -> bool:
-        """Whether that worker waits for a message (or has just taken one)."""
+        """Return True if that worker waits for a message, or has just taken one."""
         return BOARD_ROW.unpack_from(self._memory, row) == IDLE
 
     def new_epoch(self, epoch: int) -> None:
@@ -130,7 +130,7 @@ class TicketQueue:
         return cancelled
 
     def is_empty(self) -> bool:
-        """Whether workers have taken everything (SIOCOUTQ: bytes that the other end has not read)."""
+        """Return True if workers have taken all messages (SIOCOUTQ: bytes that the other end has not read)."""
         number = array.array("i", [0])
         fcntl.ioctl(self._ours.fileno(), termios.TIOCOUTQ, number)
         return number[0] == 0
@@ -155,7 +155,7 @@ class TicketQueue:
             yield bytes(received[0]), received[1]
 
     def shut_down(self) -> None:
-        """Wake every worker that waits for a message: there is none any more."""
+        """Wake every worker that waits for a message: none will follow."""
         hang_up(self._ours)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Body of a local worker process: tickets in by a socket, batches out by a socket and shared memory.
 
-Descriptors of new memory travel in a message of their own, ``("segments", specs)``, and a message ``("coming",)`` goes
-before it: so the trainer can map the memory before it takes the message, and looks for descriptors in no other.
+Descriptors of new memory travel in a message of their own, ``("segments", specs)``. A message ``("coming",)`` goes
+before it. So the trainer can map the memory before it takes the message, and looks for descriptors in no other.
 
 Tickets come from one of two sockets. With logical workers each process has its own; otherwise all processes read one
 shared socket, whose messages the kernel hands to exactly one reader each: a queue of tickets without a lock or a
@@ -46,20 +46,20 @@ from dpex.worker.setup import WorkerSetup, keep_for, prepare_process
 TICKET_BYTES = 1 << 18
 """Longest ticket or result message; longer ones go through a file or a slot."""
 _RESULT_BYTES = 48 << 10
-"""What is longer goes through a slot; results that are together longer are sent at once."""
+"""A longer result goes through a slot. Results that are longer together are sent at once."""
 _ERROR_ENDS = 4000
 """Characters of each end of an error's text that are sent where there is no memory for all of it."""
 _IDLE = struct.pack("ll", 0, 400_000)
 """Seconds and microseconds without a message, after which a worker gives back the memory of free slots and what samples
-freed. Steps of training that take so long do not notice that the next batch faults its pages in."""
+freed. Training steps of that length do not notice that the next batch faults its pages in."""
 _FLUSH_S = 0.001
-"""Results of tiny batches are kept so long at most, and go together."""
+"""Seconds for which results of tiny batches are kept at most, so that they go together."""
 _SNAPSHOT_S = 0.25
-"""How often a logical worker tells its state, unless the loader says after how many batches."""
+"""Seconds between states of a logical worker, unless the loader gives a number of batches."""
 _SNAPSHOT_TICKETS = 1024
-"""It does so after that many, too: as many would be made again after a death."""
+"""Batches between states of a logical worker, at most: these would be made again after a death."""
 BOARD_ROW = struct.Struct("<QQ")
-"""What a worker writes of itself: number of the message it works on, and 1 + the ticket's number (0: none)."""
+"""The row of a worker: number of the message it works on, and 1 + the ticket's number (0: none)."""
 CONTROL_ROW = 0
 """Row of the trainer: 1 once the workers shall end, and the current epoch."""
 _MESSAGE_BYTES = 96 << 10
@@ -82,8 +82,11 @@ fd_array_bytes = socket.CMSG_LEN(64 * array.array("i").itemsize)
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What every worker of a pool is told: the setup, whether tickets come from the shared socket, and whether the
-    trainer is on another machine (``far``), so that classes and functions travel by value where they must."""
+    """The plan of every worker of a pool.
+
+    ``shared_queue``: tickets come from the shared socket. ``far``: the trainer is on another machine, so classes and
+    functions travel by value where they must.
+    """
 
     setup: WorkerSetup
     shared_queue: bool
@@ -91,7 +94,7 @@ class WorkerPlan:
 
 
 def receive(sock: socket.socket, buffer: memoryview, flags: int = 0) -> tuple[memoryview, list[int]] | None:
-    """One message and its descriptors, or None at the end of the stream.
+    """Return a message and its descriptors, or None at the end of the stream.
 
     Raises OSError where this process has no descriptor left for one that came: the kernel has dropped it then, and
     with ``MSG_PEEK`` among the ``flags`` the message is still there.
@@ -148,7 +151,7 @@ class SnapshotPace:
 
 
 class LocalWorker:
-    """Serves tickets until its socket ends or it is told to leave."""
+    """Serves tickets until its socket ends or it is asked to leave."""
 
     def __init__(
         self,
@@ -226,7 +229,7 @@ class LocalWorker:
         poller.poll()
 
     def _hangs(self, timeout_s: float, place: int, index: Any, stack: str) -> None:
-        """A sample takes too long: told by the thread that watches, just before it ends the process."""
+        """Report a sample that takes too long. The watching thread calls this, and then ends the process."""
         what = f"loading sample {as_text(index)} took longer than timeout_s={timeout_s:g} of the SamplePolicy"
         why = f"worker {os.getpid()} was ended, as {what}\nIt was here:\n{stack}"
         self._results.send(marshal.dumps((("hung", place, why), ())))
@@ -318,7 +321,7 @@ class LocalWorker:
             return self._fitting(_dumps(_replacement(wrapper, text)))
 
     def _tell_state(self, logical: int, epoch: int, number: int) -> None:
-        """Tell the state of a logical worker after that ticket, if it can be told."""
+        """Send the state of a logical worker after that ticket, if the dataset can report it."""
         if self._cannot_tell:
             return
         began = time.perf_counter()
@@ -342,7 +345,7 @@ class LocalWorker:
             self._send_segments()
 
     def _flush(self, group: int) -> None:
-        """Send what is made. ``group``: the message of tickets that is done with it, as a shared queue must know."""
+        """Send the results. ``group``: the message of tickets that is done with them, as a shared queue must know."""
         out, self._out = self._out, []
         self._out_bytes = 0
         if out or (group and self._shared_queue):

@@ -1,9 +1,9 @@
-"""Which batch which training still wants, and which batches are kept for those that come later. PURE.
+"""The batches that trainings wait for, and those that are kept for trainings that are behind. PURE.
 
-A batch has a *key*: the number of the pass, and its own in it. The first training that asks for one has it made;
-whoever asks meanwhile waits for the same, and whoever asks later gets it as long as it is kept. What is kept is bounded
-by bytes: the batch that was made first goes first, but none that a training is just taking over, and never the latest
-`LEAST_KEPT`. A training that asks for what has gone has it made again.
+A batch has a *key*: the number of the pass, and its number in the pass. The first training that asks for a batch has it
+made. Trainings that ask meanwhile wait for the same batch, and later ones get it as long as it is kept. The bytes of
+kept batches are bounded: the oldest batch goes first, except the latest `LEAST_KEPT` and those that a training is just
+copying. If a training asks for a batch that has gone, it is made again.
 
 Both must mean the same by a key: if they name other samples, `OtherOrderError` tells both.
 """
@@ -34,10 +34,13 @@ class Kept(Protocol):
 
 
 class CacheAnswer(NamedTuple):
-    """What becomes of a question.
+    """The answer to a training that asks for a batch.
 
-    value: the batch, if it is here. must_make: nobody has it made yet. is_first: this training is the one for which it
-    is made. behind: how many batches the training is behind the one furthest ahead, if this one has gone; else 0.
+    Attributes:
+        value: The batch, if it is kept.
+        must_make: The batch is neither kept nor being made.
+        is_first: The batch is made for this training.
+        behind: Batches between this training and the one furthest ahead, if the batch has gone; else 0.
     """
 
     value: Any = None
@@ -66,7 +69,7 @@ class _Batch:
 
 
 class BatchCache:
-    """See the module. Trainings are told by number. budget_bytes: what is kept, at most."""
+    """See the module. Trainings are named by number. budget_bytes: The maximum size of kept batches."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
@@ -96,7 +99,7 @@ class BatchCache:
         return CacheAnswer(batch.value, is_first=batch.first == training)
 
     def _advance(self, key: Key) -> int:
-        """How far that is behind the front, if it has gone; 0 if it was never here."""
+        """Return the batches between ``key`` and the front, if the batch has gone; 0 if it was never made."""
         self._front = max(self._front, key)
         if key > self._gone:
             return 0
@@ -108,16 +111,16 @@ class BatchCache:
             batch.borrowers.add(training)
 
     def is_wanted(self, key: Key) -> bool:
-        """Whether somebody waits for that batch."""
+        """Return True if a training waits for that batch."""
         batch = self._batches.get(key)
         return batch is not None and batch.value is None
 
     def index(self, key: Key) -> Any:
-        """The samples of a batch that somebody waits for."""
+        """Return the samples of a batch that a training waits for."""
         return self._batches[key].index
 
     def made(self, key: Key, value: Kept) -> list[tuple[int, bool]]:
-        """It was made; returns who waits for it, and whether it was made for them."""
+        """Keep a batch; return the trainings that wait for it, each with True if it was made for that one."""
         batch = self._batches.get(key)
         if batch is None or batch.value is not None:
             return []
@@ -139,7 +142,7 @@ class BatchCache:
         self._shrink()
 
     def lost(self, keys: Iterable[Key]) -> dict[int, list[Key]]:
-        """Whoever was to make these has died; returns, by training, which it waited for. All ask anew."""
+        """Forget batches whose worker has died; return those that each training waits for. They ask anew."""
         missed: dict[int, list[Key]] = {}
         for key in keys:
             batch = self._batches.get(key)
@@ -151,7 +154,7 @@ class BatchCache:
         return missed
 
     def leave(self, training: int) -> None:
-        """A training has ended: nobody waits for it, and nothing is kept for it."""
+        """Forget a training that has ended: no batch is made or held for it."""
         self._forget(training, [key for key, batch in self._batches.items() if batch.value is None])
         for batch in self._made.values():
             batch.borrowers.discard(training)
@@ -170,7 +173,7 @@ class BatchCache:
                 del self._batches[key]
 
     def _shrink(self) -> None:
-        """Give up the oldest that nobody is taking over, until the rest is within the budget."""
+        """Give up the oldest batches that no training is copying, until the rest is within the budget."""
         if self._nbytes <= self.budget_bytes:
             return
         for key in [key for key, batch in self._made.items() if not batch.borrowers]:
@@ -182,7 +185,7 @@ class BatchCache:
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    """Whether two indices of a batch name the same samples; arrays and their like by their bytes."""
+    """Return True if two indices of a batch name the same samples. Arrays are compared by their bytes."""
     if type(one) is type(other) and isinstance(one, (int, str, list, tuple, dict)):
         try:
             return bool(one == other)

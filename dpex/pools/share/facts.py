@@ -1,8 +1,8 @@
-"""What trainings must have alike to share batches, as texts that can be compared and shown.
+"""Facts that trainings must have in common to share batches, as texts that can be compared and shown.
 
-A batch is a function of its samples, the dataset, the collate function and its seed. Which samples it has is compared
-batch by batch; the rest is compared here, once for each pass. Datasets and samplers are told by their type, their
-length, and what they were made with, as far as that reads alike in every process; not by what they hold.
+A batch is a function of its samples, the dataset, the collate function and its seed. The samples are compared batch by
+batch. The other facts are compared here, once for each pass. A dataset or a sampler is described by its type, its
+length and its constructor's arguments, if these have the same text in every process. Its content is not compared.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dpex.worker.setup import WorkerSetup
 Facts = dict[str, str]
 _PLAIN = (bool, int, float, str, bytes, type(None), PurePath)
 _MOST_LETTERS = 200
-"""Of a value in a message."""
+"""Characters of a value in a message."""
 _MOST_ITEMS = 16
-"""Of a sequence that is compared by its values; a longer one is compared by its length."""
+"""Items of a sequence that is compared by its values. A longer one is compared by its length."""
 _LEVELS = 3
-"""How deep datasets lie in one another: a Subset of a ConcatDataset of an ImageFolder, say."""
+"""Depth to which datasets in datasets are compared, such as a Subset of a ConcatDataset of an ImageFolder."""
 _REMEDIES = {
     "base seed": "Seed both alike before iter(), by torch.manual_seed(...) or generator=",
     "version of torch": "Use one version of torch",
@@ -34,7 +34,7 @@ _REMEDIES = {
 
 
 def facts_of(name: str, setup: WorkerSetup, index_sampler: Any) -> Facts:
-    """What the trainings of share ``name`` must have alike."""
+    """Return the facts that all trainings of share ``name`` must have in common."""
     return {
         "share": name,
         **_described("dataset", setup.dataset),
@@ -84,7 +84,7 @@ def _described(what: str, value: Any, levels: int = _LEVELS) -> Facts:
 
 
 def _made_with(value: Any) -> dict[str, Any]:
-    """Its attributes that have the name of an argument of its constructor."""
+    """Return the attributes whose names are those of arguments of the constructor."""
     attributes = getattr(value, "__dict__", {})
     with contextlib.suppress(TypeError, ValueError):
         parameters = inspect.signature(type(value)).parameters
@@ -101,7 +101,7 @@ def _length(value: Any) -> str:
 
 
 def _text(value: Any) -> str | None:
-    """The same text for the same value in all processes; None where there is none."""
+    """Return a text that is the same for that value in all processes, or None."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{tuple(value.shape)} of {value.dtype}"
     if isinstance(value, (list, tuple)):
@@ -122,7 +122,7 @@ def _text_of_items(values: Any) -> str | None:
 
 
 def _own_text(value: Any) -> str | None:
-    """What an object says of itself, as transforms do, unless that is of this process."""
+    """Return the text by which an object describes itself, as transforms do, unless it holds an address."""
     try:
         text = repr(value)
     except Exception:

@@ -66,13 +66,13 @@ class SharingHandle(LocalWorkerHandle):
         return segment
 
     def forget_retired(self) -> None:
-        """What the worker has given up is kept by batches only."""
+        """Forget the segments that the worker has given up. Batches may still keep them."""
         if len(self.shared) > len(self.segments):
             self.shared = {number: one for number, one in self.shared.items() if number in self.segments}
 
 
 class SlotPlace(NamedTuple):
-    """Where a slot of a batch lies: how the batch names it, and where its bytes are."""
+    """The place of a slot of a batch: its name in the batch, and the place of its bytes."""
 
     segment: int
     slot: int
@@ -102,7 +102,7 @@ class MadeBatch:
 
     @property
     def is_lent(self) -> bool:
-        """Whether it lies in memory that must stay as it is while a training copies it."""
+        """True if the batch lies in slots, which must stay as they are while a training copies them."""
         return bool(self._slots)
 
     def _place(self, worker: SharingHandle, segment: int, slot: int, nbytes: int) -> SlotPlace:

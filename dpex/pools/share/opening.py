@@ -1,16 +1,33 @@
-"""Open the pool of a training that shares batches."""
+"""Open the pool of a training that shares batches, and start a producer where none runs.
+
+The producer is forked from the training, and inherits the dataset, as workers do. It must outlive its training, so init
+is its parent, and it has a session of its own: Ctrl-C reaches the trainings, and the producer ends after them. Sockets,
+pipes and devices that it inherits become ``/dev/null``. So a port and the memory of a GPU are free once the training
+has ended, and a reader of the training's output sees its end. A terminal or a file as output stays.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import multiprocessing
 import os
+import resource
 import socket
-from collections.abc import Mapping
+import stat
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpex.errors import ShareError
+from dpex.pools.local import signals
+from dpex.pools.local.handles import UNKNOWN_EXIT, ended_within
 from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import warn
+from dpex.transport import descendants
 
 if TYPE_CHECKING:
     from dpex.pools.local.worker_process import WorkerPlan
@@ -18,13 +35,19 @@ if TYPE_CHECKING:
     from dpex.pools.share.place import MeetingPlace
     from dpex.pools.share.pool import SharedPool
 
+_HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts/")
+START_LIMIT_S = 60.0
+"""Forking a large training takes a second; one that takes that long never will."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What a loader shares, and with whom.
+    """The share of a loader: its name, and what its trainings have in common.
 
-    kept_bytes: of made batches, for trainings that are behind. passes_before: those over the data that this loader has
-    begun before. index_sampler: what draws the samples of a batch.
+    Attributes:
+        kept_bytes: Bytes of batches that are kept for trainings that are behind.
+        passes_before: Passes over the data that this loader has begun before.
+        index_sampler: Draws the samples of each batch.
     """
 
     name: str
@@ -33,7 +56,7 @@ class Share:
     index_sampler: Any
 
     def is_possible(self) -> bool:
-        """Whether there can be a producer here; warns if not."""
+        """Return True if a producer can be forked from this process; warn if not."""
         if is_ray_connected():
             warn(
                 f"share={self.name!r}: Ray is connected in this process, whose threads make forking it unsafe, so this "
@@ -43,8 +66,7 @@ class Share:
         return True
 
     def key(self, environment: Mapping[str, str]) -> str:
-        """What trainings must have alike to meet at all: the name, the pass, and which part of the data their rank
-        reads."""
+        """Return the key that trainings must have in common to meet: name, pass, and the rank's part of the data."""
         ranks = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
         return "\n".join((self.name, str(self.passes_before), *ranks))
 
@@ -53,7 +75,6 @@ class Share:
         from dpex.pools.share.facts import facts_of
         from dpex.pools.share.place import MeetingPlace
         from dpex.pools.share.pool import SharedPool, SharePlan
-        from dpex.pools.share.start import start_producer
 
         facts = facts_of(self.name, plan.setup, self.index_sampler)
         place = MeetingPlace(self.key(os.environ), os.environ)
@@ -65,9 +86,72 @@ class Share:
 
 
 def _produce(listener: socket.socket, place: MeetingPlace, facts: Facts, plan: WorkerPlan, context: Any) -> None:
-    """Body of a producer."""
+    """Run a producer in its process."""
     from dpex.pools.local.fork_server import ForkStarter
     from dpex.pools.share.producer import Producer, ProducerPool
 
     place.forget_lock()
     Producer(listener, place, facts, ProducerPool(ForkStarter(context, plan))).run()
+
+
+def start_producer(listener: socket.socket, serve: Callable[[], None]) -> None:
+    """Have ``serve`` called in a process of its own, which keeps the listener. Raises ShareError."""
+    process = multiprocessing.get_context("fork").Process(target=_fork_again, args=(listener, serve), name="dpex-share")
+    with signals.blocked():
+        process.start()
+    if not ended_within(process, START_LIMIT_S) or process.exitcode not in (0, UNKNOWN_EXIT):
+        process.kill()
+        raise ShareError(
+            f"share: the process that makes the batches could not be started (exit code {process.exitcode})"
+        )
+    process.close()
+
+
+def _fork_again(listener: socket.socket, serve: Callable[[], None]) -> None:
+    """Fork again in a child, so that init is the parent of the producer once this child has ended."""
+    signals.forget()
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    code = 1
+    try:
+        _prepare(listener)
+        serve()
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _prepare(listener: socket.socket) -> None:
+    descendants.forget_inherited()
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    _let_go({listener.fileno()})
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a descriptor for each segment that is kept
+    listener.setblocking(False)
+    gc.freeze()
+
+
+def _let_go(keep: set[int]) -> None:
+    """Put ``/dev/null`` in place of what others wait for the end of; the numbers stay taken, as objects have them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  (of names)
+        if number not in keep and number != null and _is_waited_for(number):
+            os.dup2(null, number, inheritable=number <= 2)
+    os.close(null)
+
+
+def _is_waited_for(descriptor: int) -> bool:
+    try:
+        mode = os.fstat(descriptor).st_mode
+        is_device = stat.S_ISCHR(mode) and not _path(descriptor).startswith(_HARMLESS_DEVICES)
+    except OSError:
+        return False
+    return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode) or is_device
+
+
+def _path(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())

@@ -1,9 +1,8 @@
-"""Where trainings that share batches find each other: a socket in a directory that is this user's own, and is removed
-with the last file in it.
+"""The meeting place of trainings that share batches: a socket in a directory that is this user's own.
 
-Whoever finds nobody there begins to listen, under a lock on the directory, and hands the socket to a new producer. The
-lock is the kernel's, so it ends with the process that holds it, and no file is left of it. The socket's file is removed
-by the producer as it ends, or, if that was killed, by whoever listens next.
+A training that finds no listener there begins to listen, under a lock on the directory, and hands the socket to a new
+producer. The kernel holds the lock, so it ends with its process and leaves no file. The producer removes the socket's
+file as it ends. If the producer was killed, the next listener removes it. The directory goes with its last file.
 
 Only processes of the same user are talked to: the directory is closed to others, so is the socket (0600), and both ends
 ask the kernel whose process the other one is.
@@ -28,7 +27,7 @@ BACKLOG = 128
 """Trainings that may come at the same moment."""
 _CREDENTIALS = struct.Struct("3i")
 _NAME_LETTERS = 24
-"""Of a hash: few enough for a socket's name, which holds 107 bytes, and more than enough to tell names apart."""
+"""Characters of a hash: few enough for a socket's name, which holds 107 bytes, and enough to tell names apart."""
 
 
 class Peer(NamedTuple):
@@ -39,7 +38,7 @@ class Peer(NamedTuple):
 
 
 def peer(connection: socket.socket) -> Peer:
-    """Whose process the other end is; for a socket that was connected to: who listens."""
+    """Return the process at the other end: of a socket that connected, the listener."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(found)
     return Peer(pid, uid)
@@ -49,7 +48,7 @@ def own_directory(environment: Mapping[str, str]) -> Path:
     """The first directory of this user's own that is safe, made if need be.
 
     Raises:
-        ShareError: There is none.
+        ShareError: No directory is safe.
     """
     directories = job_directories(environment)
     for directory in directories:
@@ -65,7 +64,7 @@ def own_directory(environment: Mapping[str, str]) -> Path:
 
 
 class MeetingPlace:
-    """Where the trainings meet that have the same ``key``."""
+    """The place where the trainings with the same ``key`` meet."""
 
     def __init__(self, key: str, environment: Mapping[str, str]) -> None:
         self._directory = own_directory(environment)
@@ -73,7 +72,7 @@ class MeetingPlace:
         self._file = f"share-{hashlib.sha256(key.encode()).hexdigest()[:_NAME_LETTERS]}.sock"
 
     def connect(self) -> socket.socket | None:
-        """A connection to whoever listens; None if nobody does."""
+        """Return a connection to the listener, or None."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with self._opened() as inside:
@@ -90,9 +89,9 @@ class MeetingPlace:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While nobody else begins or ends to listen here. It may wait for as long as that takes somebody else.
+        """Hold the lock: no other process begins or ends to listen here. It may have to wait for another process.
 
-        The directory stays meanwhile: whoever removes it has this lock.
+        The directory stays meanwhile, as it is removed under this lock only.
         """
         inside = self._lock = self._taken_lock()
         try:
@@ -120,7 +119,7 @@ class MeetingPlace:
             os.close(inside)
 
     def _is_there(self, inside: int) -> bool:
-        """Whether this is the directory that is found by its path."""
+        """Return True if this is the directory that its path names."""
         try:
             return os.path.samestat(os.fstat(inside), self._directory.stat())
         except FileNotFoundError:
@@ -148,7 +147,7 @@ class MeetingPlace:
         return listener
 
     def remove(self) -> None:
-        """Nobody listens here any more; under the lock."""
+        """Remove the socket's file, as its listener ends; under the lock."""
         with self._opened() as inside, contextlib.suppress(FileNotFoundError):
             os.unlink(self._file, dir_fd=inside)
         with contextlib.suppress(OSError):
@@ -163,7 +162,7 @@ class MeetingPlace:
             os.close(inside)
 
     def _open(self) -> int:
-        """Its descriptor; checked, as somebody else may have made it once it was removed."""
+        """Return the directory's descriptor, checked, as another user may have made it after it was removed."""
         return open_checked(self._directory, own=True)
 
     def _address(self, inside: int) -> str:

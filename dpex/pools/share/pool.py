@@ -2,9 +2,10 @@
 
 Each batch is copied out of the workers' memory when it arrives, so that it is this training's own to write into.
 
-What was asked for and has not come is known here. When the connection ends, because the producer died, there is another
-at once: started by whichever training is first, and found by the others. All ask it for what they still want. The
-same happens where an exception of a signal handler broke off the taking in of a message (see `dpex.system.interrupts`).
+The pool knows the batches that it has asked for and not received. When the producer dies, the connection ends. The
+first training that notices starts another producer, the others find it, and all ask it for the batches that they still
+want. The same happens if an exception of a signal handler interrupts the reading of a message (see
+`dpex.system.interrupts`).
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ CONNECTIONS_IN_A_ROW = 4
 
 @dataclass(frozen=True, kw_only=True)
 class SharePlan:
-    """How a loader shares one pass over its data.
+    """The plan by which a loader shares one pass over its data.
 
-    facts: what all trainings must have alike. place: where they meet. kept_bytes: how much the producer keeps, at
-    least. start: starts a producer that listens there.
+    Attributes:
+        facts: Facts that all trainings must have in common.
+        place: The meeting place.
+        kept_bytes: Bytes of batches that the producer keeps, at least.
+        start: Starts a producer that listens at the place.
     """
 
     facts: Facts
@@ -53,7 +57,7 @@ class SharePlan:
     start: Callable[[socket.socket], None]
 
     def connect(self) -> socket.socket:
-        """A connection to the producer, which is started if there is none.
+        """Return a connection to the producer, which is started if none runs.
 
         Raises:
             ShareError: It cannot be started.
@@ -168,7 +172,7 @@ class SharedPool(WorkerPool):
         self._held.clear()
         self._events.append(WorkerGone(self.name, -1, self._epoch, lost, None, True, self.failed))
 
-    # -- what is said --------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
 
     def _put(self, *message: Any) -> None:
         self._outbox.append(pack(message))
@@ -225,7 +229,7 @@ class SharedPool(WorkerPool):
         if self.failed is None:
             self._put("epoch", epoch)
 
-    # -- what is heard -------------------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------------
 
     def workers(self) -> list[int]:
         """See `WorkerPool.workers`; tickets wait for workers at the producer, so they can be sent before there are."""
@@ -296,7 +300,7 @@ class SharedPool(WorkerPool):
         crashes: int,
         pids: tuple[tuple[int, int], ...],
     ) -> None:
-        """How the producer's pool stands. Where it has more workers than this training wants, they are others'."""
+        """Take in the status of the producer's pool. Workers that this training does not want are those of others."""
         counts = self.counts
         counts.running, counts.requested = min(running, counts.wanted), min(requested, counts.wanted)
         counts.most, counts.why_most = (most, why_most) if most is not None and most < counts.wanted else (None, "")

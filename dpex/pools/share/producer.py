@@ -1,14 +1,14 @@
 """The producer: a process that makes each batch once, for all trainings that are connected.
 
-It is a `LocalPool` with connections in place of an engine. What a training asks for is made once (`cache`), and goes to
-whoever waits for it, or asks for it while it is kept. Batches with the lowest numbers are made first, so that a
-training that is behind catches up while the others have batches left. There are as many workers as the training wants
-that wants most.
+It is a `LocalPool` with connections in place of an engine. Each batch is made once (`cache`), and goes to all trainings
+that wait for it, or ask for it while it is kept. Batches with the lowest numbers are made first, so that a training
+that is behind catches up while the others have batches left. The number of workers is the largest that any training
+wants.
 
-It ends with its last connection: then there is nobody to make anything for. It has one thread.
+The producer has one thread, and ends with its last connection.
 
 Messages of a training, pickled: ``("hello", facts, kept_bytes)``, ``("resize", wanted)``, ``("tickets", epoch,
-[(number, index), ...])``, ``("taken", [(epoch, number), ...])``, ``("epoch", number)``. What it is told, marshalled:
+[(number, index), ...])``, ``("taken", [(epoch, number), ...])``, ``("epoch", number)``. Its answers, marshalled:
 ``("refused", why)``, ``("status", fields of a `PoolReport`)``, ``("segments", ...)`` with descriptors, ``("forget",
 numbers)``, ``("made", [(data of a `MadeBatch`, is_first), ...])``, ``("gone", worker, lost, working_on, expected, why,
 pid)``, ``("notice", text, is_warning)``.
@@ -38,17 +38,17 @@ from dpex.schedule.schedule import Ticket
 from dpex.system.clock import monotonic
 
 FIRST_S = 30.0
-"""How long it waits for its first training, which started it: that may die before it connects."""
+"""Seconds for which it waits for the training that started it, which may die before it connects."""
 SLEEP_MS = 1000
-"""The pool looks at least so often whether what it started is overdue."""
+"""Milliseconds until the pool looks, at the latest, whether a process that it started is overdue."""
 TRY_AGAIN_MS = 10
-"""Tickets that do not fit in the workers' socket are tried again after so long, or when anything happens."""
+"""Milliseconds until tickets that do not fit in the workers' socket are tried again, at the latest."""
 MESSAGES_A_WORKER = 2
-"""Messages of tickets that workers hold: one at work and one that follows. The rest waits here, lowest number first."""
+"""Messages of tickets per worker: a current one and a following one. The others wait here, lowest number first."""
 
 
 class PoolReport(NamedTuple):
-    """How the producer's pool stands. ``pids``: of each worker that serves, by number."""
+    """The status of the producer's pool. ``pids``: of each worker that serves, by number."""
 
     running: int
     requested: int
@@ -76,7 +76,7 @@ class ProducerPool(LocalPool):
 
     @property
     def takes_more(self) -> bool:
-        """Whether workers should have another message."""
+        """True if workers should have another message."""
         assert self._queue is not None
         return len(self._queue.groups) < MESSAGES_A_WORKER * max(1, self.counts.wanted)
 
@@ -107,7 +107,7 @@ class Producer:
         self._idle_since = monotonic()
 
     def run(self) -> None:
-        """Serve until nobody is left."""
+        """Serve until no training is connected."""
         while not self._is_over():
             self._wait()
             self._accept()
@@ -121,7 +121,7 @@ class Producer:
     # -- trainings -----------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Whether nobody is connected; a training that comes just now is still served."""
+        """Return True, and stop listening, if no training is connected. One that connects just now is served."""
         if self._subscribers or (not self._last and monotonic() - self._idle_since < FIRST_S):
             return False
         with self._place.locked():
@@ -240,9 +240,9 @@ class Producer:
         events.clear()
 
     def _lose(self, event: WorkerGone) -> None:
-        """A worker has ended: whoever waits for what it held hears of it, and asks anew.
+        """Report the end of a worker to the trainings that wait for its batches. They ask anew.
 
-        The pool tells numbers without their pass: with trainings in two passes at once a batch may be made twice.
+        The pool reports numbers without their pass: with trainings in two passes at once a batch may be made twice.
         """
         numbers = set(event.lost)
         keys = [key for key in self._at_workers if key[1] in numbers]

@@ -14,13 +14,13 @@ from dpex.pools.share.place import peer
 from dpex.system.processes import pidfd
 
 MESSAGE_BYTES = 48 << 10
-"""Of batches in one message; a single one may be larger, but not than what a worker sends at once."""
+"""Bytes of batches in one message. A single batch may be larger, up to a worker's longest message."""
 BUFFER_BYTES = 1 << 20
-"""Of the socket, where the system allows it: messages of a few large batches' trees, or of many tiny ones."""
+"""Bytes of the socket's buffer, if the system allows it: trees of a few large batches, or many tiny batches."""
 
 
 class Subscriber:
-    """See the module. ``wanted``: workers. ``is_behind``: it was told that it is behind the others."""
+    """See the module. ``wanted``: workers. ``is_behind``: it has had the notice that it is behind the others."""
 
     def __init__(self, number: int, connection: socket.socket) -> None:
         self.number = number
@@ -40,7 +40,7 @@ class Subscriber:
         self._told: tuple[Any, ...] = ()
 
     def is_alive(self) -> bool:
-        """Whether it is a process of this user that runs: others that it forked may hold its socket."""
+        """Return True if it is a process of this user that runs: processes that it forked may hold its socket."""
         if not self._is_own or self._process < 0:
             return self._is_own
         poller = select.poll()
@@ -90,7 +90,7 @@ class Subscriber:
             self._batches, self._bytes = [], 0
 
     def flush(self) -> bool:
-        """Send what the socket takes; False if nobody is there any more."""
+        """Send as much as the socket takes; return False if the training has gone."""
         self._end_message()
         try:
             while self._outbox:
