@@ -37,7 +37,7 @@ class DpexTracker(_tracking.GeneralTracker):  # type: ignore[misc]  # it may not
 
     @property
     def tracker(self) -> DpexTracker:
-        """What ``accelerator.get_tracker`` unwraps to."""
+        """Return the object that ``accelerator.get_tracker`` unwraps to."""
         return self
 
     def watch(self, *loaders: Any) -> None:
@@ -45,7 +45,7 @@ class DpexTracker(_tracking.GeneralTracker):  # type: ignore[misc]  # it may not
         self._readings += [LoaderFigures(loader) for loader in loaders]
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """Nothing is kept of the script's configuration."""
+        """Keep nothing of the script's configuration."""
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **others: Any) -> None:
         """Write the figures since the last call."""

@@ -1,13 +1,12 @@
-"""``dpex cluster``: who has which workers of a Ray cluster, who waits for more, and what is free, in a terminal."""
+"""``dpex cluster``: the nodes of a Ray cluster, and the workers that each loader has of it, in a terminal."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -20,7 +19,7 @@ from dpex.system.ray_package import is_ray_connected
 from dpex.system.user_warnings import forgive
 
 NO_LOADERS = (
-    'No loader divides this cluster now. Loaders with num_workers="auto" and distribute_mode=True or "auto" do so '
+    'No loader divides this cluster now. Loaders with num_workers="auto" and distribute_mode=True or "auto" divide it '
     "while they are iterated over."
 )
 _DESCRIPTION = """
@@ -29,9 +28,8 @@ tunes itself the workers that it has, its share, and the workers that would pay.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterNode:
-    """A node: its name, and its CPUs, in all and free."""
+class ClusterNode(NamedTuple):
+    """A node: its name, its CPUs, and how many of them are free."""
 
     name: str
     cpus: float
@@ -55,49 +53,35 @@ def nodes() -> list[ClusterNode]:
     return sorted(found, key=lambda node: node.name)
 
 
-def screen(found: list[ClusterNode], loaders: Mapping[str, tuple[Claim, int]]) -> RenderableType:
+def screen(found: Sequence[ClusterNode], loaders: Mapping[str, tuple[Claim, int]]) -> RenderableType:
     """Return the nodes, then the loaders, those that lack most workers first."""
-    nodes_first = (Text(_title(found), style="bold"), "", _nodes_table(found), "")
-    return Group(*nodes_first, _loaders_table(loaders) if loaders else Text(NO_LOADERS))
+    cpus, free = sum(node.cpus for node in found), sum(node.free for node in found)
+    title = f"Ray cluster: {len(found)} node{'' if len(found) == 1 else 's'}, {cpus:g} CPUs, {free:g} free"
+    rows = [(one.name, f"{one.cpus:g}", f"{one.cpus - one.free:g}", f"{one.free:g}") for one in found]
+    claims = sorted(loaders.items(), key=lambda one: (-one[1][0].lacking, one[0]))
+    shares = [
+        (name, one.running, one.requested, granted, one.useful, f"{one.cpus:g}", f"{one.weight:g}")
+        for name, (one, granted) in claims
+    ]
+    headings = ("loader", "workers", "asked for", "share", "would pay", "CPUs each", "weight")
+    divided = _table(headings, shares) if shares else Text(NO_LOADERS)
+    return Group(Text(title, style="bold"), "", _table(("node", "CPUs", "in use", "free"), rows), "", divided)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Return a table with names in its first column and numbers in the others."""
+    table = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*map(str, row))
+    return table
 
 
 def _look() -> RenderableType:
     from dpex.pools.ray.shares import shares
 
     return screen(nodes(), shares())
-
-
-def _nodes_table(found: list[ClusterNode]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("node")
-    for heading in ("CPUs", "in use", "free"):
-        table.add_column(heading, justify="right")
-    for node in found:
-        table.add_row(node.name, f"{node.cpus:g}", f"{node.cpus - node.free:g}", f"{node.free:g}")
-    return table
-
-
-def _title(found: list[ClusterNode]) -> str:
-    cpus, free = sum(node.cpus for node in found), sum(node.free for node in found)
-    return f"Ray cluster: {len(found)} node{'' if len(found) == 1 else 's'}, {cpus:g} CPUs, {free:g} free"
-
-
-def _loaders_table(loaders: Mapping[str, tuple[Claim, int]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("loader")
-    for heading in ("workers", "asked for", "share", "would pay", "CPUs each", "weight"):
-        table.add_column(heading, justify="right")
-    for name, (claim, granted) in sorted(loaders.items(), key=lambda one: (-one[1][0].lacking, one[0])):
-        table.add_row(
-            name,
-            str(claim.running),
-            str(claim.requested),
-            str(granted),
-            str(claim.useful),
-            f"{claim.cpus:g}",
-            f"{claim.weight:g}",
-        )
-    return table
 
 
 def register(subparsers: Any) -> None:

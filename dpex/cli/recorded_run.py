@@ -7,7 +7,7 @@ under the recorded settings.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class TraceSection:
     """The life of one law."""
 
     origin: TraceOrigin
-    steps: tuple[TraceStep, ...]
+    steps: list[TraceStep]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,111 +55,87 @@ def read(lines: Iterable[bytes], name: str) -> Trace:
     """Read a trace. ``lines`` with their ends, as a file gives them; ``name`` is for messages.
 
     Raises:
-        TraceError: no trace, one of a version that this reader does not know, or a line that is broken.
+        TraceError: It is no trace, or one of a version that this reader does not know, or a line is broken.
     """
-    return _Reader(name).read(lines)
+    texts = list(lines)
+    is_torn = len(texts) > 1 and not texts[-1].endswith(b"\n") and isinstance(_parsed(texts[-1]), ValueError)
+    header: Header | None = None
+    sections: list[TraceSection] = []
+    decisions: list[Decision] = []
+    for number, text in enumerate(texts[: len(texts) - is_torn], 1):
+        where = f"{name}, line {number}"
+        record = _parsed(text)
+        if isinstance(record, ValueError):
+            whole = f"The lines before it can be replayed: head -n {number - 1} {name} > whole.jsonl"
+            hint = "A trace is written by AutotuneConfig(trace=...) or DPEX_TRACE; is this the file?"
+            raise TraceError(f"{where}: no JSON ({record}). {hint if number == 1 else whole}") from record
+        if not isinstance(record, dict):
+            raise TraceError(f"{where}: {str(record)[:40]!r} where an object should be")
+        if header is None:
+            _check_format(record, where)
+        try:
+            if record["kind"] == "header":
+                header = build(Header, record)
+            _take(record, sections, decisions)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(
+                f"{where}: broken ({error}); it was not written by dpex in this form. Without this line and all "
+                "after it the rest can be replayed"
+            ) from error
+    if header is None:
+        raise TraceError(f"{name}: empty; a trace begins with the first window, some batches into the run")
+    return Trace(header=header, sections=tuple(sections), decisions=tuple(decisions), is_torn=is_torn)
 
 
-class _Reader:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._header: Header | None = None
-        self._origins: list[TraceOrigin] = []
-        self._steps: list[list[TraceStep]] = []
-        self._decisions: list[Decision] = []
-        self._is_torn = False
+def _parsed(text: bytes) -> Any:
+    """Return the line's content, or the error where it is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        return error
+    except RecursionError as error:
+        return ValueError(str(error))
 
-    def read(self, lines: Iterable[bytes]) -> Trace:
-        for number, record in self._records(lines):
-            where = f"{self._name}, line {number}"
-            if self._header is None:
-                self._check_format(record, where)
-            try:
-                self._take(record)
-            except (KeyError, TypeError, ValueError) as error:
-                raise TraceError(
-                    f"{where}: broken ({error}); it was not written by dpex in this form. Without this line and all "
-                    "after it the rest can be replayed"
-                ) from error
-        if self._header is None:
-            raise TraceError(f"{self._name}: empty; a trace begins with the first window, some batches into the run")
-        sections = (TraceSection(origin=o, steps=tuple(s)) for o, s in zip(self._origins, self._steps, strict=True))
-        return Trace(
-            header=self._header,
-            sections=tuple(sections),
-            decisions=tuple(self._decisions),
-            is_torn=self._is_torn,
+
+def _check_format(record: Mapping[str, Any], where: str) -> None:
+    if record.get("format") != FORMAT:
+        raise TraceError(
+            f"{where}: no header of a {FORMAT}, so this is another kind of file; a trace is written by "
+            "AutotuneConfig(trace=...) or DPEX_TRACE"
+        )
+    version = str(record.get("version"))
+    major = version.split(".")[0]
+    if not major.isdecimal():
+        raise TraceError(f"{where}: version {version!r}, where there should be one such as '1.0'")
+    if int(major) != VERSION[0]:
+        raise TraceError(
+            f"{where}: a trace of version {version}, written by dpex {record.get('dpex')}, and this one reads "
+            f"{VERSION[0]}.x: replay it with the dpex that wrote it, or a newer one"
         )
 
-    def _records(self, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Number and content of each line; a last one without an end that is no JSON was torn when the run died."""
-        for number, text in enumerate(lines, 1):
-            try:
-                record = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                if not text.endswith(b"\n") and number > 1:
-                    self._is_torn = True
-                    return
-                raise TraceError(
-                    f"{self._name}, line {number}: no JSON ({error}). "
-                    + (
-                        "A trace is written by AutotuneConfig(trace=...) or DPEX_TRACE; is this the file?"
-                        if number == 1
-                        else f"The lines before it can be replayed: head -n {number - 1} {self._name} > whole.jsonl"
-                    )
-                ) from error
-            if not isinstance(record, dict):
-                raise TraceError(f"{self._name}, line {number}: {str(record)[:40]!r} where an object should be")
-            yield number, record
 
-    @staticmethod
-    def _check_format(record: Mapping[str, Any], where: str) -> None:
-        if record.get("format") != FORMAT:
-            raise TraceError(
-                f"{where}: no header of a {FORMAT}, so this is another kind of file; a trace is written by "
-                "AutotuneConfig(trace=...) or DPEX_TRACE"
-            )
-        version = str(record.get("version"))
-        major = version.split(".")[0]
-        if not major.isdecimal():
-            raise TraceError(f"{where}: version {version!r}, where there should be one such as '1.0'")
-        if int(major) != VERSION[0]:
-            raise TraceError(
-                f"{where}: a trace of version {version}, written by dpex {record.get('dpex')}, and this one reads "
-                f"{VERSION[0]}.x: replay it with the dpex that wrote it, or a newer one"
-            )
+def _take(record: Mapping[str, Any], sections: list[TraceSection], decisions: list[Decision]) -> None:
+    """Add what a line holds.
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        kind = record["kind"]
-        if kind == "header":
-            self._header = build(Header, record)
-            self._begin(record)
-        elif kind == "renewed":
-            self._begin(record)
-        elif kind == "sample":
-            self._steps[-1].append(TraceStep(sample=build(Sample, record)))
-        elif kind == "decision":
-            self._decide(record)
-        elif kind == "outcome":
-            number = record["number"]
-            decided = self._decisions[self._known(number)]
-            self._decisions[number] = replace(decided, outcome=build(Outcome, record))
-
-    def _begin(self, record: Mapping[str, Any]) -> None:
-        self._origins.append(build(TraceOrigin, record["origin"]))
-        self._steps.append([])
-
-    def _decide(self, record: Mapping[str, Any]) -> None:
-        number, steps = record["number"], self._steps[-1]
-        if number != len(self._decisions) or not steps:
-            raise ValueError(f"decision {number} where {len(self._decisions)} should be, and after a sample")
-        self._decisions.append(build(Decision, record))
+    Raises:
+        KeyError, TypeError, ValueError: It is not what a recorder writes at this place.
+    """
+    kind, number = record["kind"], record.get("number")
+    if kind in ("header", "renewed"):
+        sections.append(TraceSection(origin=build(TraceOrigin, record["origin"]), steps=[]))
+        return
+    steps = sections[-1].steps
+    if kind == "sample":
+        steps.append(TraceStep(sample=build(Sample, record)))
+    elif kind == "decision":
+        if number != len(decisions) or not steps:
+            raise ValueError(f"decision {number} where {len(decisions)} should be, and after a sample")
+        decisions.append(build(Decision, record))
         steps[-1] = replace(steps[-1], decision=number)
-
-    def _known(self, number: Any) -> int:
-        if not isinstance(number, int) or not 0 <= number < len(self._decisions):
-            raise ValueError(f"an outcome of decision {number}, and there are {len(self._decisions)}")
-        return number
+    elif kind == "outcome":
+        if not isinstance(number, int) or not 0 <= number < len(decisions):
+            raise ValueError(f"an outcome of decision {number}, and there are {len(decisions)}")
+        decisions[number] = replace(decisions[number], outcome=build(Outcome, record))
 
 
 # -- decided again -----------------------------------------------------------------------------------------------------

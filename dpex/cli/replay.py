@@ -15,7 +15,7 @@ from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli import common
 from dpex.cli.recorded_run import ReplayedWindow, Trace, load, parse_changes, replay
 from dpex.errors import OptionError, TraceError
-from dpex.measure.readable import duration, fine_percent, rounded, size
+from dpex.measure.readable import fine_percent, rounded
 
 _DESCRIPTION = """
 Explain a recorded run as text: its course, the decisions with their reasons and outcomes, and whether this version of
@@ -194,8 +194,6 @@ def _explain(number: int, window: ReplayedWindow, decision: Decision) -> Iterato
     yield ""
     yield f"[{number}] at {decision.at:.2f} s: {decision.old} -> {decision.new} ({decision.reason})"
     yield from _wrapped("    why       ", decision.text)
-    if decision.evidence:
-        yield from _wrapped("    evidence  ", ", ".join(quantity(*pair) for pair in decision.evidence.items()))
     yield f"    expected  {rounded(decision.predicted_rate)}/s, {fine_percent(decision.predicted_wait)} lost to loading"
     outcome = decision.outcome
     if outcome is None:
@@ -216,29 +214,6 @@ def _wrapped(label: str, text: str) -> list[str]:
     return textwrap.wrap(label + text, _WIDTH, subsequent_indent=" " * len(label), break_on_hyphens=False)
 
 
-def quantity(name: str, value: float) -> str:
-    """A number of the evidence with its unit, which its name tells."""
-    for ending, show in _UNITS.items():
-        if name.endswith(ending):
-            return f"{name.removesuffix(ending).replace('_', ' ')} {show(value)}"
-    label = name.replace("_", " ")
-    if "rate" in name:
-        return f"{label} {rounded(value)}/s"
-    if "wait" in name:
-        return f"{label} {fine_percent(value)}"
-    return f"{label} {value:.4g}"
-
-
-_UNITS: Mapping[str, Callable[[float], str]] = {
-    "_ms": lambda value: duration(1e-3 * value),
-    "_s": duration,
-    "_bytes": size,
-    "_free": lambda value: f"free {size(value)}",
-    "_share": fine_percent,
-    "_ratio": fine_percent,
-}
-
-
 # -- the same again? ---------------------------------------------------------------------------------------------------
 
 
@@ -257,12 +232,6 @@ def _verdict(windows: Sequence[ReplayedWindow], changes: Mapping[str, Any]) -> I
     yield f"    replayed  {_short(first.replayed)}"
     if first.replayed is not None:
         yield from _wrapped("    why       ", first.replayed.text)
-    later = [window for window in windows if window.number > first.number and (window.recorded or window.replayed)]
     yield ""
-    yield "All later windows were recorded under the recorded settings, not under those that are decided now. What is"
-    yield "decided on them shows what the law tends to, not what would have happened; only a new run shows it."
-    if later:
-        yield ""
-    for window in later:
-        yield f"    {window.sample.at:8.2f} s  recorded  {_short(window.recorded)}"
-        yield f"    {'':8}    replayed  {_short(window.replayed)}"
+    yield "All later windows were recorded under the recorded settings, not under those that would be in force now."
+    yield "Only a new run shows what would have happened."

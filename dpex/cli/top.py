@@ -82,7 +82,7 @@ class WatchedProcess:
         self.state, self.error = state, ""
 
     def latest(self, loader: State, column: str) -> int:
-        """Return that column of the loader's latest frame; 0 if there is none yet."""
+        """Return that column of the loader's latest frame; 0 before the first frame."""
         assert self.state is not None
         return int(loader["frames"][-1][self.state["columns"].index(column)]) if loader["frames"] else 0
 

@@ -1,4 +1,4 @@
-"""What is logged of a loader: figures since the last time, by name; and where they are written."""
+"""Figures of a loader since they were last taken, and the functions that write them to a logger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Write = Callable[[Mapping[str, float], int], None]
 
 
 class LoaderFigures:
-    """The figures of one loader, each time since the last; the loader is kept alive as long as this is."""
+    """The figures of one loader, each time since the last. It keeps the loader alive."""
 
     def __init__(self, loader: Any) -> None:
         behind = loader_behind(loader)
@@ -29,11 +29,14 @@ class LoaderFigures:
         self._pass: Any = None
 
     def take(self) -> dict[str, float]:
-        """Figures by name; those that are not known are left out.
+        """Return figures by name, without those that were not measured.
 
-        wait_ratio: the share of the time that the training loop waited in ``next()``. gpu_stall_ratio: the share in
-        which the GPU was idle for want of data. batches_per_s; workers: that run; prefetch: batches drawn and not yet
-        delivered, at most; decisions: how many there were.
+        - ``wait_ratio``: share of the time in which the training loop waited in ``next()``, 0 to 1
+        - ``gpu_stall_ratio``: share of the time in which the GPU was idle because data was missing, 0 to 1
+        - ``batches_per_s``
+        - ``workers``: running workers
+        - ``prefetch``: the most batches that are drawn and not yet delivered
+        - ``decisions``: number of the tuner's decisions so far
         """
         source, now = self.loader._runtime.last_stats, self.loader.stats()
         is_same = source is self._pass and now.batches >= self._last.batches
@@ -53,16 +56,16 @@ class LoaderFigures:
 
 
 def diagnosis_of(loader: Any) -> str:
-    """The report that is printed at the end of training; "" where dpex does not make the batches."""
+    """Return the report to print at the end of training; "" where dpex does not make the batches."""
     behind = loader_behind(loader)
     return "" if behind is None else str(behind.diagnose())
 
 
 def write_to(writer: Any) -> Write:
-    """How figures are written there.
+    """Return a function that writes figures there.
 
     Raises:
-        OptionError: It is no writer that is known.
+        OptionError: It is no writer of a known kind.
     """
     if hasattr(writer, "add_scalar"):
         return lambda values, step: _to_tensorboard(writer, values, step)
@@ -81,9 +84,9 @@ def _to_tensorboard(writer: Any, values: Mapping[str, float], step: int) -> None
 
 
 def log_to(writer: Any, *loaders: Any) -> Callable[[int], None]:
-    """Return a function that writes what the loaders did since its last call.
+    """Return a function that writes figures of the loaders since its last call.
 
-    Written are, below ``dpex/`` and the loader's name: ``wait_ratio``, ``batches_per_s``, ``workers``, ``prefetch``,
+    The names are, below ``dpex/`` and the loader's name: ``wait_ratio``, ``batches_per_s``, ``workers``, ``prefetch``,
     ``decisions``, and with a GPU ``gpu_stall_ratio``.
 
     Args:
@@ -91,10 +94,10 @@ def log_to(writer: Any, *loaders: Any) -> Callable[[int], None]:
         loaders: `DpexDataLoader`s, or loaders that a framework has made from them.
 
     Returns:
-        A function of the step's number; call it every so many steps.
+        A function of the step's number, to be called regularly, such as every 100 steps.
 
     Raises:
-        OptionError: The writer is none of these, or dpex does not make the batches of a loader.
+        OptionError: The writer is of another kind, or dpex does not make the batches of a loader.
 
     Examples:
         >>> from dpex import DpexDataLoader, log_to

@@ -30,7 +30,7 @@ class DpexCallback(_pytorch.Callback):  # type: ignore[misc]  # it may not be in
         self._readings: dict[int, LoaderFigures] = {}
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log, every so many batches."""
+        """Log at the interval that was given."""
         if (batch_idx + 1) % (self._every_n_steps or trainer.log_every_n_steps) == 0:
             self._log(trainer)
 
@@ -55,7 +55,7 @@ class DpexCallback(_pytorch.Callback):  # type: ignore[misc]  # it may not be in
 
 
 def _loaders(trainer: Any) -> list[Any]:
-    """The training loaders that dpex serves."""
+    """Return the training loaders that dpex serves."""
     combined = trainer.fit_loop._combined_loader
     loaders = [] if combined is None else combined.flattened
     return [loader for loader in loaders if loader_behind(loader) is not None]

@@ -22,7 +22,7 @@ TAKEN_OVER = (
 _OF_WORKERS = ("persistent_workers", _CONTEXT)
 """Attributes that only a loader with workers has."""
 _PRIVATE = ("_auto_collation", "_index_sampler", "multiprocessing_context")
-"""What torch's iterators ask of a loader; dpex's would not see a subclass's own."""
+"""Private attributes of a loader that torch's iterators read; dpex's would not see those of a subclass."""
 
 
 class _Known:
@@ -48,12 +48,12 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def is_piped(loader: Any) -> bool:
-    """Whether the loader's dataset is a DataPipe."""
+    """Return True if the loader's dataset is a DataPipe."""
     return isinstance(loader.dataset, (IterDataPipe, MapDataPipe))
 
 
 def why_not(loader: Any) -> str | None:
-    """Why dpex cannot serve a loader, in words; None: it can."""
+    """Return in words why dpex cannot serve a loader; None: it can."""
     if is_piped(loader):
         return "DataPipes are left to it"
     own = [name for name in _PRIVATE if getattr(type(loader), name, None) is not getattr(DataLoader, name)]
@@ -66,7 +66,10 @@ def why_not(loader: Any) -> str | None:
 
 
 def proxy_of(loader: Any, made_for: Hashable, make: Callable[[], Any]) -> Any:
-    """The loader's proxy, with the loader's attributes as they are now; a new one if it was made for something else."""
+    """Return the loader's proxy, with the loader's attributes as they are now.
+
+    A new proxy is made if the loader has none, or one that was made for something else.
+    """
     known = _known.get(id(loader))
     if known is None or known.made_for != made_for:
         known = _known[id(loader)] = _Known(loader, make(), made_for)
@@ -80,7 +83,7 @@ def give_proxy(loader: Any, proxy: Any) -> None:
 
 
 def given_proxy(loader: Any) -> Any:
-    """The proxy that the loader was given, with the loader's attributes as they are now; else None."""
+    """Return the proxy that the loader was given, with the loader's attributes as they are now; else None."""
     known = _known.get(id(loader))
     if known is None or not known.is_given:
         return None
@@ -89,13 +92,13 @@ def given_proxy(loader: Any) -> Any:
 
 
 def known_proxy(loader: Any) -> Any:
-    """The loader's proxy if it has one already, else None."""
+    """Return the loader's proxy if it has one already, else None."""
     known = _known.get(id(loader))
     return None if known is None else known.proxy
 
 
 def describe(loader: Any) -> str:
-    """A loader in words, such as "a DataLoader of a TensorDataset"."""
+    """Return a loader in words, such as "a DataLoader of a TensorDataset"."""
     if loader.dataset is loader:  # fastai hands torch's iterators a stand-in of its loader
         loader = getattr(loader, "d", loader)
     package = type(loader).__module__.partition(".")[0]

@@ -2,9 +2,9 @@
 
 Accelerate and Ray Train build a plain `torch.utils.data.DataLoader` from the attributes of another loader, and
 Lightning calls the loader's own class again. `remember` notes each `DpexDataLoader` in a table by dataset. A loader was
-made from a noted one if it has that one's dataset, or wraps it, and if its ``timeout`` is the same object: frameworks
-copy that attribute, and each loader of dpex's has a float of its own there. Where torch's class makes an iterator, the
-loader's proxy then does (`dpex.loader.proxies`).
+made from a noted one if it has, or wraps, the same dataset, and has the same object as ``timeout``. Frameworks copy
+that attribute, and each loader of dpex's has a float of its own there. The proxy of such a loader makes its iterators
+(`dpex.loader.proxies`).
 
 The table keeps no dataset and no loader alive. A note outlives its loader, as scripts write ``loader =
 accelerator.prepare(loader)``, and goes with the dataset.
@@ -55,7 +55,7 @@ class Source:
             self.settings[name] = value
 
     def is_auto_for(self, num_workers: int | str) -> bool:
-        """Return True if a loader with so many workers is to be tuned as this one is: a number set later is meant."""
+        """Return True if a loader with ``num_workers`` is tuned as this one is. Another number was set on purpose."""
         return bool(self.settings["_is_auto"]) and num_workers == self.settings["num_workers"]
 
     @property
@@ -66,7 +66,7 @@ class Source:
 
     @property
     def runtime(self) -> LoaderRuntime | None:
-        """Of the user's own loader, so that its object shows the decisions and figures of those made from it."""
+        """The runtime of the user's own loader, whose object so shows decisions and figures of those made from it."""
         loader = self._loader()
         return None if loader is None else loader._runtime
 
@@ -75,7 +75,7 @@ _notes: dict[int, list[Source]] = {}
 
 
 def own_number(timeout: Any) -> Any:
-    """The same number as an object of its own; what is no number stays as it is, for torch to refuse."""
+    """Return a float object of its own with this value; torch refuses values that are no numbers."""
     return timeout + 0.0 if isinstance(timeout, (int, float)) else timeout
 
 
@@ -136,7 +136,7 @@ def _serve(loader: Any, torchs: hook.TorchsMethod) -> Any:
 
 
 def proxy_behind(loader: Any) -> Any:
-    """What serves a loader of torch's class, or will when it is iterated; None: dpex does not."""
+    """Return the proxy that a loader of torch's class has or will have when it is iterated; None: torch serves it."""
     proxy, source = known_proxy(loader), _source_behind(loader)
     if proxy is not None or source is None or not hook.asks(loader) or why_not(loader) is not None:
         return proxy

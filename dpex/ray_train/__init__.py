@@ -71,7 +71,7 @@ def _is_to_be_shared_out(loader: Any) -> bool:
 
 
 def _shared_out(loader: DpexDataLoader[Any], world_size: int, rank: int) -> DpexDataLoader[Any]:
-    """The same loader over this training worker's share of the dataset."""
+    """Return a copy of the loader over this training worker's share of the dataset."""
     if loader.batch_size is None and loader.batch_sampler is not None:
         raise OptionError(
             f"prepare_data_loader(): batch_sampler={loader.batch_sampler!r} cannot be shared out among "

@@ -1,4 +1,4 @@
-"""What ``dpex run`` and ``dpex diagnose`` say when a process ends: a line per loader, and the report of one.
+"""The end of ``dpex run`` and ``dpex diagnose``: a line for each loader, and the report of one.
 
 The report is about the loader in which most time passed. A loader that is made anew for each pass, with the same kind
 of dataset, batch size and workers, is one loader here. Nothing that goes wrong here ends or changes a run, and a
@@ -36,8 +36,11 @@ _SHOWN = 6
 class Served:
     """A loader of the script that dpex served.
 
-    words: the loader in words. given: its number of workers in the script. served_by: that of its proxy, unless it is
-    tuned. first, last: the counts of its first and of its latest proxy.
+    Attributes:
+        words: The loader in words.
+        given: Its number of workers in the script.
+        served_by: The number of workers of its proxy, unless that is tuned.
+        first, last: The counts of its first and of its latest proxy.
     """
 
     loader: weakref.ref[Any]
@@ -114,7 +117,7 @@ def report_all(options: RunOptions) -> None:
 
 
 def lines(options: RunOptions, found: Sequence[tuple[Served, Diagnosis]]) -> Iterator[str]:
-    """What is printed of these loaders, the one in which most time passed first."""
+    """Return the lines to print. ``found`` begins with the loader in which most time passed."""
     for one, diagnosis in found[:_SHOWN]:
         yield f"dpex {options.command}: {_line(one, diagnosis)}"
     if len(found) > _SHOWN:
@@ -160,7 +163,7 @@ def _decisions(source: DiagnosisSource) -> Sequence[Decision]:
 
 
 def command_lines(options: RunOptions, diagnosis: Diagnosis) -> list[str]:
-    """Where the first advice is a setting that the tuner finds by itself: the command that has it tuned."""
+    """Return the command that tunes the loader, where the first advice is a setting that the tuner would find."""
     setting = diagnosis.recommendation
     if diagnosis.facts.is_tuned or setting is None or setting.kind not in TUNERS or not setting.settings.workers:
         return []

@@ -18,11 +18,16 @@ Count = int | Literal["auto"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """See ``dpex run --help`` and ``dpex diagnose --help``.
+    """Options as ``dpex run --help`` and ``dpex diagnose --help`` explain them.
 
-    command: the command that was given. memory_budget: bytes. html, json: names of files for the report. full: the
-    report has all tables. quiet: nothing is printed at the end. script: the script and its arguments, for advice.
-    prefix, root: of the Python these options are for, and the folder that its dpex is in.
+    Attributes:
+        memory_budget: Bytes.
+        html, json: Names of files for the report.
+        full: The report has all tables.
+        quiet: Nothing is printed at the end.
+        script: The script and its arguments, for the advice.
+        prefix: ``sys.prefix`` of the Python for which these options are.
+        root: The folder in which its dpex is.
     """
 
     command: Literal["run", "diagnose"] = "run"

@@ -26,14 +26,14 @@ class ProxyLoader(DpexDataLoader[Any]):
     """Makes another loader's iterators."""
 
     def check_worker_number_rationality(self) -> None:
-        """torch has said it of the loader itself."""
+        """Do nothing: torch has warned of the loader itself."""
 
 
 _said: set[str] = set()
 
 
 def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> Any:
-    """What ``loader._get_iterator()`` returns below ``dpex run``; ``torchs`` is torch's own method.
+    """Return an iterator over a loader of the script; ``torchs`` is torch's own method.
 
     Raises:
         OptionError: an option of ``dpex run`` that cannot be had.
@@ -51,7 +51,7 @@ def iterator(loader: Any, torchs: Callable[[Any], Any], options: RunOptions) -> 
 
 
 def stand_in(loader: Any, options: RunOptions) -> ProxyLoader:
-    """The loader's stand-in, with its attributes as they are now."""
+    """Return the loader's proxy, with the loader's attributes as they are now."""
     given = int(loader.num_workers)
     iterable = loader._dataset_kind == DatasetKind.Iterable
     workers = options.workers(given, iterable=iterable)
@@ -86,7 +86,7 @@ def _hint(loader: Any) -> None:
 
 
 def _say(text: str) -> None:
-    """One line on stderr, once in a process."""
+    """Print a line to stderr, once in a process."""
     if text not in _said:
         _said.add(text)
         print(text, file=sys.stderr, flush=True)

@@ -65,7 +65,7 @@ def _run_main(name: str, **options: bool) -> None:
 
 
 def _begin_path(*folder: Path) -> None:
-    """Put the folder where this command's own one stands, unless Python was told not to have one."""
+    """Put the folder where this command's own one stands, unless Python runs without one (``-P``)."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[:1] = map(str, folder)
 
@@ -77,7 +77,7 @@ def _new_main(**attributes: Any) -> ModuleType:
 
 
 def _beginning_with_the_script(run: Callable[[], object]) -> None:
-    """Call, and have the frames up to the call left out of a traceback that nobody catches."""
+    """Call, and leave the frames up to the call out of the traceback of an uncaught error."""
     try:
         run()
     except SystemExit:

@@ -21,7 +21,7 @@ from dpex.autotune.types import Decision, Sample, Settings
 from dpex.cli import recorded_run
 from dpex.cli.main import parser
 from dpex.cli.recorded_run import load, parse_changes, replay
-from dpex.cli.replay import quantity, report, run
+from dpex.cli.replay import report, run
 from dpex.schedule.json_values import line
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def test_each_law_is_made_anew_where_it_was(renewed: Path) -> None:
     assert [section.origin.why for section in trace.sections] == ["", "local=3 is fixed"]
     assert all(trace.sections[1].steps)
     assert all(window.is_same for window in replay(trace))
-    as_one = replace(trace.sections[0], steps=tuple(step for section in trace.sections for step in section.steps))
+    as_one = replace(trace.sections[0], steps=[step for section in trace.sections for step in section.steps])
     assert not all(window.is_same for window in replay(replace(trace, sections=(as_one,))))
     code, lines = shown(renewed)
     assert code == 0
@@ -153,24 +153,6 @@ def test_a_torn_trace_is_replayed_and_said_to_be_torn(shift: Path) -> None:
     code, lines = shown(shift)
     assert code == 0
     assert any("the last line is incomplete" in text for text in lines)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("step_ms", 6.328, "step 6.33 ms"),
-        ("settle_s", 2.0, "settle 2 s"),
-        ("memory_free", 2.5e9, "memory free 2.5 GB"),
-        ("batch_bytes", 3e6, "batch 3 MB"),
-        ("memory_free", float("inf"), "memory free inf GB"),
-        ("rate_before", 27.12, "rate before 27.1/s"),
-        ("wait", 0.012, "wait 1.2 %"),
-        ("hit_ratio", 0.5, "hit 50 %"),
-        ("cpus", 1.5, "cpus 1.5"),
-    ],
-)
-def test_evidence_has_units(name: str, value: float, text: str) -> None:
-    assert quantity(name, value) == text
 
 
 # -- otherwise ---------------------------------------------------------------------------------------------------------

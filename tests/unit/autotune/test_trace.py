@@ -154,7 +154,7 @@ def test_a_law_that_sees_nothing_is_announced_once() -> None:
     recorded.announce()
     recorded.announce()
     assert len(lines) == 1
-    assert read(lines, "t").sections[0].steps == ()
+    assert read(lines, "t").sections[0].steps == []
 
 
 def test_a_sample_that_breaks_the_law_is_the_last_line() -> None:
