@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from time import thread_time
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from dpex.engine.sample_errors import NO_ERRORS
@@ -21,7 +21,6 @@ from dpex.profile.live_timer import TicketTimer
 from dpex.schedule.names import INLINE
 from dpex.stats import LoaderStats
 from dpex.system.clock import monotonic
-from dpex.system.cpu_clocks import HelperThreads
 from dpex.system.gpu.stall import GpuStall
 from dpex.system.run_queue import OwnQueue
 from dpex.worker.fetch import SampleClock
@@ -62,7 +61,6 @@ class InlineMeter:
         self.sample_errors = NO_ERRORS
         """Samples that failed in an iterator that makes batches without them."""
         self._opened = self._drawn_at = self._cpu_drawn_at = 0.0
-        self._helpers = HelperThreads()
         self._clock = SampleClock()
         self._slow_samples = SlowestSamples()
         self._index: Any = None
@@ -82,11 +80,8 @@ class InlineMeter:
         if now >= self._timer.due:
             self._is_timed = self._timer.begin(now, self._dataset)
             now = monotonic()
-        if self._helpers.is_looking:
-            self._helpers.begin()
-            now = monotonic()
         self._drawn_at = now
-        self._cpu_drawn_at = thread_time()
+        self._cpu_drawn_at = process_time()
 
     @property
     def times_samples(self) -> bool:
@@ -103,16 +98,12 @@ class InlineMeter:
         tally, count = self._tally, self._times.count
 
         def collate(data: Any) -> Any:
-            began, cpu_began = monotonic(), thread_time()
+            began, cpu_began = monotonic(), process_time()
             batch = self._timer.collating(collate_fn, data) if self._is_timed else collate_fn(data)
-            self._opened, cpu_ended = monotonic(), thread_time()
+            self._opened, cpu_ended = monotonic(), process_time()
             load_s, collate_s = began - self._drawn_at, self._opened - began
             samples = len(data) if self._auto_collation and isinstance(data, list) else 1
-            if self._helpers.is_looking or self._opened >= self._helpers.due:
-                self._helpers.end(self._opened, load_s + collate_s)
-            helped = self._helpers.ratio(load_s + collate_s) if self._helpers.each_s else 0.0
-            load_cpu_s = cpu_began - self._cpu_drawn_at + helped * load_s
-            collate_cpu_s = cpu_ended - cpu_began + helped * collate_s
+            load_cpu_s, collate_cpu_s = cpu_began - self._cpu_drawn_at, cpu_ended - cpu_began
             slowest = self._clock.slowest(load_s, samples)
             if slowest and slowest[0] > self._slow_samples.least_s:
                 self._slow_samples.add(slowest[0], self._index, slowest[1])

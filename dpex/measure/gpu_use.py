@@ -6,37 +6,33 @@ A training that has ended leaves an idle GPU, so windows are added up only while
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from dpex.measure.record import Record, by_name, counter
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuUse:
-    """Sums over the windows for which NVML had readings.
+class GpuUse(Record):
+    """Sums over the windows for which NVML had readings."""
 
-    Attributes:
-        seconds: Seconds of these windows.
-        busy_s: Seconds in which a kernel ran.
-        supplied_s: Seconds of the windows at whose end batches were ready.
-        supplied_busy_s: Seconds of those in which a kernel ran.
-        held_back_s: Seconds of the windows at whose end the GPU's clocks were held back, by reason.
-    """
+    seconds: float = counter("Seconds of these windows.", "seconds")
+    busy_s: float = counter("Seconds in which a kernel ran.", "seconds")
+    supplied_s: float = counter("Seconds of the windows at whose end batches were ready.", "seconds")
+    supplied_busy_s: float = counter("Seconds of those in which a kernel ran.", "seconds")
+    held_back_s: Mapping[str, float] = by_name(
+        "Seconds of the windows at whose end the GPU's clocks were held back, by reason.", "seconds"
+    )
 
-    seconds: float = 0.0
-    busy_s: float = 0.0
-    supplied_s: float = 0.0
-    supplied_busy_s: float = 0.0
-    held_back_s: Mapping[str, float] = field(default_factory=dict)
-
-    def with_window(self, seconds: float, busy: float, *, is_supplied: bool, held_back: tuple[str, ...]) -> GpuUse:
-        """Return the sums with another window, in which the GPU ran kernels for the share ``busy`` of the time."""
-        reasons = {name: self.held_back_s.get(name, 0.0) + seconds for name in held_back}
+    @classmethod
+    def of_window(cls, seconds: float, busy: float, *, is_supplied: bool, held_back: tuple[str, ...]) -> GpuUse:
+        """Return the sums of one window, in which the GPU ran kernels for the share ``busy`` of the time."""
         supplied_s = seconds if is_supplied else 0.0
-        return GpuUse(
-            seconds=self.seconds + seconds,
-            busy_s=self.busy_s + busy * seconds,
-            supplied_s=self.supplied_s + supplied_s,
-            supplied_busy_s=self.supplied_busy_s + busy * supplied_s,
-            held_back_s={**self.held_back_s, **reasons},
+        return cls(
+            seconds=seconds,
+            busy_s=busy * seconds,
+            supplied_s=supplied_s,
+            supplied_busy_s=busy * supplied_s,
+            held_back_s=dict.fromkeys(held_back, seconds),
         )
 
     @property

@@ -39,17 +39,14 @@ class Seqlock:
         """End a change."""
         self.changes = (self.changes | 1) + 1
 
-    def read(self, values: Callable[[], Found], token: Callable[[], object] = lambda: None) -> Found:
-        """``values()`` from between two changes; what it finds just now if a change was given up.
-
-        token: an object that the writer replaces with changes of another kind, too frequent for `begin` and `end`.
-        """
+    def read(self, values: Callable[[], Found]) -> Found:
+        """Return ``values()`` from between two changes, or the present ones if a change was given up."""
         began = 0.0
         while True:
-            changes, seen = self.changes, token()
+            changes = self.changes
             if changes % 2 == 0:
                 found = values()
-                if changes == self.changes and seen is token():
+                if changes == self.changes:
                     return found
             elif changes == self._given_up:
                 return values()

@@ -258,7 +258,9 @@ class Tuner:
         if self._gpus is not None and busy is not None and sample.seconds > 0:
             reasons = dict.fromkeys(reason for gpu in self._gpus.gpus for reason in gpu.held_back or ())
             use = self.gpu_use or GpuUse()
-            self.gpu_use = use.with_window(sample.seconds, busy, is_supplied=sample.ready > 0, held_back=tuple(reasons))
+            supplied = sample.ready > 0
+            window = GpuUse.of_window(sample.seconds, busy, is_supplied=supplied, held_back=tuple(reasons))
+            self.gpu_use = use.plus(window)
         return busy
 
     def _machine_sample(self, look: EngineLook, window: Window) -> MachineSample:

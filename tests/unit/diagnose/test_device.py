@@ -88,7 +88,7 @@ def test_workers_that_are_too_few_come_first() -> None:
 def use(*windows: tuple[float, bool], held_back: tuple[str, ...] = ()) -> GpuUse:
     found = GpuUse()
     for busy, is_supplied in windows:
-        found = found.with_window(1.0, busy, is_supplied=is_supplied, held_back=held_back)
+        found = found.plus(GpuUse.of_window(1.0, busy, is_supplied=is_supplied, held_back=held_back))
     return found
 
 

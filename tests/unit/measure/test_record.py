@@ -12,6 +12,7 @@ from dpex.autotune.types import Sample
 from dpex.diagnose.facts import Facts, NodeFacts, PoolFacts, TransformFacts
 from dpex.measure.batch_times import SUMMED, BatchTimes, StageSums, StepSums
 from dpex.measure.consumer_time import Times
+from dpex.measure.gpu_use import GpuUse
 from dpex.measure.ledger import LastReading, Ledger
 from dpex.measure.pool_times import RECENT, PoolTimes
 from dpex.measure.record import _LEVEL as LEVEL
@@ -21,7 +22,7 @@ from dpex.measure.samples import PoolSample
 from dpex.measure.sums import NodeStats, PoolStats, Sums
 from dpex.telemetry.catalog import BY_NAME, STAGES
 
-RECORDS = (Sums, PoolStats, NodeStats, StepSums, StageSums, Times, PoolSample, PoolFacts)
+RECORDS = (Sums, PoolStats, NodeStats, StepSums, StageSums, Times, PoolSample, PoolFacts, GpuUse)
 
 
 @dataclass(frozen=True, kw_only=True)
