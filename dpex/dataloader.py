@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -14,7 +14,6 @@ from dpex.autotune.config import AutotuneConfig
 from dpex.device.arguments import parse
 from dpex.loader.checks import check_samples, check_share, check_tuned, start_fork_server_early
 from dpex.loader.rebuilt import Source, own_number, remember, source_of
-from dpex.loader.resumable import Resumable
 from dpex.loader.sizing import TORCH_PREFETCH_FACTOR, Sizing, fix_workers, streams_of, worker_count
 from dpex.options import (
     DEFAULTS,
@@ -51,7 +50,7 @@ def _new_runtime() -> LoaderRuntime:
     return LoaderRuntime()
 
 
-class DpexDataLoader(LoaderOptions, Resumable, DataLoader[T_co]):
+class DpexDataLoader(LoaderOptions, DataLoader[T_co]):
     """A drop-in `torch.utils.data.DataLoader` whose workers may be anywhere and change while training runs.
 
     It takes torch's arguments in torch's order and with torch's meaning, and the keyword-only ones of dpex. Each
@@ -127,6 +126,7 @@ class DpexDataLoader(LoaderOptions, Resumable, DataLoader[T_co]):
     """
 
     _source: Source | None = None
+    _begun: Any = None
     local_pool: ClassVar[MakesPool | None] = None
     """Makes the pool of this machine's workers from their setup and their number, in place of dpex's processes.
 
@@ -368,6 +368,63 @@ class DpexDataLoader(LoaderOptions, Resumable, DataLoader[T_co]):
         if reset:
             self._runtime.counters.restart()
         return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the latest pass stands, by the batches that it has delivered.
+
+        Batches that workers have made ahead do not count: a loader that loads the state delivers the batches that
+        follow, each once. Call it in the thread that iterates. Before the first ``iter()`` it makes the iterator that
+        ``iter()`` will return, as torchdata's StatefulDataLoader does. After the end of an epoch the state begins the
+        next one.
+
+        From the first call on, workers ask a dataset with a ``state_dict()`` for its state now and then. If that call
+        comes in the middle of an epoch of a stream, a run that goes on from this state makes the stream again from its
+        start, and throws away what was delivered.
+
+        Returns:
+            Dicts and lists of numbers, strings and tensors, of a few kilobytes, which `torch.save` and
+            ``torch.load(weights_only=True)`` accept. What a dataset or a sampler tells of itself is in it as it is. The
+            state holds no code, and is not changed later.
+
+        Raises:
+            StateError: Another thread has been in ``next()`` for a second.
+
+        Examples:
+            >>> from dpex import DpexDataLoader
+            >>> loader = DpexDataLoader(range(6), batch_size=2)
+            >>> for batch in loader:
+            ...     state = loader.state_dict()
+            ...     break
+            >>> another = DpexDataLoader(range(6), batch_size=2)
+            >>> another.load_state_dict(state)
+            >>> [batch.tolist() for batch in another]
+            [[2, 3], [4, 5]]
+        """
+        from dpex.loader.states import state_of
+
+        return state_of(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Have the next ``iter()`` go on where the state was taken.
+
+        An iterator of this loader that runs is left behind. The number and the place of workers may be others than
+        they were; under ``seeding="worker"``, and for iterable datasets, the number must be the same. Under "auto" an
+        iterable dataset that was read in one stream is read in one from there on.
+
+        Args:
+            state_dict: What `state_dict` returned, maybe in another process. An empty one changes nothing.
+
+        Raises:
+            StateError: It is of another data set, order, batch size, seed or number of workers, which the message
+                names, or it is no state. It is a ValueError.
+        """
+        from dpex.loader.states import load
+
+        load(self, state_dict)
+
+    def __iter__(self) -> Any:
+        begun, self._begun = self._begun, None
+        return super().__iter__() if begun is None else begun
 
     def __repr__(self) -> str:
         from dpex.loader.shown import loader_text

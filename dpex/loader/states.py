@@ -1,18 +1,105 @@
-"""Of which loader a state is: data set, batch size, order, seeds. A state of another one is refused, in words."""
+"""States of a loader: `state_dict` and `load_state_dict` of `dpex.DpexDataLoader`, and the identity of a loader.
+
+A state names the data set, batch size, order and seeds that it belongs to. Another loader refuses it, in words.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DistributedSampler
 
 from dpex._torch import DatasetKind
 from dpex.engine.sampler_start import generators_of, samplers_within
 from dpex.errors import StateError
-from dpex.loader.sizing import is_split
+from dpex.loader.plain_states import pass_of, plain_pass
+from dpex.loader.sizing import Sizing, is_split
 from dpex.schedule.progress import ResumePoint
 from dpex.schedule.streams import ALL, ONE
+from dpex.system.user_warnings import warn
+
+if TYPE_CHECKING:
+    from dpex.engine.pass_state import PassState
+
+VERSION = 1
+"""The version of the states that are written, and the one that `load` reads."""
+
+
+def state_of(loader: Any) -> dict[str, Any]:
+    """See `dpex.DpexDataLoader.state_dict`."""
+    runtime = loader._runtime
+    if runtime.loaded is not None:
+        return dict(copy.deepcopy(runtime.loaded))
+    why_not = _why_not(loader)
+    if why_not:
+        return {"version": VERSION, "why_not": why_not}
+    runtime.ask_states()
+    if runtime.last_state is None:
+        loader._begun = iter(loader)
+    found = None if runtime.last_state is None else runtime.last_state.read()
+    if found is None:
+        raise StateError(
+            "the state of the pass could not be read: another thread has been in next() for a second; call "
+            "state_dict() in the thread that iterates"
+        )
+    return {"version": VERSION, "of": identity_of(loader, found.point), **plain_pass(found, _dataset_of(found))}
+
+
+def load(loader: Any, state_dict: Mapping[str, Any]) -> None:
+    """See `dpex.DpexDataLoader.load_state_dict`."""
+    loader._iterator, loader._begun = None, None
+    loader._runtime.loaded = loader._runtime.resume = None
+    if not state_dict:
+        return
+    _check_version(state_dict)
+    if "why_not" in state_dict:
+        warn(f"the state holds no position, so that the epoch begins anew: {state_dict['why_not']}")
+        return
+    check_identity(state_dict["of"], loader)
+    state = copy.deepcopy(dict(state_dict))
+    try:
+        resume = pass_of(state, _index_of(loader))
+    except Exception as error:  # of the libraries' generators, which refuse states in many ways
+        raise StateError(f"the state cannot be read: {error!r}; load one that state_dict() returned") from error
+    loader._runtime.loaded, loader._runtime.resume = state, resume
+    loader._runtime.ask_states()
+
+
+def _why_not(loader: Any) -> str:
+    """Return the reason if a loader has no state to report, else ""."""
+    sizing = Sizing(loader)
+    if sizing.is_piped:
+        return "DataPipes are PyTorch's to read"
+    if sizing.is_split and not loader.in_order:
+        return "with in_order=False what is decoded is delivered in another order than it was read: give in_order=True"
+    return "" if sizing.why_torch is None else f"PyTorch's own iterators make the batches ({sizing.why_torch})"
+
+
+def _check_version(state: Mapping[str, Any]) -> None:
+    version = state.get("version")
+    if version != VERSION:
+        keys = ", ".join(map(repr, islice(state, 4)))
+        raise StateError(
+            f"the state has version {version!r} (its keys begin with {keys}), and this release of dpex reads version "
+            f"{VERSION}: load a state that state_dict() of a DpexDataLoader of this release returned"
+        )
+
+
+def _dataset_of(state: PassState) -> Any:
+    from dpex.engine.pass_state import dataset_state_of
+
+    return state.dataset if state.fetcher is None else dataset_state_of(state.fetcher)
+
+
+def _index_of(loader: Any) -> Any:
+    """Return the index of each batch of a stream, which torch's sampler of a stream repeats without end."""
+    return [None] * loader.batch_size if loader.batch_size is not None else None
+
+
+# -- identity ----------------------------------------------------------------------------------------------------------
 
 _WORDS = {
     "dataset": ("of the data set {0}", "it has the data set {0}", "load it with the data set that it was saved with"),
@@ -38,11 +125,11 @@ _WORDS = {
     ),
     "seed": ("of the seed {0}", "it has the seed {0}", "give its generator, or its sampler, the same seed"),
 }
-"""What a state is of, what the loader has, and the remedy."""
+"""For each property: the state's in words, the loader's in words, and the remedy if they differ."""
 
 
 def identity_of(loader: Any, point: ResumePoint | None = None) -> dict[str, Any]:
-    """What makes a loader the one that a state is of, as plain values; ``point``: where it stands."""
+    """Return the properties of a loader that a state must match, as plain values. point: the progress of its pass."""
     is_stream = loader._dataset_kind == DatasetKind.Iterable
     is_free = loader.seeding == "batch" and not is_stream
     found = {
@@ -59,7 +146,7 @@ def identity_of(loader: Any, point: ResumePoint | None = None) -> dict[str, Any]
 
 
 def _has_one_stream(point: ResumePoint | None) -> bool:
-    """Whether it was found that the dataset does not split itself."""
+    """Return True if a pass found that the dataset does not split itself."""
     return point is not None and ONE in (point.streams, ALL if point.read is None else point.read.streams)
 
 
