@@ -1,4 +1,4 @@
-"""Plain PyTorch scripts below ``dpex run``: they see what they see under Python, made by dpex."""
+"""Plain PyTorch scripts below ``dpex run`` and ``dpex diagnose``: they see what they see under Python, made by dpex."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def plain() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def kept() -> dict[str, Any]:
-    done = dpex("run", "--num-workers", "keep", "--quiet", "train.py", "--epochs", "3")
-    assert "dpex run" not in done.stderr
+    """``dpex diagnose`` is ``dpex run --num-workers keep``."""
+    done = dpex("diagnose", "train.py", "--epochs", "3")
+    assert done.stderr.count("dpex diagnosis of") == 1
     return told(done)
 
 
@@ -104,15 +105,16 @@ def test_every_rank_of_a_launcher_is_taken_over(launch: str) -> None:
 
 
 @pytest.mark.long
-def test_spawned_ranks_are_taken_over() -> None:
-    done = python("-m", "dpex", "run", "--num-workers", "keep", "ddp.py")
+def test_spawned_ranks_are_taken_over_and_one_reports() -> None:
+    done = dpex("diagnose", "ddp.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("counts [2.0] totals")
     assert done.stdout.endswith(f"by {ITERATORS} {ITERATORS}\n")
+    assert done.stderr.count("dpex diagnosis of") == 1
 
 
 def test_a_forked_process_has_iterators_of_its_own() -> None:
-    done = dpex("run", "forked.py")
+    done = dpex("run", "--num-workers", "keep", "--quiet", "forked.py")
     batches = f"[[0, 1, 2, 3], [4, 5, 6, 7]] {ITERATORS}"
     assert done.stdout.splitlines() == [f"{who} {batches}" for who in ("parent", "child", "parent after 0")], (
         done.stderr
