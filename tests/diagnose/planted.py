@@ -244,15 +244,6 @@ CASES: dict[str, Case] = {
         where="dataset",
         options={"num_workers": 2},
     ),
-    "computing here": Case(
-        dataset=partial(Planted, 300, cpu_s=0.005), accepted=("cpu",), where="dataset", options={"num_workers": 0}
-    ),
-    "reading in logical workers": Case(
-        dataset=partial(Planted, 500, wait_s=0.02),
-        accepted=("storage",),
-        where="dataset",
-        options={"seeding": "worker"},
-    ),
     "collating": Case(
         dataset=partial(Planted, 800),
         accepted=("cpu",),
@@ -269,22 +260,11 @@ CASES: dict[str, Case] = {
         accepted=("straggler",),
         options={"prefetch_factor": 3},
     ),
-    "stragglers in logical workers": Case(
-        dataset=partial(Planted, 480, wait_s=0.001, every=32, slow_s=0.15),
-        accepted=("straggler",),
-        options={"prefetch_factor": 2, "seeding": "worker"},
-    ),
     "too little memory": Case(
         dataset=partial(Spread, 240, wait_s=0.02),
         accepted=("memory",),
         where="memory_budget",
         options={"worker_config": WorkerConfig(memory_budget=4 * 24), "prefetch_factor": 16},
-    ),
-    "one batch in flight": Case(
-        dataset=partial(Planted, 200, wait_s=0.01),
-        accepted=("memory",),
-        where="memory_budget",
-        options={"worker_config": WorkerConfig(memory_budget=24)},
     ),
     "tiny batches": Case(
         dataset=partial(Planted, 120_000),
@@ -298,27 +278,13 @@ CASES: dict[str, Case] = {
         where="ms per batch",
         options={"sampler": SlowSampler(400, 0.005), "num_workers": 1},
     ),
-    "slow sampler here": Case(
-        dataset=partial(Planted, 400),
-        accepted=("sampler",),
-        where="ms per batch",
-        options={"sampler": SlowSampler(400, 0.005), "num_workers": 0},
-    ),
     "slow start": Case(
         dataset=partial(Planted, 240, wait_s=0.001), accepted=("startup",), options={"worker_init_fn": slow_start}
-    ),
-    "reading and computing": Case(
-        dataset=partial(Planted, 160, wait_s=0.008, cpu_s=0.008), accepted=("mixed",), options={"num_workers": 1}
     ),
     "reading and collating": Case(
         dataset=partial(Planted, 240, wait_s=0.006),
         accepted=("mixed",),
         options={"num_workers": 1, "collate_fn": computing_collate},
-    ),
-    "reading and stragglers": Case(
-        dataset=partial(Planted, 480, wait_s=0.012, every=24, slow_s=0.16),
-        accepted=("mixed",),
-        options={"prefetch_factor": 3},
     ),
     "too early": Case(dataset=partial(Planted, 60, wait_s=0.02), accepted=("too-early",)),
 }
@@ -329,18 +295,11 @@ _MANY = 4000
 Of batches that are ready made a quick machine moves a thousand a second."""
 _FAR: dict[str, Any] = {"distribute_mode": True, "num_workers": 2}
 REMOTE: dict[str, Case] = {
-    "reading": Case(dataset=partial(Planted, _MANY, wait_s=0.02), accepted=("storage",), where="dataset", options=_FAR),
     "computing": Case(
         dataset=partial(Planted, _MANY, cpu_s=0.01),
         accepted=("cpu",),
         where="dataset",
         options={**_FAR, "num_workers": 1},
-    ),
-    "collating": Case(
-        dataset=partial(Planted, _MANY),
-        accepted=("cpu",),
-        where="collate",
-        options={**_FAR, "num_workers": 1, "collate_fn": computing_collate},
     ),
     "large batches": Case(
         dataset=partial(Large, 10 * _MANY),
@@ -362,10 +321,5 @@ REMOTE: dict[str, Case] = {
         where="on the cluster",
         step_s=0.001,
         options=_FAR,
-    ),
-    "reading and collating": Case(
-        dataset=partial(Planted, _MANY, wait_s=0.006),
-        accepted=("mixed",),
-        options={**_FAR, "num_workers": 1, "collate_fn": computing_collate},
     ),
 }

@@ -12,16 +12,7 @@ from tests.diagnose.planted import CASES, check
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-DEFAULT = (
-    *("consumer", "reading", "computing", "collating", "large objects", "stragglers", "too little memory"),
-    *("tiny batches", "slow sampler", "slow start", "reading and collating", "too early"),
-)
-"""One for each cause. The others plant the same in another place."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in DEFAULT)) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_the_planted_bottleneck_is_found(name: str) -> None:
     verdict = check(CASES[name]).verdict
     if verdict.cause in {*CASES[name].accepted} - {"consumer", "too-early"}:

@@ -56,57 +56,7 @@ def test_the_file_is_what_the_script_makes() -> None:
     assert (FOLDER / "dpex.json").read_text() == made(), "python -m dashboards"
 
 
-def test_ids_and_places_are_each_panels_own() -> None:
-    found = dashboard()["panels"]
-    assert [panel["id"] for panel in found] == list(range(1, len(found) + 1))
-    taken: dict[tuple[int, int], str] = {}
-    for panel in found:
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
-        for x in range(place["x"], place["x"] + place["w"]):
-            for y in range(place["y"], place["y"] + place["h"]):
-                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
-
-
-def test_rows_come_in_the_order_of_the_questions() -> None:
-    titles = [panel["title"] for panel in dashboard()["panels"] if panel["type"] == "row"]
-    assert titles == [
-        "Is training starving, which rank, since when?",
-        "Why?",
-        "Who makes batches, and where?",
-        "Queue and decisions",
-        "Transfer and GPU",
-        "Health",
-    ]
-
-
 # -- the linter's rules ------------------------------------------------------------------------------------------------
-
-
-def test_nobody_edits_it_in_the_browser_only() -> None:
-    assert dashboard()["editable"] is False
-
-
-def test_the_data_source_is_a_variable() -> None:
-    found = [variable for variable in variables().values() if variable["type"] == "datasource"]
-    assert [(v["name"], v["label"], v["query"]) for v in found] == [("datasource", "Data source", "prometheus")]
-    others = [variable for variable in (*variables().values(), *annotations()) if variable not in found]
-    assert {other["datasource"]["uid"] for other in others} == {"${datasource}"}
-    assert "__inputs" not in dashboard()
-
-
-def test_what_may_be_chosen() -> None:
-    assert list(variables()) == ["datasource", "job", "run", "rank", "instance", "loader"]
-    for name, variable in list(variables().items())[1:]:
-        assert (variable["type"], variable["multi"], variable["includeAll"]) == ("query", True, True)
-        assert variable["label"] == name.title()
-        assert variable["refresh"] == 2, "when the time range changes"
-        assert variable["allValue"] == (".+" if name in ("job", "instance") else ".*")
-        query = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
-        assert query
-        assert query[2] == {"run": "run_id"}.get(name, name)
-        assert named_in(query[1]) <= set(BY_NAME)
-        assert variable["query"]["query"] == variable["definition"]
 
 
 @EVERY_PANEL
@@ -120,11 +70,6 @@ def test_a_panel_has_a_title_a_description_a_unit_and_the_data_source(panel: Jso
     assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
     letters = [target["refId"] for target in panel["targets"]]
     assert len(set(letters)) == len(letters)
-
-
-def test_titles_are_not_used_twice() -> None:
-    titles = [panel["title"] for panel in panels()]
-    assert len(set(titles)) == len(titles)
 
 
 @EVERY_QUERY
@@ -149,17 +94,6 @@ def test_counters_are_seen_as_rates_over_grafanas_interval(title: str, expr: str
             assert isinstance(above[-1], promql.MatrixSelector), title
             assert above[-2].func.name in ("rate", "irate", "increase"), title
     assert set(re.findall(r"\[([^\]]+)\]", expr)) <= {"$__rate_interval"}
-
-
-@pytest.mark.parametrize("annotation", annotations(), ids=lambda annotation: annotation["name"])
-def test_marks_are_bound_to_the_variables_too(annotation: Json) -> None:
-    for selector, _ in selectors(annotation["expr"]):
-        assert {"job", "instance", "run_id", "rank"} <= {m.name for m in selector.matchers.matchers}
-        assert metric_of(selector.name) in {*BY_NAME, *PROMETHEUS_OWN}
-
-
-def test_decisions_are_marks() -> None:
-    assert any("dpex_tuner_decisions_total" in annotation["expr"] for annotation in annotations())
 
 
 # -- metrics: none that does not exist, none that nobody sees ----------------------------------------------------------
@@ -196,16 +130,6 @@ def test_rules_name_what_exists() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     for rule in rules():
         assert named_in(rule["expr"]) <= {*BY_NAME, *recorded, "up"}
-
-
-def test_recorded_series_are_named_by_level_metric_and_operations() -> None:
-    for rule in rules():
-        if "record" in rule:
-            level, metric, operations = rule["record"].split(":")
-            assert re.fullmatch(r"(instance|run)(_[a-z]+)?", level)
-            assert metric.startswith("dpex_")
-            assert not metric.endswith("_total")
-            assert re.fullmatch(r"(ratio_)?rate1m", operations)
 
 
 def test_an_alert_says_what_is_wrong_and_what_to_do() -> None:
@@ -258,14 +182,3 @@ def test_compose_mounts_what_is_there_where_it_is_looked_for(tmp_path: Path) -> 
     assert mounted[home] == "./dpex.json"
     provider = loaded("provisioning/dashboards/dpex.yml")["providers"][0]
     assert home.startswith(provider["options"]["path"] + "/")
-
-
-def test_grafana_asks_the_prometheus_beside_it_at_its_interval() -> None:
-    source = loaded("provisioning/datasources/prometheus.yml")["datasources"][0]
-    config = loaded("prometheus.yml")
-    command = loaded("docker-compose.yml")["services"]["prometheus"]["command"]
-    listens = next(option for option in command if "listen-address" in option).partition("=")[2]
-    assert source["url"] == f"http://{listens}"
-    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
-    assert source["isDefault"]
-    assert [scraped["job_name"] for scraped in config["scrape_configs"]] == ["dpex"], "the alert's job"

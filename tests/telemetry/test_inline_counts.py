@@ -87,15 +87,6 @@ def test_all_time_has_its_place_and_all_batches_are_counted(clock: ManualClock, 
     assert sums.delivered_at == pytest.approx(clock.now_s - STEP_S)
 
 
-def test_a_long_step_is_work_while_it_lasts(clock: ManualClock, begun: Begun) -> None:
-    batches = begun(Timed(10, clock), batch_size=1)
-    next(batches)
-    before = sums_of(batches)
-    for second in range(1, 6):
-        clock.advance(1.0)
-        assert sums_of(batches).work_s == pytest.approx(before.work_s + second)
-
-
 def counts(sums: Sums) -> list[float]:
     pool = sums.pools["inline"]
     parts = (pool.tickets, pool.load_s, pool.load_cpu_s, pool.collate_s, pool.collate_cpu_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import sys
@@ -12,7 +11,6 @@ import urllib.request
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 
 import families
 import pytest
@@ -20,7 +18,7 @@ from families import Augmented
 from shared_ray import SharedRay, by_value, own_ray
 from waiting import until
 
-from dpex import DpexDataLoader, MetricsConfig
+from dpex import DpexDataLoader
 from dpex.telemetry.catalog import BY_NAME
 from dpex.telemetry.loader_metrics import LoaderMetrics
 from dpex.telemetry.ray_metrics import HEADLINES, RayMirror, mirror
@@ -140,23 +138,6 @@ def test_only_what_is_new_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     entry.end()
     own.write(ledger)
     assert [value for value, tags in added if tags == {"loader": "a"}] == [3.0, 6.0]  # batches, samples
-
-
-@pytest.mark.usefixtures("shared_ray")
-def test_an_endpoint_beside_it(tmp_path: Any) -> None:
-    """A loader that serves metrics shows them in Ray too, once Ray is there, and one thread is enough for all."""
-    loaders = [
-        DpexDataLoader(Augmented(8), batch_size=2, metrics_config=MetricsConfig(directory=str(tmp_path)), name=name)
-        for name in ("beside-1", "beside-2")
-    ]
-    for loader in loaders:
-        list(loader)
-    assert len(mirror_threads()) == 1
-    del loader
-    loaders.clear()
-    gc.collect()
-    until(lambda: not mirror_threads())
-    assert mirror._written["beside-2", ("dpex_samples_total",)] == 8
 
 
 @pytest.mark.usefixtures("shared_ray")

@@ -136,11 +136,6 @@ def test_other_paths_are_not_found(server: Server, path: str) -> None:
     assert ask(server, path).status == 404
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_other_methods_are_not_implemented(server: Server, method: str) -> None:
-    assert ask(server, "/metrics", method).status == 501
-
-
 def test_state(server: Server) -> None:
     answer = ask(server, "/api/state")
     state = json.loads(answer.read())
@@ -247,14 +242,6 @@ def test_each_request_is_answered_and_the_connection_closed(server: Server, data
     assert status in raw(server, data)
 
 
-def test_who_says_nothing_holds_up_nobody(server: Server) -> None:
-    silent = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(20)]
-    silent[0].sendall(b"GET /metrics HT")
-    assert ask(server, "/metrics").status == 200
-    for client in silent:
-        client.close()
-
-
 def test_who_sends_no_request_and_who_reads_no_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving._Handler, "timeout", 0.05)
     server = Server("127.0.0.1", 0, lambda request: Answer(HTTPStatus.OK, [], bytes(50_000_000)))
@@ -265,19 +252,6 @@ def test_who_sends_no_request_and_who_reads_no_answer_is_dropped(monkeypatch: py
             client.sendall(data)
         until(lambda: not server._open)
     server.stop()
-
-
-def test_of_too_many_connections_the_oldest_goes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 3)
-    address = ("127.0.0.1", server.port)
-    with contextlib.ExitStack() as clients:
-        oldest, *others = (clients.enter_context(socket.create_connection(address, timeout=60)) for _ in range(3))
-        until(lambda: len(server._open) == 3)
-        assert ask(server, "/metrics").status == 200
-        assert is_dropped(oldest)
-        for client in others:
-            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            assert client.recv(15) == b"HTTP/1.0 200 OK"
 
 
 def is_dropped(client: socket.socket) -> bool:
