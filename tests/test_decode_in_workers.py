@@ -149,7 +149,7 @@ def test_under_auto_streams_are_chosen_and_those_who_decode_are_tuned(monkeypatc
         assert loader.stats().pools["local"].wanted >= 3
         text = loader.decisions[0].text
     assert "read in 2 streams, as the dataset names 2 shards" in text
-    assert "decoded by other workers, whose number is tuned" in text
+    assert "Other workers, whose number is tuned, decode" in text
 
 
 def test_with_the_random_state_of_workers_nothing_is_split() -> None:

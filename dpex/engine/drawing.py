@@ -87,12 +87,10 @@ class Drawing:
         self.drawn: deque[Any] = deque()
         self._sampler: Iterator[Any] = iter(())
         self._readings: ReadBatches | None = None
-        self._schedule = Schedule(prefetch=1)
         self._lost_to: BaseException | None = None
 
-    def begin(self, sampler: Iterator[Any] | ReadBatches, schedule: Schedule) -> None:
-        """A new epoch draws from ``sampler``."""
-        self._schedule = schedule
+    def begin(self, sampler: Iterator[Any] | ReadBatches) -> None:
+        """Draw from ``sampler`` in the epoch that begins."""
         if isinstance(sampler, ReadBatches):
             self._sampler, self._readings = iter(()), sampler
         else:
@@ -139,7 +137,7 @@ class Drawing:
     def _draw_read(self, readings: ReadBatches, state: EngineState, count: int) -> None:
         """Draw batches that were read by now. A read that failed is the delivery of its ticket."""
         drawn, schedule = self.drawn, state.schedule
-        self._settle(readings)
+        readings.delivered(schedule.next_number - RETURNED_AT_MOST)  # an exception may have kept the latest ones back
         readings.take(count - len(drawn), drawn)
         state.rules.carried_bytes = readings.largest_bytes
         state.all_queues_are_dirty()
@@ -150,10 +148,6 @@ class Drawing:
                 schedule.done(ticket.number, ticket.index)
         if readings.is_over and not drawn:
             self._end(schedule)
-
-    def _settle(self, readings: ReadBatches) -> None:
-        """Forget delivered batches, but for those that an exception of a signal handler may have kept back."""
-        readings.delivered(self._schedule.next_number - RETURNED_AT_MOST)
 
     def descriptors(self) -> list[int]:
         """Return descriptors that turn readable when there is more to draw, if that can be known."""

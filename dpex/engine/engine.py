@@ -123,7 +123,7 @@ class Engine:
             self._pools.perform()
             if self._plan.pinner is not None:
                 self._plan.pinner.begin_epoch()
-            self._drawing.begin(sampler, self._state.schedule)
+            self._drawing.begin(sampler)
             if resume is not None and resume.ahead:
                 self._drawing.pass_over(self._state, resume.ahead)
             self._tally.returned_at = 0.0

@@ -1,7 +1,7 @@
 """Iterators for ``num_workers=0``: batches are made in the training process as torch makes them, one at a time.
 
 `_DpexInlineDataLoaderIter` counts nothing but batches. `_MeteredInlineDataLoaderIter` also measures them, with an
-`InlineMeter`.
+`InlineMeter`. Their unmarked subclasses are faster, for all data but streams that may warn (`may_warn`).
 """
 
 from __future__ import annotations
@@ -54,9 +54,6 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
     def __init__(self, loader: Any, arenas: ArenaCache, resume: PassState | None = None) -> None:
         begin_pass(super().__init__, self, loader, resume)
         self._first = point_for(resume) or ResumePoint()
-        is_stream = loader._dataset_kind == DatasetKind.Iterable
-        self._may_warn = is_stream and loader._IterableDataset_len_called is not None
-        """Batches beyond the length that the dataset named are warned of, at the line of the caller."""
         if loader.seeding == "batch" and loader._dataset_kind == DatasetKind.Map:
             self._maker = InProcessMaker(int(self._base_seed), modes_here())
         if self._collate_fn is default_collate:
@@ -93,18 +90,6 @@ class _DpexInlineDataLoaderIter(SingleProcessDataLoaderIter):
             last_stats.end(_counted_by_torch(self))
         if last_state is not None:
             last_state.end(in_process_state(self))
-
-    def __next__(self) -> Any:
-        """Return the next batch, as torch does.
-
-        torch's own ``__next__`` marks the batch for a profiler, which takes as long as a tiny batch. So it is called
-        only while a profiler is on, or where it may warn.
-        """
-        if self._may_warn or is_profiled():
-            return super().__next__()
-        data = self._next_data()
-        self._num_yielded += 1
-        return data
 
     def _next_data(self) -> Any:
         try:
@@ -219,3 +204,33 @@ class _MeteredInlineDataLoaderIter(_DpexInlineDataLoaderIter):
             raise
         self._meter.leave()
         return data
+
+
+def may_warn(loader: Any) -> bool:
+    """Return True if the dataset is a stream that has named its length: torch warns of batches beyond it."""
+    return loader._dataset_kind == DatasetKind.Iterable and loader._IterableDataset_len_called is not None
+
+
+class _Unmarked:
+    """torch's ``__next__`` without its mark for a profiler, which takes as long as a tiny batch, while none is on.
+
+    Not for a stream that may warn of its length: the warning names the line that calls torch's ``__next__``.
+    """
+
+    _next_data: Callable[[], Any]
+    _num_yielded: int
+
+    def __next__(self) -> Any:
+        if is_profiled():
+            return super().__next__()  # type: ignore[misc]
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
+
+class _UnmarkedInlineDataLoaderIter(_Unmarked, _DpexInlineDataLoaderIter):
+    """Batches made in this process, marked only while a profiler is on."""
+
+
+class _UnmarkedMeteredDataLoaderIter(_Unmarked, _MeteredInlineDataLoaderIter):
+    """Batches made in this process and measured, marked only while a profiler is on."""

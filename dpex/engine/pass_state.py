@@ -82,14 +82,14 @@ class PassRecorder:
         every: After how many batches a sampler is asked for its state; None: `SAMPLER_EVERY`.
 
     ``base_seed``, ``persists``: as in `PassState`. ``failed``: batches that raised an error, where torch's iterator
-    counts those that it returned.
+    counts those that it returned. ``every``: as above.
     """
 
     def __init__(self, index_sampler: Any, generator: Any, *, is_stream: bool, every: int | None) -> None:
         self._index_sampler = index_sampler
         self._generator = generator
         self._is_stream = is_stream
-        self._every = every or SAMPLER_EVERY
+        self.every = every or SAMPLER_EVERY
         self._stateful = next((s for _, s in samplers_within(index_sampler) if is_stateful(s)), None)
         self._start: SamplerStart | None = None
         self._states: deque[tuple[int, Any]] = deque(maxlen=_MOST_STATES)
@@ -134,10 +134,14 @@ class PassRecorder:
     def _recorded(self, indices: Iterator[Any], first: int) -> Iterator[Any]:
         if self._stateful is None:
             return indices
-        return _StatefulIndices(indices, self._stateful, first, self._every, self._states)
+        return _StatefulIndices(indices, self._stateful, first, self)
 
     def _note(self) -> None:
         self._start = self._now()
+
+    def note_sampler(self, drawn: int, state: Any) -> None:
+        """Keep the state of a stateful sampler after ``drawn`` batches."""
+        self._states.append((drawn, state))
 
     def _now(self) -> SamplerStart:
         return SamplerStart.now(
@@ -180,16 +184,13 @@ class _StatefulIndices:
     Before the first batch a sampler may still tell of the epoch before.
     """
 
-    def __init__(
-        self, indices: Iterator[Any], sampler: Any, first: int, every: int, states: deque[tuple[int, Any]]
-    ) -> None:
+    def __init__(self, indices: Iterator[Any], sampler: Any, first: int, recorder: PassRecorder) -> None:
         self._sampler = indices
         self._held: list[Any] = []
         self._asked = sampler
         self._drawn = first
         self._due: float = first + 1
-        self._every = every
-        self._states = states
+        self._recorder = recorder
 
     def __iter__(self) -> _StatefulIndices:
         return self
@@ -202,7 +203,7 @@ class _StatefulIndices:
         if not held:
             raise StopIteration
         if self._drawn >= self._due:
-            self._due = self._drawn + self._every
+            self._due = self._drawn + self._recorder.every
             self._ask()
         index = held[0]
         del held[0]  # without a call until it is returned: see `dpex.system.interrupts`
@@ -218,7 +219,7 @@ class _StatefulIndices:
             if is_first(_CANNOT_TELL):
                 warn(f"{_CANNOT_TELL}: {error!r}")
             return
-        self._states.append((self._drawn, state))
+        self._recorder.note_sampler(self._drawn, state)
 
 
 # -- iterators that go on ----------------------------------------------------------------------------------------------

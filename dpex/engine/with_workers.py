@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
 
@@ -38,6 +39,24 @@ if TYPE_CHECKING:
     from dpex.telemetry.loader_metrics import LoaderMetrics
 
 
+@dataclass(frozen=True, kw_only=True)
+class Observers:
+    """Readers of an engine's counts: the tuner, the metrics and the diagnosis of a loader."""
+
+    tuner: Tuner | None = None
+    metrics: LoaderMetrics | None = None
+    counters: LoaderCounters | None = None
+
+    def begin(self, engine: Engine) -> Iterator[Callable[[], None]]:
+        """Have metrics and diagnosis read this engine. Return the functions that end this, and the tuner's part."""
+        if self.counters is not None:
+            yield self.counters.open(engine).end
+        if self.metrics is not None:
+            yield self.metrics.watch(engine).end
+        if self.tuner is not None:
+            yield partial(self.tuner.leave, engine)
+
+
 class _DpexDataLoaderIter(BaseDataLoaderIter):
     """Batches made by workers; drives an `Engine`. ``__next__`` is torch's, with its profiler mark and warnings."""
 
@@ -48,9 +67,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         loader: Any,
         make_pool: PoolFactory,
         sizes: Sizes,
-        tuner: Tuner | None = None,
-        ledger: LoaderMetrics | None = None,
-        book: LoaderCounters | None = None,
+        observers: Observers | None = None,
         *,
         feed: Feed | None = None,
         resume: PassState | None = None,
@@ -63,6 +80,7 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
         if feed is not None:
             feed.have_transformed(loader.device_config.transform, int(self._base_seed))
         pinner = self._new_pinner(feed)
+        observers = observers or Observers()
         self._engine = Engine(
             EnginePlan(
                 logicals=0 if setup.per_batch_seed else self._num_workers,
@@ -78,28 +96,30 @@ class _DpexDataLoaderIter(BaseDataLoaderIter):
                 pinner=pinner,
                 feed=feed,
                 gpu=cuda_stall(SHARE),
-                metered=ledger is not None,
+                metered=observers.metrics is not None,
                 pass_batches=_length(self._index_sampler),
                 starts_anew=not self._persistent_workers,
             ),
             sizes,
         )
-        entry = ledger.watch(self._engine) if ledger is not None else None
-        page = book.open(self._engine) if book is not None else None
         self._recorder, self._resume = self._new_recorder(loader), resume
         self.last_stats = LastStats(self._engine.stats)
         self.last_state: LastReading[PassState | None] = LastReading(
             partial(worker_state, self._engine, self._recorder)
         )
-        ends = (self.last_stats, self.last_state, page, entry)
-        self._finalizer = weakref.finalize(self, _end, self._engine, ends, pinner, feed, tuner)
+        ends: tuple[Callable[[], None], ...] = (
+            self.last_stats.end,
+            self.last_state.end,
+            *observers.begin(self._engine),
+        )
+        self._finalizer = weakref.finalize(self, _end, self._engine, ends, pinner, feed)
         if pinner is not None:
             pinner.start(self._engine.listen)
         if loader._runtime.asks_states or loader.worker_config.snapshot_every_n_steps:
             self._engine.ask_states()
         self._reset(loader, first_iter=True)
-        if tuner is not None:
-            tuner.watch(self._engine)
+        if observers.tuner is not None:
+            observers.tuner.watch(self._engine)
 
     def _splitting(self, loader: Any) -> Splitting | None:
         """Return the findings of earlier passes about the dataset's splitting. None: each worker reads a stream."""
@@ -221,21 +241,9 @@ def _length(sampler: Any) -> int:
         return 0
 
 
-class _Ending(Protocol):
-    """A reading of an iterator, which is kept when the iterator ends."""
-
-    def end(self) -> None:
-        """Keep the latest reading."""
-
-
-def _end(
-    engine: Engine, ends: Iterable[_Ending | None], pinner: Pinner | None, feed: Feed | None, tuner: Tuner | None
-) -> None:
-    for each in ends:
-        if each is not None:
-            each.end()
-    if tuner is not None:
-        tuner.leave(engine)
+def _end(engine: Engine, ends: Iterable[Callable[[], None]], pinner: Pinner | None, feed: Feed | None) -> None:
+    for end in ends:
+        end()
     if pinner is None:
         engine.close()
     else:

@@ -60,9 +60,11 @@ def _iterator(loader: Any, torchs: Torchs, feed: Feed | None) -> BaseDataLoaderI
         runtime.hold_cluster(loader.head_address)
     metrics = _exported(loader, on_cluster=on_cluster)
     _watch_for_end(loader)
-    make_pool, counters, resume = _pool_factory(loader), runtime.counters, runtime.take_resume()
-    kind = _kind(sizing)
-    iterator = kind(loader, make_pool, sizes, tuner, metrics, counters, feed=feed, resume=resume)
+    from dpex.engine.with_workers import Observers
+
+    observers = Observers(tuner=tuner, metrics=metrics, counters=runtime.counters)
+    make_pool, resume = _pool_factory(loader), runtime.take_resume()
+    iterator = _kind(sizing)(loader, make_pool, sizes, observers, feed=feed, resume=resume)
     runtime.iterators.add(iterator)
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
@@ -96,11 +98,14 @@ def _in_process(loader: Any) -> BaseDataLoaderIter:
     runtime, metrics = loader._runtime, _exported(loader, on_cluster=False)
     arenas, resume = runtime.arenas, runtime.take_resume()
     iterator: in_process._DpexInlineDataLoaderIter
+    may_warn = in_process.may_warn(loader)
     if metrics is not None or runtime.is_diagnosed or at_exit.is_wanted(os.environ):
         _watch_for_end(loader)
-        iterator = in_process._MeteredInlineDataLoaderIter(loader, arenas, resume, metrics, runtime.counters)
+        metered = in_process._MeteredInlineDataLoaderIter if may_warn else in_process._UnmarkedMeteredDataLoaderIter
+        iterator = metered(loader, arenas, resume, metrics, runtime.counters)
     else:
-        iterator = in_process._DpexInlineDataLoaderIter(loader, arenas, resume)
+        plain = in_process._DpexInlineDataLoaderIter if may_warn else in_process._UnmarkedInlineDataLoaderIter
+        iterator = plain(loader, arenas, resume)
     iterator.seed_batches()
     latest: BaseDataLoaderIter = runtime.latest(iterator)
     return latest
