@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from families import Augmented, assert_same, seeded, stacked
@@ -124,24 +123,6 @@ def test_what_is_too_much_for_this_machine_is_moved_out(mode: Any) -> None:
         assert loader.stats().pools["local"].running <= LOCAL
         count = len(training.batches)
     assert_same(stacked(training.batches), in_process(count, shuffle=True))
-
-
-@pytest.mark.long
-def test_actors_are_given_back_when_the_consumer_slows(cluster: Any) -> None:
-    """A window holds four batches or more, so that 200 are 50 windows at most; on an idle machine some 5 are enough."""
-    with auto(Augmented(LENGTH, NAP_S), shuffle=True) as loader:
-        training = Training(loader)
-        training.until(lambda: training.remote() >= 2 and training.made_far() >= ENOUGH)
-        had, decided, before = training.remote(), len(loader.decisions), len(training.batches)
-        training.until(lambda: training.remote() == 0 or len(training.batches) > before + 200, step_s=5 * STEP_S)
-        left, later = training.remote(), loader.decisions[decided:]
-    assert_same(stacked(training.batches), in_process(len(training.batches), shuffle=True))
-    if left and psutil.cpu_percent(0.5) > 80:
-        pytest.xfail(
-            f"{left} of {had} actors are left: where others fill the CPUs, longer steps are not seen as a change"
-        )
-    assert left == 0, f"still {left} of {had}: {later}"
-    assert any(d.reason in ("too many", "in-process") and d.new.remote < d.old.remote for d in later)
 
 
 class Endless(Sampler[int]):
