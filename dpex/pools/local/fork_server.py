@@ -386,12 +386,6 @@ class TemplateHandle:
         with contextlib.suppress(OSError):
             self._control.send(pickle.dumps(("end", grace_s)))
 
-    def forget(self) -> None:
-        """Leave the template alone: it ends its workers within the time that `end` has set, and then itself."""
-        self._closed = True
-        self._control.close()
-        self._process.close()
-
     def join(self, timeout_s: float) -> list[tuple[Any, ...]]:
         """See `ProcessSource.join`. A template that overstays is killed.
 
