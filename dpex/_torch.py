@@ -64,8 +64,8 @@ HAS_IN_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
 # -- iterators ---------------------------------------------------------------------------------------------------------
 # BaseDataLoaderIter: base class of dpex's iterators, so that length warnings, seeds and pinning rules are torch's.
 # SingleProcessDataLoaderIter, MultiProcessingDataLoaderIter: base classes of the iterators in which torch makes the
-#     batches; `dpex diagnose` has them counted.
-# DatasetKind: tells streams (`Iterable`) from other datasets (`Map`); `dpex diagnose` wraps its `create_fetcher`.
+#     batches.
+# DatasetKind: tells streams (`Iterable`) from other datasets (`Map`).
 # MapDatasetFetcher: gets a batch from a dataset; its `fetch` is wrapped to time it, or to seed each batch.
 
 
@@ -161,14 +161,10 @@ ATTRIBUTES: dict[type[Any], dict[str, str]] = {
     },
     SingleProcessDataLoaderIter: {
         "_dataset_fetcher": "read, and replaced by one that counts: gets a batch from the dataset",
-        "_next_data": "replaced by `dpex diagnose`, which times it",
+        "_next_data": "overridden, and called: makes the next batch",
     },
     MultiProcessingDataLoaderIter: {
-        "_get_data": "replaced by `dpex diagnose`: waits for a worker's answer",
-        "_next_data": "replaced by `dpex diagnose`, which times it",
-        "_reset": "overridden, and replaced by `dpex diagnose`: begins a pass",
-        "_shutdown_workers": "replaced by `dpex diagnose`, and a method of dpex's iterators: ends the workers",
-        "_task_info": "read: which batches are on their way, and which are here",
+        "_shutdown_workers": "called, and a method of dpex's iterators: ends the workers",
         "_worker_init_fn": "overridden: called in each worker before its first batch",
         "_workers": "read: the processes, and their numbers in the system",
     },
